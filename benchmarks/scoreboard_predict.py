@@ -21,15 +21,27 @@ PRESETS: Mapping[str, str] = {
     "a100": "dgx-a100",
     "a10080": "dgx-a100",
     "a10040": "dgx-a100-40",
+    "a800": "hgx-a800",
+    "a80080": "hgx-a800",
     "h100": "dgx-h100",
     "h10080": "dgx-h100",
+    "h10096": "grand-teton",
+    "h800": "hgx-h800",
+    "h80080": "hgx-h800",
+    "h200": "dgx-h200",
+    "h200141": "dgx-h200",
+    "b200": "dgx-b200",
+    "b200180": "dgx-b200",
+    "v100": "dgx-v100",
     "v10016": "dgx-v100",
+    "v10032": "dgx-v100-32",
     "gh96": "clariden",
     "gh200": "clariden",
+    "gh20096": "clariden",
 }
 """By kind of device as rows write it, without what does not tell them apart."""
 
-BESIDE = re.compile(r"nvidia|sxm\d?|dgx|gb|[^a-z0-9]")
+BESIDE = re.compile(r"nvidia|tesla|sxm\d?|[dh]gx|(?<=\d)\s*gi?b?\b|hbm\d?e?|[^a-z0-9]")
 """Of a kind of device's name: what `PRESETS` leave out."""
 
 FEW = 20

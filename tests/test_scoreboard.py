@@ -55,6 +55,29 @@ def test_page_has_the_table_of_the_result_and_its_memory_errors() -> None:
     assert f"memory is {errors[0]:.0%} off ({errors[1]:.0%} left out)" in " ".join(page.split())
 
 
+def test_page_says_how_far_off_memory_is_where_rows_say_it() -> None:
+    record = json.loads((ROOT / "benchmarks/results/scoreboard.json").read_text())
+    page = " ".join((ROOT / "docs/clusters.md").read_text().split())
+    for name in ("bigscience", "flagperf", "internevo", "torchtitan"):
+        looked, held = (
+            record[part]["sources"][name]["memory_error"] for part in ("looked", "held")
+        )
+        assert f"{name} {looked:.0%} ({held:.0%} left out)" in page
+
+
+def test_page_says_how_many_runs_out_of_memory_are_found() -> None:
+    record = json.loads((ROOT / "benchmarks/results/scoreboard.json").read_text())
+    page = " ".join((ROOT / "docs/clusters.md").read_text().split())
+    sources = [one for part in ("looked", "held") for one in record[part]["sources"].values()]
+    known, out, said = (
+        sum(one[name] for one in sources) for name in ("known", "ran_out", "said_out")
+    )
+    both = sum(round((one["recall"] or 0) * one["ran_out"]) for one in sources)
+    assert (
+        f"Of all {known} runs {out} ran out of memory, {said} are said to, {both} are both" in page
+    )
+
+
 def test_page_says_how_far_off_sailors_worst_rows_are() -> None:
     """All have micro-batches of one sample; and what the row says that is not scored."""
     record = json.loads((ROOT / "benchmarks/results/scoreboard.json").read_text())

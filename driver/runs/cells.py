@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -69,6 +70,11 @@ class Cells:
         if any(word in said for word in STORED_WORDS):
             return False
         return default or any(word in said for word in FLASH_WORDS)
+
+    def flash(self, default: int) -> int:
+        """Which FlashAttention, where the cell says its number (`flash-2`, `FA3`)."""
+        said = re.search(r"(?:flash|fa)[a-z_ -]*([123])\b", self.text("attention").lower())
+        return default if said is None else int(said[1])
 
     def count(self, column: str, default: int | None = None, least: int = 1) -> int:
         """A whole number; without a default the cell must say it."""

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
+from shardweave.driver.runs.linear import linear
 from shardweave.driver.runs.llama_block import LlamaBlock, rms_norm
 from shardweave.driver.runs.spec import DecoderSpec
 from shardweave.ir.capture.capture import capture
@@ -76,6 +77,22 @@ class _FusedCrossEntropy(torch.autograd.Function):
         return logits * (sums * grads[0]).to(logits.dtype)[:, None], None
 
 
+class _TorchCrossEntropy(torch.autograd.Function):
+    """PyTorch's: `log_softmax` keeps what it gives, backward `nll_loss` makes a gradient as large,
+    and a third follows from both: three of the logits' size in 32 bits. Any numbers do."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, labels: Tensor) -> Tensor:
+        found = logits - logits.sum(-1, keepdim=True)
+        ctx.save_for_backward(found)
+        return found.gather(-1, labels[:, None]).mean()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        (found,) = ctx.saved_tensors
+        return found * (found * grads[0]), None
+
+
 COPIES, COPIES_OF_VIEW = 1, 5
 """Of a gradient, backward through `masked_fill_`, beside masking it. PyTorch's `masked_fill` masks
 a copy. For a tensor that is a view of another the gradient is copied into memory laid out as the
@@ -120,8 +137,8 @@ class FusedAttention(nn.Module):
         super().__init__()
         self.spec = spec
         self.head_size = spec.hidden // spec.heads
-        self.qkv = nn.Linear(spec.hidden, 3 * spec.hidden)
-        self.proj = nn.Linear(spec.hidden, spec.hidden, bias=False)
+        self.qkv = linear(spec, spec.hidden, 3 * spec.hidden, bias=True)
+        self.proj = linear(spec, spec.hidden, spec.hidden)
 
     def forward(self, x: Tensor) -> Tensor:
         """Shapes: batch x seq x hidden -> the same."""
@@ -178,8 +195,8 @@ class FusedMLP(nn.Module):
 
     def __init__(self, spec: DecoderSpec) -> None:
         super().__init__()
-        self.fc_in = nn.Linear(spec.hidden, spec.ffn)
-        self.fc_out = nn.Linear(spec.ffn, spec.hidden, bias=False)
+        self.fc_in = linear(spec, spec.hidden, spec.ffn, bias=True)
+        self.fc_out = linear(spec, spec.ffn, spec.hidden)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.fc_out(F.gelu(self.fc_in(x), approximate="tanh"))
@@ -204,14 +221,14 @@ class Decoder(nn.Module):
     def __init__(self, spec: DecoderSpec) -> None:
         super().__init__()
         is_gated = spec.architecture.is_gated
-        block, norm = (LlamaBlock, rms_norm) if is_gated else (DecoderBlock, nn.LayerNorm)
+        block = LlamaBlock if is_gated else DecoderBlock
         self.wte = nn.Embedding(spec.vocab, spec.hidden)
         self.wpe = None if is_gated else nn.Embedding(spec.seq, spec.hidden)
         self.h = nn.ModuleList(block(spec) for _ in range(LAYERS))
-        self.ln_f = norm(spec.hidden)
+        self.ln_f = rms_norm(spec) if is_gated else nn.LayerNorm(spec.hidden)
         self.head = nn.Linear(spec.hidden, spec.vocab, bias=False) if spec.head == "own" else None
         self.is_tied, self.has_batch_first = spec.head == "tied", is_gated or spec.is_fused
-        self.fuses_loss = spec.fuses_loss
+        self.loss = spec.loss
 
     def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
         x = self.wte(input_ids)
@@ -227,9 +244,10 @@ class Decoder(nn.Module):
         elif self.head is not None:
             logits = self.head(logits)
         logits, labels = logits.flatten(0, 1), labels.flatten()
-        if self.fuses_loss:
+        if self.loss == "fused":
             return _FusedCrossEntropy.apply(logits, labels)
-        return _CrossEntropy.apply(logits.float(), labels)
+        kernel = _TorchCrossEntropy if self.loss == "torch" else _CrossEntropy
+        return kernel.apply(logits.float(), labels)
 
 
 @lru_cache(maxsize=4)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from shardweave.driver.runs.architectures import Head
+from shardweave.driver.runs.spec import Loss
 
 
 @dataclass(frozen=True)
@@ -20,8 +21,9 @@ class Framework:
     context, kernels and buffers of messages.
 
     is_gated: it trains models of Llama's kind alone. is_fused: attention stores no scores where a
-    row does not say. joins, fuses_gate, fuses_loss: as in `DecoderSpec`. reported_bytes: that
-    memory moves for each logit behind a micro-batch, for what it reports. regathers: of what
+    row does not say. flash: which FlashAttention it has. joins, fuses_gate, fuses_norms, loss: as
+    in `DecoderSpec`, without `torch.compile`, which fuses. reported_bytes: that memory moves for
+    each logit behind a micro-batch, for what it reports. regathers: of what
     sequence parallelism gathers it keeps shards. selective: the policy of its selective
     recomputation. gradient_bytes: that a parameter's gradient takes in training in 16 bits, with
     where it is added up. sends_float: gradients are sent in 32 bits where they are bf16. overlaps:
@@ -41,9 +43,11 @@ class Framework:
     held_bytes: float = 0.0
     is_gated: bool = False
     is_fused: bool = False
+    flash: int = 1
     joins: bool = True
     fuses_gate: bool = True
-    fuses_loss: bool = False
+    fuses_norms: bool = True
+    loss: Loss = "sharded"
     reported_bytes: float = 0.0
     regathers: bool = True
     selective: str = "stored-scores"
@@ -70,7 +74,7 @@ block gives without its bias; the one ends in a projection of its own, the other
 is what `nvidia-smi` says, for which its simulator (`runtime_simulator.py`) counts 4.76 GB and
 300 MB beside tensors."""
 
-COMPOSER = Framework(drops_hidden=False, fuses_loss=True, reported_bytes=28.0, zero=3)
+COMPOSER = Framework(drops_hidden=False, loss="fused", reported_bytes=28.0, zero=3)
 """llm-foundry's MPT (github.com/mosaicml/llm-foundry, Apache-2.0): no biases, no dropout.
 `ComposerMPTCausalLM` has `fused_crossentropy`, FlashAttention's, as its loss. `use_train_metrics`
 reports the cross entropy and the perplexity (`composer/metrics/nlp.py`), each of which casts the
@@ -88,6 +92,7 @@ words, and each rank has `vocab_size // world_size` of them."""
 MEGATRON_CORE = Framework(
     precision="bf16",
     is_fused=True,
+    flash=3,
     drops_hidden=False,
     drops_scores=False,
     gradient_bytes=4.0,
@@ -95,7 +100,8 @@ MEGATRON_CORE = Framework(
 )
 """Megatron-Core (docs.nvidia.com/megatron-core, "Distributed Optimizer"): 18 bytes of a parameter,
 of which 12 are divided: its gradient is added up, and sent, in 32 bits. Transformer Engine's
-attention stores no scores. Published runs of it have no dropout."""
+attention stores no scores: cuDNN's on Hopper (NVIDIA/NeMo#9188), as fast as FlashAttention 3
+(Shah et al. 2024), and before it the second. Published runs of it have no dropout."""
 
 MEGATRON_LM = Framework(gradient_bytes=4.0, sends_float=True)
 """Megatron-LM: as before it was called Megatron-Core, with dropout. In fp16 gradients are fp16."""
@@ -104,13 +110,15 @@ NANOTRON = Framework(
     precision="bf16",
     is_gated=True,
     is_fused=True,
+    flash=2,
     fuses_gate=False,
     gradient_bytes=6.0,
     sends_float=True,
     overlaps=True,
 )
-"""nanotron (github.com/huggingface/nanotron, Apache-2.0). `models/llama.py`: FlashAttention, joint
-projections, a gate of two ops. `FP32GradientAccumulator` adds gradients of 16 bits up in a buffer
+"""nanotron (github.com/huggingface/nanotron, Apache-2.0). `models/llama.py`: FlashAttention 2
+(`flash_attn_varlen_func`), its rotary kernel and `TritonRMSNorm`, joint projections, a gate of two
+ops. `FP32GradientAccumulator` adds gradients of 16 bits up in a buffer
 of 32 for all parameters, whatever ZeRO's stage, and a hook sends that during the last backward
 pass. `tp_recompute_allgather` keeps shards."""
 
@@ -118,8 +126,11 @@ TORCHTITAN = Framework(
     precision="bf16",
     is_gated=True,
     is_fused=True,
+    flash=2,
     joins=False,
     fuses_gate=False,
+    fuses_norms=False,
+    loss="torch",
     regathers=False,
     selective="every-second-product",
     sends_float=True,
@@ -129,12 +140,15 @@ TORCHTITAN = Framework(
 )
 """torchtitan (github.com/pytorch/torchtitan, BSD): `parallelize_llama` reduces gradients in 32 bits
 (`mixed_precision_reduce`), linear maps are one by one, and selective checkpoints of ops keep every
-second product (`_apply_ac_to_transformer_block`). What `torch.compile` joins is not modelled."""
+second product (`_apply_ac_to_transformer_block`). Norms and rotary positions are PyTorch's ops, the
+loss is `F.cross_entropy` of `pred.float()` (`components/loss.py`). Attention is PyTorch's, since
+version 2.2 FlashAttention 2."""
 
 MAXTEXT = Framework(
     precision="bf16",
     is_gated=True,
     is_fused=True,
+    flash=2,
     joins=False,
     regathers=False,
     selective="after-products",
@@ -144,15 +158,27 @@ MAXTEXT = Framework(
 """MaxText (github.com/AI-Hypercomputer/maxtext, Apache-2.0): XLA fuses the gate and overlaps; its
 policies `minimal` and `save_dot_except_mlp` keep what products give, or some of it."""
 
-DEEPSPEED = Framework(fuses_gate=False, joins=False, regathers=False)
-"""DeepSpeed on models of Hugging Face's: 16 bytes of a parameter (Rajbhandari et al. 2020)."""
+DEEPSPEED = Framework(
+    fuses_gate=False, fuses_norms=False, loss="torch", joins=False, regathers=False
+)
+"""DeepSpeed on models of Hugging Face's, whose norms, rotary positions and loss are PyTorch's ops
+(`modeling_llama.py`): 16 bytes of a parameter (Rajbhandari et al. 2020)."""
+
+PADDLE = Framework(fuses_gate=False, fuses_norms=False, joins=False, regathers=False)
+"""PaddleNLP (github.com/PaddlePaddle/PaddleNLP, Apache-2.0): joint maps and kernels of norms and of
+rotary positions are options (`fuse_attention_qkv`, `use_fused_rms_norm`, `use_fused_rope`); the
+loss is `ParallelCrossEntropy`."""
+
+MEGATRON_DEEPSPEED = Framework(gradient_bytes=6.0)
+"""In bf16 DeepSpeed's `BF16_Optimizer` adds gradients up in 32 bits for all parameters, whatever
+ZeRO's stage (github.com/bigscience-workshop/bigscience, tr11-176B-ml/chronicles-prequel.md)."""
 
 USUAL = Framework()
 """Of all others: a parameter takes 16 bytes in mixed precision (Rajbhandari et al. 2020), and
 nothing is held beside tensors, for the memory that a data sheet gives is less than a device has by
 about as much: an 80 GB card has 85.0e9 bytes, and Sailor counts 5.06e9 beside tensors."""
 
-FSDP = Framework(precision="bf16", joins=False, fuses_gate=False, regathers=False, zero=3)
+FSDP = replace(DEEPSPEED, precision="bf16", flash=2, zero=3)
 """PyTorch's fully sharded data parallelism (Zhao et al. 2023), on models of Hugging Face's."""
 
 FRAMEWORKS: Mapping[str, Framework] = {
@@ -175,8 +201,9 @@ SOURCES: Mapping[str, Framework] = {"vtrain": VTRAIN}
 
 LATER: Mapping[str, Framework] = {
     "megatron-lm": MEGATRON_LM,
-    "megatron-deepspeed": USUAL,
+    "megatron-deepspeed": MEGATRON_DEEPSPEED,
     "deepspeed": DEEPSPEED,
+    "paddle": PADDLE,
     "fsdp": FSDP,
 }
 """By what its name has, of sources that are not known."""

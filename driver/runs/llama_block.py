@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from shardweave.driver.runs.linear import linear
 from shardweave.driver.runs.spec import DecoderSpec
 
 
@@ -41,10 +42,33 @@ class _Gated(torch.autograd.Function):
         return both * grads[0][..., None]
 
 
-def rms_norm(size: int) -> nn.Module:
-    """As one kernel each way, as frameworks have it. A layer norm without a bias stands for it,
-    which reads, writes and keeps as much; PyTorch would take an RMS norm apart."""
-    return nn.LayerNorm(size, bias=False)
+class PlainNorm(nn.Module):
+    """An RMS norm of PyTorch's ops, one by one, in 32 bits."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Shapes: any, the last dim normalised -> the same."""
+        wide = x.float()
+        scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
+        return self.weight * scaled.to(x.dtype)
+
+
+def rms_norm(spec: DecoderSpec, size: int = 0) -> nn.Module:
+    """As one kernel each way, or of PyTorch's ops; of the hidden features, or so many. A layer norm
+    without a bias stands for the kernel, which reads, writes and keeps as much."""
+    size = size or spec.hidden
+    return nn.LayerNorm(size, bias=False) if spec.fuses_norms else PlainNorm(size)
+
+
+def rotated(spec: DecoderSpec, x: Tensor, angles: Tensor) -> Tensor:
+    """With rotary positions: as one kernel, or as torchtitan's ops: cast to 32 bits, a product of
+    complex numbers, and cast back."""
+    if spec.fuses_norms:
+        return _Rotated.apply(x, angles)
+    return (x.float() * angles.float()).to(x.dtype)
 
 
 class GroupedAttention(nn.Module):
@@ -55,14 +79,14 @@ class GroupedAttention(nn.Module):
         self.spec, size, keys = spec, spec.head_size, spec.num_key_heads
         self.group, biased = spec.heads // keys, spec.architecture.has_qkv_biases
         if spec.joins:
-            self.qkv = nn.Linear(spec.hidden, keys * (self.group + 2) * size, bias=biased)
+            self.qkv = linear(spec, spec.hidden, keys * (self.group + 2) * size, bias=biased)
         else:
-            self.q = nn.Linear(spec.hidden, spec.heads * size, bias=biased)
-            self.k = nn.Linear(spec.hidden, keys * size, bias=biased)
-            self.v = nn.Linear(spec.hidden, keys * size, bias=biased)
-        self.proj = nn.Linear(spec.heads * size, spec.hidden, bias=False)
+            self.q = linear(spec, spec.hidden, spec.heads * size, bias=biased)
+            self.k = linear(spec, spec.hidden, keys * size, bias=biased)
+            self.v = linear(spec, spec.hidden, keys * size, bias=biased)
+        self.proj = linear(spec, spec.heads * size, spec.hidden)
         if spec.architecture.norms_heads:
-            self.q_norm, self.k_norm = rms_norm(size), rms_norm(size)
+            self.q_norm, self.k_norm = rms_norm(spec, size), rms_norm(spec, size)
         self.register_buffer("angles", torch.empty(spec.seq, 1, 1, size), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -71,7 +95,7 @@ class GroupedAttention(nn.Module):
         if self.spec.architecture.norms_heads:
             q, k = self.q_norm(q), self.k_norm(k)
         angles = self.get_buffer("angles")
-        q, k = _Rotated.apply(q, angles), _Rotated.apply(k, angles)
+        q, k = rotated(self.spec, q, angles), rotated(self.spec, k, angles)
         q, k, v = (part.flatten(2, 3).transpose(1, 2) for part in (q, k, v))
         if self.spec.is_fused:
             grouped = self.group > 1
@@ -98,11 +122,11 @@ class GatedMLP(nn.Module):
         super().__init__()
         self.spec = spec
         if spec.joins:
-            self.both = nn.Linear(spec.hidden, 2 * spec.ffn, bias=False)
+            self.both = linear(spec, spec.hidden, 2 * spec.ffn)
         else:
-            self.gate = nn.Linear(spec.hidden, spec.ffn, bias=False)
-            self.up = nn.Linear(spec.hidden, spec.ffn, bias=False)
-        self.down = nn.Linear(spec.ffn, spec.hidden, bias=False)
+            self.gate = linear(spec, spec.hidden, spec.ffn)
+            self.up = linear(spec, spec.hidden, spec.ffn)
+        self.down = linear(spec, spec.ffn, spec.hidden)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.spec.joins:
@@ -118,7 +142,7 @@ class GatedMLP(nn.Module):
 class LlamaBlock(nn.Module):
     def __init__(self, spec: DecoderSpec) -> None:
         super().__init__()
-        self.ln_1, self.ln_2 = rms_norm(spec.hidden), rms_norm(spec.hidden)
+        self.ln_1, self.ln_2 = rms_norm(spec), rms_norm(spec)
         self.attn, self.mlp = GroupedAttention(spec), GatedMLP(spec)
 
     def forward(self, x: Tensor) -> Tensor:

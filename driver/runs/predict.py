@@ -47,6 +47,18 @@ GUESSED_MICRO_BATCHES = 4
 """Times its stages: micro-batches of a run with stages that does not say how many."""
 
 
+REACHED = 0.84
+"""Of what an adapter is sold for, as those of `dgx-a100` and `dgx-h100` do."""
+
+FLASH_SPEEDUPS = {1: 1.0, 2: 2.0, 3: 3.5}
+"""Of a kernel of attention over the first FlashAttention, which the presets have: the second is
+about twice as fast (Dao 2023), the third 1.5 to 2 times as fast as that (Shah et al. 2024)."""
+
+FLASH_MOST = 0.75
+"""Of the peak that any of them reaches (Shah et al. 2024)."""
+
+FP8 = "float8_e4m3fn"
+
 LEAST_PLAYED = 4
 """Micro-batches, and no fewer than stages, behind which each takes as long as the one before."""
 
@@ -67,18 +79,55 @@ class PredictedRun:
 def placed(run: MeasuredRun, cluster: Cluster) -> Cluster:
     """As many of a cluster's nodes as a run used, with as many devices on each: of those of the
     run's kind of device, or where the cluster has none of that name of its first kind. Where the
-    run does not say how many devices a node has, the cluster does.
+    run does not say how many devices a node has, the cluster does, and so for adapters of a node.
 
-    A run in TF32 has the rate `tfloat32` for products of 32 bits, if the cluster says it.
+    A run in TF32 has the rate `tfloat32` for products of 32 bits, and one in fp8 the rate
+    `float8_e4m3fn` for those of 16, if the cluster says it. Attention is as fast as its kernel.
     """
     own = [node for node in cluster.nodes if node.device == run.gpu]
     node = (own or cluster.nodes)[0]
     per_node = run.per_node or min(run.gpus, node.devices)
     node = replace(node, devices=per_node, count=-(-run.gpus // per_node))
+    count, sold = run.adapters
+    if count:
+        node = replace(node, nics=count, nic_bandwidth_bytes_s=REACHED * sold)
     devices = cluster.devices
     if run.precision == "tf32":
         devices = {name: _in_tf32(one) for name, one in devices.items()}
+    devices = {name: _with_attention(one, run.flash) for name, one in devices.items()}
+    if "fp8" in run.precision:
+        devices = {name: _in_fp8(one) for name, one in devices.items()}
     return replace(cluster, nodes=(node,), devices=devices)
+
+
+def _with_attention(device: DeviceType, version: int) -> DeviceType:
+    """The third runs on devices that have a rate for 8 bits, as Hopper; others have the second."""
+    speedup = FLASH_SPEEDUPS[version if FP8 in device.flops else min(2, version)]
+    points = device.attention_efficiency
+    faster = tuple((work, min(FLASH_MOST, share * speedup)) for work, share in points)
+    return replace(device, attention_efficiency=faster if speedup > 1 else points)
+
+
+def _in_fp8(device: DeviceType) -> DeviceType:
+    """Products at the rate of 8 bits: one of as many more FLOPs as that is faster reaches the share
+    of the peak that it reached in 16. Attention stays in 16 bits."""
+    rate = device.flops.get(FP8)
+    if rate is None:
+        return device
+    faster = rate / device.flops["bfloat16"]
+    return replace(
+        device,
+        flops={**device.flops, "bfloat16": rate},
+        efficiency=tuple((faster * work, share) for work, share in device.efficiency),
+        attention_efficiency=tuple(
+            (work, share / faster) for work, share in device.attention_efficiency
+        ),
+    )
+
+
+def _casts(run: MeasuredRun, cluster: Cluster) -> bool:
+    """Whether a run's linear maps are cast to 8 bits: on devices that have a rate for them."""
+    return "fp8" in run.precision and all(FP8 in one.flops for one in cluster.devices.values())
 
 
 def _in_tf32(device: DeviceType) -> DeviceType:
@@ -130,13 +179,14 @@ class RunPredictor:
         return PredictedRun(found.time_s + later_s, memory, capacity)
 
     def _work(self, run: MeasuredRun, cluster: Cluster, micro: int) -> Workload:
-        spec = spec_of(run, micro)
+        spec = spec_of(run, micro, casts=_casts(run, cluster))
         batch = CAPTURED if CAPTURED % micro == 0 else 2 * micro
         cut = run.tensor, run.context, run.sequence_parallel
         share = _Share(spec, batch, micro, *cut, policy_of(run))
         node = cluster.nodes[0].device, cluster.nodes[0].devices
         regathers = framework_of(run.framework, run.source).regathers
-        key = (*(cluster.name, node, run.precision, share, regathers, _priced_on(run)),)
+        kernels = run.precision, run.flash
+        key = (*(cluster.name, node, kernels, share, regathers, _priced_on(run)),)
         if key not in self.works:
             local = _local(share)
             work = workload_of(local, cluster, _priced_on(run), regathers=regathers)

@@ -42,7 +42,8 @@ class MeasuredRun:
     where none was measured. memory_bytes: the most that a device held, 0 where it does not say.
     Both are 0 of a run that is not ok, whatever its cells say of how far it came. per_node:
     devices of a node, 0 for as many as the cluster has. place: its file and line. key_heads: heads
-    of keys and values, 0 for as many as of queries. told: which architecture it is taken for."""
+    of keys and values, 0 for as many as of queries. told: which architecture it is taken for.
+    flash: which FlashAttention a kernel of attention is."""
 
     source: str
     cluster: str
@@ -77,6 +78,20 @@ class MeasuredRun:
     place: str = ""
     key_heads: int = 0
     told: Told = PLAIN
+    flash: int = 1
+
+    @property
+    def compiles(self) -> bool:
+        """Whether its framework, or its note, says that `torch.compile` made its kernels."""
+        return "compile" in f"{self.framework} {self.note}".lower()
+
+    @property
+    def adapters(self) -> tuple[int, float]:
+        """Of a node, and bytes a second that each is sold for, where the cluster's cell says both
+        (`4 x 100 Gb/s`, `4 links of 100 Gb/s`); else none, and 0."""
+        said = r"(\d+) ?(?:x|(?:\w+ )?links of) ?(\d+) ?Gb(?:it|ps|/s)?\b"
+        found = re.search(said, self.cluster)
+        return (0, 0.0) if found is None else (int(found[1]), int(found[2]) * 1e9 / 8)
 
     @property
     def noted_layers(self) -> int:
@@ -245,6 +260,7 @@ def run_of(cells: Mapping[str, str], place: str, stem: str) -> MeasuredRun:
         place=place,
         key_heads=key_heads,
         told=told,
+        flash=row.flash(framework.flash),
     )
     _check(found)
     return found

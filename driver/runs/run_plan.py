@@ -29,8 +29,8 @@ def dtype_of(run: MeasuredRun) -> str:
     return known[0]
 
 
-def spec_of(run: MeasuredRun, micro: int) -> DecoderSpec:
-    """What a run's decoder is made of.
+def spec_of(run: MeasuredRun, micro: int, *, casts: bool = False) -> DecoderSpec:
+    """What a run's decoder is made of. casts: whether its linear maps compute in 8 bits.
 
     Megatron-LM's kernel of softmax takes 16 bits, and scores of four matrices at a time
     (`FusedScaleMaskSoftmax.is_kernel_available`)."""
@@ -45,8 +45,8 @@ def spec_of(run: MeasuredRun, micro: int) -> DecoderSpec:
         run.hidden, run.heads, run.ffn, vocab, run.seq, run.is_fused, fuses_mask, dtype,
         framework.drops_hidden, framework.drops_scores, framework.scales_scores,
         framework.masks_view, framework.heads.get(run.model, kind.head_of(run.hidden)),
-        key_heads_on(run), kind, framework.joins, framework.fuses_gate,
-        framework.fuses_loss,
+        key_heads_on(run), kind, framework.joins, framework.fuses_gate or run.compiles,
+        framework.loss, framework.fuses_norms or run.compiles, casts,
     )  # fmt: skip
 
 

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from shardweave.driver.runs.architectures import GPT, Architecture, Head
+
+Loss = Literal["sharded", "fused", "torch"]
+"""The cross entropy: Megatron-LM's, of logits cut by words, in place; a kernel that reads logits of
+16 bits and keeps no others; or PyTorch's, of logits in 32 bits."""
 
 
 @dataclass(frozen=True)
@@ -14,8 +19,9 @@ class DecoderSpec:
     and is dropped. drops, scales: stored scores. masks_view: they are masked where their product
     wrote them. dtype: of everything. key_heads: of keys and values, 0 for as many as of queries.
     architecture: what the blocks are. joins: linear maps of one input are one. fuses_gate: the
-    gate's activation and its product are one kernel. fuses_loss: the cross entropy is a kernel that
-    reads logits of 16 bits and keeps no others."""
+    gate's activation and its product are one kernel. fuses_norms: RMS norms and rotary positions
+    are kernels, else PyTorch's ops one by one, in 32 bits. casts: what linear maps of blocks read,
+    and their gradients, are cast to 8 bits."""
 
     hidden: int
     heads: int
@@ -34,7 +40,9 @@ class DecoderSpec:
     architecture: Architecture = GPT
     joins: bool = True
     fuses_gate: bool = True
-    fuses_loss: bool = False
+    loss: Loss = "sharded"
+    fuses_norms: bool = True
+    casts: bool = False
 
     @property
     def head_size(self) -> int:

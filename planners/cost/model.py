@@ -33,7 +33,7 @@ from shardweave.ir.mesh import Mesh
 from shardweave.ir.positional_attention import ATTENTION, ATTENTION_BACKWARD
 from shardweave.ir.seen_keys import is_causal, num_pieces, seen_share
 from shardweave.ir.sharding.rules.attention import FLASH
-from shardweave.ir.storage import is_view, view_source
+from shardweave.ir.storage import copies, is_view
 from shardweave.ir.traffic import bytes_moved, merged_bytes
 from shardweave.ir.types import (
     dtype_of_value,
@@ -270,8 +270,21 @@ def _alignment(op: Operation) -> int:
     if size != 2:
         return WIDEST_BYTES
     matrices = (*(op.operands[index] for index in product.factors), op.results[0])
-    rows = (size * shape_of(view_source(value))[-1] for value in matrices)
-    return math.gcd(WIDEST_BYTES, *rows)
+    return math.gcd(WIDEST_BYTES, *(size * _row(value) for value in matrices))
+
+
+def _row(value: SSAValue) -> int:
+    """Elements of a row in memory of a matrix: of what it is turned from, if it is. Dims that a
+    view merges are one row."""
+    row = shape_of(value)[-1]
+    while isinstance(value.owner, Operation) and facts_of(value.owner).is_layout:
+        if copies(value.owner):
+            break
+        is_turned = value.owner.name == "aten.permute"
+        value = value.owner.operands[0]
+        last = shape_of(value)[-1]
+        row = last if is_turned else max(row, last)
+    return row
 
 
 def _peak(op: Operation, device: DeviceType) -> float:

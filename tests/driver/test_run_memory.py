@@ -44,10 +44,10 @@ def test_layers_that_are_computed_again_each_keep_their_input_alone() -> None:
 def test_fused_loss_holds_logits_and_their_gradient_in_16_bits() -> None:
     """Megatron's holds two values of 32 bits, of which one is kept for the backward pass."""
     spec = replace(spec_of(row(vocab=65536), 1), drops_hidden=False)
-    assert spec.fuses_loss
+    assert spec.loss == "fused"
     fused, plain = (
-        peak_memory(captured_decoder(replace(spec, fuses_loss=way), 1)).peak_bytes
-        for way in (True, False)
+        peak_memory(captured_decoder(replace(spec, loss=way), 1)).peak_bytes
+        for way in ("fused", "sharded")
     )
     logits = 256 * 65536
     assert plain - fused == pytest.approx(4 * logits, rel=0.02)
@@ -58,7 +58,7 @@ def test_fused_loss_takes_less_time_and_memory_in_a_run(monkeypatch: pytest.Monk
     fused = predicted(run)
 
     def other(name: str, source: str = "") -> Framework:
-        return replace(COMPOSER, fuses_loss=False)
+        return replace(COMPOSER, loss="sharded")
 
     monkeypatch.setattr("shardweave.driver.runs.run_plan.framework_of", other)
     plain = predicted(run)

@@ -108,6 +108,19 @@ def test_product_of_aligned_matrices_is_not_slowed_by_how_many_rows_there_are() 
     assert times(text, on) == pytest.approx([2 * 15 * 8 * 16 / 1e9])
 
 
+def test_dims_that_a_view_merges_are_one_row_of_a_product() -> None:
+    """As the gradient of a gate and what it lets through, which lie side by side, is one matrix."""
+    text = """
+        input %x : tensor<4x8x2xbf16>
+        param %w : tensor<16x8xbf16>
+        %rows = aten.view(%x) : tensor<4x16xbf16>
+        %y = aten.mm(%rows, %w) : tensor<4x8xbf16>
+        output %y
+    """
+    on = with_device(cluster(), flops={"bfloat16": 1e9}, unaligned_slowdown=3.0)
+    assert [s for s in times(text, on) if s] == pytest.approx([2 * 4 * 16 * 8 / 1e9])
+
+
 def test_op_without_arithmetic_takes_its_bytes_and_the_overhead() -> None:
     text = "input %x : @\n%y = aten.add.Tensor(%x, %x) : @\noutput %y"
     on = with_device(cluster(), memory_bandwidth_bytes_s=1e8, overhead_s=1e-5)
