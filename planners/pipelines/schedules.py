@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from shardweave.ir.suggest import did_you_mean
 from shardweave.planners.pipelines.dualpipe_v import dualpipe_v
@@ -52,7 +53,9 @@ LIST = "list"
 """The schedule that is made for a program: `table` has it for passes that all take as long."""
 
 
+@lru_cache(maxsize=256)
 def _list_table(ranks: int, micro_batches: int, chunks: int = 1) -> Table:
+    """Found by trying orders, which takes a second; planners ask for the same again and again."""
     return list_table(
         ranks, micro_batches, chunks, None, fixed_tables(ranks, micro_batches, chunks)
     )
