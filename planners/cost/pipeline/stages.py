@@ -129,8 +129,8 @@ class Stage:
         once: Sync = ("scatter", "sum") if zero else ("sum",)
         every: Sync = ("scatter",) if "gradients" in DIVIDED[zero] else ()
         gathered: Sync = ("gather",) if "parameters" in DIVIDED[zero] else ()
-        at_end = tuple(step for step in once if step not in every and not self.overlaps)
-        last = tuple(step for step in once if step not in at_end)
+        at_end: Sync = tuple(step for step in once if step not in every and not self.overlaps)
+        last: Sync = tuple(step for step in once if step not in at_end)
         finish = [self._sync(at_end, total)]
         finish += [self._sync(("gather",), total)] if zero and not gathered else []
         return StageTimes(
