@@ -28,7 +28,7 @@ from rich.table import Table
 from shardweave.benchmarks.scoreboard_predict import Predicted, predict_all, preset_of
 from shardweave.benchmarks.scoreboard_score import Pair, Score, formula, groups_of, score_of
 from shardweave.benchmarks.scoreboard_twins import oracle_regret
-from shardweave.driver.runs.rows import MeasuredRun, read_rows, unread_columns
+from shardweave.driver.runs.rows import MeasuredRun, note_on_columns, read_rows
 from shardweave.planners.cost.presets import find_cluster
 
 FOLDER = Path(__file__).resolve().parent / "data" / "runs"
@@ -233,9 +233,8 @@ def _processor_s() -> float:
 def _read(paths: Sequence[Path]) -> tuple[list[MeasuredRun], list[str]]:
     """The runs of some files, and what is wrong with rows that cannot be read, which is printed."""
     for path in paths:
-        unread = unread_columns(path)
-        if unread:
-            print(f"{path}: columns that are not read: {', '.join(unread)}")
+        if note := note_on_columns(path):
+            print(note)
     runs, problems = read_rows(paths)
     for problem in problems:
         print(f"not read: {problem}", file=sys.stderr)

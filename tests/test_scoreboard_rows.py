@@ -18,7 +18,7 @@ from shardweave.benchmarks.scoreboard import FOLDER, main
 from shardweave.benchmarks.scoreboard_predict import predict_all
 from shardweave.benchmarks.scoreboard_score import score_of
 from shardweave.driver.runs.predict import PredictedRun, RunPredictor, placed
-from shardweave.driver.runs.rows import COLUMNS, NEEDED, read_rows, read_runs
+from shardweave.driver.runs.rows import COLUMNS, NEEDED, note_on_columns, read_rows, read_runs
 from shardweave.planners.cost.presets import find_cluster
 
 CLUSTER = """
@@ -70,6 +70,34 @@ def test_cluster_file_is_enough_for_runs_of_which_few_columns_are_known(
     assert found["sources"]["theirs"]["runs"] == 2
     assert math.isfinite(found["sources"]["theirs"]["error"])
     assert "columns that are not read: owner" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            b"gpu;gpus;layers\nA100;8;4\n",
+            "is one column, 'gpu;gpus;layers'; separate columns by com",
+        ),
+        (b"\xff\xfe\x00g", r"r\.csv: it is no text in UTF-8; give runs as CSV"),
+    ],
+)
+def test_file_that_is_no_csv_is_refused_with_its_name(
+    tmp_path: Path, content: bytes, message: str
+) -> None:
+    path = tmp_path / "r.csv"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        read_runs([path])
+
+
+def test_misspelt_column_is_told_with_what_it_may_mean(tmp_path: Path) -> None:
+    path = tmp_path / "r.csv"
+    path.write_text("gpu,step_s,colour\n")
+    note = note_on_columns(path)
+    assert note.endswith("not read: step_s (did you mean 'step_ms'?), colour")
+    path.write_text("gpu,step_ms\n")
+    assert note_on_columns(path) == ""
 
 
 def test_rows_take_the_nodes_of_their_kind_of_device(tmp_path: Path) -> None:

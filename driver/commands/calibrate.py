@@ -26,7 +26,7 @@ def calibrate_command(options: argparse.Namespace) -> int:
     start_s = time.monotonic()
     from shardweave.driver.runs.calibrate import KNOBS, calibrate
     from shardweave.driver.runs.predict import RunPredictor, in_order, placed
-    from shardweave.driver.runs.rows import MeasuredRun, read_runs
+    from shardweave.driver.runs.rows import MeasuredRun, note_on_columns, read_runs
     from shardweave.planners.cost.cluster import Cluster
     from shardweave.planners.cost.cluster_file import save_cluster
     from shardweave.planners.cost.presets import find_cluster
@@ -36,7 +36,10 @@ def calibrate_command(options: argparse.Namespace) -> int:
     def predict(run: MeasuredRun, cluster: Cluster) -> float:
         return predictor.predict(run, placed(run, cluster)).step_s
 
-    runs = in_order(read_runs(map(Path, options.runs)))
+    paths = [Path(name) for name in options.runs]
+    runs = in_order(read_runs(paths))
+    for note in filter(None, map(note_on_columns, paths)):
+        print(note)
     found = calibrate(find_cluster(options.cluster), runs, predict)
     save_cluster(found.cluster, options.output)
     for name, factor in found.factors.items():

@@ -24,6 +24,7 @@ from shardweave.planners.cost.cluster import (
     NodeType,
     Points,
 )
+from shardweave.planners.cost.quantity import counted
 
 Floats = NDArray[np.float64]
 Predict = Callable[[MeasuredRun, Cluster], float]
@@ -76,7 +77,8 @@ def calibrate(cluster: Cluster, runs: Sequence[MeasuredRun], predict: Predict) -
     timed = [run for run in runs if run.step_s > 0]
     if len(timed) < 3:
         raise ValueError(
-            f"{len(timed)} runs have a measured step, and their numbers would follow noise alone; "
+            f"{counted(len(timed), 'run')} with a measured step (step_ms, or a rate): the numbers "
+            "would follow noise alone; "
             "give three runs or more, better of several sizes and degrees."
         )
     names = list(KNOBS)

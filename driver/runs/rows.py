@@ -12,6 +12,7 @@ from pathlib import Path
 from shardweave.driver.runs.architectures import PLAIN, Architecture, Told, architecture_of
 from shardweave.driver.runs.cells import Cells, RowError
 from shardweave.driver.runs.frameworks import framework_of
+from shardweave.ir.suggest import did_you_mean
 
 HELD_OUT = 3
 """One group of so many is not looked at until the end."""
@@ -164,23 +165,37 @@ def read_rows(paths: Iterable[Path]) -> tuple[list[MeasuredRun], list[str]]:
     runs: list[MeasuredRun] = []
     problems: list[str] = []
     for path in paths:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            lines = csv.reader(file)
-            names = [name.strip() for name in next(lines, ())]
-            _check_header(path, names)
-            for cells in lines:
-                place = f"{path}:{lines.line_num}"
-                if not any(cell.strip() for cell in cells):
-                    continue
-                try:
-                    runs.append(run_of(_cells(names, cells), place, path.stem))
-                except RowError as error:
-                    problems.append(f"{place}: {error}")
+        lines = csv.reader(_text_of(path).splitlines(keepends=True))
+        names = [name.strip() for name in next(lines, ())]
+        _check_header(path, names)
+        for cells in lines:
+            place = f"{path}:{lines.line_num}"
+            if not any(cell.strip() for cell in cells):
+                continue
+            try:
+                runs.append(run_of(_cells(names, cells), place, path.stem))
+            except RowError as error:
+                problems.append(f"{place}: {error}")
     return runs, problems
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        raise ValueError(
+            f"{path}: it is no text in UTF-8; give runs as CSV, a run a row, with commas."
+        ) from None
 
 
 def _check_header(path: Path, names: Sequence[str]) -> None:
     missing = [name for name in NEEDED if name not in names]
+    other = next((mark for mark in ";\t|" if len(names) == 1 and mark in names[0]), "")
+    if missing and other:
+        raise ValueError(
+            f"{path}:1: the header is one column, '{names[0]}'; separate columns by commas, not by "
+            f"{other!r}."
+        )
     if missing:
         raise ValueError(
             f"{path}:1: the header has no column {', '.join(map(repr, missing))}; add it (a run is "
@@ -191,11 +206,15 @@ def _check_header(path: Path, names: Sequence[str]) -> None:
         raise ValueError(f"{path}:1: the header has column '{twice[0]}' twice; keep one of them.")
 
 
-def unread_columns(path: Path) -> list[str]:
-    """Columns of a file that say nothing here."""
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        names = [name.strip() for name in next(csv.reader(file), ())]
-    return [name for name in names if name not in COLUMNS]
+def note_on_columns(path: Path) -> str:
+    """A note on the columns of a file that say nothing here, with what they may mean; or none."""
+    names = [name.strip() for name in next(csv.reader(_text_of(path).splitlines()), ())]
+    unread: list[str] = []
+    for name in names:
+        hint = did_you_mean(name, COLUMNS).strip()
+        if name not in COLUMNS:
+            unread.append(f"{name} ({hint})" if hint else name)
+    return f"{path}: columns that are not read: {', '.join(unread)}" if unread else ""
 
 
 def _cells(names: Sequence[str], cells: Sequence[str]) -> dict[str, str]:

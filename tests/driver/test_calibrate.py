@@ -68,7 +68,7 @@ def test_runs_that_agree_with_the_cluster_leave_it_as_it_is() -> None:
 
 def test_too_few_measured_runs_are_refused() -> None:
     runs = [replace(run, step_s=0.0) for run in runs_of(CLUSTER)]
-    with pytest.raises(ValueError, match="0 runs have a measured step"):
+    with pytest.raises(ValueError, match="0 runs with a measured step"):
         calibrate(CLUSTER, runs, closed_form)
 
 
