@@ -93,9 +93,9 @@ def test_file_that_is_no_csv_is_refused_with_its_name(
 
 def test_misspelt_column_is_told_with_what_it_may_mean(tmp_path: Path) -> None:
     path = tmp_path / "r.csv"
-    path.write_text("gpu,step_s,colour\n")
+    path.write_text("gpu,step_s,owner\n")
     note = note_on_columns(path)
-    assert note.endswith("not read: step_s (did you mean 'step_ms'?), colour")
+    assert note.endswith("not read: step_s (did you mean 'step_ms'?), owner")
     path.write_text("gpu,step_ms\n")
     assert note_on_columns(path) == ""
 

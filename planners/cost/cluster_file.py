@@ -298,11 +298,11 @@ class _Reader:
                 f"{where}: found {_shown(cast(object, value))}; write "
                 "pairs [x, y] with growing x > 0, such as [[1e6, 0.1], [1e9, 0.8]]."
             )
-        highest = max(y for _, y in found)
-        if where.endswith("efficiency") and highest > 1:
+        no_share = next((y for _, y in found if not 0 < y <= 1), None)
+        if where.endswith("efficiency") and no_share is not None:
             raise ClusterError(
-                f"{where}: found a share of {highest:g}, expected at most 1, the peak of 'flops'; "
-                "write shares of the peak, such as 0.8 for 80%, or a higher peak."
+                f"{where}: found a share of {no_share:g}, expected more than 0 and at most 1, the "
+                "peak of 'flops'; write shares of the peak, such as 0.8 for 80%, or a higher peak."
             )
         return tuple(found)
 

@@ -185,7 +185,7 @@ def test_plan_beyond_the_memory_is_shown_and_not_written(tmp_path: Path, capsys:
         (["-O", "x"], "option 'x' in 'x' is not of the form key=value"),
         (["--plot", "x.xyz"], "its name says no kind of picture; end it with one of .png"),
         (["--compare", "amp,axonn", "-o", "x.json"], "--compare shows two plans and writes none"),
-        (["--mesh", "stages=4"], "the mesh has an axis 'stages', but 'auto' plans data, tensor, "),
+        (["--mesh", "stages=4"], "the mesh has an axis 'stages', but 'auto' plans replica, data, "),
         (["--mesh", "stages=4"], "did you mean 'stage'?"),
         (["--compare", "amp,axonn", "--explain"], "leave --explain out, or --compare to plan"),
         (["--compare", "amp,axonn", "--planner", "oppa"], "leave --planner out, or --compare"),

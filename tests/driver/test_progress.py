@@ -17,7 +17,7 @@ from shardweave.tests.driver.step.models import Normed, batch, compiled
 
 Captured = pytest.CaptureFixture[str]
 LINE = re.compile(
-    r"step (\d+)/4  loss ([\d.]+)  ([\d,]+) tokens/s  ([\d.]+) ms a step  [\d.]+ [MG]iB$"
+    r"step (\d+)/4  loss ([\d.]+)  ([\d,]+) tokens/s  ([\d.]+) [mu]s a step  [\d.]+ [MG]iB$"
 )
 
 

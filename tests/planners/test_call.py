@@ -15,7 +15,8 @@ def program() -> Program:
 
 
 def test_options_are_what_a_user_may_set() -> None:
-    options = ["tensor", "data", "context", "expert", "sequence_parallel", "attention_parts"]
+    axes = ["tensor", "data", "replica", "context", "expert"]
+    options = [*axes, "sequence_parallel", "attention_parts"]
     assert list(planner_options("megatron")) == options
     assert "localize" not in planner_options("amp")
     assert chooses_mesh("amp")

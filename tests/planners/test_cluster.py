@@ -160,7 +160,9 @@ def test_file_with_units_reads_as_numbers(tmp_path: Path) -> None:
         ("nodes:\n", "node_overlap_slowdown: 0.5\nnodes:\n", "found 0.5, expected 1 or more"),
         ("memory_bytes", "unaligned_slowdown: 0.3, memory_bytes", "found 0.3, expected 1 or more"),
         ("memory_bytes", "efficiency: [[1, 0.5], [2, 80]], memory_bytes",
-         r"devices\.fast\.efficiency: found a share of 80, expected at most 1, the peak"),
+         r"devices\.fast\.efficiency: found a share of 80, expected more than 0 and at most 1, the"),
+        ("memory_bytes", "attention_efficiency: [[1, 0], [2, 0.5]], memory_bytes",
+         "attention_efficiency: found a share of 0, expected more than 0 and at most 1, the"),
         ("nodes:\n", "nodes: []\nx:\n", r"<c>: unknown field 'x'"),
     ],
 )  # fmt: skip
