@@ -10,6 +10,9 @@ from shardweave.planners.cost.quantity import counted, seconds_text
 from shardweave.planners.plan_parts import Candidate, Predicted
 from shardweave.planners.predict import why_slower
 
+AS_LONG = 5e-4
+"""Of a step, what plans may differ by and take as long: less than is printed."""
+
 
 def looked_at(search: JointSearch) -> Iterator[str]:
     """The values of each dimension, and how many points were estimated, left out and simulated."""
@@ -71,8 +74,9 @@ def worth(search: JointSearch, point: JointPoint, best: Predicted) -> Iterator[s
             continue
         found, one = others[0]
         share = found.time_s / best.time_s - 1
-        gap = seconds_text(found.time_s - best.time_s)
-        yield (
-            f"{name}={point.value(name)} is worth {gap} ({share:.1%}) against "
-            f"{name}={one.value(name)}: {one}; {why_slower(best, found)}"
-        )
+        own, other = f"{name}={point.value(name)}", f"{name}={one.value(name)}"
+        if abs(share) < AS_LONG:
+            yield f"{own} is worth nothing against {other}: {one} takes as long"
+            continue
+        gap = f"{seconds_text(found.time_s - best.time_s)} ({share:.1%})"
+        yield f"{own} is worth {gap} against {other}: {one}; {why_slower(best, found)}"

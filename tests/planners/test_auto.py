@@ -204,6 +204,12 @@ def test_plan_of_another_planner_is_compared_with_the_best_of_the_space_and_each
     of_grid = point_of(Plan(mesh={"data": 2, "z": 2, "y": 1, "x": 1}))
     lines = list(worth(search, of_grid, rival.predicted))
     assert any(line.startswith("replica=2 is worth 500.00 ms (50.0%)") for line in lines)
+    search.evaluator.found[JointPoint(data=4, zero=1)] = Predicted(1.0, compute_s=1.0)
+    lines = list(worth(search, of_grid, rival.predicted))
+    assert (
+        "zero=3 is worth nothing against zero=1: data=4,tensor=1, zero 1, in-order takes as long"
+        in lines
+    )
     assert not any(line.startswith(("pipeline=", "chunks=")) for line in lines)
 
 
