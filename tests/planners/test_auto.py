@@ -184,10 +184,11 @@ def test_interrupted_search_gives_the_best_so_far(at: str) -> None:
     assert any("it was interrupted" in reason for reason in plan.reasons)
 
 
-def test_plan_of_another_planner_is_compared_with_the_best_of_the_space_and_each_choice() -> None:
+def search_of_16() -> JointSearch:
+    """A search that may simulate 16 points, and has seen none."""
     reader = CostReader(Depths.of(program()), CLUSTER)
     estimator = Estimator(reader)
-    search = JointSearch(
+    return JointSearch(
         space=auto_space(reader, None, Constraints.parse("", ""), has_list=False),
         estimator=estimator,
         evaluator=Evaluator(PlanMaker(estimator)),
@@ -195,6 +196,10 @@ def test_plan_of_another_planner_is_compared_with_the_best_of_the_space_and_each
         simulate=16,
         deadline_s=math.inf,
     )
+
+
+def test_plan_of_another_planner_is_compared_with_the_best_of_the_space_and_each_choice() -> None:
+    search = search_of_16()
     rival = Candidate("axonn, in-order", Predicted(1.0, compute_s=1.0))
     (alone,) = over_own(search, rival)
     assert alone == "axonn, in-order fits, and no point of the joint space that was simulated does"
@@ -214,16 +219,7 @@ def test_plan_of_another_planner_is_compared_with_the_best_of_the_space_and_each
 
 
 def test_search_goes_on_while_nothing_fits_and_where_its_last_points_were_faster() -> None:
-    reader = CostReader(Depths.of(program()), CLUSTER)
-    estimator = Estimator(reader)
-    search = JointSearch(
-        space=auto_space(reader, None, Constraints.parse("", ""), has_list=False),
-        estimator=estimator,
-        evaluator=Evaluator(PlanMaker(estimator)),
-        capacity=1.0,
-        simulate=16,
-        deadline_s=math.inf,
-    )
+    search = search_of_16()
     found = search.evaluator.found
     for number in range(16):
         found[JointPoint(data=number + 1)] = Predicted(1.0, memory_bytes={"activations": 2.0})

@@ -21,6 +21,7 @@ from shardweave.planners.megatron import plan_megatron
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_parts import Pipeline
 from shardweave.planners.predict import simulation_of
+from shardweave.tests.adamw import errors_of_three_steps
 from shardweave.tests.planners.small_clusters import cluster, with_dtype
 from shardweave.tests.spawn import run_ranks
 from shardweave.tests.zoo import SPECS, assert_equals_eager, captured
@@ -108,25 +109,12 @@ def test_shards_of_a_node_send_less_between_nodes_than_those_of_all() -> None:
 
 
 def train() -> list[float]:
-    """Three steps of AdamW on four processes, beside eager; errors of losses and parameters."""
     example = build_example(SPECS["gpt"], dtype=torch.float64)
     step = sw.compile(example.module, kwargs=example.kwargs, mesh="replica=2,data=2", zero=3)
-    model = example.module
-    optimizers = [torch.optim.AdamW(m.parameters(), lr=0.01) for m in (step, model)]
-    errors: list[float] = []
-    for _ in range(3):
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-        loss = model(**example.kwargs)
-        loss.backward()
-        errors.append((step(**example.kwargs) - loss).item())
-        for optimizer in optimizers:
-            optimizer.step()
     weight = step.get_parameter("h.0.mlp.fc_in.weight")
     assert isinstance(weight, DTensor)
     assert weight.placements == (Replicate(), Shard(0))
-    full = step.full_state_dict()
-    return errors + [(full[n] - p).abs().max().item() for n, p in model.named_parameters()]
+    return errors_of_three_steps(step, example)
 
 
 @pytest.mark.slow

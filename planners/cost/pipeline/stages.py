@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise, repeat
-from typing import Literal
+from itertools import pairwise
 
 from shardweave.ir.mesh import Mesh
 from shardweave.planners.cost.cluster import Cluster, PlacedCluster, likeness, on_devices
-from shardweave.planners.cost.links import nics_of, transfer_of
+from shardweave.planners.cost.links import transfer_of
 from shardweave.planners.cost.memory import state_bytes
 from shardweave.planners.cost.model import CostModel
 from shardweave.planners.cost.pipeline.events import (
@@ -24,6 +23,7 @@ from shardweave.planners.cost.pipeline.events import (
     order_of,
 )
 from shardweave.planners.cost.pipeline.micro_batch import micro_batch_plan
+from shardweave.planners.cost.pipeline.replicas import ReplicaLinks, Sync
 from shardweave.planners.cost.streams import beside_s
 from shardweave.planners.cost.workload import BlockWork, Workload
 from shardweave.planners.cost.zero import BATCH_AXES, DATA_AXIS, DIVIDED, divided, whole_for_a_while
@@ -31,12 +31,6 @@ from shardweave.planners.lower import Lowerings
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_names import Lookup
 from shardweave.planners.plan_parts import Pipeline, PlanError
-
-SyncStep = Literal["gather", "scatter", "sum"]
-"""What replicas send of parameters and gradients: shards that ZeRO divides into are gathered, and
-scattered to; what is not divided, or further replicas have too, is summed."""
-
-Sync = tuple[SyncStep, ...]
 
 OVERLAPPING = ("sub-batch", "cross-pass", "list")
 """Schedules that start collectives before they wait for them."""
@@ -131,8 +125,8 @@ class Stage:
         gathered: Sync = ("gather",) if "parameters" in DIVIDED[zero] else ()
         at_end: Sync = tuple(step for step in once if step not in every and not self.overlaps)
         last: Sync = tuple(step for step in once if step not in at_end)
-        finish = [self._sync(at_end, total)]
-        finish += [self._sync(("gather",), total)] if zero and not gathered else []
+        finish = [self._replica_links.message(at_end, total)]
+        finish += [self._replica_links.message(("gather",), total)] if zero and not gathered else []
         return StageTimes(
             forward=self._parts(True, gathered, ()),
             backward=self._parts(False, gathered, every),
@@ -146,8 +140,8 @@ class Stage:
             TaskPart(
                 self._compute_s(block, is_forward)
                 + sum(self.exposed_s(block, is_forward=is_forward)),
-                self._sync(gather, size),
-                self._sync(scatter, size),
+                self._replica_links.message(gather, size),
+                self._replica_links.message(scatter, size),
             )
             for block, size in zip(self.blocks, self.parameter_bytes, strict=True)
         ]
@@ -201,31 +195,10 @@ class Stage:
     def _links(self) -> CostModel:
         return CostModel(self.cluster, self.mesh)
 
-    def _sync(self, steps: Sync, size: float) -> Message | None:
-        """Messages over the replicas of parameters or gradients of `size` bytes, one behind the
-        other; None if there are none."""
-        found = map(self._sent, steps, repeat(size))
-        sent = [one for one in found if size and self.mesh.sizes(one[1]) > 1]
-        if not sent:
-            return None
-        seconds = sum(self._links.sync_time_s(*one) for one in sent)
-        ranks = range(self.cluster.num_devices)
-        crosses = any(self._links.ring_over(axes).nodes > 1 for _, axes, _ in sent)
-        return Message(seconds, nics_of(self.cluster, ranks) if crosses else ())
-
-    def _sent(self, step: SyncStep, size: float) -> tuple[str, tuple[str, ...], float]:
-        """The collective of a step over the replicas, its axes, and of how many bytes it is."""
-        divided = self._in_mesh(self.divided_over if self.plan.zero else ())
-        if step == "gather":
-            return "all_gather", divided, size
-        size *= self.gradient_scale
-        if step == "scatter":
-            return "reduce_scatter", divided, size
-        rest = tuple(axis for axis in self._reduced_over if axis not in divided)
-        return "all_reduce", self._in_mesh(rest), size / self.mesh.sizes(divided)
-
-    def _in_mesh(self, axes: Sequence[str]) -> tuple[str, ...]:
-        return tuple(axis for axis in axes if axis in self.mesh.names)
+    @cached_property
+    def _replica_links(self) -> ReplicaLinks:
+        divided = self.divided_over if self.plan.zero else ()
+        return ReplicaLinks(self._links, divided, self._reduced_over, self.gradient_scale)
 
 
 def memory_of(
