@@ -285,8 +285,15 @@ class PlacedCluster(Cluster):
 
     def device_types(self, num_ranks: int) -> list[DeviceType]:
         """The distinct types among the devices of the first `num_ranks` ranks."""
-        names = (self.node_type(self.place(rank)[0]).device for rank in range(num_ranks))
-        return [self.devices[name] for name in dict.fromkeys(names)]
+        if num_ranks not in self._types:
+            names = (self.node_type(self.place(rank)[0]).device for rank in range(num_ranks))
+            self._types[num_ranks] = [self.devices[name] for name in dict.fromkeys(names)]
+        return self._types[num_ranks]
+
+    @cached_property
+    def _types(self) -> dict[int, list[DeviceType]]:
+        """By number of ranks: each block of each stage asks for those of all of them."""
+        return {}
 
 
 def on_devices(cluster: Cluster, devices: Sequence[int]) -> PlacedCluster:
