@@ -66,7 +66,22 @@ def plan(
     found = call_planner(planner, program, goal, cluster=cluster, host=host, options=options)
     if math.prod(found.mesh.values()) > 1:
         found = replace(found, notes=(*found.notes, *notes_on_rules(program.ops)))
-    return found if cluster is None else simulated(program, found, cluster)
+    if cluster is None:
+        return found
+    found = replace(found, notes=(*found.notes, *notes_on_idle_devices(found, cluster)))
+    return simulated(program, found, cluster)
+
+
+def notes_on_idle_devices(plan: Plan, cluster: ClusterLike) -> list[str]:
+    """A note if a plan's mesh has fewer devices than the cluster."""
+    goal, used = find_cluster(cluster), math.prod(plan.mesh.values())
+    if used >= goal.num_devices:
+        return []
+    return [
+        f"the mesh {Mesh(**plan.mesh)} uses {used} of the {goal.num_devices} devices of cluster "
+        f"'{goal.name}', and the others stay idle; give a mesh of all of them, or plan for a "
+        "smaller cluster"
+    ]
 
 
 def simulate_plan(
