@@ -21,7 +21,7 @@ from shardweave.passes.notes import unheard
 from shardweave.passes.observers import Observer
 from shardweave.passes.pipeline import MeshLike, PassPipeline, as_mesh
 from shardweave.passes.plan_passes import passes_after, passes_before
-from shardweave.planners.call import ClusterLike, call_planner
+from shardweave.planners.call import ClusterLike, call_planner, check_options, require_cluster
 from shardweave.planners.cost.pipeline.simulation import PipelineSimulation
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.cost.simulation import Simulation
@@ -122,6 +122,24 @@ def mesh_of_plan(given: PlanLike | None) -> Mesh | None:
     return Mesh(**given.mesh) if given.mesh else None
 
 
+def check_resolvable(
+    given: PlanLike, cluster: ClusterLike | None = None, *, sequence_parallel: bool = False
+) -> None:
+    """Raises ValueError for what is no plan of any program: known before a model is captured."""
+    if isinstance(given, str) and given in PLANNERS:
+        require_cluster(given, cluster, is_mesh_given=True)
+        check_options(given, _options(sequence_parallel))
+    elif sequence_parallel:
+        raise ValueError(
+            "sequence_parallel is an option of planners, not of a given plan; name a planner "
+            f"({', '.join(PLANNERS)}), or shard 'activations' in the plan."
+        )
+
+
+def _options(sequence_parallel: bool) -> dict[str, Any]:
+    return {"sequence_parallel": True} if sequence_parallel else {}
+
+
 def resolve_plan(
     given: PlanLike, program: Program, mesh: Mesh, *, sequence_parallel: bool = False
 ) -> Plan:
@@ -131,14 +149,9 @@ def resolve_plan(
     that input's; other inputs are cut along dim 0 over the axes "replica" and "data", if the mesh
     has them.
     """
+    check_resolvable(given, sequence_parallel=sequence_parallel)
     if isinstance(given, str) and given in PLANNERS:
-        options: dict[str, Any] = {"sequence_parallel": True} if sequence_parallel else {}
-        return plan(program, mesh, given, **options)
-    if sequence_parallel:
-        raise ValueError(
-            "sequence_parallel is an option of planners, not of a given plan; name a planner "
-            f"({', '.join(PLANNERS)}), or shard 'activations' in the plan."
-        )
+        return plan(program, mesh, given, **_options(sequence_parallel))
     if isinstance(given, Plan):
         return given
     if isinstance(given, Mapping):

@@ -19,7 +19,7 @@ from shardweave.driver.commands.arguments import (
     new_command,
 )
 from shardweave.driver.launch import end_process, is_worker, launch
-from shardweave.driver.run_options import BACKENDS, RunOptions
+from shardweave.driver.run_options import BACKENDS, DEFAULT_PLAN, RunOptions
 
 
 def add_parser(commands: Commands) -> None:
@@ -32,8 +32,8 @@ def add_parser(commands: Commands) -> None:
     )
     command.add_argument(
         "--plan",
-        default="megatron",
-        help="a planner that needs no cluster, or a plan's JSON file (default: megatron)",
+        default=DEFAULT_PLAN,
+        help=f"a planner that needs no cluster, or a plan's JSON file (default: {DEFAULT_PLAN})",
     )
     command.add_argument(
         "--backend",

@@ -251,6 +251,21 @@ def test_bad_input_is_one_line_that_says_what_was_found(
     assert message in error_of(capsys)
 
 
+def test_run_refuses_a_plan_that_no_model_has_before_it_starts_a_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    monkeypatch.setattr("shardweave.driver.launch.subprocess.Popen", None)
+    Plan(mesh={"tensor": 2}).save(tmp_path / "plan.json")
+    run = ["run", GPT, "--mesh", "tensor=2", "--plan"]
+    for options, message in (
+        (["auto"], "planner 'auto' needs a cluster"),
+        ([str(tmp_path / "plan.json"), "--sequence-parallel"], "is an option of planners"),
+        (["replicated", "--sequence-parallel"], "has no option 'sequence_parallel'"),
+    ):
+        assert main([*run, *options]) == 1
+        assert message in error_of(capsys)
+
+
 def test_run_refuses_blocks_in_which_the_plan_recomputes_nothing(
     tmp_path: Path, capsys: Captured
 ) -> None:
