@@ -18,7 +18,7 @@ from shardweave.driver.commands.arguments import (
     count,
     new_command,
 )
-from shardweave.driver.launch import end_process, is_worker, launch
+from shardweave.driver.launch import end_after, end_process, is_launched, is_worker, launch
 from shardweave.driver.run_options import BACKENDS, DEFAULT_PLAN, RunOptions
 
 
@@ -93,6 +93,8 @@ def run_command(options: argparse.Namespace) -> int:
         command = [sys.executable, "-m", "shardweave", *options.arguments]
         launch(command, num_processes, time_limit_s=options.time_limit)
         return 0
+    if options.time_limit and not is_launched():
+        end_after(options.time_limit)
     from shardweave.driver.measure import run_and_report
 
     run_and_report(run)

@@ -119,6 +119,26 @@ def test_run_in_one_process_stops_at_its_time_limit(capfd: Captured) -> None:
     assert "was not done after the time limit of 1 s" in capfd.readouterr().err
 
 
+def test_run_under_torchrun_stops_at_its_time_limit() -> None:
+    options = ["run", GPT, "--steps", "1000000", "--no-eager", "--time-limit", "0.5"]
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "-m",
+            "shardweave",
+            *options,
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 1
+    assert "error: rank 0 was still running after the time limit of 0.5 s" in done.stderr
+
+
 def test_run_writes_json_with_all_it_found(tmp_path: Path, capsys: Captured) -> None:
     path = tmp_path / "run.json"
     options = ["--mesh", "data=2,tensor=2", "--backend", "reference", "--dtype", "float64"]
