@@ -17,10 +17,10 @@ from shardweave.ir.program import Program
 from shardweave.ir.sharding.rules import notes_on_rules
 from shardweave.ir.types import shape_of
 from shardweave.passes.apply_plan import ApplyPlanPass
-from shardweave.passes.notes import unheard
+from shardweave.passes.notes import Listener, drop, heard_from
 from shardweave.passes.observers import Observer
 from shardweave.passes.pipeline import MeshLike, PassPipeline, as_mesh
-from shardweave.passes.plan_passes import passes_after, passes_before
+from shardweave.passes.plan_passes import chosen_by, passes_after, passes_before
 from shardweave.planners.call import ClusterLike, call_planner, check_options, require_cluster
 from shardweave.planners.cost.pipeline.simulation import PipelineSimulation
 from shardweave.planners.cost.presets import find_cluster
@@ -194,6 +194,7 @@ def partition(
     passes: Passes = (),
     observer: Observer | None = None,
     buffers: Mapping[str, Sharding] | None = None,
+    tell: Listener = drop,
 ) -> Program:
     """The program that every rank of `mesh` runs.
 
@@ -202,7 +203,8 @@ def partition(
     themselves. If `insert-collectives` is among them, they are the whole way from the annotated
     program to the local one, and what the plan says beside shardings is theirs to do. Without a
     plan (for one device alone) the program is only cleaned up. observer: sees each pass. buffers:
-    how these are stored already. Notes of the default passes are dropped.
+    how these are stored already. tell: hears the notes of passes that do what the plan chooses
+    (`chosen_by`); those of the default passes are dropped.
     """
     given = PassPipeline([passes] if isinstance(passes, str) else passes).passes
     first, last = PassPipeline(ONE_DEVICE_PASSES), PassPipeline([])
@@ -218,10 +220,11 @@ def partition(
         if buffers:
             program.set_mesh(mesh.refined(plan.mesh))
             _pin_buffers(program, buffers)
-    with unheard():
+    chosen = set[str]() if plan is None else chosen_by(plan)
+    with heard_from(chosen, tell):
         local = first.run(program, observer=observer)
     local = PassPipeline(given).run(local, observer=observer) if given else local
-    with unheard():
+    with heard_from(chosen, tell):
         return last.run(local, observer=observer) if last.passes else local
 
 

@@ -202,6 +202,19 @@ def test_run_on_real_processes_equals_eager(tmp_path: Path, capfd: Captured) -> 
     assert found["backend"] == "distributed"
 
 
+def test_run_says_which_passes_of_the_plan_have_no_effect(tmp_path: Path, capsys: Captured) -> None:
+    file = tmp_path / "plan.json"
+    plan = Plan(mesh={"data": 2}, inputs={"*": '[{"data"}, {}]'})
+    run = ["run", GPT, "--plan", str(file), "--backend", "reference"]
+    for one in (plan, replace(plan, attention_parts=4)):
+        one.save(file)
+        assert main(run) == 0
+        said = "note: split-attention: no fused attention has keys that are cut along the sequence"
+        out = capsys.readouterr().out
+        assert (said in out) is (one.attention_parts > 1)
+        assert out.count("note: ") == (one.attention_parts > 1)
+
+
 def test_run_that_is_not_equal_fails_and_names_the_parameter(
     monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
