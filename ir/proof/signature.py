@@ -71,7 +71,10 @@ def check_signature(program: Program, against: Program) -> None:
 def _check_models(program: Program, against: Program) -> None:
     """Raises ProofError for programs of different models: an argument of the one is not in the
     other, or is of another shape there. A program may do without inputs and buffers."""
-    own, wanted = _global_shapes(program), _global_shapes(against)
+    own, wanted = (
+        {(slot.kind, slot.name): one.global_shape_of(slot) for slot in one.arguments}
+        for one in (program, against)
+    )
     added = [key for key in own if key not in wanted]
     lacking = [key for key in wanted if key not in own and key[0] == "param"]
     for keys, which in ((added, "the program"), (lacking, "the other program")):
@@ -95,16 +98,6 @@ def _first_of(keys: list[Key]) -> str:
     kind, name = keys[0]
     more = f" and {len(keys) - 1} more arguments are" if len(keys) > 1 else " is"
     return f"{kind} '{name}'{more}"
-
-
-def _global_shapes(program: Program) -> dict[Key, tuple[int, ...]]:
-    """The shapes of what a program takes, of its parts those of the whole."""
-    shapes: dict[Key, tuple[int, ...]] = {}
-    for slot in program.arguments:
-        shape = shape_of(slot.value)
-        whole = program.sharding_of_slot(slot).global_shape(shape) if program.is_local else shape
-        shapes[slot.kind, slot.name] = whole
-    return shapes
 
 
 def _check_results(program: Program, against: Program) -> None:
