@@ -169,6 +169,7 @@ def test_plan_beyond_the_memory_is_shown_and_not_written(tmp_path: Path, capsys:
     found = capsys.readouterr()
     assert "simulated step" in found.out
     assert "the plan of 'megatron' does not fit, by " in found.err
+    assert "on its fullest device, and is not written" in found.err
     assert not file.exists()
 
 
