@@ -19,12 +19,12 @@ from shardweave.backends.step_programs import GivenProgram
 from shardweave.driver import world
 from shardweave.driver.original import Original
 from shardweave.driver.plan_choice import check_planned
-from shardweave.driver.plans import Passes, PlanLike, mesh_of_plan
+from shardweave.driver.plans import Passes, PlanLike, check_resolvable, mesh_of_plan
 from shardweave.driver.precision import check_precision, in_precision, reducing_in
 from shardweave.driver.programs import MAX_PROGRAMS, CompiledPrograms, backend_of, seed_of
 from shardweave.driver.request import Request
 from shardweave.driver.request_text import describe
-from shardweave.driver.run_options import BACKENDS
+from shardweave.driver.run_options import BACKENDS, DEFAULT_PLAN
 from shardweave.ir.capture.arguments import check_batch, check_loss
 from shardweave.ir.capture.outputs import LossChoice
 from shardweave.ir.mesh import Mesh
@@ -32,6 +32,7 @@ from shardweave.ir.program import Program
 from shardweave.passes.pipeline import MeshLike, as_mesh
 from shardweave.planners.call import ClusterLike
 from shardweave.planners.cost.presets import find_cluster
+from shardweave.planners.registry import DEFAULT_PLANNER
 
 
 def compile(
@@ -197,6 +198,10 @@ def _check_options(request: Request, max_programs: int) -> None:
             f"zero={request.zero} has no effect: a program is given, or a planner chooses for the "
             "cluster (`shardweave plan --fix zero=..`); leave it out."
         )
+    if request.program is None:
+        default = DEFAULT_PLAN if request.cluster is None else DEFAULT_PLANNER
+        plan = default if request.plan is None else request.plan
+        check_resolvable(plan, request.cluster, sequence_parallel=request.sequence_parallel)
 
 
 def _meet(request: Request, **options: Any) -> None:

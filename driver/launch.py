@@ -102,6 +102,25 @@ def report_failure(error: BaseException, *, is_plain: bool) -> None:
     path.write_text(json.dumps(record))
 
 
+def end_after(time_limit_s: float) -> None:
+    """In a process that torchrun started: end it after so long, whereupon torchrun ends the others.
+
+    A thread does it, since the process may be waiting in a collective.
+    """
+
+    def end() -> None:
+        print(
+            f"error: rank {os.environ['RANK']} was still running after the time limit of "
+            f"{time_limit_s:g} s, and was stopped; give a longer time limit.",
+            file=sys.stderr,
+        )
+        end_process(1)
+
+    timer = threading.Timer(time_limit_s, end)
+    timer.daemon = True
+    timer.start()
+
+
 def end_process(code: int) -> NoReturn:
     """End this process at once, without the interpreter's own way of ending.
 

@@ -245,18 +245,21 @@ def _partitioned(
     inputs: Mapping[str, torch.Tensor],
     buffers: Mapping[str, Sharding] | None = None,
 ) -> tuple[Program, tuple[str, ...]]:
-    """The local program, and notes on how it was validated."""
-    observer, notes = None, ()
+    """The local program, and notes on what of the plan had no effect and how it was validated."""
+    observer = None
+    notes: list[str] = []
     if request.validate:
         observer, note = _validator(program, request, inputs)
-        notes = (note,)
-    local = partition(program, request.mesh, plan, request.passes, observer, buffers)
+        notes.append(note)
+    local = partition(
+        program, request.mesh, plan, request.passes, observer, buffers, tell=notes.append
+    )
     if request.backend == "triton" and not has_regions(local):
         with unheard():
             local = run_passes(local, "preset:kernels")
     if request.prove:
-        notes = (*notes, _proof_of(local, program))
-    return local, notes
+        notes.append(_proof_of(local, program))
+    return local, tuple(notes)
 
 
 def _proof_of(local: Program, program: Program) -> str:

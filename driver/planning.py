@@ -145,8 +145,8 @@ def _check_fits(plan: Plan) -> None:
     if found is not None and found.capacity_bytes and not found.fits:
         missing = bytes_text(found.peak_bytes - found.capacity_bytes)
         raise ValueError(
-            f"the plan of '{plan.planner}' does not fit, by {missing} on each device, and is "
-            "not written; plan with 'auto', which looks for one that fits, or use more devices."
+            f"the plan of '{plan.planner}' does not fit, by {missing} on its fullest device, and "
+            "is not written; plan with 'auto', which looks for one that fits, or use more devices."
         )
 
 

@@ -17,11 +17,11 @@ from shardweave.ir.program import Program
 from shardweave.ir.sharding.rules import notes_on_rules
 from shardweave.ir.types import shape_of
 from shardweave.passes.apply_plan import ApplyPlanPass
-from shardweave.passes.notes import unheard
+from shardweave.passes.notes import Listener, drop, heard_from
 from shardweave.passes.observers import Observer
 from shardweave.passes.pipeline import MeshLike, PassPipeline, as_mesh
-from shardweave.passes.plan_passes import passes_after, passes_before
-from shardweave.planners.call import ClusterLike, call_planner
+from shardweave.passes.plan_passes import chosen_by, passes_after, passes_before
+from shardweave.planners.call import ClusterLike, call_planner, check_options, require_cluster
 from shardweave.planners.cost.pipeline.simulation import PipelineSimulation
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.cost.simulation import Simulation
@@ -66,7 +66,22 @@ def plan(
     found = call_planner(planner, program, goal, cluster=cluster, host=host, options=options)
     if math.prod(found.mesh.values()) > 1:
         found = replace(found, notes=(*found.notes, *notes_on_rules(program.ops)))
-    return found if cluster is None else simulated(program, found, cluster)
+    if cluster is None:
+        return found
+    found = replace(found, notes=(*found.notes, *notes_on_idle_devices(found, cluster)))
+    return simulated(program, found, cluster)
+
+
+def notes_on_idle_devices(plan: Plan, cluster: ClusterLike) -> list[str]:
+    """A note if a plan's mesh has fewer devices than the cluster."""
+    goal, used = find_cluster(cluster), math.prod(plan.mesh.values())
+    if used >= goal.num_devices:
+        return []
+    return [
+        f"the mesh {Mesh(**plan.mesh)} uses {used} of the {goal.num_devices} devices of cluster "
+        f"'{goal.name}', and the others stay idle; give a mesh of all of them, or plan for a "
+        "smaller cluster"
+    ]
 
 
 def simulate_plan(
@@ -107,6 +122,24 @@ def mesh_of_plan(given: PlanLike | None) -> Mesh | None:
     return Mesh(**given.mesh) if given.mesh else None
 
 
+def check_resolvable(
+    given: PlanLike, cluster: ClusterLike | None = None, *, sequence_parallel: bool = False
+) -> None:
+    """Raises ValueError for what is no plan of any program: known before a model is captured."""
+    if isinstance(given, str) and given in PLANNERS:
+        require_cluster(given, cluster, is_mesh_given=True)
+        check_options(given, _options(sequence_parallel))
+    elif sequence_parallel:
+        raise ValueError(
+            "sequence_parallel is an option of planners, not of a given plan; name a planner "
+            f"({', '.join(PLANNERS)}), or shard 'activations' in the plan."
+        )
+
+
+def _options(sequence_parallel: bool) -> dict[str, Any]:
+    return {"sequence_parallel": True} if sequence_parallel else {}
+
+
 def resolve_plan(
     given: PlanLike, program: Program, mesh: Mesh, *, sequence_parallel: bool = False
 ) -> Plan:
@@ -116,14 +149,9 @@ def resolve_plan(
     that input's; other inputs are cut along dim 0 over the axes "replica" and "data", if the mesh
     has them.
     """
+    check_resolvable(given, sequence_parallel=sequence_parallel)
     if isinstance(given, str) and given in PLANNERS:
-        options: dict[str, Any] = {"sequence_parallel": True} if sequence_parallel else {}
-        return plan(program, mesh, given, **options)
-    if sequence_parallel:
-        raise ValueError(
-            "sequence_parallel is an option of planners, not of a given plan; name a planner "
-            f"({', '.join(PLANNERS)}), or shard 'activations' in the plan."
-        )
+        return plan(program, mesh, given, **_options(sequence_parallel))
     if isinstance(given, Plan):
         return given
     if isinstance(given, Mapping):
@@ -166,6 +194,7 @@ def partition(
     passes: Passes = (),
     observer: Observer | None = None,
     buffers: Mapping[str, Sharding] | None = None,
+    tell: Listener = drop,
 ) -> Program:
     """The program that every rank of `mesh` runs.
 
@@ -174,7 +203,8 @@ def partition(
     themselves. If `insert-collectives` is among them, they are the whole way from the annotated
     program to the local one, and what the plan says beside shardings is theirs to do. Without a
     plan (for one device alone) the program is only cleaned up. observer: sees each pass. buffers:
-    how these are stored already. Notes of the default passes are dropped.
+    how these are stored already. tell: hears the notes of passes that do what the plan chooses
+    (`chosen_by`); those of the default passes are dropped.
     """
     given = PassPipeline([passes] if isinstance(passes, str) else passes).passes
     first, last = PassPipeline(ONE_DEVICE_PASSES), PassPipeline([])
@@ -190,10 +220,11 @@ def partition(
         if buffers:
             program.set_mesh(mesh.refined(plan.mesh))
             _pin_buffers(program, buffers)
-    with unheard():
+    chosen = set[str]() if plan is None else chosen_by(plan)
+    with heard_from(chosen, tell):
         local = first.run(program, observer=observer)
     local = PassPipeline(given).run(local, observer=observer) if given else local
-    with unheard():
+    with heard_from(chosen, tell):
         return last.run(local, observer=observer) if last.passes else local
 
 

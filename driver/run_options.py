@@ -12,6 +12,10 @@ from shardweave.driver.commands.arguments import check_output
 from shardweave.ir.mesh import Mesh
 from shardweave.planners.registry import PLANNERS, no_such_plan
 
+DEFAULT_PLAN = "megatron"
+"""Of the command `run`: a rule that takes every option, so that nothing has to be imported to check
+it."""
+
 BACKENDS = ("distributed", "reference", "triton")
 
 
@@ -51,9 +55,10 @@ class RunOptions:
         mesh = Mesh.parse(options.mesh)
         if options.program is not None:
             mesh = _mesh_of_program(options)
-        elif options.plan not in PLANNERS:
-            from shardweave.driver.plans import mesh_of_plan
+        elif options.plan != DEFAULT_PLAN:
+            from shardweave.driver.plans import check_resolvable, mesh_of_plan
 
+            check_resolvable(options.plan, sequence_parallel=options.sequence_parallel)
             of_plan = mesh_of_plan(options.plan)
             mesh = mesh if options.mesh or of_plan is None else of_plan
         given = vars(options) | {"mesh": mesh, "eager": not options.no_eager}

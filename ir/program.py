@@ -235,6 +235,11 @@ class Program:
         """Say that collectives are inserted and types are those of one rank."""
         self.module.attributes[LOCAL] = builtin.UnitAttr()
 
+    def global_shape_of(self, slot: Slot) -> tuple[int, ...]:
+        """The shape of an argument or result as a whole, of which a local program has a part."""
+        shape = shape_of(slot.value)
+        return self.sharding_of_slot(slot).global_shape(shape) if self.is_local else shape
+
     def sharding_of_slot(self, slot: Slot, *, used: bool = False) -> Sharding:
         """The sharding of an argument or result; replicated where none is given.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import sys
 import warnings
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Collection, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -52,6 +52,10 @@ def note(text: str) -> None:
     _listener.get()(text)
 
 
+def drop(text: str) -> None:
+    """Listen to a note, and say nothing."""
+
+
 @contextmanager
 def heard_by(listener: Listener) -> Generator[None]:
     """Give notes to `listener` instead of warning."""
@@ -63,7 +67,19 @@ def heard_by(listener: Listener) -> Generator[None]:
 
 
 @contextmanager
+def heard_from(passes: Collection[str], listener: Listener) -> Generator[None]:
+    """Give the notes of these passes, which begin with their names, to `listener`; drop others."""
+
+    def hear(text: str) -> None:
+        if text.partition(":")[0] in passes:
+            listener(text)
+
+    with heard_by(hear):
+        yield
+
+
+@contextmanager
 def unheard() -> Generator[None]:
     """Drop the notes of passes that nobody asked for."""
-    with heard_by(lambda text: None):
+    with heard_by(drop):
         yield

@@ -8,7 +8,13 @@ from xdsl.passes import ModulePass
 
 from shardweave.passes.apply_plan import ApplyPlanPass
 from shardweave.passes.pipeline import pass_class
-from shardweave.planners.lower import Lowering, finishing_of, partitioning_of, recomputation_of
+from shardweave.planners.lower import (
+    DEFAULT_SCHEDULE,
+    Lowering,
+    finishing_of,
+    partitioning_of,
+    recomputation_of,
+)
 from shardweave.planners.plan import Plan
 
 
@@ -30,6 +36,16 @@ def passes_after(plan: Plan, names: Collection[str] = ()) -> list[ModulePass]:
     if not {"start-collectives", "overlap-communication"}.isdisjoint(names):
         return []
     return _passes([step for step in finishing_of(plan) if step[0] not in names])
+
+
+def chosen_by(plan: Plan) -> set[str]:
+    """The names of those of `plan_passes` that do what the plan chooses; the others every plan has,
+    and they may well find nothing to do."""
+    names = {"split-projections", "split-attention", "rematerialize"}
+    # The functions of a pipeline are ordered one by one, and some may well send nothing.
+    if plan.schedule not in ("", DEFAULT_SCHEDULE) and not plan.is_pipeline:
+        names.add("overlap-communication")
+    return names
 
 
 def _passes(steps: Lowering) -> list[ModulePass]:

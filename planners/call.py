@@ -94,7 +94,7 @@ def call_planner(
     """
     function = planner_function(name)
     known = inspect.signature(function).parameters
-    _check_options(name, options or {})
+    check_options(name, options or {})
     if mesh is None and not chooses_mesh(name):
         raise ValueError(f"planner '{name}' does not choose a mesh; give one, as data=2,tensor=2.")
     extra: dict[str, Any] = {}
@@ -116,7 +116,8 @@ def call_planner(
     return replace(plan, notes=(*plan.notes, *notes_on_empty_parts(plan, program)))
 
 
-def _check_options(name: str, options: Mapping[str, Any]) -> None:
+def check_options(name: str, options: Mapping[str, Any]) -> None:
+    """Raises ValueError for an option that a planner does not have, or a value that is none."""
     known = planner_options(name)
     for option, value in options.items():
         if option not in known:

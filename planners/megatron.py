@@ -34,7 +34,7 @@ from shardweave.planners.linear_maps import Cut, input_embeddings, stored_cut
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_names import sharding_text
 from shardweave.planners.plan_parts import SplitProjection
-from shardweave.planners.replicated import batch_shardings, idle_data
+from shardweave.planners.replicated import batch_shardings, can_be_cut, idle_data
 from shardweave.planners.sequence_cut import SequenceCut, sequence_cut
 from shardweave.planners.structure import parallel_pairs
 
@@ -272,8 +272,7 @@ def _sequence(
                 f"that divides by {tensor}={size}"
             )
             continue
-        is_cut = shape[0] % mesh.sizes(batch) == 0
-        rows = contiguous(batch, shape[0], mesh) if batch and is_cut else ()
+        rows = contiguous(batch, shape[0], mesh) if can_be_cut(shape[0], batch, mesh) else ()
         found[layer] = sharding_text((rows, dims, ()), shape)
     if not embeddings:
         notes.append("sequence_parallel has no effect: no embedding of inputs was found")

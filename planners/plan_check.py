@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from shardweave.ir.blocks import blocks_of
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.planners.plan import Plan
-from shardweave.planners.plan_names import Lookup, argument_shardings, check_names
+from shardweave.planners.plan_names import (
+    Lookup,
+    argument_shardings,
+    attribute_text,
+    check_names,
+    sharding_text,
+)
 from shardweave.planners.plan_parts import PlanError
 
 
@@ -20,6 +27,30 @@ def check_plan(plan: Plan, program: Program) -> None:
         argument_shardings(program, kind, table, Mesh(**plan.mesh))
     check_stages(plan, program)
     check_recomputed(plan, program)
+
+
+def check_followed(plan: Plan, program: Program) -> None:
+    """Raises PlanError for a sharded program that does not follow the plan: it is for another mesh,
+    or has other parameters or inputs, or a parameter in other shards. These are not compared where
+    ZeRO or stages store parameters beyond what the plan names."""
+    mesh, own = Mesh(**plan.mesh), program.mesh or Mesh()
+    what_to_do = "give the plan that it was made by, or leave the plan out."
+    if plan.mesh and mesh.device_axes != own.device_axes:
+        raise PlanError(
+            f"the program is for mesh {Mesh(own.device_axes)}, and does not follow the plan, which "
+            f"is for {mesh}; {what_to_do}"
+        )
+    check_names(replace(plan, activations={}), program)
+    if plan.zero or plan.is_pipeline:
+        return
+    for index, asked in argument_shardings(program, "param", plan.parameters, own).items():
+        slot = program.arguments[index]
+        sharding, shape = program.sharding_of_slot(slot), program.global_shape_of(slot)
+        if asked.on(shape, own) != sharding:
+            raise PlanError(
+                f"the program stores param '{slot.name}' as {sharding_text(sharding.dims, shape)}, "
+                f"and does not follow the plan, which says {attribute_text(asked)}; {what_to_do}"
+            )
 
 
 def check_recomputed(plan: Plan, program: Program) -> None:

@@ -145,7 +145,7 @@ def attribute_text(attribute: ShardingAttr) -> str:
 def argument_shardings(
     program: Program, kind: str, table: Mapping[str, str], mesh: Mesh
 ) -> dict[int, ShardingAttr]:
-    """What a table says of a program's arguments of a kind, by index.
+    """What a table says of a program's arguments of a kind, as a whole, by index.
 
     A pattern is for tensors of its sharding's rank. Raises PlanError for a sharding that does not
     fit, and for a pattern that fits names, but no tensor of its rank.
@@ -160,7 +160,7 @@ def argument_shardings(
 
     found: dict[int, ShardingAttr] = {}
     for index, slot in slots.items():
-        shape = shape_of(slot.value)
+        shape = program.global_shape_of(slot)
         text = of_rank(len(shape)).find(slot.name, *slot.aliases)
         if text is not None:
             found[index] = parse_sharding(text, shape, mesh, f"{kind} '{slot.name}'")

@@ -79,7 +79,8 @@ class Predicted:
     time_s: of the whole step, in seconds. compute_s: of the compute in it. communication_s: by
     mesh axes, joined by commas. exposed_s: communication that nothing hides. bubble_s: waiting
     for other pipeline stages. memory_bytes: by part, such as parameters, gradients, optimizer,
-    activations, workspace. capacity_bytes: of the smallest device. source: one of `SOURCES`.
+    activations, workspace, of the stage that takes the largest share of its devices' memory.
+    capacity_bytes: of the smallest of these devices. source: one of `SOURCES`.
     """
 
     time_s: float

@@ -46,7 +46,7 @@ def batch_shardings(program: Program, mesh: Mesh, *axes: str) -> tuple[dict[str,
         shape = shape_of(slot.value)
         if slot.kind != "input" or not shape:
             continue
-        if not _can_be_cut(shape[0], list(sizes), mesh):
+        if not can_be_cut(shape[0], list(sizes), mesh):
             notes.append(
                 f"input '{slot.name}' stays whole: its first dim {shape[0]} is too short for "
                 f"{divisor}"
@@ -56,7 +56,8 @@ def batch_shardings(program: Program, mesh: Mesh, *axes: str) -> tuple[dict[str,
     return inputs, notes
 
 
-def _can_be_cut(size: int, axes: Sequence[str], mesh: Mesh) -> bool:
+def can_be_cut(size: int, axes: Sequence[str], mesh: Mesh) -> bool:
+    """Whether a dim can be cut over some axes, evenly or not: it is not too short for them."""
     try:
         contiguous(axes, size, mesh)
     except ValueError:

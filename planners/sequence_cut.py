@@ -59,7 +59,7 @@ def sequence_cut(program: Program, mesh: Mesh, axis: str, parts: int = 1) -> Seq
     if parts < 1:
         raise ValueError(f"attention_parts={parts}; give at least 1.")
     if axis not in mesh.names or mesh.size(axis) == 1:
-        return SequenceCut()
+        return SequenceCut(notes=_notes_on_unused(axis, parts))
     size = mesh.size(axis)
     lengths, is_causal = _sequences(program)
     stripes = is_causal or parts > 1
@@ -77,6 +77,15 @@ def sequence_cut(program: Program, mesh: Mesh, axis: str, parts: int = 1) -> Seq
             "up by an input, and there is no fused attention"
         )
     return SequenceCut(mesh, placements, tuple(notes))
+
+
+def _notes_on_unused(axis: str, parts: int) -> tuple[str, ...]:
+    if parts == 1:
+        return ()
+    return (
+        f"attention_parts={parts} has no effect: no axis cuts sequences; give the mesh an axis "
+        f"'{axis}' of size 2 or more, or leave it out",
+    )
 
 
 def _sequences(program: Program) -> tuple[list[int], bool]:

@@ -34,15 +34,19 @@ def report_command(options: argparse.Namespace) -> int:
     from shardweave.driver.commands.programs import note_what_is_simulated, read
     from shardweave.driver.report.page import report_page
     from shardweave.driver.report.reshards import local_with_reshards
+    from shardweave.ir.sharding.flow import is_propagated
     from shardweave.ir.verify.program import check
     from shardweave.planners.cost.quantity import bytes_text
     from shardweave.planners.plan import Plan
+    from shardweave.planners.plan_check import check_followed
     from shardweave.planners.predict import simulate_step
 
     check_output(options.output)
     program = read(options.file)
     check(program)
     plan = Plan.load(options.plan) if options.plan else None
+    if plan is not None and (program.is_local or is_propagated(program)):
+        check_followed(plan, program)
     program, reshards = local_with_reshards(program, plan)
     note_what_is_simulated(options.cluster, program)
     state, precision = optimizer_state(options), plan.precision if plan else ""

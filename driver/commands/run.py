@@ -18,8 +18,8 @@ from shardweave.driver.commands.arguments import (
     count,
     new_command,
 )
-from shardweave.driver.launch import end_process, is_worker, launch
-from shardweave.driver.run_options import BACKENDS, RunOptions
+from shardweave.driver.launch import end_after, end_process, is_launched, is_worker, launch
+from shardweave.driver.run_options import BACKENDS, DEFAULT_PLAN, RunOptions
 
 
 def add_parser(commands: Commands) -> None:
@@ -32,8 +32,8 @@ def add_parser(commands: Commands) -> None:
     )
     command.add_argument(
         "--plan",
-        default="megatron",
-        help="a planner that needs no cluster, or a plan's JSON file (default: megatron)",
+        default=DEFAULT_PLAN,
+        help=f"a planner that needs no cluster, or a plan's JSON file (default: {DEFAULT_PLAN})",
     )
     command.add_argument(
         "--backend",
@@ -93,6 +93,8 @@ def run_command(options: argparse.Namespace) -> int:
         command = [sys.executable, "-m", "shardweave", *options.arguments]
         launch(command, num_processes, time_limit_s=options.time_limit)
         return 0
+    if options.time_limit and not is_launched():
+        end_after(options.time_limit)
     from shardweave.driver.measure import run_and_report
 
     run_and_report(run)

@@ -12,7 +12,7 @@ from shardweave.ir.inspect.outline import fold, layers_of
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.ir.sharding.flow import is_propagated
-from shardweave.passes.notes import unheard
+from shardweave.passes.notes import note, unheard
 from shardweave.passes.observers import Observer
 from shardweave.passes.pipeline import run_passes
 from shardweave.planners.pipelines.choose import with_pipeline
@@ -72,5 +72,5 @@ def local_with_reshards(program: Program, plan: Plan | None) -> tuple[Program, l
     elif plan is not None and not program.is_local:
         mesh = program.mesh or Mesh(**plan.mesh)
         plan = with_pipeline(plan, program, mesh)
-        program = partition(program, mesh, plan, observer=noted)
+        program = partition(program, mesh, plan, observer=noted, tell=note)
     return program, noted.rows

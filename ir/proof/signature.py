@@ -47,15 +47,14 @@ def is_declared(sharding: Sharding, declared: Sharding) -> bool:
 def check_signature(program: Program, against: Program) -> None:
     """Raises ProofError unless a program takes and returns what another does, in the same parts if
     both are of one rank: of a global one the shardings are wishes."""
+    _check_models(program, against)
     _check_results(program, against)
     known = {(slot.kind, slot.name): slot for slot in against.arguments}
     is_alike = program.is_local == against.is_local
     if is_alike and program.is_local and program.mesh != against.mesh:
         raise ProofError(f"the program is for mesh {program.mesh}, the other for {against.mesh}.")
     for slot in program.arguments:
-        twin = known.get((slot.kind, slot.name))
-        if twin is None:
-            raise ProofError(f"{slot.kind} '{slot.name}' is no argument of the other program.")
+        twin = known[slot.kind, slot.name]
         if kind_of(twin.value) != kind_of(slot.value):
             raise ProofError(
                 f"{slot.kind} '{slot.name}' has elements of {kind_of(slot.value)}, expected "
@@ -67,6 +66,38 @@ def check_signature(program: Program, against: Program) -> None:
         same_parts = not is_alike or (shape_of(slot.value) == shape_of(twin.value) and same_cut)
         if not same_parts:
             raise ProofError(f"{slot.kind} '{slot.name}' is taken in other parts than declared.")
+
+
+def _check_models(program: Program, against: Program) -> None:
+    """Raises ProofError for programs of different models: an argument of the one is not in the
+    other, or is of another shape there. A program may do without inputs and buffers."""
+    own, wanted = (
+        {(slot.kind, slot.name): one.global_shape_of(slot) for slot in one.arguments}
+        for one in (program, against)
+    )
+    added = [key for key in own if key not in wanted]
+    lacking = [key for key in wanted if key not in own and key[0] == "param"]
+    for keys, which in ((added, "the program"), (lacking, "the other program")):
+        if keys:
+            raise ProofError(
+                f"the programs are of different models: {_first_of(keys)} only in {which}; compare "
+                "it with the program that was captured of the same model, under the same names."
+            )
+    others = [key for key, shape in own.items() if wanted[key] != shape]
+    if others:
+        raise ProofError(
+            f"the programs are of different models or batches: {_first_of(others)} of another "
+            f"shape, whole {own[others[0]]} here and {wanted[others[0]]} there; compare it with "
+            "the program that was captured of the same model and batch, or correct its type or "
+            "its dist.sharding."
+        )
+
+
+def _first_of(keys: list[Key]) -> str:
+    """The first of some arguments, and how many there are beside it."""
+    kind, name = keys[0]
+    more = f" and {len(keys) - 1} more arguments are" if len(keys) > 1 else " is"
+    return f"{kind} '{name}'{more}"
 
 
 def _check_results(program: Program, against: Program) -> None:

@@ -119,6 +119,26 @@ def test_run_in_one_process_stops_at_its_time_limit(capfd: Captured) -> None:
     assert "was not done after the time limit of 1 s" in capfd.readouterr().err
 
 
+def test_run_under_torchrun_stops_at_its_time_limit() -> None:
+    options = ["run", GPT, "--steps", "1000000", "--no-eager", "--time-limit", "0.5"]
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "-m",
+            "shardweave",
+            *options,
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 1
+    assert "error: rank 0 was still running after the time limit of 0.5 s" in done.stderr
+
+
 def test_run_writes_json_with_all_it_found(tmp_path: Path, capsys: Captured) -> None:
     path = tmp_path / "run.json"
     options = ["--mesh", "data=2,tensor=2", "--backend", "reference", "--dtype", "float64"]
@@ -180,6 +200,19 @@ def test_run_on_real_processes_equals_eager(tmp_path: Path, capfd: Captured) -> 
     found = json.loads(path.read_text())
     assert found["equal"] is True
     assert found["backend"] == "distributed"
+
+
+def test_run_says_which_passes_of_the_plan_have_no_effect(tmp_path: Path, capsys: Captured) -> None:
+    file = tmp_path / "plan.json"
+    plan = Plan(mesh={"data": 2}, inputs={"*": '[{"data"}, {}]'})
+    run = ["run", GPT, "--plan", str(file), "--backend", "reference"]
+    for one in (plan, replace(plan, attention_parts=4)):
+        one.save(file)
+        assert main(run) == 0
+        said = "note: split-attention: no fused attention has keys that are cut along the sequence"
+        out = capsys.readouterr().out
+        assert (said in out) is (one.attention_parts > 1)
+        assert out.count("note: ") == (one.attention_parts > 1)
 
 
 def test_run_that_is_not_equal_fails_and_names_the_parameter(
@@ -249,6 +282,21 @@ def test_bad_input_is_one_line_that_says_what_was_found(
 ) -> None:
     assert main(arguments) == 1
     assert message in error_of(capsys)
+
+
+def test_run_refuses_a_plan_that_no_model_has_before_it_starts_a_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    monkeypatch.setattr("shardweave.driver.launch.subprocess.Popen", None)
+    Plan(mesh={"tensor": 2}).save(tmp_path / "plan.json")
+    run = ["run", GPT, "--mesh", "tensor=2", "--plan"]
+    for options, message in (
+        (["auto"], "planner 'auto' needs a cluster"),
+        ([str(tmp_path / "plan.json"), "--sequence-parallel"], "is an option of planners"),
+        (["replicated", "--sequence-parallel"], "has no option 'sequence_parallel'"),
+    ):
+        assert main([*run, *options]) == 1
+        assert message in error_of(capsys)
 
 
 def test_run_refuses_blocks_in_which_the_plan_recomputes_nothing(

@@ -251,6 +251,27 @@ def test_bad_argument_is_an_error_that_says_what_is_expected(
         sw.compile(mlp, kwargs=batch, **{"mesh": "tensor=2", "backend": "reference", **options})
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"plan": "auto"}, "planner 'auto' needs a cluster"),
+        ({"plan": "replicated", "sequence_parallel": True}, "has no option 'sequence_parallel'"),
+        ({"plan": {}, "sequence_parallel": True}, "sequence_parallel is an option of planners"),
+        ({"mesh": None, "cluster": "testbed", "sequence_parallel": True}, "'auto' has no option"),
+    ],
+)
+def test_plan_that_no_model_has_is_refused_before_the_model_is_captured(
+    options: dict[str, Any],
+    message: str,
+    mlp: MLP,
+    batch: dict[str, Tensor],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("shardweave.ir.capture.capture.capture_step", None)
+    with pytest.raises(ValueError, match=message):
+        sw.compile(mlp, kwargs=batch, **{"mesh": "tensor=2", "backend": "reference", **options})
+
+
 def test_step_is_no_model(mlp: MLP, batch: dict[str, Tensor]) -> None:
     step = sw.compile(mlp, kwargs=batch, mesh="data=2", backend="reference")
     with pytest.raises(ValueError, match="the model is a step of"):

@@ -169,6 +169,7 @@ def test_plan_beyond_the_memory_is_shown_and_not_written(tmp_path: Path, capsys:
     found = capsys.readouterr()
     assert "simulated step" in found.out
     assert "the plan of 'megatron' does not fit, by " in found.err
+    assert "on its fullest device, and is not written" in found.err
     assert not file.exists()
 
 
@@ -254,3 +255,11 @@ def test_plan_that_orders_for_a_cluster_is_checked_in_a_dtype_that_the_cluster_l
         run = ["run", MODEL, "--plan", "plan.json", "--backend", "reference"]
         assert main([*run, "--dtype", "float64", "--check"]) == 0
         assert "equal to eager" in capsys.readouterr().out
+
+
+def test_mesh_of_fewer_devices_than_the_cluster_has_is_noted(capsys: Captured) -> None:
+    for mesh, is_said in (("data=2", True), ("data=2,tensor=2", False)):
+        options = ["--planner", "megatron", "--cluster", CLUSTER, "--mesh", mesh]
+        assert main(["plan", MODEL, *options]) == 0
+        said = f"note: the mesh data=2 uses 2 of the 4 devices of cluster '{CLUSTER}', and the"
+        assert (said in capsys.readouterr().out) is is_said

@@ -60,6 +60,34 @@ def test_command_proves_a_local_program(
     assert "aten.tanh (%out) in layer 'act'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("%up", "%gate", "of different models: param 'up' is only in the program;"),
+        ("", "", "of different models: param 'bias' is only in the other program;"),
+        ("16", "32", "different models or batches: param 'up' and 1 more arguments are of another"),
+        ("4x", "6x", "batches: input 'x' is of another shape, whole (4, 8) here and (6, 8) there"),
+    ],
+)
+def test_command_says_that_programs_are_of_different_models(
+    old: str, new: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = """
+        param %up : tensor<8x16xf64>
+        param %down : tensor<16x8xf64>
+        input %x : tensor<4x8xf64>
+        %wide = aten.mm(%x, %up) {layer = "up", phase = forward} : tensor<4x16xf64>
+        %narrow = aten.mm(%wide, %down) {layer = "down", phase = forward} : tensor<4x8xf64>
+        output %narrow
+    """
+    files = [str(tmp_path / name) for name in ("a.mlir", "b.mlir")]
+    step(text).save(files[0])
+    other = text.replace(old, new) if old else f"param %bias : tensor<8xf64>\n{text}"
+    step(other).save(files[1])
+    assert main(["prove", files[0], "--against", files[1]]) == 1
+    assert said in capsys.readouterr().err
+
+
 @dataclass(frozen=True)
 class DropReductionPass(ModulePass):
     """Takes each term for the sum."""

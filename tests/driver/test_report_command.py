@@ -125,6 +125,32 @@ def test_global_program_is_partitioned_by_the_plan(tmp_path: Path, capsys: Captu
     assert "all_reduce" in out.read_text()
 
 
+@pytest.mark.parametrize("passes", ["preset:partition", PROPAGATION])
+def test_plan_that_a_sharded_program_does_not_follow_is_refused(
+    passes: str, tmp_path: Path, capsys: Captured
+) -> None:
+    path, file, out = save(local(passes), tmp_path), tmp_path / "plan.json", tmp_path / "r.html"
+    own = zoo.megatron(MODEL, str(MESH))
+    options = ["report", str(path), "--cluster", CLUSTER, "--plan", str(file), "-o", str(out)]
+    whole = {"*": "[{}, {}]"}
+    for plan, said in (
+        (
+            zoo.megatron(MODEL, "data=4"),
+            "is for mesh data=2,tensor=2, and does not follow the plan",
+        ),
+        (
+            replace(own, parameters={"x": "[{}]"}),
+            "names parameter 'x', which this program does not",
+        ),
+        (replace(own, parameters=whole), "and does not follow the plan, which says [{}, {}]; give"),
+    ):
+        plan.save(file)
+        assert main(options) == 1
+        assert said in capsys.readouterr().err
+    own.save(file)
+    assert main(options) == 0
+
+
 def test_program_on_one_device_has_a_page_too(tmp_path: Path) -> None:
     out = tmp_path / "r.html"
     path = save(captured(), tmp_path)

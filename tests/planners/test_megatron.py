@@ -15,7 +15,7 @@ from shardweave.planners.lower import local_program
 from shardweave.planners.megatron import plan_megatron
 from shardweave.planners.plan import Plan
 from shardweave.tests.eager import assert_three_steps_equal_eager
-from shardweave.tests.zoo import SPECS, TEXT_SPECS, captured, megatron
+from shardweave.tests.zoo import SPECS, TEXT_SPECS, assert_equals_eager, captured, megatron
 
 COLUMN, ROW, VECTOR = '[{"tensor"}, {}]', '[{}, {"tensor"}]', '[{"tensor"}]'
 MESH = "data=2,tensor=2"
@@ -356,6 +356,19 @@ def test_sequence_parallelism_cuts_the_embeddings_output_along_the_sequence(name
     assert list(plan.activations) == layers.get(name, list(plan.activations))
     assert set(plan.activations.values()) == {'[{"data"}, {"tensor"}, {}]'}
     assert (plan.parameters, plan.inputs) == (plain.parameters, plain.inputs)
+
+
+@pytest.mark.parametrize("mesh", ["data=2,tensor=2", "replica=2,data=2,tensor=2", "tensor=2"])
+def test_sequence_parallelism_of_a_batch_that_does_not_divide_sends_no_more(mesh: str) -> None:
+    spec = "gpt:layers=1,hidden=16,heads=4,vocab=32,seq=8,batch={}"
+    counts: list[list[tuple[str, tuple[str, ...], int]]] = []
+    for batch in (8, 7):
+        found = captured(spec.format(batch))
+        plan = plan_megatron(found.program, as_mesh(mesh), sequence_parallel=True)
+        step = local_program(found.program, plan)
+        assert_equals_eager(step, found)
+        counts.append([(one.kind, one.axes, one.count) for one in step.stats().collectives])
+    assert counts[0] == counts[1]
 
 
 def test_sequence_that_does_not_divide_is_not_cut_and_noted() -> None:
