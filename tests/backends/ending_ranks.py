@@ -278,6 +278,16 @@ def stop_rank_0(pids: list[int]) -> None:
     os.kill(pids[0], signal.SIGSTOP)
 
 
+def stop_rank_0_and_kill_rank_2(pids: list[int]) -> None:
+    """Rank 1 sees a broken connection, and asks rank 0's store why it broke."""
+    stop_rank_0(pids)
+    os.kill(pids[2], signal.SIGKILL)
+
+
+STOPPED: dict[Hit | None, int] = {stop_rank_0: 0, stop_rank_0_and_kill_rank_2: 0, stop_rank_2: 2}
+"""The rank that a hit stops, and that does not end by itself."""
+
+
 @dataclass(frozen=True)
 class Scenario:
     """role: what the ranks do. hit: what befalls them once all are ready."""
@@ -294,8 +304,7 @@ class Ranks:
 
     def __init__(self, folder: Path, scenario: Scenario) -> None:
         self.folder, self.hit = folder, scenario.hit
-        stopped = [rank for rank, hit in ((0, stop_rank_0), (2, stop_rank_2)) if hit is self.hit]
-        self.stopped = stopped[0] if stopped else None
+        self.stopped = STOPPED.get(scenario.hit)
         self.processes = [
             warm_context().Process(
                 target=importable(live), args=(rank, str(folder), scenario.role.__name__)
