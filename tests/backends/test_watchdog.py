@@ -78,7 +78,9 @@ def all_ended(
 
 @pytest.fixture
 def ended(request: pytest.FixtureRequest, all_ended: dict[Scenario, Ranks]) -> Ranks:
-    return all_ended[request.param]
+    ranks = all_ended[request.param]
+    assert ranks.ready_s is not None, f"ended, or not ready, when it began: {ranks.said}"
+    return ranks
 
 
 def ranks_that(role: Callable[[int, Path], Any], hit: Hit | None = None) -> pytest.MarkDecorator:
