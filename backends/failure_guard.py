@@ -9,6 +9,7 @@ from typing import Any, Self
 
 import torch.distributed as dist
 
+from shardweave.backends import watchdog
 from shardweave.backends.position import computing_line
 from shardweave.backends.watch import MEETING_S, SILENCE_S, LostRankError, first_line
 from shardweave.backends.watchdog import is_broken
@@ -74,7 +75,10 @@ class FailureGuard:
         until_s = time.monotonic() + SILENCE_S
         if not self._line:
             return False
-        if all(self._told(rank, until_s) == self._line for rank in range(dist.get_world_size())):
+        with watchdog.asking():
+            ranks = range(dist.get_world_size())
+            is_same = all(self._told(rank, until_s) == self._line for rank in ranks)
+        if is_same:
             return True
         self._line = ""
         self._tell("")

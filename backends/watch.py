@@ -8,7 +8,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -107,7 +108,7 @@ class Watch:
         self.problem = ""
         self._trail, self._trails = 0, {0: 0}
         self._num_meetings = 0
-        self._is_meeting = False
+        self._asks_at: str | None = None
         self._store = dist.PrefixStore("shardweave", store.clone())  # pyright: ignore[reportPrivateImportUsage]
         self._beat = 0
         self._seen: dict[int, _Seen] = {}
@@ -209,7 +210,7 @@ class Watch:
     def _judge(self) -> None:
         """End this process if it waits for what will not come."""
         waited_s = self._waited_s()
-        if waited_s is None or self._is_meeting:
+        if waited_s is None or self._asks_at is not None:
             return
         told = self._read("stop")
         cause = self._cause(self.silence_s)
@@ -274,7 +275,7 @@ class Watch:
 
     def _unanswered(self, silent_s: float) -> None:
         """The store has not answered for so long. Called on a thread of its own."""
-        waited_s = silent_s if self._is_meeting else self._waited_s()
+        waited_s = self._waited_s() if self._asks_at is None else silent_s
         if silent_s > self.silence_s and waited_s is not None and waited_s > 3 * self.beat_s:
             gone = "it was stopped, or its machine is gone"
             cause = f"{keeper()} has not answered for {silent_s:.0f} s: {gone}"
@@ -285,7 +286,8 @@ class Watch:
 
         tell: the others too, by the store.
         """
-        text = f"{cause}. Rank {self.rank} waited for {waited_s:.0f} s at {main_position().text}"
+        at = main_position().text if self._asks_at is None else self._asks_at
+        text = f"{cause}. Rank {self.rank} waited for {waited_s:.0f} s at {at}"
         print(f"shardweave: rank {self.rank} stops: {text}.", file=sys.stderr, flush=True)
         self._last_words(f"{text}.")
         if tell:
@@ -302,6 +304,18 @@ class Watch:
 
     # The main thread
 
+    @contextmanager
+    def asking(self, at: str) -> Iterator[None]:
+        """Where the main thread asks the store itself: only that it does not answer ends this rank.
+
+        at: where it waits, in words, or waited before it came to ask.
+        """
+        self._asks_at = at
+        try:
+            yield
+        finally:
+            self._asks_at = None
+
     def begin(self, program: int) -> None:
         """The program of the call that was entered begins to run. program: its number, which is the
         same on all ranks."""
@@ -316,6 +330,15 @@ class Watch:
         """What to raise for a broken connection: which rank broke it. Takes a few seconds."""
         position = position_of(frame).text if frame is not None else main_position().text
         self.state = "cut off"
+        with self.asking(position):
+            cause = self._found_cause()
+        why = f"a connection broke ({first_line(error)})" if cause is None else cause[1]
+        if cause is None and self._left():
+            why = f"{ranks_text(self._left())} ended the program"
+        return self._lost(f"{why}. Rank {self.rank} waited for it at {position}.")
+
+    def _found_cause(self) -> tuple[int, str] | None:
+        """As `_cause`, of all ranks, once one of them has been silent for a few seconds."""
         until_s = time.monotonic() + self.silence_s + 3 * self.beat_s
         cause = None
         while cause is None and time.monotonic() < until_s:
@@ -326,10 +349,7 @@ class Watch:
                 break
             cause = self._cause(min(self.silence_s, 4 * self.beat_s))
             time.sleep(self.beat_s / 4)
-        why = f"a connection broke ({first_line(error)})" if cause is None else cause[1]
-        if cause is None and self._left():
-            why = f"{ranks_text(self._left())} ended the program"
-        return self._lost(f"{why}. Rank {self.rank} waited for it at {position}.")
+        return cause
 
     def _lost(self, text: str) -> LostRankError:
         """What the main thread raises, and this rank ends with."""
@@ -340,7 +360,7 @@ class Watch:
         """Tell the others that this rank ends with an error."""
         if self.state == "running":
             self.state = f"failed: {type(error).__name__}: {first_line(error)}"
-            with self._lock:
+            with self.asking(main_position().text), self._lock:
                 self._write()
 
     def meet(self, what: str, text: str, advice: str) -> None:
@@ -352,12 +372,9 @@ class Watch:
         self._num_meetings += 1
         key = f"meet/{self._num_meetings}"
         others = [rank for rank in range(self.size) if rank != self.rank]
-        self._store.set(f"{key}/{self.rank}", json.dumps([what, text]))
-        self._is_meeting = True
-        try:
+        with self.asking(main_position().text):
+            self._store.set(f"{key}/{self.rank}", json.dumps([what, text]))
             found = {rank: self._met(rank, f"{key}/{rank}", what, text) for rank in others}
-        finally:
-            self._is_meeting = False
         found[self.rank] = what, text
         if len(set(found.values())) > 1:
             raise AgreementError(f"{_difference(found)}; {advice}.")
@@ -395,6 +412,8 @@ class Watch:
         self._ended.set()
         if threading.current_thread() is not self._thread:
             self._thread.join(self.silence_s)
+            if self._thread.is_alive():
+                return  # the store does not answer
         if self.state == "running":
             self.state = "left"
         try:

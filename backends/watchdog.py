@@ -15,6 +15,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -24,6 +25,7 @@ from weakref import ref
 import torch.distributed as dist
 
 from shardweave.backends.agreement import AgreementError, require_same
+from shardweave.backends.position import main_position
 from shardweave.backends.watch import LostRankError, Watch
 
 TIMEOUT = "SHARDWEAVE_TIMEOUT"
@@ -100,6 +102,13 @@ def _is_watched() -> bool:
     if not dist.is_initialized():
         return False
     return _Process.store is dist.distributed_c10d._get_default_store()
+
+
+def asking() -> AbstractContextManager[None]:
+    """Where the main thread asks torch's store itself: as long as a watch gets no answer either,
+    this rank waits for others, and ends as if it were in a collective."""
+    watch = _Process.watch
+    return nullcontext() if watch is None else watch.asking(main_position().text)
 
 
 def begin(program: int) -> None:

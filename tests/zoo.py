@@ -96,9 +96,16 @@ def megatron(spec: str, mesh: str, *, sequence_parallel: bool = False) -> Plan:
     return plan_megatron(program, as_mesh(mesh), sequence_parallel=sequence_parallel)
 
 
+_partitioned: dict[tuple[str, str, str], Program] = {}
+
+
 def partitioned(spec: str, mesh: str, plan: Plan) -> Program:
-    """The program of each rank."""
-    return run_passes(captured(spec).program, [ApplyPlanPass.of(plan), SHARDING_PASSES], mesh=mesh)
+    """The program of each rank: a copy of one that is made once per test run."""
+    key = spec, mesh, repr(plan)
+    if key not in _partitioned:
+        passes = [ApplyPlanPass.of(plan), SHARDING_PASSES]
+        _partitioned[key] = run_passes(captured(spec).program, passes, mesh=mesh)
+    return _partitioned[key].clone()
 
 
 def assert_equals_eager(

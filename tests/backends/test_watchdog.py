@@ -36,6 +36,7 @@ from shardweave.tests.backends.ending_ranks import (
     save_and_gather,
     save_at_the_end,
     stop_rank_0,
+    stop_rank_0_and_kill_rank_2,
     stop_rank_2,
     sum_outside,
     take_a_known_short_batch,
@@ -77,7 +78,9 @@ def all_ended(
 
 @pytest.fixture
 def ended(request: pytest.FixtureRequest, all_ended: dict[Scenario, Ranks]) -> Ranks:
-    return all_ended[request.param]
+    ranks = all_ended[request.param]
+    assert ranks.ready_s is not None, f"ended, or not ready, when it began: {ranks.said}"
+    return ranks
 
 
 def ranks_that(role: Callable[[int, Path], Any], hit: Hit | None = None) -> pytest.MarkDecorator:
@@ -131,6 +134,14 @@ def test_ranks_end_if_rank_0_is_stopped_with_the_store_that_it_keeps(ended: Rank
     for rank in (1, 2):
         assert "rank 0, which keeps torch.distributed's store, has not answered" in ended.said[rank]
         assert POSITION in ended.said[rank]
+
+
+@ranks_that(train_by_the_store_of_rank_0, stop_rank_0_and_kill_rank_2)
+def test_rank_ends_that_asks_the_stopped_store_why_a_connection_broke(ended: Ranks) -> None:
+    assert ended.codes == [None, 1, -signal.SIGKILL]
+    assert ended.took_s < 4 * TIMEOUT_S
+    assert "rank 0, which keeps torch.distributed's store, has not answered" in ended.said[1]
+    assert POSITION in ended.said[1]
 
 
 @ranks_that(fail)

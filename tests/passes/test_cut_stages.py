@@ -44,11 +44,18 @@ def plan_of(spec: str, mesh: str, schedule: str, micro_batches: int, chunks: int
     return replace(plan_megatron(program, devices), pipeline=pipeline)
 
 
+_cut: dict[tuple[str, str], Program] = {}
+
+
 def cut(spec: str, plan: Plan) -> Program:
-    """The staged program, verified behind every pass, and equal to its text."""
-    program = partition(captured(spec).program, Mesh(**plan.mesh), plan)
-    assert Program.parse(str(program)) == program
-    return program
+    """The staged program, verified behind every pass, and equal to its text: a copy of one that is
+    made once."""
+    key = spec, repr(plan)
+    if key not in _cut:
+        program = partition(captured(spec).program, Mesh(**plan.mesh), plan)
+        assert Program.parse(str(program)) == program
+        _cut[key] = program
+    return _cut[key].clone()
 
 
 def check(spec: str, plan: Plan) -> Program:
