@@ -232,7 +232,7 @@ def test_planner_by_name_says_what_a_step_takes() -> None:
     assert plan.predicted is not None
     assert plan.predicted.source == "simulated"
     assert plan.cluster == CLUSTER
-    assert len(plan.notes[-1].split("[")) == 2  # one run of degrees: no switch
+    assert len(plan.notes[0].split("[")) == 2  # one run of degrees: no switch
 
 
 @pytest.mark.parametrize("solver", ["highs", "cbc"])
