@@ -232,6 +232,33 @@ def test_search_goes_on_while_nothing_fits_and_where_its_last_points_were_faster
     assert search.allowed == 19 + 16 // LATE
 
 
+def test_stages_that_do_not_fit_are_tried_at_once_with_the_first_and_the_last_on_one_device() -> (
+    None
+):
+    found = captured("gpt:layers=2,hidden=64,heads=4,vocab=2048,seq=64,batch=4").program
+    cluster = replace(CLUSTER, nodes=(replace(CLUSTER.nodes[0], devices=2),))
+    fix = "stages=2,micro_batches=4,sub_batches=1,zero=0,recompute=none,schedule=cross-pass"
+
+    def peak(pipeline: str) -> float:
+        options = AutoOptions(fix=f"{fix},pipeline={pipeline}", propose=False)
+        predicted = plan_auto(found, None, cluster=cluster, options=options).predicted
+        assert predicted is not None
+        return predicted.peak_bytes
+
+    memory = int((peak("1f1b") + peak("zero-bubble-v")) / 2)
+    told: list[str] = []
+    plan_auto(
+        found,
+        None,
+        cluster=with_memory(cluster, f"{memory}B"),
+        host=Host(None, told.append),
+        options=AutoOptions(fix=fix, propose=False),
+    )
+    seen = [text for text in told if "simulated" in text]
+    assert "none fits so far" in seen[0]
+    assert "zero-bubble-v" in seen[1]
+
+
 def test_time_limit_that_ends_among_the_estimates_gives_the_best_of_them() -> None:
     plan = plan_auto(
         program(), None, cluster=CLUSTER, options=AutoOptions(time_limit_s=1e-9, propose=False)
