@@ -4,7 +4,8 @@
 
 The machine is profiled, with the model's ops as ranks run them, `auto` plans for it, and steps of
 its choice and of all plans that differ in one dimension (the degrees are one) are timed in turn by
-the same processes. With `--rate` every
+the same processes. Plans whose ranks run one program, as where a schedule of messages finds none,
+are one row, of which all steps count; by how much these differ is printed. With `--rate` every
 process has a network of its own whose link the kernel limits (root, ip and tc). `--ranks 4` does
 the same with four processes; where they are more than the cores, each is held to a share of one,
 and `auto` plans for devices as slow (`throttle.py`; messages within a stage leave unheld). Printed
@@ -14,6 +15,7 @@ are the seconds simulated and measured, and the rank of the choice by what was m
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import statistics
 import sys
@@ -48,6 +50,7 @@ from shardweave.planners.auto.space import JointSpace, joint_space
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.cluster_file import save_cluster
 from shardweave.planners.cost.presets import find_cluster
+from shardweave.planners.lower import local_program
 from shardweave.planners.plan import Plan
 
 WORKER = Path(__file__).with_name("auto_measured_worker.py")
@@ -59,11 +62,12 @@ FEW = 2
 
 @dataclass(frozen=True)
 class Row:
-    """A plan, and the seconds that its step takes in the simulator."""
+    """A plan, the seconds that its step takes in the simulator, and a digest of the program."""
 
     name: str
     plan: Plan
     simulated_s: float
+    program: str
 
 
 def rows_of(
@@ -84,12 +88,17 @@ def rows_of(
         found = evaluator.predict(point)
         if found is None or not found.fits:
             return None
-        return Row(str(point), evaluator.maker.plan(point, program), found.time_s)
+        near = evaluator.maker.plan(point, program)
+        return Row(str(point), near, found.time_s, digest(local_program(program, near)))
 
     choice = row(point_of(plan))
     assert choice is not None, "the choice was simulated, and fits"
     near = [one for one in map(row, neighbours(point_of(plan), space)) if one is not None]
     return [choice, *sorted(near, key=lambda one: one.simulated_s)[:most]]
+
+
+def digest(program: Program) -> str:
+    return hashlib.sha256(str(program).encode()).hexdigest()[:12]
 
 
 def neighbours(point: JointPoint, space: JointSpace) -> list[JointPoint]:
@@ -118,7 +127,7 @@ def main() -> int:
             result = measured(options, ranks)
             record["results"].append(result)
             console.print(table_of(result, options))
-            console.print(verdict(result["rows"]))
+            console.print(f"{verdict(result['rows'])}; {spread(result['rows'])}")
             if options.json:
                 Path(options.json).write_text(json.dumps(record, indent=1) + "\n")
     return 0
@@ -169,7 +178,12 @@ def measured(options: argparse.Namespace, ranks: int) -> dict[str, Any]:
         what = f"a worker of {ranks}"
         times = rows_of_ranks(WORKER, settings, ranks, options.rate, timeout_s=3600, what=what)
     entries = [
-        {"name": row.name, "simulated_s": row.simulated_s, "times_s": one["times_s"]}
+        {
+            "name": row.name,
+            "simulated_s": row.simulated_s,
+            "program": row.program,
+            "times_s": one["times_s"],
+        }
         for row, one in zip(rows, times, strict=True)
     ]
     return {"ranks": ranks, "cluster": cluster.name, "slow": slow, "rows": entries}
@@ -185,8 +199,8 @@ def table_of(result: dict[str, Any], options: argparse.Namespace) -> Table:
     table.add_column("plan", overflow="fold")
     for name in ("simulated", "measured", "simulated / measured", "measured / choice"):
         table.add_column(name, justify="right", min_width=9)
-    choice = result["rows"][0]
-    for row in sorted(result["rows"], key=median_s):
+    choice, *_ = rows = programs_of(result["rows"])
+    for row in sorted(rows, key=median_s):
         mark = " (chosen)" if row is choice else ""
         table.add_row(
             row["name"] + mark,
@@ -198,12 +212,37 @@ def table_of(result: dict[str, Any], options: argparse.Namespace) -> Table:
     return table
 
 
+def programs_of(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One row for each program, in the order of the first plan that has it, with all its steps."""
+    found: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        one = found.setdefault(row["program"], row | {"times_s": [], "names": []})
+        one["times_s"] += row["times_s"]
+        one["names"].append(row["name"])
+    for one in found.values():
+        others = len(one["names"]) - 1
+        one["name"] += f" (and {others} more of this program)" if others else ""
+    return list(found.values())
+
+
 def verdict(rows: Sequence[dict[str, Any]]) -> str:
     """The rank of the choice, which is the first row, and how far it is from the fastest."""
-    order = sorted(rows, key=median_s)
-    rank = 1 + order.index(rows[0])
-    excess = median_s(rows[0]) / median_s(order[0]) - 1
-    return f"the choice is {rank} of {len(rows)} as measured, {excess:.1%} above the fastest"
+    choice, *_ = programs = programs_of(rows)
+    order = sorted(programs, key=median_s)
+    excess = median_s(choice) / median_s(order[0]) - 1
+    return (
+        f"the choice is {1 + order.index(choice)} of {len(order)} as measured, {excess:.1%} above "
+        "the fastest"
+    )
+
+
+def spread(rows: Sequence[dict[str, Any]]) -> str:
+    """By how much plans that run the same program differ as measured: what is no matter of plans."""
+    medians: dict[str, list[float]] = {}
+    for row in rows:
+        medians.setdefault(row["program"], []).append(median_s(row))
+    most = max(max(found) / min(found) - 1 for found in medians.values())
+    return f"plans of one program differ by up to {most:.1%}"
 
 
 if __name__ == "__main__":

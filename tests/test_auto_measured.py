@@ -47,8 +47,24 @@ def test_neighbours_differ_in_one_dimension_and_all_of_them_are_there() -> None:
 
 
 def test_verdict_is_the_rank_by_medians() -> None:
-    rows: list[dict[str, Any]] = [{"times_s": [1.02, 9.0, 0.5]}, {"times_s": [1.0, 1.0, 7.0]}]
+    rows: list[dict[str, Any]] = [
+        {"name": "a", "program": "1", "times_s": [1.02, 9.0, 0.5]},
+        {"name": "b", "program": "2", "times_s": [1.0, 1.0, 7.0]},
+    ]
     assert auto_measured.verdict(rows) == "the choice is 2 of 2 as measured, 2.0% above the fastest"
+
+
+def test_plans_of_one_program_are_one_row() -> None:
+    rows: list[dict[str, Any]] = [
+        {"name": "a", "program": "1", "times_s": [1.2, 1.2, 1.2]},
+        {"name": "b", "program": "2", "times_s": [1.1, 1.1, 1.1]},
+        {"name": "c", "program": "1", "times_s": [1.0, 1.0, 1.0, 1.0]},
+    ]
+    assert auto_measured.verdict(rows) == "the choice is 1 of 2 as measured, 0.0% above the fastest"
+    assert auto_measured.spread(rows) == "plans of one program differ by up to 20.0%"
+    names = [row["name"] for row in auto_measured.programs_of(rows)]
+    assert names == ["a (and 1 more of this program)", "b"]
+    assert [row["name"] for row in rows] == ["a", "b", "c"]
 
 
 def test_page_says_how_the_choice_is_measured() -> None:
@@ -58,7 +74,8 @@ def test_page_says_how_the_choice_is_measured() -> None:
     for result in record["results"]:
         rows = result["rows"]
         assert auto_measured.verdict(rows).removeprefix("the choice is ") in page
-        times = [auto_measured.median_s(row) for row in rows]
+        assert auto_measured.spread(rows).removeprefix("plans of one program ") in page
+        times = [auto_measured.median_s(row) for row in auto_measured.programs_of(rows)]
         assert f"the slowest takes {max(times) / times[0]:.1f} times as long" in page
 
 
