@@ -237,7 +237,7 @@ def verdict(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def spread(rows: Sequence[dict[str, Any]]) -> str:
-    """By how much plans that run the same program differ as measured: what is no matter of plans."""
+    """By how much plans that run one program differ as measured, which is no matter of plans."""
     medians: dict[str, list[float]] = {}
     for row in rows:
         medians.setdefault(row["program"], []).append(median_s(row))
