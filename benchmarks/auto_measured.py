@@ -15,7 +15,6 @@ are the seconds simulated and measured, and the rank of the choice by what was m
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import statistics
 import sys
@@ -38,6 +37,7 @@ from shardweave.driver.models import build_example
 from shardweave.driver.profile import profile_machine
 from shardweave.ir.capture.capture import capture
 from shardweave.ir.program import Program
+from shardweave.ir.proof.check import digest_of
 from shardweave.planners.auto import plan_auto
 from shardweave.planners.auto.constraints import Constraints, point_of
 from shardweave.planners.auto.estimate import Estimator
@@ -89,16 +89,12 @@ def rows_of(
         if found is None or not found.fits:
             return None
         near = evaluator.maker.plan(point, program)
-        return Row(str(point), near, found.time_s, digest(local_program(program, near)))
+        return Row(str(point), near, found.time_s, digest_of(local_program(program, near))[:12])
 
     choice = row(point_of(plan))
     assert choice is not None, "the choice was simulated, and fits"
     near = [one for one in map(row, neighbours(point_of(plan), space)) if one is not None]
     return [choice, *sorted(near, key=lambda one: one.simulated_s)[:most]]
-
-
-def digest(program: Program) -> str:
-    return hashlib.sha256(str(program).encode()).hexdigest()[:12]
 
 
 def neighbours(point: JointPoint, space: JointSpace) -> list[JointPoint]:

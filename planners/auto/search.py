@@ -389,16 +389,16 @@ class JointSearch:
 
     def _simulate(self, point: JointPoint) -> None:
         """Simulate a point, and beside it the order of micro-batches that may let it fit."""
-        self._simulate_one(point)
+        if self._is_seen(point):
+            return
+        self._predict(point)
         found = self.evaluator.found.get(point)
         if found is not None and not found.fits and _has_bubbles(point) and self._is_fast(found):
             for other in self.space.variants(point):
                 if (other.pipeline, other.schedule) == (BALANCED, point.schedule):
-                    self._simulate_one(other)
+                    self._simulate(other)
 
-    def _simulate_one(self, point: JointPoint) -> None:
-        if self._is_seen(point):
-            return
+    def _predict(self, point: JointPoint) -> None:
         self._check_time()
         allowed = self.allowed
         if len(self.evaluator.found) >= allowed:
