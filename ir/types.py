@@ -79,11 +79,12 @@ def tensor_type(shape: Sequence[int], dtype: torch.dtype) -> AnyTensor:
 
 @dataclass(frozen=True)
 class _Read:
-    """What was read off a type. number: the same for equal types. problem: why values of a program
-    cannot have it."""
+    """What was read off a type. number: the same for equal types. dtype: of its elements, if torch
+    has it. problem: why values of a program cannot have it."""
 
     shape: tuple[int, ...]
     number: int
+    dtype: torch.dtype | None
     problem: str | None
 
 
@@ -96,12 +97,20 @@ def _read_type(type_: AnyTensor) -> _Read:
     if known is not None:
         return known
     number = _numbers.setdefault(type_, len(_numbers))
-    return _read.keep(id(type_), _Read(type_.get_shape(), number, _problem_of(type_)), type_)
+    dtype = _DTYPES.get(type_.element_type)
+    found = _Read(type_.get_shape(), number, dtype, _problem_of(type_))
+    return _read.keep(id(type_), found, type_)
 
 
 def shape_of_type(type_: AnyTensor) -> tuple[int, ...]:
     """The sizes of a tensor type, by dim."""
     return _read_type(type_).shape
+
+
+def dtype_of_type(type_: AnyTensor) -> torch.dtype:
+    """The torch dtype of a tensor type's elements."""
+    dtype = _read_type(type_).dtype
+    return dtype_of(type_.element_type) if dtype is None else dtype
 
 
 def number_of_type(value: SSAValue) -> int:
@@ -142,14 +151,14 @@ def shape_of(value: SSAValue) -> tuple[int, ...]:
 
 def dtype_of_value(value: SSAValue) -> torch.dtype:
     """The dtype of a value's elements."""
-    return dtype_of(tensor_type_of(value).element_type)
+    return dtype_of_type(tensor_type_of(value))
 
 
 def with_shape(type_: AnyTensor, shape: Sequence[int]) -> AnyTensor:
     """The same element type with another shape."""
-    return tensor_type(shape, dtype_of(type_.element_type))
+    return tensor_type(shape, dtype_of_type(type_))
 
 
 def num_bytes(type_: AnyTensor) -> int:
     """Bytes of a dense value of this type."""
-    return math.prod(shape_of_type(type_)) * dtype_of(type_.element_type).itemsize
+    return math.prod(shape_of_type(type_)) * dtype_of_type(type_).itemsize

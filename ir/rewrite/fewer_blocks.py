@@ -168,21 +168,22 @@ def _drop_slots(program: Program, bridge: _Bridge) -> bool:
     """
     results, ret = program.results, program.return_op
     kept = [i for i, slot in enumerate(results) if not bridge.is_gone(slot.value)]
-    if any(slot.kind != "grad" for i, slot in enumerate(results) if i not in set(kept)):
+    if any(slot.kind != "grad" for slot in results if bridge.is_gone(slot.value)):
         return False
     ret.operands = [results[i].value for i in kept]
     program.function.res_attrs = _at(program.function.res_attrs, kept)
     remove_dead_ops(program)
     block = program.function.body.block
-    used = [i for i, value in enumerate(block.args) if value.first_use is not None]
     # A parameter that no block reads any more; one that none has read is left to the planners.
-    dropped = [i for i in range(len(block.args)) if i not in set(used)]
-    dropped = [i for i in dropped if _names_gone(program.arguments[i].name, bridge.gone)]
-    stays = [i for i in range(len(block.args)) if i not in set(dropped)]
-    attributes = _at(program.function.arg_attrs, stays)
-    for index in reversed(dropped):
-        block.erase_arg(block.args[index])
-    program.function.arg_attrs = attributes
+    dropped = [
+        slot.value.first_use is None and _names_gone(slot.name, bridge.gone)
+        for slot in program.arguments
+    ]
+    stays = [index for index, is_dropped in enumerate(dropped) if not is_dropped]
+    program.function.arg_attrs = _at(program.function.arg_attrs, stays)
+    for argument, is_dropped in zip(tuple(block.args), dropped, strict=True):
+        if is_dropped:
+            block.erase_arg(argument)
     program.function.function_type = builtin.FunctionType.from_lists(
         list(block.arg_types), list(program.return_op.operand_types)
     )

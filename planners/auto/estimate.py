@@ -91,15 +91,10 @@ class Estimator:
         elif point.recompute == "after-communication":
             compute += 0.75 * subs * again
         exposed = self._exposed(point, compute, inside)
-        slowest = (
-            self._slowest(point, cost)
-            * (compute + exposed)
-            / max(subs * sum(cost.passes_s(point.recompute, share)), 1e-30)
-        )
         sync, sync_bound = self._sync(point, sums["parameters"] / point.stages, compute)
         time_s = micro * (compute + exposed)
         if point.stages > 1:
-            slot = subs * slowest
+            slot = self._slowest_share(point, cost) * (compute + exposed)
             time_s = micro * slot + (compute + exposed - slot) / self._chunks(point)
             time_s += self._between(point, cost)
         bound_s = max(micro * least / point.stages, micro * least_inside / point.stages, sync_bound)
@@ -129,13 +124,14 @@ class Estimator:
         hidden = 0.0 if point.is_staged else min(inside / 2, WEIGHTS_SHARE * compute / 2)
         return inside - hidden
 
-    def _slowest(self, point: JointPoint, cost: PieceCost) -> float:
-        """Seconds of the slowest of stages that are cut as evenly as blocks allow."""
+    def _slowest_share(self, point: JointPoint, cost: PieceCost) -> float:
+        """What part of both passes the slowest stage takes, of stages as even as blocks allow."""
         rows = self.reader.batch // point.pieces
         share = recomputed_share(point, cost)
         key = point.cut, rows, point.recompute, share, point.stages
         if key not in self._stages:
-            self._stages[key] = bottleneck(cost.passes_s(point.recompute, share), point.stages)
+            times = cost.passes_s(point.recompute, share)
+            self._stages[key] = bottleneck(times, point.stages) / max(sum(times), 1e-30)
         return self._stages[key]
 
     def _sync(self, point: JointPoint, size: float, compute: float) -> tuple[float, float]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
+from shardweave.ir.text import without_gc
 from shardweave.planners.auto.constraints import Constraints, point_of, with_memory
 from shardweave.planners.auto.empty import why_empty
 from shardweave.planners.auto.estimate import Estimator
@@ -59,6 +60,7 @@ and a second of a few layers of a large one."""
 AUTO_DEFAULTS = AutoOptions()
 
 
+@without_gc()
 def plan_auto(
     program: Program,
     mesh: Mesh | None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.rewrite.bucket_collectives import ALONE_BYTES
@@ -122,7 +122,8 @@ class JointPoint:
         return str(found).lower() if isinstance(found, bool) else str(found)
 
     def with_value(self, **values: object) -> JointPoint:
-        return replace(self, **values)  # pyright: ignore[reportArgumentType]  # checked by callers
+        """The point with other values: thousands are made, so without `replace`'s checks."""
+        return JointPoint(**{**vars(self), **values})
 
     def __str__(self) -> str:
         """What differs from the least choice, after the degrees: `data=8, recompute layer`."""

@@ -1,7 +1,8 @@
 """The search: bound every point, simulate the most promising, and say what each choice is worth.
 
 1. Every point that cuts no sequence over devices of its own is estimated from its blocks
-   (`estimate`), and bounded from below.
+   (`estimate`), and bounded from below. Of a deep model those whose blocks are read for them alone
+   wait until something as fast as they can be is known (`_waits`).
 2. The best estimate of each value of each dimension is simulated: every choice at its best.
    Steps with stages that are fast and do not fit are simulated under an order that may, too.
 3. From the fastest so far, all points that differ in one dimension are simulated, and under other
@@ -20,15 +21,16 @@ for orders of a single micro-batch, of which 1f1b stands for all.
 from __future__ import annotations
 
 import gc
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 
-from shardweave.ir.text import without_gc
 from shardweave.planners.auto.estimate import FITS_SURELY, Estimator, PointEstimate
 from shardweave.planners.auto.evaluate import Evaluator
 from shardweave.planners.auto.point import DIMENSIONS, MESH, ORDERS, JointPoint
+from shardweave.planners.auto.reader import REPEATING
 from shardweave.planners.auto.space import JointSpace
 from shardweave.planners.cost.quantity import counted, seconds_text
 from shardweave.planners.plan_parts import Predicted
@@ -64,10 +66,10 @@ TRUSTED = 1.1
 steps: neighbours of the fastest whose estimates are further off wait until all others were seen."""
 
 
-COLLECT_EACH = 16
+COLLECT_EACH, COLLECT_EACH_DEEP = 16, 64
 """Simulations between two collections of garbage. Left to itself Python collects while programs
 are made, of which most are alive: a third of the time of a small model's simulation. Programs have
-cycles, so that never to collect would keep all."""
+cycles, so that never to collect would keep all. Those of a few blocks of a deep model are small."""
 
 
 FILLING = "zero-bubble"
@@ -119,6 +121,8 @@ class JointSearch:
     refused: int = 0
     too_large: int = 0
     least_state_bytes: float = float("inf")
+    _waiting: list[JointPoint] = field(default_factory=list[JointPoint])
+    _least_s: float = math.inf
     _ranks: dict[JointPoint, tuple[object, ...]] = field(
         default_factory=dict[JointPoint, tuple[object, ...]]
     )
@@ -137,14 +141,14 @@ class JointSearch:
 
     def _look(self) -> None:
         try:
-            with without_gc():
-                self._estimate_all(self.space.points())
-                self._see_each_value(self.estimates)
-                self._refine()
-                self._cut_sequences()
-                self._refine()
-                self._recompute_less()
-                self._see_rest()
+            self._estimate_all(self.space.points())
+            self._see_each_value(self.estimates)
+            self._estimate_waiting()
+            self._refine()
+            self._cut_sequences()
+            self._refine()
+            self._recompute_less()
+            self._see_rest()
         except OutOfTime as reason:
             self.stopped = str(reason)
             self._see_one()
@@ -185,12 +189,15 @@ class JointSearch:
         """Whether no point that was left out can be faster, by its bound."""
         return not self.stopped and not any(True for _ in self._left())
 
-    def _estimate_all(self, points: Iterable[JointPoint]) -> None:
+    def _estimate_all(self, points: Iterable[JointPoint], *, may_wait: bool = True) -> None:
         for number, point in enumerate(points):
             if self.estimates:  # of something there has to be the best so far
                 self._check_time()
             if number % 256 == 0:
                 self.say(f"{counted(len(self.estimates), 'point')} estimated")
+            if may_wait and self._waits(point):
+                self._waiting.append(point)
+                continue
             try:
                 found = self.estimator.estimate(point)
             except ValueError as error:
@@ -202,6 +209,29 @@ class JointSearch:
                 self.too_large += 1
                 continue
             self.estimates[point] = found
+            if found.memory_bytes <= self.capacity:
+                self._least_s = min(self._least_s, found.time_s)
+
+    def _waits(self, point: JointPoint) -> bool:
+        """Whether blocks of a deep model would have to be read for a point although a twin of it,
+        which sends as much and computes less, is too slow by its estimate to be tried so far."""
+        limit_s = self.best[1].time_s if self.best else self._least_s
+        if not self.evaluator.depths.is_deep or math.isinf(limit_s):
+            return False
+        twin = point
+        if point.recompute not in ("none", *REPEATING):
+            twin = twin.with_value(recompute="none", recompute_layers=0)
+            limit_s *= TRUSTED if self.best else FAR
+        if self.space.could_cut_sequence(point):
+            twin = twin.with_value(sequence_parallel=True)
+        if twin is point:
+            return False
+        found = self.estimates.get(twin) or self.estimator.estimate(twin)
+        return found.time_s > limit_s
+
+    def _estimate_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        self._estimate_all(waiting)
 
     def _cut_sequences(self) -> None:
         """Estimate points with an axis of sequences, and simulate the best of each size of it."""
@@ -316,6 +346,8 @@ class JointSearch:
                 low, high = (low, middle) if found is not None and found.fits else (middle, high)
 
     def _see_rest(self) -> None:
+        self._estimate_all(self._waiting, may_wait=False)
+        self._waiting = []
         while True:
             point = next(self._left(), None)
             if point is None:
@@ -406,7 +438,8 @@ class JointSearch:
                 f"{counted(allowed, 'point', 'was')} simulated, the limit but for points that "
                 f"recompute less; raise it by -O simulate={2 * self.simulate}"
             )
-        if self.evaluator.predict(point) and len(self.evaluator.found) % COLLECT_EACH == 0:
+        each = COLLECT_EACH_DEEP if self.evaluator.depths.is_deep else COLLECT_EACH
+        if self.evaluator.predict(point) and len(self.evaluator.found) % each == 0:
             gc.collect()
         best = self.best
         told = f"best {seconds_text(best[1].time_s)} ({best[0]})" if best else "none fits so far"

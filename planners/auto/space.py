@@ -139,6 +139,11 @@ class JointSpace:
         """Whether a point's policy of recomputation is looked at beside others alone."""
         return point.recompute not in self._policies(point.stages)
 
+    def could_cut_sequence(self, point: JointPoint) -> bool:
+        """Whether a point could be sequence parallel and is not."""
+        is_other = point.tensor in self.cuts.cuts_sequence and not point.sequence_parallel
+        return is_other and self._may("sequence_parallel", True)
+
     def _with_buckets(self, point: JointPoint) -> Iterator[JointPoint]:
         """The point with messages joined in buckets of each size, where it joins any."""
         for size in self.buckets if point.joins_messages else self.buckets[:1]:
@@ -150,6 +155,8 @@ class JointSpace:
         """The point with the first schedules that the user allows, and that can be where something
         is asked of schedules; None if there are none."""
         first = "cross-pass" if point.sub_batches > 1 or point.is_staged else "in-order"
+        if not self.constraints.names & {*ORDERS}:
+            return point.with_value(schedule=first, buckets=self.buckets[0])
         point = point.with_value(buckets=self.buckets[0])
         orders = (
             point.with_value(schedule=schedule, pipeline=pipeline, chunks=chunks)

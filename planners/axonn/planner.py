@@ -222,7 +222,7 @@ def _plan(program: Program, grid: Grid, checkpointing: bool) -> Plan:
     x, y, z, data = grid
     notes: list[str] = []
     pairs = parallel_pairs(program, "x", x) if x > 1 else {}
-    structure = pairs or _widest_pairs(program)
+    structure = pairs or (_widest_pairs(program) if y > 1 else {})
     cuts: dict[SSAValue, Cut] = dict(pairs)
     maps = {one.parameter: one for one in linear_maps(program)}
     for parameter, one in maps.items():
