@@ -123,7 +123,7 @@ class JointPoint:
 
     def with_value(self, **values: object) -> JointPoint:
         """The point with other values: thousands are made, so without `replace`'s checks."""
-        return JointPoint(**{**vars(self), **values})
+        return JointPoint(**{**vars(self), **values})  # pyright: ignore[reportArgumentType]
 
     def __str__(self) -> str:
         """What differs from the least choice, after the degrees: `data=8, recompute layer`."""
