@@ -17,11 +17,13 @@ from typing import Any
 import torch.distributed as dist
 
 from shardweave.backends.agreement import AgreementError, ranks_text, who_has_what
+from shardweave.backends.alive import is_running, own_identity
 from shardweave.backends.position import main_position, position_of
 from shardweave.backends.store_guard import StoreGuard, keeper
 
 SILENCE_S = 10.0
-"""After so many seconds without a record a process is taken to be dead, or stopped."""
+"""After so many seconds without a record a process is taken to be dead, or stopped, unless it is
+one of this machine that is seen to run: on a core that many share one was silent for 13 s."""
 
 BEAT_S = 1.0
 
@@ -49,7 +51,8 @@ class SignOfLife:
     """What a rank tells the others. beat: its number. state: "running", "left", "cut off" by the
     failure of another, or "failed: .."; entered, started: calls of steps that it has begun, and of
     which the program runs; call: the last one in words; at: where its main thread is; trail: one of
-    its calls, and a number that stands for all programs that have run up to it."""
+    its calls, and a number that stands for all programs that have run up to it. identity: see
+    `own_identity`."""
 
     beat: int
     state: str
@@ -59,6 +62,7 @@ class SignOfLife:
     at: str
     process: str
     trail: tuple[int, int] = (0, 0)
+    identity: str = ""
 
     @property
     def place(self) -> str:
@@ -111,6 +115,7 @@ class Watch:
         self._asks_at: str | None = None
         self._store = dist.PrefixStore("shardweave", store.clone())  # pyright: ignore[reportPrivateImportUsage]
         self._beat = 0
+        self._identity = own_identity()
         self._seen: dict[int, _Seen] = {}
         self._waiting: _Waiting | None = None
         self._ended = threading.Event()
@@ -140,6 +145,7 @@ class Watch:
             position.text,
             f"process {os.getpid()} on {socket.gethostname()}",
             next(reversed(self._trails.items())),
+            self._identity,
         )
         self._store.set(f"rank/{self.rank}", json.dumps(vars(record)))
 
@@ -175,7 +181,8 @@ class Watch:
                 return rank, f"rank {rank} {seen.record.state}"
         for rank, seen in everyone:
             silent_s = time.monotonic() - seen.since_s
-            if seen.record.state == "running" and silent_s > silence_s:
+            is_silent = seen.record.state == "running" and silent_s > silence_s
+            if is_silent and not is_running(seen.record.identity):
                 return rank, (
                     f"rank {rank} ({seen.record.process}) has given no sign of life for "
                     f"{silent_s:.0f} s: it was killed, or stopped, or its machine is gone. It was "

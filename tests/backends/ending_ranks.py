@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import math
 import os
 import signal
@@ -70,6 +71,22 @@ def be_late(rank: int, folder: Path) -> None:
     if rank == 1:
         time.sleep(3 * TIMEOUT_S)
     step(torch.ones(6, 4))
+
+
+STARVED_S = 13.0
+"""Longer than a rank may be silent."""
+
+
+def be_starved(rank: int, folder: Path) -> None:
+    """Rank 1 runs, and for a while no thread of it does that could say so."""
+    x = torch.ones(6, 4)
+    step = compile_step(Model(), (x,), mesh=f"data={NUM_RANKS}", timeout=LIMIT_S)
+    step(x)
+    (folder / f"ready{rank}").touch()
+    if rank == 1:
+        ctypes.PyDLL(None).sleep(int(STARVED_S))  # keeps the interpreter's lock
+    step(x)
+    dist.barrier()
 
 
 def leave(rank: int, folder: Path) -> None:
@@ -248,6 +265,7 @@ ROLES: dict[str, Callable[[int, Path], Any]] = {
         train_by_the_store_of_rank_0,
         fail,
         be_late,
+        be_starved,
         leave,
         take_a_short_batch,
         take_a_known_short_batch,

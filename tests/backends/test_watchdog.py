@@ -23,6 +23,7 @@ from shardweave.tests.backends.ending_ranks import (
     Ranks,
     Scenario,
     be_late,
+    be_starved,
     compile_ahead_alone,
     compile_alone,
     compile_alone_at_first,
@@ -262,6 +263,12 @@ def test_collective_outside_a_step_is_named_by_the_line_that_calls_it(ended: Ran
         assert "rank 0 (process" in ended.said[rank]
         assert "torch.distributed.all_reduce, called at" in ended.said[rank]
         assert "ending_ranks.py" in ended.said[rank]
+
+
+@ranks_that(be_starved)
+def test_ranks_wait_for_one_that_runs_and_is_silent(ended: Ranks) -> None:
+    assert ended.codes == [0, 0, 0], ended.said
+    assert ended.took_s > SILENCE_S
 
 
 @pytest.mark.slow

@@ -1,0 +1,45 @@
+"""Whether a process of this machine runs: one whose core others take says nothing for a while.
+
+A heartbeat that stays away may be a process that was killed or stopped, or one that waits for its
+core, or for the interpreter's lock. Linux tells them apart, on the machine of the process.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+_STOPPED = "TtZX"
+"""States of processes that have ended, or go on only when somebody lets them (proc(5))."""
+
+
+def own_identity() -> str:
+    """What tells this process from all others; empty where the system does not say."""
+    started = _state_and_start(os.getpid())
+    return "" if started is None else f"{_boot()} {os.getpid()} {started[1]}"
+
+
+def is_running(identity: str) -> bool:
+    """Whether the process of an `own_identity` is one of this machine, and is not stopped."""
+    if not identity:
+        return False
+    boot, pid, start = identity.split()
+    found = _state_and_start(int(pid)) if boot == _boot() else None
+    return found is not None and found[1] == start and found[0] not in _STOPPED
+
+
+def _boot() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return "unknown"
+
+
+def _state_and_start(pid: int) -> tuple[str, str] | None:
+    """A process's state, and when it was started; None if there is none, or nobody says."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    fields = text.rpartition(")")[2].split()  # behind the name, which may have any sign in it
+    return fields[0], fields[19]
