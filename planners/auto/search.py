@@ -226,12 +226,15 @@ class JointSearch:
             twin = twin.with_value(sequence_parallel=True)
         if twin is point:
             return False
-        found = self.estimates.get(twin) or self.estimator.estimate(twin)
+        try:
+            found = self.estimates.get(twin) or self.estimator.estimate(twin)
+        except ValueError:  # the twin's shardings cannot be, which says nothing of the point's
+            return False
         return found.time_s > limit_s
 
-    def _estimate_waiting(self) -> None:
+    def _estimate_waiting(self, *, may_wait: bool = True) -> None:
         waiting, self._waiting = self._waiting, []
-        self._estimate_all(waiting)
+        self._estimate_all(waiting, may_wait=may_wait)
 
     def _cut_sequences(self) -> None:
         """Estimate points with an axis of sequences, and simulate the best of each size of it."""
@@ -346,8 +349,7 @@ class JointSearch:
                 low, high = (low, middle) if found is not None and found.fits else (middle, high)
 
     def _see_rest(self) -> None:
-        self._estimate_all(self._waiting, may_wait=False)
-        self._waiting = []
+        self._estimate_waiting(may_wait=False)
         while True:
             point = next(self._left(), None)
             if point is None:
