@@ -327,6 +327,28 @@ def test_micro_batches_cut_what_the_plan_does_not_cut() -> None:
     assert simulated(plan).stages[0].communication_s["tensor"] > 0
 
 
+def test_groups_of_replicas_run_the_program_of_as_many_replicas() -> None:
+    grouped, plain = staged("pipeline=2,replica=2,data=2"), staged("pipeline=2,data=4")
+    found = micro_batch_plan(grouped, program())
+    assert found.to_json() == micro_batch_plan(plain, program()).to_json()
+    # Gradients are summed over all of them, and are all that they send each other.
+    sent = [
+        [stage.communication_s for stage in simulated(plan).stages] for plan in (grouped, plain)
+    ]
+    assert sent[0] == sent[1]
+    assert all(stage["data"] > 0 for stage in sent[0])
+    # ZeRO gathers within a group, and sums what is left over the groups.
+    divided = [simulated(replace(plan, zero=1)).time_s for plan in (grouped, plain)]
+    assert divided[0] != divided[1]
+
+
+def test_replicas_that_cut_something_alone_stay_an_axis() -> None:
+    plan = replace(
+        staged("pipeline=2,replica=2,data=2"), activations={"h.0": '[{"replica"}, {}, {}]'}
+    )
+    assert micro_batch_plan(plan, program()).mesh == {"data": 8, "replica": 2}
+
+
 @pytest.mark.parametrize(
     ("make_plan", "says"),
     [

@@ -10,7 +10,7 @@ from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.ir.types import shape_of
 from shardweave.planners.cost.workload import batch_of
-from shardweave.planners.cost.zero import BATCH_AXES, DATA_AXIS
+from shardweave.planners.cost.zero import BATCH_AXES, DATA_AXIS, REPLICA_AXIS
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_names import Lookup, read_sharding
 from shardweave.planners.plan_parts import PlanError
@@ -29,6 +29,7 @@ def micro_batch_plan(plan: Plan, program: Program) -> Plan:
                 f"parameter '{name}' is cut over '{DATA_AXIS}', which a plan with stages or ZeRO "
                 "says by 'zero': 3; leave the axis out of its sharding."
             )
+    plan = _with_one_batch_axis(plan)
     micro_batches = plan.pipeline.micro_batches if plan.pipeline else 1
     pieces = plan.mesh.get(DATA_AXIS, 1) * micro_batches
     replicas = math.prod(plan.mesh.get(axis, 1) for axis in BATCH_AXES)
@@ -52,6 +53,28 @@ def micro_batch_plan(plan: Plan, program: Program) -> Plan:
             f"{replicas} replicas; use micro-batches that divide it."
         )
     return replace(found, inputs=_inputs(plan, program), activations=_cut_all(plan.activations))
+
+
+def _with_one_batch_axis(plan: Plan) -> Plan:
+    """The plan with further replicas as part of the data axis: ranks run the same, so that plans
+    that differ in groups of replicas alone are partitioned once. The plan itself if it cuts
+    anything over one of the two axes alone."""
+    replicas = plan.mesh.get(REPLICA_AXIS, 1)
+    both = f'"{REPLICA_AXIS}", "{DATA_AXIS}"'
+
+    def joined(shardings: Mapping[str, str]) -> dict[str, str]:
+        return {name: text.replace(both, f'"{DATA_AXIS}"') for name, text in shardings.items()}
+
+    found = replace(
+        plan,
+        mesh={axis: n for axis, n in plan.mesh.items() if axis != REPLICA_AXIS}
+        | {DATA_AXIS: replicas * plan.mesh.get(DATA_AXIS, 1)},
+        inputs=joined(plan.inputs),
+        activations=joined(plan.activations),
+    )
+    texts = (*plan.parameters.values(), *found.inputs.values(), *found.activations.values())
+    alone = any(REPLICA_AXIS in text for text in texts)
+    return plan if alone or replicas == 1 else found
 
 
 def _inputs(plan: Plan, program: Program) -> dict[str, str]:

@@ -26,7 +26,14 @@ from shardweave.planners.cost.pipeline.micro_batch import micro_batch_plan
 from shardweave.planners.cost.pipeline.replicas import ReplicaLinks, Sync
 from shardweave.planners.cost.streams import beside_s
 from shardweave.planners.cost.workload import BlockWork, Workload
-from shardweave.planners.cost.zero import BATCH_AXES, DATA_AXIS, DIVIDED, divided, whole_for_a_while
+from shardweave.planners.cost.zero import (
+    BATCH_AXES,
+    DATA_AXIS,
+    DIVIDED,
+    REPLICA_AXIS,
+    divided,
+    whole_for_a_while,
+)
 from shardweave.planners.lower import Lowerings
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_names import Lookup
@@ -107,14 +114,16 @@ class Stage:
 
     @cached_property
     def _reduced_over(self) -> tuple[str, ...]:
-        """The axes that gradients are summed over: of sequences that are cut, not of data alone."""
+        """The axes that gradients are summed over: of sequences that are cut, not of data alone.
+        Blocks are read with further replicas as part of the data axis."""
         sums = (
             axes
             for block in self.blocks
             for axes, phase in block.communication_s
             if {*BATCH_AXES} & {*axes} and phase == "backward"
         )
-        return max(sums, key=len, default=BATCH_AXES)
+        most = max(sums, key=len, default=BATCH_AXES)
+        return most if REPLICA_AXIS in most else (REPLICA_AXIS, *most)
 
     @property
     def times(self) -> StageTimes:
