@@ -6,14 +6,16 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
 from timed_rows import TimedRow
 from torch.distributed.pipelining import schedules as pytorch
 
+from shardweave.backends import in_flight
 from shardweave.backends.mail import Mail
 from shardweave.backends.pipeline import Place, StagedStep
 from shardweave.ir.staged import Run
@@ -137,42 +139,95 @@ def factor_for(ranks: int) -> float:
     return 1.25 * to_a_core if to_a_core > 1 else 1.0
 
 
+COLLECTIVES = (
+    (dist, "all_reduce"),
+    (dist, "all_to_all_single"),
+    (in_flight, "gather_single"),
+    (in_flight, "scatter_single"),
+)
+"""Where the functions are found that start collectives of a step."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """A collective's handle, waited for when the throttle's device would."""
+
+    work: Any
+    throttle: Throttle
+
+    def wait(self) -> None:
+        self.throttle.wait(self.work.wait)
+
+
+Function = Callable[..., Any]
+
+
+def _settled(throttle: Throttle, function: Function) -> Function:
+    """The function, called when the device would be that far."""
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        throttle.settle()
+        return function(*arguments, **options)
+
+    return call
+
+
+def _waited(throttle: Throttle, function: Function) -> Function:
+    """A function that waits for a message, which does so when the device would."""
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        return throttle.wait(partial(function, *arguments, **options))
+
+    return call
+
+
+def _held(throttle: Throttle, function: Function) -> Function:
+    """A collective that leaves, and is waited for, when the device would be that far."""
+    start, whole = _settled(throttle, function), _waited(throttle, function)
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        if not options.get("async_op"):
+            return whole(*arguments, **options)
+        work = start(*arguments, **options)
+        return work and Held(work, throttle)
+
+    return call
+
+
+def _settled_once(throttle: Throttle, run_of_step: Function) -> Function:
+    """A step's run, which begins when the device would be that far if it is there once."""
+
+    def call(step: StagedStep, run: Run, last_reads: frozenset[Place]) -> None:
+        if run.micro_batch is None:
+            throttle.settle()
+        run_of_step(step, run, last_reads)
+
+    return call
+
+
 @contextmanager
 def throttled(throttle: Throttle) -> Iterator[None]:
-    """Meanwhile messages of stages, ours and those of PyTorch's schedules, leave and are waited for
-    when the throttle's device would be that far; and so do the collectives of what runs once.
+    """Meanwhile messages leave and are waited for when the throttle's device would be that far:
+    those of stages, ours and those of PyTorch's schedules, and collectives.
 
     With a factor of 1 they are left alone: the device is the process, and never behind it.
     """
     if throttle.factor == 1:
         yield
         return
-
-    def settled(function: Callable[..., Any]) -> Any:
-        def call(*arguments: Any, **options: Any) -> Any:
-            throttle.settle()
-            return function(*arguments, **options)
-
-        return call
-
-    def waited(function: Callable[..., Any]) -> Any:
-        def call(*arguments: Any, **options: Any) -> Any:
-            return throttle.wait(partial(function, *arguments, **options))
-
-        return call
-
-    def settled_once(self: StagedStep, run: Run, last_reads: frozenset[Place]) -> None:
-        if run.micro_batch is None:
-            throttle.settle()
-        run_of_step(self, run, last_reads)
-
-    run_of_step, send, receive = StagedStep.run, Mail.send, Mail.receive
-    post, wait = pytorch._batch_p2p, pytorch._wait_batch_p2p
-    StagedStep.run = settled_once
-    Mail.send, Mail.receive = settled(send), waited(receive)
-    pytorch._batch_p2p, pytorch._wait_batch_p2p = settled(post), waited(wait)
+    held = (
+        (StagedStep, "run", _settled_once),
+        (Mail, "send", _settled),
+        (Mail, "receive", _waited),
+        (pytorch, "_batch_p2p", _settled),
+        (pytorch, "_wait_batch_p2p", _waited),
+        *((home, name, _held) for home, name in COLLECTIVES),
+    )
+    before = [(home, name, getattr(home, name)) for home, name, _ in held]
+    for (home, name, function), (*_, hold) in zip(before, held, strict=True):
+        setattr(home, name, hold(throttle, function))
     try:
         yield
     finally:
-        StagedStep.run, Mail.send, Mail.receive = run_of_step, send, receive
-        pytorch._batch_p2p, pytorch._wait_batch_p2p = post, wait
+        for home, name, function in before:
+            setattr(home, name, function)

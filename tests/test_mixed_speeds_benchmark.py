@@ -109,6 +109,35 @@ def test_messages_leave_when_the_slower_device_would_be_that_far(whose: str) -> 
     assert (Mail.send, pytorch._batch_p2p) == before
 
 
+def test_collectives_leave_and_are_waited_for_when_the_slower_device_would_be_that_far(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Arrived:
+        def wait(self) -> None:
+            pass
+
+    def start(x: torch.Tensor, **options: Any) -> Arrived | None:
+        return Arrived() if options.get("async_op") else None
+
+    for home, name in throttle_of_ranks.COLLECTIVES:
+        monkeypatch.setattr(home, name, start)
+    throttle, x = Throttle(4.0), torch.zeros(1)
+    with throttled(throttle):
+        for home, name in throttle_of_ranks.COLLECTIVES:
+            begin_s = time.perf_counter()
+            throttle.begin()
+            work(0.01)
+            started = getattr(home, name)(x, async_op=True)
+            assert time.perf_counter() - begin_s >= 4 * 0.01
+            work(0.01)
+            started.wait()
+            assert time.perf_counter() - begin_s >= 4 * 0.02
+            work(0.01)
+            getattr(home, name)(x)
+            assert time.perf_counter() - begin_s >= 4 * 0.03
+    assert all(getattr(home, name) is start for home, name in throttle_of_ranks.COLLECTIVES)
+
+
 def test_ranks_sleep_before_what_runs_once_and_not_behind_each_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
