@@ -1,14 +1,14 @@
 """What `auto` loses against the best of everything: every plan of its space, simulated in full.
 
-`python benchmarks/auto_regret.py [--problems NAME ..] [--forbid ..] [--sweeps FOLDER] [--json OUT]`
-takes four models on one node of four devices, on two nodes of two with a slow link, and on the one
-node with so little memory that no plan without recomputation fits; and a wide GPT in bf16 on two
-nodes of Perlmutter, with all their memory and with 1 GiB of each device. All points of the space
-that `auto` searches are simulated, under each order of messages and micro-batches, and the plans of
-the planners that choose by a model of their own; then `auto` plans. Its regret is its step over the
-fastest of those that fit. `list`, whose orders take long to find, is left out of both, as is what
-`--forbid` names beside it. Sweeps take minutes: those in a folder are read, and others are written
-there.
+`python benchmarks/auto_regret.py [--problems NAME ..] [--forbid ..] [--sweeps FOLDER] [--quick]
+[--json OUT]` takes four models on one node of four devices, on two nodes of two with a slow link,
+and on the one node with so little memory that no plan without recomputation fits; and a wide GPT in
+bf16 on two nodes of Perlmutter, with all their memory and with 1 GiB of each device. All points of
+the space that `auto` searches are simulated, under each order of messages and micro-batches, and
+the plans of the planners that choose by a model of their own; then `auto` plans. Its regret is its
+step over the fastest of those that fit. `list`, whose orders take long to find, is left out of
+both, as is what `--forbid` names beside it. Sweeps take minutes: those in a folder are read, and
+others are written there.
 """
 
 from __future__ import annotations
@@ -89,6 +89,9 @@ BOUNDED = ("two nodes", "1 GiB")
 DEVICES = 4
 SLOW_BYTES_S = 1.25e9
 """Of the link between two nodes: 10 Gbit/s."""
+
+QUICK = "unet, one node"
+"""The problem of a quick run, the one with the fewest plans."""
 
 LEFT_OUT = "schedule=list,pipeline=list"
 TOLD_EACH = 500
@@ -298,7 +301,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--forbid", default=LEFT_OUT)
     parser.add_argument("--sweeps", type=Path, metavar="FOLDER")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--quick", action="store_true", help=f"only {QUICK}")
     options = parser.parse_args(arguments)
+    if options.quick:
+        options.problems = [QUICK]
     record: dict[str, Any] = {"devices": DEVICES, "forbid": options.forbid, "problems": {}}
     for name, row in rows(options):
         record["problems"][name] = row

@@ -1,10 +1,10 @@
 """The simulator against runs that others measured, source by source.
 
-`python benchmarks/scoreboard.py [--runs FILE ..] [--cluster NAME|FILE] [--jobs N] [--json OUT]`
-reads rows in the columns of `data/runs/README.md`, predicts each on the preset of its kind of
-device or on one cluster, and prints for each source the errors, the order within groups of equal
-model, devices and batch, the regret of what the simulator would choose, and the rows that are
-worst. It says which architecture rows were taken for. Presets are made of data sheets and of
+`python benchmarks/scoreboard.py [--runs FILE ..] [--cluster NAME|FILE] [--jobs N] [--quick]
+[--json OUT]` reads rows in the columns of `data/runs/README.md`, predicts each on the preset of its
+kind of device or on one cluster, and prints for each source the errors, the order within groups of
+equal model, devices and batch, the regret of what the simulator would choose, and the rows that
+are worst. It says which architecture rows were taken for. Presets are made of data sheets and of
 profiles of single ops and messages (each file says of which), not of the runs. The groups that
 nobody was to look at while the model was made are reported apart. Many rows are predicted by
 several processes, by default one for each core. A row that cannot be read or predicted is named
@@ -35,6 +35,9 @@ FOLDER = Path(__file__).resolve().parent / "data" / "runs"
 
 PARTS = ("looked", "held")
 """Groups of runs that were looked at while the model was made, and those that nobody was to."""
+
+QUICK = FOLDER / "sailor.csv"
+"""The runs of a quick run."""
 
 WORST = 5
 """Rows that are shown of each source."""
@@ -196,7 +199,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--part", choices=PARTS, help="of the groups; by default each")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
+    parser.add_argument("--quick", action="store_true", help=f"only {QUICK.name}")
     options = parser.parse_args(arguments)
+    if options.quick:
+        options.runs = [QUICK]
     start_s = _processor_s()
     record: dict[str, Any] = {}
     try:

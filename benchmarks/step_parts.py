@@ -42,7 +42,7 @@ from shardweave.planners.cost.zero import DATA_AXIS
 CASE = "Llama-3-405B on 16,384, context 16"
 
 POINT = JointPoint(
-    data=8, tensor=8, context=16, stages=16, sequence_parallel=True, zero=1,
+    replica=4, data=2, tensor=8, context=16, stages=16, sequence_parallel=True, zero=1,
     recompute="after-products", micro_batches=16, schedule="cross-pass",
     pipeline=INTERLEAVED, chunks=8,
 )  # fmt: skip

@@ -23,6 +23,8 @@ def test_planning_takes_no_longer_than_its_goals_and_the_page_quotes_it() -> Non
         assert row["peak_bytes"] <= 4 * 2**30, name
         seconds = f"{row['capture_s']:.0f} s | {row['plan_s']:.1f} s"
         assert f"| {name} | {seconds} | {row['peak_bytes'] / 2**30:.1f} GiB |" in page
+    spread = max(max(row["plan_each_s"]) / row["plan_s"] for row in record.values())
+    assert f"took up to {spread:.1f} times as long" in " ".join(page.split())
     shares = [
         (row["device_flops_s"], row["published_flops_s"])
         for row in record.values()
