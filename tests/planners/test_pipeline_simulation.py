@@ -342,9 +342,10 @@ def test_groups_of_replicas_run_the_program_of_as_many_replicas() -> None:
     assert divided[0] != divided[1]
 
 
-def test_replicas_that_cut_something_alone_stay_an_axis() -> None:
+@pytest.mark.parametrize("axis", ["replica", "data"])
+def test_replicas_that_cut_something_alone_stay_an_axis(axis: str) -> None:
     plan = replace(
-        staged("pipeline=2,replica=2,data=2"), activations={"h.0": '[{"replica"}, {}, {}]'}
+        staged("pipeline=2,replica=2,data=2"), activations={"h.0": f'[{{"{axis}"}}, {{}}, {{}}]'}
     )
     assert micro_batch_plan(plan, program()).mesh == {"data": 8, "replica": 2}
 

@@ -72,8 +72,8 @@ def _with_one_batch_axis(plan: Plan) -> Plan:
         inputs=joined(plan.inputs),
         activations=joined(plan.activations),
     )
-    texts = (*plan.parameters.values(), *found.inputs.values(), *found.activations.values())
-    alone = any(REPLICA_AXIS in text for text in texts)
+    texts = (*plan.parameters.values(), *plan.inputs.values(), *plan.activations.values())
+    alone = any(axis in text.replace(both, "") for text in texts for axis in BATCH_AXES)
     return plan if alone or replicas == 1 else found
 
 
