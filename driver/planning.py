@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -13,7 +14,7 @@ from rich.console import Console
 from shardweave.driver.commands.arguments import DTYPES, check_output, check_picture, messages
 from shardweave.driver.commands.programs import is_text, read_or_capture
 from shardweave.driver.models import parse_options
-from shardweave.driver.plans import plan, simulated
+from shardweave.driver.plans import notes_on_idle_devices, plan, simulated
 from shardweave.driver.report.plan import comparison_table, print_candidates, print_plan
 from shardweave.driver.report.text import status
 from shardweave.driver.trials import host_of
@@ -174,6 +175,9 @@ def _compare(options: argparse.Namespace, given: dict[str, Any], program: Progra
         print(line)
     if len(lines) > DIFFERENCES:
         print(f"and {len(lines) - DIFFERENCES} more lines")
+    for name, one in zip(names, plans, strict=True):
+        for note in one.notes:
+            print(f"note: {name}: {note}")
     _plot(_rows(names, plans), options.plot, sys.stdout)
     return 0
 
@@ -187,7 +191,10 @@ def _plan_named(
         raise ValueError(no_such_plan(name))
     found = Plan.load(name)
     check_plan(found, program)
-    return simulated(program, found, options.cluster) if options.cluster else found
+    if not options.cluster:
+        return found
+    notes = (*found.notes, *notes_on_idle_devices(found, options.cluster))
+    return simulated(program, replace(found, notes=tuple(dict.fromkeys(notes))), options.cluster)
 
 
 def _is_outcome(line: str) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 
 from shardweave.ir.aten import NOT_STORED, AtenOp
 from shardweave.ir.philox import RANDOM
-from shardweave.ir.types import dtype_of, shape_of, tensor_type_of
+from shardweave.ir.types import dtype_of_value, shape_of
 
 Derivation = Callable[[AtenOp], Any]
 
@@ -23,7 +23,7 @@ def _result_shape(op: AtenOp) -> list[int]:
 
 
 def _result_dtype(op: AtenOp) -> Any:
-    return dtype_of(tensor_type_of(op.results[0]).element_type)
+    return dtype_of_value(op.results[0])
 
 
 def _num_arange(op: AtenOp) -> Any:

@@ -15,7 +15,7 @@ from shardweave.ir.infer import infer_types
 from shardweave.ir.philox import RANDOM, Distribution, position_steps
 from shardweave.ir.strides import common_runs, refines
 from shardweave.ir.syntax import Operands
-from shardweave.ir.types import AnyTensor, dtype_of, shape_of, tensor_type, tensor_type_of
+from shardweave.ir.types import AnyTensor, shape_of, tensor_type, tensor_type_of, with_shape
 
 
 class Builder:
@@ -105,7 +105,7 @@ class Builder:
         while isinstance(source.owner, AtenOp) and source.owner.name == "aten.view":
             source = source.owner.operands[0]
         type_ = tensor_type_of(source)
-        wanted = tensor_type(shape, dtype_of(type_.element_type))
+        wanted = with_shape(type_, shape)
         if wanted == type_:
             return source
         apart = self._kept_apart(source, shape)
@@ -144,22 +144,20 @@ class Builder:
             value = owner.operands[0]
         if order == sorted(order):
             return value
-        type_ = tensor_type_of(value)
-        shape = type_.get_shape()
-        wanted = tensor_type([shape[d] for d in order], dtype_of(type_.element_type))
+        shape = shape_of(value)
+        wanted = with_shape(tensor_type_of(value), [shape[d] for d in order])
         return self.add("aten.permute", [value], [wanted], {"dims": order}).results[0]
 
     def expand(self, value: SSAValue, shape: Sequence[int]) -> SSAValue:
         type_ = tensor_type_of(value)
-        wanted = tensor_type(shape, dtype_of(type_.element_type))
+        wanted = with_shape(type_, shape)
         if wanted == type_:
             return value
         return self.add("aten.expand", [value], [wanted]).results[0]
 
     def cast(self, value: SSAValue, dtype: torch.dtype) -> SSAValue:
-        type_ = tensor_type_of(value)
-        wanted = tensor_type(type_.get_shape(), dtype)
-        if wanted == type_:
+        wanted = tensor_type(shape_of(value), dtype)
+        if wanted == tensor_type_of(value):
             return value
         return self.add("aten._to_copy", [value], [wanted]).results[0]
 

@@ -12,7 +12,7 @@ from xdsl.ir import Operation, SSAValue
 from shardweave.ir.facts import facts_of, weight_of
 from shardweave.ir.placement import Placement, Sharding
 from shardweave.ir.program import Program
-from shardweave.ir.types import AnyTensor, dtype_of, dtype_of_value, num_bytes, shape_of
+from shardweave.ir.types import AnyTensor, dtype_of_type, dtype_of_value, num_bytes, shape_of
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.memory import state_bytes
 from shardweave.planners.cost.model import CostModel
@@ -188,7 +188,7 @@ def _option(
 
 def _state_bytes(parameter: AnyTensor, options: ChainOptions) -> int:
     """Bytes of one device's part of a parameter, its gradient and its optimizer's state."""
-    size, itemsize = num_bytes(parameter), dtype_of(parameter.element_type).itemsize
+    size, itemsize = num_bytes(parameter), dtype_of_type(parameter).itemsize
     parts = state_bytes(size, itemsize, options.precision, options.optimizer_multiplier)
     return int(sum(parts.values()))
 

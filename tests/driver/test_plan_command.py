@@ -123,6 +123,8 @@ def test_two_planners_and_a_plans_file_stand_side_by_side(tmp_path: Path, capsys
     assert "simulated" in out
     assert "communication: tensor" in out
     assert "- parameters 'wte.weight': [{\"tensor\"}, {}]" in out
+    assert f"note: {other}: the mesh data=2 uses 2 of the 4 devices of cluster" in out
+    assert out.count("stay idle") == 1
 
 
 def test_program_from_a_file_plans_like_its_model_and_prints_json(

@@ -14,7 +14,7 @@ from xdsl.ir import SSAValue
 from shardweave.ir.aten import overload_named
 from shardweave.ir.capture.builder import Builder
 from shardweave.ir.syntax import Operands
-from shardweave.ir.types import AnyTensor, dtype_of
+from shardweave.ir.types import AnyTensor, dtype_of_type, shape_of_type
 
 
 class CanonicalError(ValueError):
@@ -38,11 +38,11 @@ class Call:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self._first.get_shape()
+        return shape_of_type(self._first)
 
     @property
     def dtype(self) -> torch.dtype:
-        return dtype_of(self._first.element_type)
+        return dtype_of_type(self._first)
 
     def add(
         self, name: str, operands: Operands, values: Mapping[str, Any] | None = None

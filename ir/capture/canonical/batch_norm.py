@@ -13,7 +13,7 @@ from xdsl.ir import SSAValue
 
 from shardweave.ir.capture.builder import Builder
 from shardweave.ir.capture.canonical.base import Call, form
-from shardweave.ir.types import dtype_of, dtype_of_value, shape_of
+from shardweave.ir.types import dtype_of_type, dtype_of_value, shape_of
 
 
 @dataclass
@@ -71,7 +71,7 @@ def _widely(
 def _dtype(call: Call, index: int) -> torch.dtype:
     type_ = call.types[index]
     assert type_ is not None
-    return dtype_of(type_.element_type)
+    return dtype_of_type(type_)
 
 
 def _has_few_digits(value: Any) -> bool:

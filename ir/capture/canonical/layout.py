@@ -13,7 +13,7 @@ from shardweave.ir.capture.canonical.base import (
     form,
     normalized,
 )
-from shardweave.ir.types import dtype_of_value, shape_of, tensor_type
+from shardweave.ir.types import dtype_of_value, shape_of, shape_of_type, tensor_type
 
 
 @form(
@@ -143,7 +143,7 @@ def split(call: Call) -> Result:
     parts: list[SSAValue | None] = []
     for type_ in call.types:
         assert type_ is not None
-        shape = type_.get_shape()
+        shape = shape_of_type(type_)
         parts.append(sliced(call, source, dim, start, 1, shape))
         start += shape[dim]
     return parts

@@ -25,7 +25,14 @@ from shardweave.ir.placement import Sharding
 from shardweave.ir.program import Program, Slot, sharding_of
 from shardweave.ir.rewrite.stages.members import Members
 from shardweave.ir.staged import TOTALS, name_of
-from shardweave.ir.types import AnyTensor, shape_of, tensor_type, tensor_type_of, with_shape
+from shardweave.ir.types import (
+    AnyTensor,
+    shape_of,
+    shape_of_type,
+    tensor_type,
+    tensor_type_of,
+    with_shape,
+)
 
 Attributes = dict[str, Attribute]
 
@@ -88,7 +95,7 @@ class ValueSlots:
         return self._slot(kind, self.name(value, kind), self.sharding(value), tensor_type_of(value))
 
     def _slot(self, kind: str, name: str, sharding: Sharding, type_: AnyTensor) -> Attributes:
-        shape = sharding.global_shape(type_.get_shape())
+        shape = sharding.global_shape(shape_of_type(type_))
         return {
             "dist.kind": builtin.StringAttr(kind),
             "dist.name": builtin.StringAttr(name),
@@ -100,7 +107,7 @@ class ValueSlots:
         sharding = self.program.sharding_of_slot(slot)
         type_ = self.joined(slot.value, sharding)
         left = self.without_axis(sharding)
-        shape = left.global_shape(type_.get_shape())
+        shape = left.global_shape(shape_of_type(type_))
         data = {**slot.attributes.data, "dist.sharding": ShardingAttr.of(left, shape)}
         return type_, data
 
