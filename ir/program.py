@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,6 +104,10 @@ class Program:
 
     def __str__(self) -> str:
         return print_module(self.module)
+
+    def digest(self) -> str:
+        """The SHA-256 of the text, in hexadecimal: what files about a program know it by."""
+        return hashlib.sha256(str(self).encode()).hexdigest()
 
     def __repr__(self) -> str:
         mesh = f" on mesh {self.mesh}" if self.mesh else ""

@@ -13,7 +13,7 @@ from xdsl.ir import Operation, SSAValue
 from shardweave.ir import dist
 from shardweave.ir.kernel import FusedOp
 from shardweave.ir.program import Program
-from shardweave.ir.proof.check import VERSION, digest_of
+from shardweave.ir.proof.check import VERSION
 from shardweave.ir.proof.claims import Json, written_at, written_claim, written_cuts
 from shardweave.ir.proof.held import AttentionPart, Cuts, Local, Relation, Row, Value
 from shardweave.ir.proof.local_forms import OpForm
@@ -59,8 +59,8 @@ def _certificate(
     steps = [step for part in parts for step in writer.steps(part.function.body.block.ops)]
     return {
         "version": VERSION,
-        "local": digest_of(local),
-        "against": digest_of(against),
+        "local": local.digest(),
+        "against": against.digest(),
         "sub_batches": walk.axes.sub_batches,
         "pieces": has_pieces,
         "expressions": writer.expressions,

@@ -7,7 +7,6 @@ relation is and what gathering, reducing and padding do to it, and none that sea
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -80,11 +79,6 @@ class Checked:
         )
 
 
-def digest_of(program: Program) -> str:
-    """What a program is known by in a certificate."""
-    return hashlib.sha256(str(program).encode()).hexdigest()
-
-
 def check_certificate(certificate: str | Json, local: Program, *, against: Program) -> Checked:
     """Check the certificate of a proof that a local program computes a global one, in one pass.
 
@@ -109,7 +103,7 @@ def _opened(given: Json, local: Program, against: Program) -> Check:
     if given["version"] != VERSION:
         raise ProofError(f"the certificate is of version {given['version']}, expected {VERSION}.")
     for name, program in (("local", local), ("against", against)):
-        if given[name] != digest_of(program):
+        if given[name] != program.digest():
             raise ProofError(
                 f"the certificate is of another program ({name}); prove this one, and check that."
             )

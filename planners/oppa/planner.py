@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -124,7 +123,7 @@ def plan_by_trials(
             f"devices of {mesh or cluster.name} for this program; change the batch, or give a mesh."
         )
     problem = {
-        "program": hashlib.sha256(str(program).encode()).hexdigest()[:16],
+        "program": program.digest()[:16],
         "cluster": cluster.name,
         "mesh": "" if mesh is None else str(mesh),
         "trials": f"real, {options.steps} steps" if options.real else "simulated",

@@ -11,7 +11,7 @@ import pytest
 from shardweave.backends.reference import run_reference
 from shardweave.ir.program import Program
 from shardweave.ir.proof.certificate import certificate_of
-from shardweave.ir.proof.check import check_certificate, digest_of
+from shardweave.ir.proof.check import check_certificate
 from shardweave.ir.proof.expressions import Expressions
 from shardweave.ir.proof.ops import ProofError
 from shardweave.ir.proof.prove import arguments_of, prove, walked
@@ -96,7 +96,7 @@ def assert_refused(whole: Program, local: Program, *certificates: dict[str, obje
         prove(local, against=whole)
     for one in (*certificates, claimed(whole, local)):
         with pytest.raises(ProofError, match=r"not claimed to be|does not follow"):
-            check_certificate({**one, "local": digest_of(local)}, local, against=whole)
+            check_certificate({**one, "local": local.digest()}, local, against=whole)
     return str(error.value)
 
 
