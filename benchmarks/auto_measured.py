@@ -37,7 +37,6 @@ from shardweave.driver.models import build_example
 from shardweave.driver.profile import profile_machine
 from shardweave.ir.capture.capture import capture
 from shardweave.ir.program import Program
-from shardweave.ir.proof.check import digest_of
 from shardweave.planners.auto import plan_auto
 from shardweave.planners.auto.constraints import Constraints, point_of
 from shardweave.planners.auto.estimate import Estimator
@@ -89,7 +88,7 @@ def rows_of(
         if found is None or not found.fits:
             return None
         near = evaluator.maker.plan(point, program)
-        return Row(str(point), near, found.time_s, digest_of(local_program(program, near))[:12])
+        return Row(str(point), near, found.time_s, local_program(program, near).digest()[:12])
 
     choice = row(point_of(plan))
     assert choice is not None, "the choice was simulated, and fits"
