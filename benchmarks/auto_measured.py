@@ -8,7 +8,7 @@ the same processes. Plans whose ranks run one program, as where a schedule of me
 are one row, of which all steps count; by how much these differ is printed. With `--rate` every
 process has a network of its own whose link the kernel limits (root, ip and tc). `--ranks 4` does
 the same with four processes; where they are more than the cores, each is held to a share of one,
-and `auto` plans for devices as slow (`throttle.py`). Printed are the seconds simulated and
+and `auto` plans for devices as slow (`throttle.py`); with `--slow 1` they share the cores. Printed are the seconds simulated and
 measured, and the rank of the choice by what was measured.
 """
 
@@ -132,7 +132,9 @@ def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rate", default="", help="rate of each process's link, as tc writes it")
     parser.add_argument("--ranks", default="2", help="how many processes, in turn")
-    parser.add_argument("--slow", type=float, default=0.0, help="a core's share, as 1/F")
+    parser.add_argument(
+        "--slow", type=float, default=0.0, help="a core's share, as 1/F; 1: processes share cores"
+    )
     parser.add_argument("--model", default="")
     parser.add_argument("--cluster", default="", help="instead of profiling: a preset or a file")
     parser.add_argument("--rounds", type=int, default=20, help="timed steps of each plan")

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from shardweave.driver.launch import launch
+from shardweave.driver.launch import launch, num_cores
 from shardweave.driver.profile_pieces import pieces_of
 from shardweave.ir.program import Program
+from shardweave.passes.notes import note
 from shardweave.planners.cost.cluster import Cluster, CollectiveTimes, DeviceType, NodeType, Points
 
 SPARE_BYTES = "268435456"
@@ -46,6 +47,8 @@ def profile_machine(
             f"{num_processes} processes do not make nodes of {on_node}; give a number of "
             "processes that it divides."
         )
+    if num_processes > num_cores():
+        note(_shared_cores(num_processes, launcher))
     with tempfile.TemporaryDirectory(prefix="shardweave-") as folder:
         request, output = Path(folder, "request.json"), Path(folder, "measured.json")
         paths = [
@@ -58,6 +61,16 @@ def profile_machine(
         launch(_prefixed(command, launcher), num_processes, time_limit_s=time_limit_s)
         measured = json.loads(output.read_text())
     return cluster_of(measured, name, num_processes, on_node)
+
+
+def _shared_cores(num_processes: int, launcher: str | None) -> str:
+    """What is not known of processes that are more than the cores."""
+    here = "" if launcher is None else "if they all run on this machine, "
+    return (
+        f"{here}{num_processes} processes share {num_cores()} cores: they are measured while all "
+        "of them compute, so that a step in which some wait for others, as stages do, takes "
+        "another time than plans predict; measure with a core for each process"
+    )
 
 
 def _measured(program: Program | str | Path, num_processes: int) -> list[Program]:

@@ -307,6 +307,7 @@ def test_source_says_the_vocabulary_where_rows_do_not() -> None:
     assert framework_of("OtherTrain") == USUAL
 
 
+@pytest.mark.slow
 def test_framework_says_what_rows_do_not() -> None:
     """Sailor's GPT-Neo has no projection to the vocabulary, and drops no scores; memory is that of
     the whole device."""

@@ -69,6 +69,7 @@ WIDE = "gpt:layers=3,hidden=128,heads=2,vocab=64,seq=16,batch=4,tie=false"
 """Whose weights are most of its memory, so that none beside those of the plan is overlooked."""
 
 
+@pytest.mark.slow
 def test_step_that_gathers_its_weights_holds_no_more_than_is_planned() -> None:
     ranks = run_ranks(peaks_of, 2, "shards", WIDE)
     counted, planned = (min(peaks) for peaks in zip(*ranks, strict=True))

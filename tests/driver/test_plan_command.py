@@ -13,6 +13,7 @@ from shardweave.planners.cost.cluster_file import save_cluster
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_parts import Pipeline
+from shardweave.tests.marks import slow, slow_where
 from shardweave.tests.zoo import SPECS
 
 Captured = pytest.CaptureFixture[str]
@@ -47,7 +48,7 @@ def check_runs(tmp_path: Path, model: str, planner: str, capsys: Captured) -> No
     assert "equal to eager" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("planner", OPTIONS)
+@pytest.mark.parametrize("planner", slow_where({"oppa", "boosted-trees"}.__contains__, OPTIONS))
 def test_plan_of_each_planner_runs_equal_to_eager(
     planner: str, tmp_path: Path, capsys: Captured
 ) -> None:
@@ -240,8 +241,15 @@ def test_stage_that_names_no_layer_is_refused_where_it_is_run(
     assert "stage 1 names layer 'haed', which this program" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        slow("--mesh stage=2,data=2 --fix pipeline=list"),
+        "--mesh data=2,tensor=2 --fix schedule=list",
+    ],
+)
 def test_plan_that_orders_for_a_cluster_is_checked_in_a_dtype_that_the_cluster_lacks(
-    tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+    options: str, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     found = find_cluster(CLUSTER)
@@ -250,13 +258,12 @@ def test_plan_that_orders_for_a_cluster_is_checked_in_a_dtype_that_the_cluster_l
         for name, device in found.devices.items()
     }
     save_cluster(replace(found, devices=devices), "own.yaml")
-    staged = ["--mesh", "stage=2,data=2", "--fix", "pipeline=list", "-O", "simulate=2"]
-    for options in (staged, ["--mesh", "data=2,tensor=2", "--fix", "schedule=list"]):
-        plan = planned(tmp_path, *options, "-O", "propose=false", cluster="own.yaml")
-        assert "list" in (plan.schedule, plan.pipeline and plan.pipeline.schedule)
-        run = ["run", MODEL, "--plan", "plan.json", "--backend", "reference"]
-        assert main([*run, "--dtype", "float64", "--check"]) == 0
-        assert "equal to eager" in capsys.readouterr().out
+    few = ["-O", "propose=false", "-O", "simulate=2"]
+    plan = planned(tmp_path, *options.split(), *few, cluster="own.yaml")
+    assert "list" in (plan.schedule, plan.pipeline and plan.pipeline.schedule)
+    run = ["run", MODEL, "--plan", "plan.json", "--backend", "reference"]
+    assert main([*run, "--dtype", "float64", "--check"]) == 0
+    assert "equal to eager" in capsys.readouterr().out
 
 
 def test_mesh_of_fewer_devices_than_the_cluster_has_is_noted(capsys: Captured) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from shardweave.driver import profile, profile_ops
 from shardweave.driver.cli import main
+from shardweave.driver.launch import WorkerError
 from shardweave.driver.models import build_example
 from shardweave.driver.profile import cluster_of, profile_machine
 from shardweave.driver.profile_pieces import pieces_of
@@ -16,6 +17,7 @@ from shardweave.ir.capture.capture import capture
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.staged import ops_of_parts
 from shardweave.ir.types import shape_of
+from shardweave.passes.notes import heard_by
 from shardweave.planners.cost.cluster_file import cluster_text, load_cluster, parse_cluster
 from shardweave.planners.cost.model import kind_of, signature_text
 from shardweave.planners.cost.simulate import simulate
@@ -142,6 +144,30 @@ def test_launcher_gets_the_number_of_each_rank_from_its_shell() -> None:
 def test_processes_that_do_not_fill_nodes_are_refused() -> None:
     with pytest.raises(ValueError, match="3 processes do not make nodes of 2"):
         profile_machine(3, per_node=2)
+
+
+@pytest.mark.parametrize(
+    ("processes", "launcher", "said"),
+    [
+        (2, None, []),
+        (4, None, ["4 processes share 2 cores: they are measured while all of them compute"]),
+        (4, "ssh {rank}", ["if they all run on this machine, 4 processes share 2 cores"]),
+    ],
+)
+def test_processes_that_share_cores_are_noted(
+    processes: int, launcher: str | None, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: Any, **__: Any) -> None:
+        raise WorkerError("stopped")
+
+    monkeypatch.setattr(profile, "num_cores", lambda: 2)
+    monkeypatch.setattr(profile, "launch", stop)
+    notes: list[str] = []
+    with heard_by(notes.append), pytest.raises(WorkerError, match="stopped"):
+        profile_machine(processes, launcher=launcher)
+    assert [note.startswith(one) for note, one in zip(notes, said, strict=True)] == [True] * len(
+        said
+    )
 
 
 @pytest.mark.slow

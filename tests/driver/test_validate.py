@@ -26,6 +26,7 @@ from shardweave.ir.program import Program
 from shardweave.ir.types import dtype_of_value
 from shardweave.passes.pipeline import PassPipeline
 from shardweave.tests.ir_text import step
+from shardweave.tests.marks import slow
 from shardweave.tests.zoo import SPECS, captured
 
 Captured = pytest.CaptureFixture[str]
@@ -222,8 +223,10 @@ def test_model_without_sizes_has_no_twin() -> None:
     "spec",
     [
         "gpt:layers=4,hidden=256,heads=8,vocab=512",
-        "hf:llama:num_hidden_layers=3,hidden_size=256,num_attention_heads=8,"
-        "num_key_value_heads=4,intermediate_size=512,vocab_size=512,seq=32",
+        slow(
+            "hf:llama:num_hidden_layers=3,hidden_size=256,num_attention_heads=8,"
+            "num_key_value_heads=4,intermediate_size=512,vocab_size=512,seq=32"
+        ),
     ],
 )
 def test_run_validates_a_large_model_on_its_twin(spec: str, capsys: Captured) -> None:

@@ -10,6 +10,7 @@ from shardweave.ir.flops import flops_of
 from shardweave.ir.inspect.outline import fold, layers_of, part_of, select
 from shardweave.ir.program import Program
 from shardweave.tests import zoo
+from shardweave.tests.marks import slow
 from shardweave.tests.real_step import PROPAGATION, captured, local
 
 
@@ -51,7 +52,7 @@ def test_layer_with_another_sharding_is_not_equal() -> None:
     assert [one.name for one in folds if one.name.startswith("h.")] == ["h.0", "h.1"]
 
 
-@pytest.mark.parametrize("name", ["llama", "unet"])
+@pytest.mark.parametrize("name", ["llama", slow("unet")])
 def test_layers_of_other_models_cover_them(name: str) -> None:
     program = zoo.captured(zoo.SPECS[name]).program
     assert sum(len(layer.members) for layer in layers_of(program)) == sum(1 for _ in program.ops)

@@ -11,15 +11,16 @@ from shardweave.ir.program import Program
 from shardweave.ir.text import ProgramTextError
 from shardweave.ir.verify.program import verify
 from shardweave.passes.pipeline import run_passes
+from shardweave.tests.marks import slow_where
 from shardweave.tests.mutations import mutated
 from shardweave.tests.zoo import SPECS, captured, megatron, partitioned
 
 PLACE = re.compile(r"^<text>:\d+:\d+: .+")
 
 
-@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
-def test_text_of_every_model_parses_back_to_an_equal_program(spec: str) -> None:
-    mesh = "data=2,tensor=2"
+@pytest.mark.parametrize("name", slow_where("t5".__eq__, SPECS))
+def test_text_of_every_model_parses_back_to_an_equal_program(name: str) -> None:
+    spec, mesh = SPECS[name], "data=2,tensor=2"
     for program in (captured(spec).program, partitioned(spec, mesh, megatron(spec, mesh))):
         text = str(program)
         parsed = Program.parse(text)

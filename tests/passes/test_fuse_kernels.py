@@ -27,6 +27,7 @@ from shardweave.planners.megatron import plan_megatron
 from shardweave.planners.pipelines.balance import balanced_stages
 from shardweave.planners.plan_parts import Pipeline
 from shardweave.tests.ir_text import step
+from shardweave.tests.marks import slow_where
 from shardweave.tests.zoo import SPECS, assert_equals_eager, captured, megatron, partitioned
 
 KINDS = ("gpt", "gpt2", "llama", "bert", "t5", "vit", "unet", "cnn")
@@ -186,7 +187,7 @@ def test_fusing_twice_is_refused() -> None:
         run_passes(program, "fuse-kernels,fuse-kernels")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", slow_where({"t5", "unet"}.__contains__, KINDS))
 def test_every_region_has_a_kernel(kind: str) -> None:
     fused = fused_in_float32(kind)
     sources = {generate(op).source for op in fused.ops if isinstance(op, FusedOp)}

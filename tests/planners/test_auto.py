@@ -143,6 +143,7 @@ def test_bad_options_and_what_they_leave_nothing_of_are_told(
         planned(**options)
 
 
+@pytest.mark.slow
 def test_products_are_kept_where_nothing_less_fits_and_that_is_fastest() -> None:
     found = captured("gpt:layers=2,hidden=64,heads=4,vocab=32,seq=32,batch=8").program
     every = plan_exhaustive(found, MESH, cluster=CLUSTER, simulate=100, top=100)

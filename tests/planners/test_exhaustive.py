@@ -64,6 +64,7 @@ def test_plan_is_the_fastest_of_all() -> None:
     assert_equals_eager(local_program(program, plan), captured(SPEC))
 
 
+@pytest.mark.slow
 def test_large_space_is_estimated_and_its_best_simulated() -> None:
     program = captured(SPEC).program
     plan = plan_exhaustive(program, None, cluster=CLUSTER, simulate=4, top=9)

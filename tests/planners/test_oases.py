@@ -31,6 +31,7 @@ from shardweave.planners.oases.planner import plan_oases
 from shardweave.planners.oases.program import ChainOptions, ProgramChain, chain_of_program
 from shardweave.planners.plan import Plan
 from shardweave.planners.structure import find_pairs
+from shardweave.tests.marks import slow
 from shardweave.tests.zoo import SPECS, Captured, assert_equals_eager, captured
 
 CLUSTER = "oases-3090"
@@ -146,7 +147,7 @@ def test_program_without_pairs_has_no_blocks() -> None:
         plan_oases(program, Mesh(tensor=2), cluster=find_cluster(CLUSTER))
 
 
-@pytest.mark.parametrize("mesh", ["tensor=4", "data=2,tensor=4"])
+@pytest.mark.parametrize("mesh", ["tensor=4", slow("data=2,tensor=4")])
 @pytest.mark.parametrize("spec", MIXED)
 def test_mixed_degrees_equal_eager(spec: str, mesh: str) -> None:
     case = captured(SPECS[spec])

@@ -274,6 +274,7 @@ def test_random_follows_three_trials_without_memory() -> None:
     assert choice.reason == "random: the last 3 ran out of memory"
 
 
+@pytest.mark.slow
 def test_every_oppa_search_is_near_the_best_in_fewer_trials_than_random_ones_need(
     machine: StepModel,
 ) -> None:

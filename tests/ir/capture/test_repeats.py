@@ -17,6 +17,7 @@ from shardweave.driver.models import build_example
 from shardweave.ir.capture import trace
 from shardweave.ir.capture.capture import CaptureError, capture
 from shardweave.ir.capture.repeats import joint, watch
+from shardweave.tests.marks import slow
 from shardweave.tests.torch_versions import new_torch
 
 pytestmark = new_torch("dynamo does not say what code has read, and blocks are not copied")
@@ -135,7 +136,7 @@ def test_blocks_in_a_row_are_copied_and_traced_at_the_ends(train: bool) -> None:
     [
         ("gpt:layers=5,hidden=64,heads=4,vocab=64,seq=16,batch=2", 5),
         pytest.param("hf:gpt2:n_layer=6", 6, marks=pytest.mark.slow),
-        ("hf:llama:num_hidden_layers=5", 5),
+        slow("hf:llama:num_hidden_layers=5", 5),
         pytest.param("hf:bert:num_hidden_layers=6", 6, marks=pytest.mark.slow),
         pytest.param("hf:vit:num_hidden_layers=6", 6, marks=pytest.mark.slow),
     ],
@@ -260,18 +261,18 @@ def _outer_state(net: Any, x: Tensor) -> Tensor:
     ("body", "num_blocks", "num_copied", "chains"),
     [
         (_slice, 6, 4, [5]),
-        (_stop_early, 6, 4, [5]),
-        (_shuffled, 6, 5, [6]),
-        (_mean, 6, 5, [6]),
+        slow(_stop_early, 6, 4, [5]),
+        slow(_shuffled, 6, 5, [6]),
+        slow(_mean, 6, 5, [6]),
         (_by_index, 6, 5, []),
-        (_all_states, 6, 5, []),
-        (_dense, 6, 5, []),
+        slow(_all_states, 6, 5, []),
+        slow(_dense, 6, 5, []),
         (_unet, 6, 4, []),
         (_twice, 6, 5, []),
-        (_each_twice, 6, 5, []),
+        slow(_each_twice, 6, 5, []),
         (_one_shared, 6, 0, []),
         (_no_gradient_at_first, 8, 4, [5]),
-        (_detached, 8, 6, [5]),
+        slow(_detached, 8, 6, [5]),
         (_in_half_precision, 6, 0, []),
         (_outer_state, 6, 0, []),
     ],
@@ -296,12 +297,12 @@ def _refused(reads: Callable[[Any], Any], base: type[Block] = Block) -> type[Blo
     "reads",
     [
         lambda self: self.index,
-        lambda self: 2 if self.index == 5 else 3,
+        slow(lambda self: 2 if self.index == 5 else 3),
         lambda self: getattr(self, "index", 0) % 2,
-        lambda self: self.__dict__["index"],
-        lambda self: vars(self)["index"],
+        slow(lambda self: self.__dict__["index"]),
+        slow(lambda self: vars(self)["index"]),
         lambda self: self.list[0],
-        lambda self: self.object.index,
+        slow(lambda self: self.object.index),
         lambda self: self.closure(),
     ],
 )
@@ -422,7 +423,14 @@ def _patched(net: Any) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [_other_epsilon, _other_class, _frozen, _parameter_hook, _forward_hook, _patched],
+    [
+        _other_epsilon,
+        slow(_other_class),
+        _frozen,
+        slow(_parameter_hook),
+        _forward_hook,
+        slow(_patched),
+    ],
 )
 def test_one_block_that_differs_is_traced_and_named(change: Any, caplog: Any) -> None:
     net = Net(num_blocks=11)

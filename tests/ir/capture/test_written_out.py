@@ -20,6 +20,7 @@ from shardweave.ir.capture.written_out import (
     gaussian_nll_loss,
 )
 from shardweave.tests.eager import assert_step_equals_eager, assert_three_steps_equal_eager
+from shardweave.tests.marks import slow
 
 F64 = torch.float64
 STEPS, SAMPLES, CLASSES = 7, 4, 5
@@ -200,7 +201,7 @@ class Recurrent(nn.Module):
 
 @pytest.mark.parametrize(
     ("model", "batch"),
-    [(Translator, sentences), (Policy, actions), (Averaged, actions), (Recurrent, sentences)],
+    [(Translator, sentences), (Policy, actions), (Averaged, actions), slow(Recurrent, sentences)],
 )
 def test_parts_of_torch_that_look_at_values_equal_eager(
     model: Callable[[], nn.Module], batch: Callable[[], tuple[Tensor, ...]]
