@@ -8,8 +8,8 @@ the same processes. Plans whose ranks run one program, as where a schedule of me
 are one row, of which all steps count; by how much these differ is printed. With `--rate` every
 process has a network of its own whose link the kernel limits (root, ip and tc). `--ranks 4` does
 the same with four processes; where they are more than the cores, each is held to a share of one,
-and `auto` plans for devices as slow (`throttle.py`); with `--slow 1` they share the cores. Printed are the seconds simulated and
-measured, and the rank of the choice by what was measured.
+and `auto` plans for devices as slow (`throttle.py`); with `--slow 1` they share the cores. Printed
+are the seconds simulated and measured, and the rank of the choice by what was measured.
 """
 
 from __future__ import annotations
