@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from shardweave.tests.marks import slow
 from shardweave.tests.warm import run_warm
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -51,9 +52,13 @@ def test_kernels_of_one_size_equal_aten(tmp_path: Path) -> None:
 
 
 @needs_triton
-def test_kernels_are_right_in_corners_and_with_the_dtypes_of_cuda(tmp_path: Path) -> None:
-    names = ("asides", "corners", "indices", "lookups", "steps")
-    assert_tests_pass(names, tmp_path, "not llama and not bert")
+@pytest.mark.parametrize(
+    "names", ["asides corners", slow("indices lookups"), slow("steps")], ids=lambda names: names
+)
+def test_kernels_are_right_in_corners_and_with_the_dtypes_of_cuda(
+    names: str, tmp_path: Path
+) -> None:
+    assert_tests_pass(names.split(), tmp_path, "not llama and not bert")
 
 
 @pytest.mark.slow
