@@ -12,6 +12,7 @@ from shardweave.benchmarks import auto_depth
 ROOT = Path(__file__).resolve().parent.parent
 
 
+@pytest.mark.slow
 def test_line_through_few_blocks_is_held_to_all_of_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -58,7 +58,8 @@ def joint_space() -> tuple[Predicted, ...]:
     return tuple(found)
 
 
-@pytest.mark.parametrize("is_tight", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("is_tight", [False, True])
 def test_regret_against_every_plan_of_a_mesh_is_below_two_percent(is_tight: bool) -> None:
     peaks = sorted(one.peak_bytes for one in joint_space())
     limit = peaks[len(peaks) // 8] if is_tight else peaks[-1]

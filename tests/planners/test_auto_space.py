@@ -118,6 +118,7 @@ def test_number_of_chunks_can_be_fixed(chunks: int) -> None:
     assert all(("4 chunks" in one.name) == (chunks == 4) for one in plan.candidates)
 
 
+@pytest.mark.slow
 def test_fixed_chunks_are_taken_of_shallow_models_too_and_run() -> None:
     case = captured(SHALLOW)
     options = AutoOptions(simulate=2, propose=False, fix="stages=2,chunks=4,tensor=1,data=2")

@@ -17,6 +17,7 @@ from shardweave.planners.exhaustive import plan_exhaustive
 from shardweave.planners.lower import local_program
 from shardweave.planners.megatron import plan_megatron
 from shardweave.planners.plan_parts import PlanError
+from shardweave.tests.marks import slow
 from shardweave.tests.zoo import assert_equals_eager, captured
 
 CLUSTER = find_cluster("perlmutter:nodes=1")  # 4 devices
@@ -24,10 +25,10 @@ SPEC = "gpt:layers=1,hidden=32,heads=4,vocab=32,seq=8,batch=8"
 PARTITION = "split-addmm,add-pending-sums,propagate-shardings,insert-collectives,unroll-time-axes,cse,dce,merge-collectives"
 
 
-def brute_force(data: int, tensor: int) -> float:
+def brute_force(spec: str, data: int, tensor: int) -> float:
     """The least seconds of all plans on one mesh, put together without the planner's code."""
     best = float("inf")
-    program = captured(SPEC).program
+    program = captured(spec).program
     mesh = Mesh(data=data, tensor=tensor)
     for sequence, policy, split in product(
         (False, True), ("none", "layer", "after-communication", "after-products"), (1, 2, 4)
@@ -54,14 +55,16 @@ def brute_force(data: int, tensor: int) -> float:
     return best
 
 
-def test_plan_is_the_fastest_of_all() -> None:
-    program = captured(SPEC).program
+@pytest.mark.parametrize(("batch", "count"), [(2, 8), slow(8, 24)])
+def test_plan_is_the_fastest_of_all(batch: int, count: int) -> None:
+    spec = SPEC.replace("batch=8", f"batch={batch}")
+    program = captured(spec).program
     plan = plan_exhaustive(program, Mesh(data=2, tensor=2), cluster=CLUSTER, simulate=100)
     assert plan.predicted is not None
-    assert plan.predicted.time_s == pytest.approx(brute_force(2, 2))
+    assert plan.predicted.time_s == pytest.approx(brute_force(spec, 2, 2))
     assert plan.predicted.source == "simulated"
-    assert plan.reasons[0] == "all 24 plans were partitioned and simulated"
-    assert_equals_eager(local_program(program, plan), captured(SPEC))
+    assert plan.reasons[0] == f"all {count} plans were partitioned and simulated"
+    assert_equals_eager(local_program(program, plan), captured(spec))
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from shardweave.tests.ir.capture.test_repeats import Block, Net, both_ways
+from shardweave.tests.ir.capture.stacks import Block, Net, both_ways
 
 
 class Mapped(Block):

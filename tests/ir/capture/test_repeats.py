@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-import re
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,112 +11,13 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from shardweave.driver.models import build_example
-from shardweave.ir.capture import trace
-from shardweave.ir.capture.capture import CaptureError, capture
-from shardweave.ir.capture.repeats import joint, watch
+from shardweave.tests.ir.capture.stacks import Block, Holder, Net, both_ways, in_a_row, subclass
 from shardweave.tests.marks import slow
 from shardweave.tests.torch_versions import new_torch
 
 pytestmark = new_torch("dynamo does not say what code has read, and blocks are not copied")
 
 REGISTRY: Any = []
-
-
-class Block(nn.Module):
-    """y = x + b(gelu(a(norm(x)))), with `index`, which it does not read."""
-
-    def __init__(self, index: int = 0, width: int = 8) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(width)
-        self.a, self.b = nn.Linear(width, width), nn.Linear(width, width)
-        self.index = index
-        self.shared: Any = None
-
-    def change(self, x: Tensor) -> Tensor:
-        return self.b(nn.functional.gelu(self.a(self.norm(x))))
-
-    def forward(self, x: Tensor) -> Any:
-        return x + self.change(x)
-
-
-class Holder(Block):
-    """Has its index in a list, an object and a closure as well."""
-
-    def __init__(self, index: int = 0) -> None:
-        super().__init__(index)
-        self.list = [index]
-        self.object = SimpleNamespace(index=index)
-        self.closure = lambda: index
-
-
-class State:
-    """Python state that a model writes while it runs."""
-
-    def __init__(self) -> None:
-        self.factor = 1
-
-
-class Net(nn.Module):
-    """Blocks in a row between two linear maps; `body` says how they are called."""
-
-    def __init__(self, body: Any = None, num_blocks: int = 6, block: Any = Block) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 8)
-        self.layers = nn.ModuleList(block(index) for index in range(num_blocks))
-        self.body = body or in_a_row
-        self.state = State()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.body(self, self.first(x))).square().mean()
-
-
-def in_a_row(net: Any, x: Tensor) -> Tensor:
-    for layer in net.layers:
-        x = layer(x)
-    return x
-
-
-def text_of(model: nn.Module, args: Any, kwargs: Any, train: bool) -> str:
-    try:
-        program = capture(model, args, kwargs, train=train)
-    except CaptureError as error:
-        return str(error)
-    lines = [f"{op.name} {op.location} {op.attributes}" for op in program.ops]
-    return re.sub("0x[0-9a-f]+", "", "\n".join([str(program), *lines]))
-
-
-def both_ways(
-    model: nn.Module, args: Any = None, kwargs: Any = None, train: bool = True
-) -> tuple[Any, str]:
-    """Capture a model both ways, and compare: what was copied, lengths of chains, notes; the text."""
-    args = [torch.randn(2, 4, 8)] if args is None else args
-    seen: Any = SimpleNamespace(copied=[], chains=[], notes=[])
-    with pytest.MonkeyPatch.context() as patch:
-        # Not one that the tests share: both ways are to be gone.
-        patch.setattr("shardweave.ir.capture.capture.trace", trace.trace)
-        make, find = watch.Repeats, joint.chains_of
-
-        def making(*given: Any, **named: Any) -> Any:
-            seen.repeats = make(*given, **named)
-            return seen.repeats
-
-        def finding(graph: Any) -> Any:
-            chains = find(graph)
-            seen.chains += [len(chain.paths) for chain in chains]
-            return chains
-
-        patch.setattr(watch, "Repeats", making)
-        patch.setattr(joint, "chains_of", finding)
-        text = text_of(model, args, kwargs, train)
-        seen.copied, seen.notes = list(seen.repeats.copied), list(seen.repeats.notes)
-        patch.setattr(trace, "block_paths", lambda model: [])
-        plain = text_of(model, args, kwargs, train)
-    assert text == plain
-    return seen, text
-
-
-def subclass(**methods: Any) -> type[Block]:
-    return type("Own", (Block,), methods)
 
 
 # Blocks in which nothing is new
@@ -264,17 +162,17 @@ def _outer_state(net: Any, x: Tensor) -> Tensor:
         slow(_stop_early, 6, 4, [5]),
         slow(_shuffled, 6, 5, [6]),
         slow(_mean, 6, 5, [6]),
-        (_by_index, 6, 5, []),
+        slow(_by_index, 6, 5, []),
         slow(_all_states, 6, 5, []),
         slow(_dense, 6, 5, []),
         (_unet, 6, 4, []),
-        (_twice, 6, 5, []),
+        slow(_twice, 6, 5, []),
         slow(_each_twice, 6, 5, []),
         (_one_shared, 6, 0, []),
-        (_no_gradient_at_first, 8, 4, [5]),
+        slow(_no_gradient_at_first, 8, 4, [5]),
         slow(_detached, 8, 6, [5]),
         (_in_half_precision, 6, 0, []),
-        (_outer_state, 6, 0, []),
+        slow(_outer_state, 6, 0, []),
     ],
 )
 def test_code_around_blocks_runs_for_each(
@@ -301,7 +199,7 @@ def _refused(reads: Callable[[Any], Any], base: type[Block] = Block) -> type[Blo
         lambda self: getattr(self, "index", 0) % 2,
         slow(lambda self: self.__dict__["index"]),
         slow(lambda self: vars(self)["index"]),
-        lambda self: self.list[0],
+        slow(lambda self: self.list[0]),
         slow(lambda self: self.object.index),
         lambda self: self.closure(),
     ],
@@ -391,116 +289,3 @@ def test_buffers_that_blocks_change_are_not_copied() -> None:
     seen, text = both_ways(Net(block=Normalised))
     assert "func.func" in text
     assert seen.copied == []
-
-
-# Blocks that differ
-
-
-def _other_epsilon(net: Any) -> None:
-    net.layers[5].norm = nn.LayerNorm(8, eps=1e-3)
-
-
-def _other_class(net: Any) -> None:
-    net.layers[5] = subclass(forward=lambda self, x: x - self.change(x))()
-
-
-def _frozen(net: Any) -> None:
-    net.layers[5].a.weight.requires_grad_(False)
-
-
-def _parameter_hook(net: Any) -> None:
-    net.layers[5].a.weight.register_hook(lambda gradient: gradient * 2)
-
-
-def _forward_hook(net: Any) -> None:
-    net.layers[5].a.register_forward_hook(lambda module, args, output: output * 2)
-
-
-def _patched(net: Any) -> None:
-    layer = net.layers[5]
-    layer.forward = lambda x: x + layer.a(x)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        _other_epsilon,
-        slow(_other_class),
-        _frozen,
-        slow(_parameter_hook),
-        _forward_hook,
-        slow(_patched),
-    ],
-)
-def test_one_block_that_differs_is_traced_and_named(change: Any, caplog: Any) -> None:
-    net = Net(num_blocks=11)
-    change(net)
-    with caplog.at_level(logging.INFO, logger="shardweave.ir.capture.repeats"):
-        seen, text = both_ways(net)
-    assert "func.func" in text
-    assert len(seen.copied) == 9
-    assert set(seen.chains) <= {5}
-    assert "block layers.5 is traced on its own: unlike layers.0" in caplog.text
-
-
-def _tied_to_the_first(net: Any) -> None:
-    for layer in net.layers:
-        layer.a.weight = net.layers[0].a.weight
-
-
-def _tied_to_the_last_map(net: Any) -> None:
-    net.last.weight = net.layers[4].a.weight
-
-
-def _tied_within(net: Any) -> None:
-    for layer in net.layers:
-        layer.b.weight = layer.a.weight
-
-
-@pytest.mark.parametrize(
-    ("tie", "chains"), [(_tied_to_the_first, []), (_tied_to_the_last_map, []), (_tied_within, [6])]
-)
-def test_shared_parameters_stay_shared(tie: Any, chains: list[int]) -> None:
-    net = Net()
-    tie(net)
-    seen, text = both_ways(net)
-    assert "func.func" in text
-    assert seen.chains == chains
-
-
-def test_a_block_that_is_called_under_another_name_has_both() -> None:
-    def body(net: Any, x: Tensor) -> Tensor:
-        for name in ("layers.0", "again", "layers.1", "layers.2"):
-            x = net.get_submodule(name)(x)
-        return x
-
-    net = Net(body)
-    net.again = net.layers[0]
-    seen, text = both_ways(net)
-    assert 'layer = "again' in text
-    assert seen.copied == ["layers.1", "layers.2"]
-
-
-def test_values_that_run_beside_the_blocks() -> None:
-    def two(self: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        return x + self.a(y), torch.tanh(self.b(y))
-
-    def swapped(self: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        return torch.tanh(self.b(y)), self.a(x)
-
-    def with_bias(self: Any, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-        return x + self.b(torch.tanh(self.a(x) + bias)), bias
-
-    def with_sum(self: Any, x: Tensor, loss: Tensor) -> tuple[Tensor, Tensor]:
-        return x + self.change(x), loss + x.square().mean()
-
-    def body(net: Any, x: Tensor) -> Tensor:
-        y = x * 2
-        for layer in net.layers:
-            x, y = layer(x, y)
-        return x
-
-    for forward in (two, swapped, with_bias, with_sum):
-        seen, text = both_ways(Net(body, block=subclass(forward=forward)))
-        assert "func.func" in text
-        assert (len(seen.copied), seen.chains) == (5, [6])
