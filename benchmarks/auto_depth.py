@@ -38,6 +38,10 @@ MODELS: Mapping[str, tuple[str, str]] = {
         "gpt:layers=20,hidden=1024,heads=16,vocab=50304,seq=1024,batch=64",
         "perlmutter:nodes=2",
     ),
+    "GPT, 24 layers of hidden 2048": (
+        "gpt:layers=24,hidden=2048,heads=16,vocab=50304,seq=2048,batch=64",
+        "h100-pod:nodes=2",
+    ),
     "GPT, 40 layers of hidden 5120": (
         "gpt:layers=40,hidden=5120,heads=40,vocab=50304,seq=2048,batch=64",
         "h100-pod",
@@ -55,6 +59,9 @@ def points(devices: int) -> list[JointPoint]:
     whole, pairs = JointPoint(data=devices), JointPoint(data=devices // 2, tensor=2)
     shared = JointPoint(replica=devices // 4, data=4)
     return [
+        whole,
+        whole.with_value(buckets=32),
+        whole.with_value(buckets=256),
         whole.with_value(zero=1),
         whole.with_value(zero=3, buckets=32),
         whole.with_value(zero=3, buckets=256),

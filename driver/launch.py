@@ -233,7 +233,7 @@ def _failure(failed: Sequence[Worker], num_processes: int) -> Exception:
     tail = _last_lines(report["traceback"]) if report else _tail_of_log(first)
     message = (
         f"rank {first.rank} of {num_processes} died ({_how(first.process.returncode)}); "
-        "all ranks were stopped."
+        f"all ranks were stopped.{_likely_cause(first.process.returncode)}"
     )
     return WorkerError(message, tail)
 
@@ -247,6 +247,16 @@ def _how(code: int | None) -> str:
         return f"killed by {signal.Signals(-code).name}"
     except ValueError:
         return f"killed by signal {-code}"
+
+
+def _likely_cause(code: int | None) -> str:
+    """Why nobody but the kernel kills a process so."""
+    if code != -signal.SIGKILL:
+        return ""
+    return (
+        " Linux kills so where memory is out: if nobody else did, run fewer processes here, or a "
+        "smaller model."
+    )
 
 
 def _read_report(worker: Worker) -> dict[str, Any]:

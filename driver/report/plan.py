@@ -9,22 +9,24 @@ from rich.console import Console
 from rich.table import Table
 
 from shardweave.driver.report.text import plain_table
+from shardweave.ir.attributes import ShardingAttr
 from shardweave.planners.cost.quantity import bytes_text, counted, memory_text, seconds_text
 from shardweave.planners.lower import DEFAULT_SCHEDULE
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_parts import Candidate, Predicted
+from shardweave.planners.sequence_cut import SEQUENCE
 
-WIDTH = 120
+WIDTH, WIDEST = 120, 1000
 
 
 def print_candidates(rows: Sequence[Candidate], out: TextIO) -> None:
     """Say which plans were the best, why each lost, and their time and memory by part."""
     for number, one in enumerate(rows, start=1):
         print(f"{number}  {one.name}" + (f": {one.reason}" if one.reason else ""), file=out)
-    # Tables that are cut to a terminal's width lose their numbers.
-    console = Console(file=out, width=max(WIDTH, Console().width))
-    console.print(_time_table(rows))
-    console.print(_memory_table(rows))
+    # Tables that are cut to a terminal's width lose their numbers, and heads their names.
+    for table in (_time_table(rows), _memory_table(rows)):
+        wide = Console(width=WIDEST).measure(table).maximum
+        Console(file=out, width=max(WIDTH, Console().width, wide)).print(table)
 
 
 def _time_table(rows: Sequence[Candidate]) -> Table:
@@ -69,6 +71,7 @@ _CHOICES: dict[str, Callable[[Plan], str]] = {
     "sharded parameters": lambda plan: str(len(plan.parameters)),
     "sub-batches": lambda plan: str(plan.batch_split),
     "recompute": lambda plan: recomputation_text(plan),
+    "activations": lambda plan: ", ".join(_cut_activations(plan)) or "whole",
     "schedule": lambda plan: plan.schedule or DEFAULT_SCHEDULE,
     "stages": lambda plan: str(plan.num_stages),
 }
@@ -103,7 +106,7 @@ def recomputation_text(plan: Plan) -> str:
 
 def print_plan(plan: Plan, out: TextIO) -> None:
     """Say what a plan chooses, what it takes, and why."""
-    words = [_sharded(plan)]
+    words = [_sharded(plan), *_cut_activations(plan)]
     words += [f"{plan.batch_split} sub-batches"] if plan.batch_split > 1 else []
     words += [f"ZeRO stage {plan.zero}"] if plan.zero else []
     words += [f"recompute {recomputation_text(plan)}"] if plan.recompute != "none" else []
@@ -117,7 +120,8 @@ def print_plan(plan: Plan, out: TextIO) -> None:
             ends = " .. ".join(dict.fromkeys((stage[0], stage[-1])))
             shown = "all layers" if stage == ("*",) else ends
             print(f"stage {index}{where}: {shown}", file=out)
-        print(f"micro-batches of a step: {plan.pipeline.micro_batches}", file=out)
+        order = f", in the order {plan.pipeline.schedule}" if plan.num_stages > 1 else ""
+        print(f"micro-batches of a step: {plan.pipeline.micro_batches}{order}", file=out)
     if plan.predicted is not None:
         _print_predicted(plan.predicted, out)
     for reason in plan.reasons:
@@ -131,6 +135,16 @@ def _sharded(plan: Plan) -> str:
         return f"{counted(len(plan.parameters), 'parameter')} sharded"
     is_replicated = plan.num_stages == 1 and not plan.zero
     return "every parameter replicated" if is_replicated else "no parameter cut"
+
+
+def _cut_activations(plan: Plan) -> list[str]:
+    """That outputs of layers are cut, and where all of these are along their sequence."""
+    dims = [ShardingAttr.parse_text(text).dims.data for text in plan.activations.values()]
+    if not dims:
+        return []
+    if all(len(one) > SEQUENCE and one[SEQUENCE].data for one in dims):
+        return ["sequence parallel"]
+    return [f"{counted(len(dims), 'activation')} sharded"]
 
 
 def _print_predicted(found: Predicted, out: TextIO) -> None:

@@ -81,8 +81,8 @@ def prove(local: Program, *, against: Program) -> Proof:
     """
     if against.is_local and (not local.is_local or is_staged(against) or is_staged(local)):
         raise ProofError(
-            "a program of stages, or a global one, is not compared with one of one rank; compare "
-            "it with the global program."
+            "a program of stages, or a global one, is not compared with one of one rank; give the "
+            "global program as the one to compare with (against)."
         )
     table = Expressions()
     values = table.read(against.function.body.block, arguments_of(table, against))

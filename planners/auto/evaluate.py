@@ -99,7 +99,9 @@ class Evaluator:
 def extrapolated(few: Predicted, more: Predicted, times: float) -> Predicted:
     """A step on the line through two others: what `more` takes, and `times` what it has on `few`.
 
-    Exact where each further block adds what the one before it added.
+    Exact where each further block adds what the one before it added. Communication that compute
+    hides the better the more blocks there are, as that of a few large buckets, is exposed beyond
+    `more` as it is there: a line would soon have less than none.
     """
 
     def beyond(less: float, greater: float) -> float:
@@ -109,11 +111,13 @@ def extrapolated(few: Predicted, more: Predicted, times: float) -> Predicted:
         names = dict.fromkeys((*greater, *less))
         return {n: max(0.0, beyond(less.get(n, 0.0), greater.get(n, 0.0))) for n in names}
 
+    line_s = beyond(few.exposed_s, more.exposed_s)
+    exposed_s = max(line_s, more.exposed_s) if times > 0 else line_s
     return replace(
         more,
-        time_s=beyond(few.time_s, more.time_s),
+        time_s=beyond(few.time_s, more.time_s) + exposed_s - line_s,
         compute_s=beyond(few.compute_s, more.compute_s),
-        exposed_s=max(0.0, beyond(few.exposed_s, more.exposed_s)),
+        exposed_s=exposed_s,
         communication_s=each(few.communication_s, more.communication_s),
         memory_bytes=each(few.memory_bytes, more.memory_bytes),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,10 +10,11 @@ import pytest
 
 from shardweave.benchmarks import mixed_speeds
 from shardweave.driver.cli import main
+from shardweave.driver.report.plan import print_candidates
 from shardweave.planners.cost.cluster_file import save_cluster
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.plan import Plan
-from shardweave.planners.plan_parts import Pipeline
+from shardweave.planners.plan_parts import Candidate, Pipeline, Predicted
 from shardweave.tests.marks import slow, slow_where
 from shardweave.tests.zoo import SPECS
 
@@ -111,6 +113,22 @@ def test_plan_of_stages_explains_itself_and_is_run(tmp_path: Path, capsys: Captu
     options = ["--plan", str(tmp_path / "plan.json"), "--backend", "reference"]
     assert main(["run", MODEL, *options, "--dtype", "float64", "--check"]) == 0
     assert "equal to eager" in capsys.readouterr().out
+
+
+def test_columns_of_many_axes_keep_their_names() -> None:
+    axes = (
+        "data",
+        "tensor",
+        "replica,data",
+        "replica,tensor",
+        "data,tensor",
+        "replica,data,tensor",
+    )
+    parts = dict.fromkeys(("parameters", "gradients", "optimizer", "activations"), 1e9)
+    found = Predicted(1.0, 0.5, dict.fromkeys(axes, 0.1), 0.2, 0.1, parts, 8e9, "simulated")
+    out = io.StringIO()
+    print_candidates([Candidate("one", found)], out)
+    assert all(name in out.getvalue() for name in (*axes, *parts, "exposed", "source"))
 
 
 def test_two_planners_and_a_plans_file_stand_side_by_side(tmp_path: Path, capsys: Captured) -> None:

@@ -16,7 +16,7 @@ from shardweave.passes.pipeline import PassError, run_passes
 from shardweave.planners.auto import plan_auto
 from shardweave.planners.auto.constraints import point_of, with_memory
 from shardweave.planners.auto.estimate import Estimator
-from shardweave.planners.auto.evaluate import Evaluator
+from shardweave.planners.auto.evaluate import Evaluator, extrapolated
 from shardweave.planners.auto.planner import AutoOptions
 from shardweave.planners.auto.plans import PlanMaker
 from shardweave.planners.auto.point import JointPoint
@@ -24,7 +24,7 @@ from shardweave.planners.auto.reader import CostReader, Depths
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_check import check_plan
-from shardweave.planners.plan_parts import Pipeline, PlanError
+from shardweave.planners.plan_parts import Pipeline, PlanError, Predicted
 from shardweave.planners.predict import simulate_plan
 from shardweave.tests.zoo import assert_equals_eager, captured
 
@@ -170,3 +170,14 @@ def test_number_of_layers_can_be_fixed() -> None:
     plan = plan_auto(captured(GPT).program, None, cluster=ALONE, options=options)
     assert plan.recompute == "layer"
     assert plan.recompute_in == ("h.0", "h.1", "h.2")
+
+
+def test_line_leaves_exposed_what_more_blocks_do_not_hide() -> None:
+    few = Predicted(35.0, 33.0, exposed_s=2.0, memory_bytes={"parameters": 1.0})
+    more = Predicted(46.0, 44.5, exposed_s=1.5, memory_bytes={"parameters": 2.0})
+    found = extrapolated(few, more, 10.0)
+    assert (found.time_s, found.compute_s, found.exposed_s) == (161.0, 159.5, 1.5)
+    between = extrapolated(few, more, -0.5)  # where as many blocks are told apart by a policy
+    assert (between.time_s, between.exposed_s) == (40.5, 1.75)
+    growing = extrapolated(few, replace(more, exposed_s=2.5), 10.0)
+    assert (growing.time_s, growing.exposed_s) == (156.0, 7.5)
