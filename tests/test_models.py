@@ -8,7 +8,7 @@ from shardweave.ir.verify.program import verify
 from shardweave.passes.pipeline import as_mesh, run_passes
 from shardweave.planners.megatron import plan_megatron
 from shardweave.planners.replicated import plan_replicated
-from shardweave.tests.marks import slow_where
+from shardweave.tests.marks import slow, slow_where
 from shardweave.tests.zoo import (
     IMAGE_SPECS,
     SPECS,
@@ -126,7 +126,7 @@ ODD = {
 }
 
 
-@pytest.mark.parametrize("sequence_parallel", [False, True], ids=["plain", "sequence"])
+@pytest.mark.parametrize("sequence_parallel", [False, slow(True)], ids=["plain", "sequence"])
 @pytest.mark.parametrize(
     "name",
     slow_where({"odd-t5", "odd-unet", "cnn-on-three", "odd-vit", "odd-gpt2"}.__contains__, ODD),

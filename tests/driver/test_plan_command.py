@@ -124,7 +124,8 @@ def test_columns_of_many_axes_keep_their_names() -> None:
         "data,tensor",
         "replica,data,tensor",
     )
-    parts = dict.fromkeys(("parameters", "gradients", "optimizer", "activations"), 1e9)
+    kinds: list[str] = ["parameters", "gradients", "optimizer", "activations"]
+    parts = dict.fromkeys(kinds, 1e9)
     found = Predicted(1.0, 0.5, dict.fromkeys(axes, 0.1), 0.2, 0.1, parts, 8e9, "simulated")
     out = io.StringIO()
     print_candidates([Candidate("one", found)], out)

@@ -9,6 +9,7 @@ from shardweave.ir.verify.program import verify
 from shardweave.passes.apply_plan import ApplyPlanPass
 from shardweave.passes.pipeline import PassError, run_passes
 from shardweave.tests.ir_text import assert_same_values, collectives, step
+from shardweave.tests.marks import slow
 from shardweave.tests.zoo import SPECS, captured, megatron
 
 PAIR = """
@@ -78,7 +79,7 @@ def test_op_without_sharding_among_others_is_named() -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["gpt", "cnn"])
+@pytest.mark.parametrize("name", ["gpt", slow("cnn")])
 def test_propagated_models_verify_read_back_and_stay_as_they_are(name: str) -> None:
     plan = megatron(SPECS[name], "data=2,tensor=2")
     passes = [ApplyPlanPass.of(plan), "split-addmm,add-pending-sums,propagate-shardings"]

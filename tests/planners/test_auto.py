@@ -160,6 +160,7 @@ def test_products_are_kept_where_nothing_less_fits_and_that_is_fastest() -> None
     assert plan.predicted.time_s <= fastest.predicted.time_s
 
 
+@pytest.mark.slow
 def test_memory_that_no_point_fits_into_is_told_where_others_propose_plans_too() -> None:
     with pytest.raises(PlanError, match="for parameters and optimizer alone, at least"):
         planned(memory="1KiB", propose=True)

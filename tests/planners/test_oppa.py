@@ -38,6 +38,7 @@ from shardweave.planners.oppa.search import search
 from shardweave.planners.oppa.space import Configuration, SpaceError, SpaceTable
 from shardweave.planners.oppa.trials import Outcome, Record, TrialFile, TrialsError
 from shardweave.planners.plan_parts import RECOMPUTE
+from shardweave.tests.marks import slow
 from shardweave.tests.zoo import captured
 
 SMALL = SearchSpace(8, 4, 4, 16, data_buckets_mib=(1, 16), zero_buckets_mib=(1, 16))
@@ -356,7 +357,7 @@ def test_joint_space_recomputes_quarters_of_the_layers() -> None:
         assert Configuration.from_dict(layer[1].to_dict(), "here") == layer[1]
 
 
-@pytest.mark.parametrize("name", ["random", "oppa"])
+@pytest.mark.parametrize("name", [slow("random"), "oppa"])
 def test_plan_of_the_joint_space_is_the_fastest_tried(
     name: str, program: Program, tmp_path: Path
 ) -> None:

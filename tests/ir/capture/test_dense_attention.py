@@ -15,6 +15,7 @@ from torch.nn.attention.varlen import varlen_attn
 from shardweave.backends.step import Step
 from shardweave.driver.compile import compile
 from shardweave.ir.capture.capture import CaptureError, capture
+from shardweave.tests.marks import slow
 from shardweave.tests.torch_versions import new_torch
 
 F64 = torch.float64
@@ -79,7 +80,7 @@ def assert_equal(step: Step, by_hand: nn.Module, *inputs: Tensor) -> None:
         torch.testing.assert_close(grad_found, grad, rtol=1e-9, atol=1e-12, msg=name)
 
 
-@pytest.mark.parametrize(("groups", "scored"), [(4, True), (2, True), (2, False)])
+@pytest.mark.parametrize(("groups", "scored"), [slow(4, True), (2, True), slow(2, False)])
 def test_flex_attention_is_exact_and_cut_by_heads(groups: int, scored: bool) -> None:
     model = Attention(groups, scored=scored)
     by_hand = Attention(groups, by_hand=True, scored=scored)

@@ -12,6 +12,7 @@ from shardweave.backends.reference import run_reference
 from shardweave.driver.compile import compile
 from shardweave.driver.models import build_example
 from shardweave.tests.eager import assert_three_steps_equal_eager
+from shardweave.tests.marks import slow
 from shardweave.tests.zoo import assert_equals_eager, captured
 
 MIXTRAL = (
@@ -50,7 +51,7 @@ def test_model_that_asks_for_hidden_states_equals_eager() -> None:
     assert_three_steps_equal_eager(OfAllLayers(), lambda: (torch.randint(0, 32, (2, 4)),))
 
 
-@pytest.mark.parametrize("is_hooked", [False, True])
+@pytest.mark.parametrize("is_hooked", [slow(False), True])
 def test_hidden_states_are_returned_and_hooks_left_as_they_were(is_hooked: bool) -> None:
     example = build_example(f"{BERT},output_hidden_states=true", dtype=torch.float64)
     if is_hooked:
