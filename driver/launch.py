@@ -250,7 +250,7 @@ def _how(code: int | None) -> str:
 
 
 def _likely_cause(code: int | None) -> str:
-    """Why nobody but the kernel kills a process so."""
+    """What most often kills a process so."""
     if code != -signal.SIGKILL:
         return ""
     return (

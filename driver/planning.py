@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -14,7 +13,7 @@ from rich.console import Console
 from shardweave.driver.commands.arguments import DTYPES, check_output, check_picture, messages
 from shardweave.driver.commands.programs import is_text, read_or_capture
 from shardweave.driver.models import parse_options
-from shardweave.driver.plans import notes_on_idle_devices, plan, simulated
+from shardweave.driver.plans import on_cluster, plan
 from shardweave.driver.report.plan import comparison_table, print_candidates, print_plan
 from shardweave.driver.report.text import status
 from shardweave.driver.trials import host_of
@@ -191,10 +190,7 @@ def _plan_named(
         raise ValueError(no_such_plan(name))
     found = Plan.load(name)
     check_plan(found, program)
-    if not options.cluster:
-        return found
-    notes = (*found.notes, *notes_on_idle_devices(found, options.cluster))
-    return simulated(program, replace(found, notes=tuple(dict.fromkeys(notes))), options.cluster)
+    return on_cluster(program, found, options.cluster) if options.cluster else found
 
 
 def _is_outcome(line: str) -> bool:

@@ -68,11 +68,16 @@ def plan(
         found = replace(found, notes=(*found.notes, *notes_on_rules(program.ops)))
     if cluster is None:
         return found
-    found = replace(found, notes=(*found.notes, *notes_on_idle_devices(found, cluster)))
-    return simulated(program, found, cluster)
+    return on_cluster(program, found, cluster)
 
 
-def notes_on_idle_devices(plan: Plan, cluster: ClusterLike) -> list[str]:
+def on_cluster(program: Program, plan: Plan, cluster: ClusterLike) -> Plan:
+    """The plan with a note on devices that it leaves idle, once, and with what it takes there."""
+    notes = dict.fromkeys((*plan.notes, *_notes_on_idle_devices(plan, cluster)))
+    return simulated(program, replace(plan, notes=tuple(notes)), cluster)
+
+
+def _notes_on_idle_devices(plan: Plan, cluster: ClusterLike) -> list[str]:
     """A note if a plan's mesh has fewer devices than the cluster."""
     goal, used = find_cluster(cluster), math.prod(plan.mesh.values())
     if used >= goal.num_devices:

@@ -22,7 +22,7 @@ from shardweave.benchmarks.fuzz_cases import (
 )
 from shardweave.tests.mutations import mutated_data, restructured
 
-COUNTS = {"program": 6, "plan": 6, "cluster": 30, "checkpoint": 20}
+COUNTS = {"program": 10, "plan": 10, "cluster": 30, "checkpoint": 20}
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -21,6 +21,7 @@ from shardweave.planners.megatron import plan_megatron
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_parts import PlanError
 from shardweave.planners.predict import simulate_plan
+from shardweave.tests.marks import slow_where
 
 SMALL, MANY = 8, 40
 """The seed of a problem that is planned in seconds, and how many seeds there are."""
@@ -101,12 +102,7 @@ def answers(problem: Problem) -> Iterator[tuple[str, Plan]]:
             continue
 
 
-SEEDS = [
-    pytest.param(seed, marks=[pytest.mark.slow] if seed != SMALL else []) for seed in range(MANY)
-]
-
-
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", slow_where(lambda seed: seed != SMALL, range(MANY)))
 def test_no_planner_has_a_faster_plan_that_fits(seed: int) -> None:
     problem = drawn(seed)
     lowerings = Lowerings(problem.program, most=8)

@@ -21,6 +21,7 @@ from shardweave.ir.placement import DimSharding, Placement
 from shardweave.ir.program import Program
 from shardweave.ir.sharding.rules import Rule, has_rule
 from shardweave.tests.ir.rules.sharded_op import Cut, Instance, check_cut
+from shardweave.tests.marks import slow_where
 
 MODELS = {
     "gpt": "gpt:layers=1",
@@ -40,12 +41,12 @@ _tested: set[OpKey] = set()
 """What earlier models had: equal ops are tested once."""
 
 
-FAST = ("gpt",)
+FAST = "gpt"
 
 
 @pytest.mark.parametrize(
     "name",
-    [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in MODELS],
+    slow_where(lambda name: name != FAST, MODELS),
 )
 def test_ops_of_a_model_can_be_cut_along_each_factor(name: str) -> None:
     example = build_example(MODELS[name], dtype=torch.float64)
