@@ -7,37 +7,37 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from shardweave.backends.grad_scaler import GradScaler
-    from shardweave.backends.gradient_norm import clip_grad_norm_
-    from shardweave.backends.saved_state import CheckpointError
-    from shardweave.backends.step import Step
-    from shardweave.backends.whole import full_tensor
-    from shardweave.driver.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
-    from shardweave.driver.compile import compile
+    from shardweave.backends.distributed.gradient_norm import clip_grad_norm_
+    from shardweave.backends.state.saved_state import CheckpointError
+    from shardweave.backends.step.grad_scaler import GradScaler
+    from shardweave.backends.step.step import Step
+    from shardweave.backends.step.whole import full_tensor
+    from shardweave.driver.checking.validate import ValidationError, run_passes
     from shardweave.driver.diff import diff
     from shardweave.driver.explore import Exploration, explore, explore_plans
-    from shardweave.driver.hf_experts import choose_experts
+    from shardweave.driver.models.hf_experts import choose_experts
     from shardweave.driver.plans import plan, simulate_plan
-    from shardweave.driver.progress import Progress
-    from shardweave.driver.validate import ValidationError, run_passes
+    from shardweave.driver.step.compile import compile
+    from shardweave.driver.training.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
+    from shardweave.driver.training.progress import Progress
     from shardweave.ir.capture.capture import CaptureError, capture
     from shardweave.ir.capture.seeded import SeededRandom as random
-    from shardweave.ir.mesh import Axis, Mesh
-    from shardweave.ir.placement import Sharding
-    from shardweave.ir.program import Program
+    from shardweave.ir.mesh.mesh import Axis, Mesh
+    from shardweave.ir.mesh.placement import Sharding
+    from shardweave.ir.program.program import Program
+    from shardweave.ir.program.text import ProgramTextError
     from shardweave.ir.proof.check import check_certificate
     from shardweave.ir.proof.ops import ProofError
     from shardweave.ir.proof.prove import Proof, prove
-    from shardweave.ir.text import ProgramTextError
     from shardweave.ir.verify.program import VerifyError, check, verify
     from shardweave.passes.notes import PlanNote
     from shardweave.passes.pipeline import PassError, PassPipeline
     from shardweave.passes.registry import register_pass
     from shardweave.planners.cost.cluster import Cluster
-    from shardweave.planners.cost.pipeline.simulation import PipelineSimulation
-    from shardweave.planners.cost.simulation import Simulation
-    from shardweave.planners.plan import Plan
-    from shardweave.planners.predict import simulate_step as simulate
+    from shardweave.planners.plan.plan import Plan
+    from shardweave.planners.predict.pipeline.simulation import PipelineSimulation
+    from shardweave.planners.predict.predict import simulate_step as simulate
+    from shardweave.planners.simulate.simulation import Simulation
 
     parse = Program.parse
     load = Program.load
@@ -93,49 +93,49 @@ __all__ = [
 ]
 
 _HOMES = {
-    "clip_grad_norm_": "backends.gradient_norm:clip_grad_norm_",
-    "Axis": "ir.mesh:Axis",
+    "clip_grad_norm_": "backends.distributed.gradient_norm:clip_grad_norm_",
+    "Axis": "ir.mesh.mesh:Axis",
     "CaptureError": "ir.capture.capture:CaptureError",
-    "Checkpoint": "driver.checkpoints:Checkpoint",
-    "CheckpointError": "backends.saved_state:CheckpointError",
+    "Checkpoint": "driver.training.checkpoints:Checkpoint",
+    "CheckpointError": "backends.state.saved_state:CheckpointError",
     "Cluster": "planners.cost.cluster:Cluster",
     "Exploration": "driver.explore:Exploration",
-    "GradScaler": "backends.grad_scaler:GradScaler",
-    "Mesh": "ir.mesh:Mesh",
+    "GradScaler": "backends.step.grad_scaler:GradScaler",
+    "Mesh": "ir.mesh.mesh:Mesh",
     "PassError": "passes.pipeline:PassError",
     "PassPipeline": "passes.pipeline:PassPipeline",
-    "PipelineSimulation": "planners.cost.pipeline.simulation:PipelineSimulation",
-    "Plan": "planners.plan:Plan",
+    "PipelineSimulation": "planners.predict.pipeline.simulation:PipelineSimulation",
+    "Plan": "planners.plan.plan:Plan",
     "PlanNote": "passes.notes:PlanNote",
-    "Program": "ir.program:Program",
-    "Progress": "driver.progress:Progress",
+    "Program": "ir.program.program:Program",
+    "Progress": "driver.training.progress:Progress",
     "Proof": "ir.proof.prove:Proof",
     "ProofError": "ir.proof.ops:ProofError",
-    "ProgramTextError": "ir.text:ProgramTextError",
-    "Sharding": "ir.placement:Sharding",
-    "Simulation": "planners.cost.simulation:Simulation",
-    "Step": "backends.step:Step",
-    "ValidationError": "driver.validate:ValidationError",
+    "ProgramTextError": "ir.program.text:ProgramTextError",
+    "Sharding": "ir.mesh.placement:Sharding",
+    "Simulation": "planners.simulate.simulation:Simulation",
+    "Step": "backends.step.step:Step",
+    "ValidationError": "driver.checking.validate:ValidationError",
     "VerifyError": "ir.verify.program:VerifyError",
     "capture": "ir.capture.capture:capture",
     "check": "ir.verify.program:check",
     "check_certificate": "ir.proof.check:check_certificate",
-    "choose_experts": "driver.hf_experts:choose_experts",
-    "compile": "driver.compile:compile",
+    "choose_experts": "driver.models.hf_experts:choose_experts",
+    "compile": "driver.step.compile:compile",
     "diff": "driver.diff:diff",
     "explore": "driver.explore:explore",
     "explore_plans": "driver.explore:explore_plans",
-    "full_tensor": "backends.whole:full_tensor",
-    "load": "ir.program:Program.load",
-    "load_checkpoint": "driver.checkpoints:load_checkpoint",
-    "parse": "ir.program:Program.parse",
+    "full_tensor": "backends.step.whole:full_tensor",
+    "load": "ir.program.program:Program.load",
+    "load_checkpoint": "driver.training.checkpoints:load_checkpoint",
+    "parse": "ir.program.program:Program.parse",
     "plan": "driver.plans:plan",
     "prove": "ir.proof.prove:prove",
     "random": "ir.capture.seeded:SeededRandom",
     "register_pass": "passes.registry:register_pass",
-    "run_passes": "driver.validate:run_passes",
-    "save_checkpoint": "driver.checkpoints:save_checkpoint",
-    "simulate": "planners.predict:simulate_step",
+    "run_passes": "driver.checking.validate:run_passes",
+    "save_checkpoint": "driver.training.checkpoints:save_checkpoint",
+    "simulate": "planners.predict.predict:simulate_step",
     "simulate_plan": "driver.plans:simulate_plan",
     "verify": "ir.verify.program:verify",
 }

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from xdsl.ir import Operation, SSAValue
 
-from shardweave.ir.placement import Sharding
-from shardweave.ir.program import Program, Slot
-from shardweave.ir.staged import STAGE_KINDS
-from shardweave.ir.types import shape_of
+from shardweave.ir.dialects.types import shape_of
+from shardweave.ir.mesh.placement import Sharding
+from shardweave.ir.program.program import Program, Slot
+from shardweave.ir.program.staged import STAGE_KINDS
 
 Key = tuple[str, str]
 """Kind and name of an argument or result: `("param", "wte.weight")`, `("output", "0")`."""

@@ -14,9 +14,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from shardweave.driver.models import build_example
-from shardweave.driver.profile import profile_machine
-from shardweave.driver.trials import host_of
+from shardweave.driver.models.models import build_example
+from shardweave.driver.processes.trials import host_of
+from shardweave.driver.profile.profile import profile_machine
 from shardweave.ir.capture.capture import capture
 from shardweave.planners.amp import plan_amp
 

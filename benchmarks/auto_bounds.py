@@ -21,18 +21,18 @@ from dataclasses import dataclass, field, replace
 
 from xdsl.ir import Operation, SSAValue
 
-from shardweave.ir.program import Program
-from shardweave.ir.storage import storage_of
-from shardweave.ir.types import num_bytes, tensor_type_of
+from shardweave.ir.dialects.types import num_bytes, tensor_type_of
+from shardweave.ir.program.program import Program
+from shardweave.ir.program.storage import storage_of
 from shardweave.planners.auto.plans import PlanMaker
-from shardweave.planners.auto.point import JointPoint, ReplicaCut
+from shardweave.planners.auto.space.point import JointPoint, ReplicaCut
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.memory import state_bytes
 from shardweave.planners.cost.model import CostModel, kind_of
 from shardweave.planners.cost.workload import BlockWork, alone, workload_of
-from shardweave.planners.plan import Plan
-from shardweave.planners.plan_names import Lookup
-from shardweave.planners.plan_parts import Predicted
+from shardweave.planners.plan.plan import Plan
+from shardweave.planners.plan.plan_names import Lookup
+from shardweave.planners.plan.plan_parts import Predicted
 
 
 @dataclass(frozen=True)

@@ -22,16 +22,16 @@ from rich.table import Table
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from shardweave.benchmarks.auto_speed import LLAMA_8B
-from shardweave.driver.models import build_example
+from shardweave.driver.models.models import build_example
 from shardweave.ir.capture.capture import capture
 from shardweave.planners.auto.estimate import Estimator
 from shardweave.planners.auto.evaluate import Evaluator
 from shardweave.planners.auto.plans import PlanMaker
-from shardweave.planners.auto.point import JointPoint
 from shardweave.planners.auto.reader import CostReader, Depths
+from shardweave.planners.auto.space.point import JointPoint
 from shardweave.planners.cost.presets import find_cluster
-from shardweave.planners.lower import RECENT, Lowerings
-from shardweave.planners.predict import simulate_plan
+from shardweave.planners.lowering.lower import RECENT, Lowerings
+from shardweave.planners.predict.predict import simulate_plan
 
 MODELS: Mapping[str, tuple[str, str]] = {
     "GPT, 20 layers of hidden 1024": (

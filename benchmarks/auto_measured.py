@@ -33,24 +33,24 @@ import shaped_link
 from rank_processes import rows_of_ranks
 from throttle import factor_for, slowed_cluster
 
-from shardweave.driver.models import build_example
-from shardweave.driver.profile import profile_machine
+from shardweave.driver.models.models import build_example
+from shardweave.driver.profile.profile import profile_machine
 from shardweave.ir.capture.capture import capture
-from shardweave.ir.program import Program
+from shardweave.ir.program.program import Program
 from shardweave.planners.auto import plan_auto
-from shardweave.planners.auto.constraints import Constraints, point_of
 from shardweave.planners.auto.estimate import Estimator
 from shardweave.planners.auto.evaluate import Evaluator
 from shardweave.planners.auto.planner import AutoOptions
 from shardweave.planners.auto.plans import PlanMaker
-from shardweave.planners.auto.point import DIMENSIONS, MESH, JointPoint
 from shardweave.planners.auto.reader import CostReader, Depths
-from shardweave.planners.auto.space import JointSpace, joint_space
+from shardweave.planners.auto.space.constraints import Constraints, point_of
+from shardweave.planners.auto.space.point import DIMENSIONS, MESH, JointPoint
+from shardweave.planners.auto.space.space import JointSpace, joint_space
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.cluster_file import save_cluster
 from shardweave.planners.cost.presets import find_cluster
-from shardweave.planners.lower import local_program
-from shardweave.planners.plan import Plan
+from shardweave.planners.lowering.lower import local_program
+from shardweave.planners.plan.plan import Plan
 
 WORKER = Path(__file__).with_name("auto_measured_worker.py")
 MODEL = "gpt:layers=4,hidden=256,heads=8,vocab=1024,seq=128,batch=8"

@@ -13,7 +13,7 @@ from throttle import Throttle, slowed_rows, throttled
 from timed_rows import Settings, TimedRow, Times, run_worker
 
 import shardweave as sw
-from shardweave.driver.models import build_example
+from shardweave.driver.models.models import build_example
 
 
 def rows_of(throttle: Throttle, settings: Settings) -> list[TimedRow]:

@@ -28,28 +28,28 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from shardweave.benchmarks.auto_bounds import Bounds
-from shardweave.driver.models import build_example
+from shardweave.driver.models.models import build_example
 from shardweave.ir.capture.capture import capture
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.program import Program
-from shardweave.ir.text import without_gc
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.program.program import Program
+from shardweave.ir.program.text import without_gc
 from shardweave.planners.auto import plan_auto
-from shardweave.planners.auto.constraints import Constraints, with_memory
 from shardweave.planners.auto.estimate import Estimator
 from shardweave.planners.auto.evaluate import Evaluator
 from shardweave.planners.auto.planner import AutoOptions
 from shardweave.planners.auto.plans import PlanMaker
-from shardweave.planners.auto.point import JointPoint
 from shardweave.planners.auto.reader import CostReader, Depths
-from shardweave.planners.auto.space import joint_space
+from shardweave.planners.auto.space.constraints import Constraints, with_memory
+from shardweave.planners.auto.space.point import JointPoint
+from shardweave.planners.auto.space.space import joint_space
 from shardweave.planners.call import call_planner
 from shardweave.planners.cost.cluster import Cluster
+from shardweave.planners.cost.degrees import divisors
 from shardweave.planners.cost.presets import find_cluster
-from shardweave.planners.degrees import divisors
-from shardweave.planners.lower import RECENT, Lowerings
-from shardweave.planners.plan import Plan
-from shardweave.planners.plan_parts import Predicted
-from shardweave.planners.predict import simulate_plan
+from shardweave.planners.lowering.lower import RECENT, Lowerings
+from shardweave.planners.plan.plan import Plan
+from shardweave.planners.plan.plan_parts import Predicted
+from shardweave.planners.predict.predict import simulate_plan
 
 MODELS = {
     "gpt": ("gpt:layers=2,hidden=512,heads=8,vocab=2048,seq=256,batch=4", torch.float32),

@@ -23,14 +23,14 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from shardweave.driver.models import build_example
-from shardweave.ir.aten import AtenOp
+from shardweave.driver.models.models import build_example
 from shardweave.ir.capture.capture import capture
-from shardweave.ir.flops import flops_of, is_attention
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.program import Program
-from shardweave.ir.regions import split_at_backward
-from shardweave.ir.seen_keys import seen_share
+from shardweave.ir.dialects.aten import AtenOp
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.ops.flops import flops_of, is_attention
+from shardweave.ir.ops.seen_keys import seen_share
+from shardweave.ir.program.program import Program
+from shardweave.ir.program.regions import split_at_backward
 from shardweave.planners.call import call_planner
 from shardweave.planners.cost.presets import find_cluster
 

@@ -36,18 +36,18 @@ from shardweave.benchmarks.axonn_planner import (
     shape_of_model,
     tables,
 )
-from shardweave.driver.models import build_example
+from shardweave.driver.models.models import build_example
 from shardweave.ir.capture.capture import capture
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.program import Program
-from shardweave.passes.apply_plan import ApplyPlanPass
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.program.program import Program
 from shardweave.passes.pipeline import run_passes
 from shardweave.planners.axonn.planner import plan_axonn
 from shardweave.planners.axonn.search import Ranked, rank_grids
 from shardweave.planners.cost.presets import find_cluster
-from shardweave.planners.cost.simulate import simulate
-from shardweave.planners.lower import PARTITIONING
-from shardweave.planners.schedule.axonn_orders import AXONN_ORDERS
+from shardweave.planners.lowering.apply_plan import ApplyPlanPass
+from shardweave.planners.lowering.lower import PARTITIONING
+from shardweave.planners.overlap.axonn_orders import AXONN_ORDERS
+from shardweave.planners.simulate.simulate import simulate
 
 NO_DELETION = PASSES.replace("delete-redundant-collectives,", "")
 KEPT_GATHERS = PASSES.replace("collectives,", "collectives{kind=all_gather},", 1)

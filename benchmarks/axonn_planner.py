@@ -26,18 +26,18 @@ from rich.console import Console
 from rich.table import Table
 
 from shardweave.benchmarks.layer_stack import step_of_layers
-from shardweave.driver.gpt import GPTConfig
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.program import Program
-from shardweave.passes.apply_plan import ApplyPlanPass
+from shardweave.driver.models.gpt import GPTConfig
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.program.program import Program
 from shardweave.passes.pipeline import run_passes
 from shardweave.planners.axonn.model import LinearLayer
 from shardweave.planners.axonn.planner import plan_axonn
 from shardweave.planners.axonn.search import Model, Options, Ranked, rank_grids
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.presets import find_cluster
-from shardweave.planners.cost.simulate import simulate
-from shardweave.planners.lower import PARTITIONING
+from shardweave.planners.lowering.apply_plan import ApplyPlanPass
+from shardweave.planners.lowering.lower import PARTITIONING
+from shardweave.planners.simulate.simulate import simulate
 
 DATA = Path(__file__).resolve().parent / "data" / "axonn_tables.json"
 SYSTEMS = ("Megatron-LM", "ZeRO-3", "DeepSpeed-3D", "AxoNN")

@@ -6,7 +6,7 @@ import torch
 
 from shardweave.benchmarks.import_torchvision import import_torchvision
 from shardweave.benchmarks.models_measure import NUM_STEPS, Example
-from shardweave.driver.models import build_example
+from shardweave.driver.models.models import build_example
 
 HF_TYPES = (
     # Encoders.

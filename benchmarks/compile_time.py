@@ -37,8 +37,8 @@ from rich.table import Table
 if TYPE_CHECKING:
     from xdsl.passes import ModulePass
 
-    from shardweave.ir.program import Program
-    from shardweave.planners.plan import Plan
+    from shardweave.ir.program.program import Program
+    from shardweave.planners.plan.plan import Plan
 
 MODELS = {
     "gpt3": "gpt:layers={layers},hidden=12288,heads=96,vocab=51200,seq=2048,batch=128",
@@ -161,14 +161,14 @@ def measure(
     with run.stage(IMPORT):
         from torch._subclasses.fake_tensor import FakeTensorMode
 
-        from shardweave.driver.models import build_example
+        from shardweave.driver.models.models import build_example
         from shardweave.ir.capture.capture import capture
-        from shardweave.ir.program import Program
-        from shardweave.ir.staged import parts_of
-        from shardweave.passes.apply_plan import ApplyPlanPass
+        from shardweave.ir.program.program import Program
+        from shardweave.ir.program.staged import parts_of
         from shardweave.passes.observers import Observer
         from shardweave.passes.pipeline import PassPipeline, as_mesh
-        from shardweave.planners.megatron import plan_megatron
+        from shardweave.planners.lowering.apply_plan import ApplyPlanPass
+        from shardweave.planners.megatron.planner import plan_megatron
 
     class Watch(Observer):
         def before(self, one: ModulePass, program: Program) -> None:
@@ -208,9 +208,9 @@ def measure(
 
 def staged_passes(plan: Plan, program: Program) -> Sequence[ModulePass]:
     """All passes of a plan with stages of about equal work."""
-    from shardweave.passes.plan_passes import plan_passes
-    from shardweave.planners.pipelines.balance import balanced_stages
-    from shardweave.planners.plan_parts import Pipeline
+    from shardweave.planners.lowering.plan_passes import plan_passes
+    from shardweave.planners.lowering.stages.balance import balanced_stages
+    from shardweave.planners.plan.plan_parts import Pipeline
 
     count = plan.mesh["stage"]
     pipeline = Pipeline(balanced_stages(program, count), MICRO_BATCHES)
@@ -220,7 +220,7 @@ def staged_passes(plan: Plan, program: Program) -> Sequence[ModulePass]:
 def verify_and_simulate(program: Program, run: Run) -> None:
     """Verify and simulate a staged program."""
     from shardweave.ir.verify.program import check
-    from shardweave.planners.predict import simulate_step
+    from shardweave.planners.predict.predict import simulate_step
 
     with run.stage("verify"):
         check(program)

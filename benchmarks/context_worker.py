@@ -18,15 +18,15 @@ import modelled_link
 from overlap_worker import as_rows, cluster_of
 from timed_rows import Settings, TimedRow, Times, run_worker
 
-from shardweave.backends.distributed import step_of
-from shardweave.backends.runtime import Runtime
-from shardweave.driver.models import build_example
+from shardweave.backends.distributed.distributed import step_of
+from shardweave.backends.distributed.runtime import Runtime
+from shardweave.driver.models.models import build_example
 from shardweave.ir.capture.capture import capture
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.program import Program
-from shardweave.planners.cost.simulate import simulate
-from shardweave.planners.lower import local_program
-from shardweave.planners.megatron import plan_megatron
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.program.program import Program
+from shardweave.planners.lowering.lower import local_program
+from shardweave.planners.megatron.planner import plan_megatron
+from shardweave.planners.simulate.simulate import simulate
 
 MESH = Mesh(context=2)
 ROWS: dict[str, tuple[bool, int, str]] = {

@@ -19,8 +19,8 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from shardweave.backends.random_numbers import random_numbers
-from shardweave.ir.philox import positions_of, random_state
+from shardweave.backends.emit.random_numbers import random_numbers
+from shardweave.ir.library.philox import positions_of, random_state
 
 P = 0.1
 SIZES = {"hidden": (4096, 1024), "attention": (16, 16, 128, 128), "odd rows": (4096, 1001)}

@@ -28,7 +28,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import shardweave as sw
 from shardweave.benchmarks.compile_time import machine
-from shardweave.driver.models import Example, build_example
+from shardweave.driver.models.models import Example, build_example
 from shardweave.tests.browser import BROWSER
 
 MESH = "data=8,tensor=8"

@@ -34,8 +34,8 @@ from typing import Any
 import torch
 
 from shardweave.benchmarks.fuzz_cases import KINDS, clean, warm_up
+from shardweave.driver.checking.validate import ValidationError
 from shardweave.driver.errors import PLAIN
-from shardweave.driver.validate import ValidationError
 from shardweave.passes.pipeline import PassError
 
 ROOT = Path(__file__).resolve().parent.parent

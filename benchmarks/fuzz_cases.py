@@ -16,21 +16,21 @@ import yaml
 from torch import Tensor, nn
 
 import shardweave as sw
-from shardweave.backends.emit import emit, load_step
+from shardweave.backends.distributed.runtime import Runtime
+from shardweave.backends.emit.emit import emit, load_step
 from shardweave.backends.programs import Key
-from shardweave.backends.reference import run_reference
-from shardweave.backends.runtime import Runtime
-from shardweave.driver.checkpoint_files import MANIFEST, digests_of
-from shardweave.driver.models import build_example
+from shardweave.backends.reference.reference import run_reference
+from shardweave.driver.checking.sample import sample_values
+from shardweave.driver.checking.validate import Validator, find_differences, work_of
+from shardweave.driver.models.models import build_example
 from shardweave.driver.plans import partition
-from shardweave.driver.sample import sample_values
-from shardweave.driver.validate import Validator, find_differences, work_of
+from shardweave.driver.training.checkpoint_files import MANIFEST, digests_of
 from shardweave.ir.capture.precision import in_float64
-from shardweave.ir.program import Program
-from shardweave.ir.types import num_bytes
+from shardweave.ir.dialects.types import num_bytes
+from shardweave.ir.program.program import Program
 from shardweave.passes.pipeline import as_mesh
 from shardweave.planners.cost.cluster_file import parse_cluster
-from shardweave.planners.plan import Plan
+from shardweave.planners.plan.plan import Plan
 from shardweave.tests.mutations import any_mutation, mutated_data, rewired
 
 MODELS = (

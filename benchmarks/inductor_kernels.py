@@ -20,13 +20,13 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from shardweave.backends.calls import prepared
+from shardweave.backends.emit.calls import prepared
 from shardweave.benchmarks.kernel_counts import Counts, passes_over
-from shardweave.ir.aten import AtenOp
-from shardweave.ir.dist import AllReduceOp, ShardIndexOp, SliceOp, WaitOp
-from shardweave.ir.fusible import role_of
-from shardweave.ir.program import Program
-from shardweave.ir.types import dtype_of_value, shape_of
+from shardweave.ir.dialects.aten import AtenOp
+from shardweave.ir.dialects.dist import AllReduceOp, ShardIndexOp, SliceOp, WaitOp
+from shardweave.ir.dialects.types import dtype_of_value, shape_of
+from shardweave.ir.ops.fusible import role_of
+from shardweave.ir.program.program import Program
 
 H100 = SimpleNamespace(
     name="NVIDIA H100 80GB HBM3",

@@ -27,7 +27,7 @@ from rich.table import Table
 from shardweave.benchmarks.compile_time import machine
 
 if TYPE_CHECKING:
-    from shardweave.ir.program import Program
+    from shardweave.ir.program.program import Program
 
 MODEL = "gpt:layers=12,hidden=16,heads=4,vocab=32,seq=8,batch=4"
 MESH = "data=2,tensor=2"
@@ -42,11 +42,11 @@ _Result = TypeVar("_Result")
 
 def large_program(num_ops: int, model: str = MODEL) -> Program:
     """A local program of at least `num_ops` ops."""
-    from shardweave.driver.models import build_example
+    from shardweave.driver.models.models import build_example
     from shardweave.ir.capture.capture import capture
-    from shardweave.passes.apply_plan import ApplyPlanPass
     from shardweave.passes.pipeline import as_mesh, run_passes
-    from shardweave.planners.megatron import plan_megatron
+    from shardweave.planners.lowering.apply_plan import ApplyPlanPass
+    from shardweave.planners.megatron.planner import plan_megatron
 
     example = build_example(model)
     program = capture(example.module, kwargs=example.kwargs)
@@ -60,7 +60,7 @@ def repeat_step(program: Program, num_ops: int) -> None:
     """Repeat the ops on the same arguments until there are `num_ops`; the first results stay."""
     from xdsl.ir import SSAValue
 
-    from shardweave.ir.annotations import layer_of, set_layer
+    from shardweave.ir.dialects.annotations import layer_of, set_layer
 
     step = list(program.ops)
     layers = {int(found[1]) for op in step if (found := _LAYER.match(layer_of(op)))}
@@ -77,7 +77,7 @@ def repeat_step(program: Program, num_ops: int) -> None:
 def measure(path: str) -> dict[str, float]:
     """Seconds of each tool on the program in a file."""
     from shardweave.ir.inspect.diff import structural_diff
-    from shardweave.ir.program import Program
+    from shardweave.ir.program.program import Program
     from shardweave.ir.verify.program import verify
 
     text = Path(path).read_text()

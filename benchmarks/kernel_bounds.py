@@ -28,15 +28,15 @@ import networkx
 from xdsl.ir import Operation, SSAValue
 
 from shardweave.benchmarks.kernel_counts import Counts, is_call
-from shardweave.ir.annotations import phase_of
-from shardweave.ir.aten import AtenOp
-from shardweave.ir.facts import LOOKUP_GRADIENT, facts_of
-from shardweave.ir.fusible import MOVES, reductions_of, role_of
-from shardweave.ir.iteration_space import IterationSpace, is_kernel_alone, space_of
-from shardweave.ir.program import Program
-from shardweave.ir.storage import layout_source
-from shardweave.ir.traffic import bytes_moved, traffic
-from shardweave.ir.types import dtype_of_value, num_bytes, num_elements, tensor_type_of
+from shardweave.ir.dialects.annotations import phase_of
+from shardweave.ir.dialects.aten import AtenOp
+from shardweave.ir.dialects.types import dtype_of_value, num_bytes, num_elements, tensor_type_of
+from shardweave.ir.ops.facts import LOOKUP_GRADIENT, facts_of
+from shardweave.ir.ops.fusible import MOVES, reductions_of, role_of
+from shardweave.ir.program.iteration_space import IterationSpace, is_kernel_alone, space_of
+from shardweave.ir.program.program import Program
+from shardweave.ir.program.storage import layout_source
+from shardweave.ir.program.traffic import bytes_moved, traffic
 
 MOST_READ = 1 << 20
 """Elements that one program reads for one result. An SM reads some 50 GB/s of an H100's 3.35 TB/s,

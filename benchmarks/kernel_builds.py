@@ -28,11 +28,11 @@ from rich.table import Table
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import shardweave as sw
-from shardweave.backends.triton.ahead import Built, build
-from shardweave.backends.triton.occupancy import VECTOR_BITS
-from shardweave.backends.triton.source import KernelSource
+from shardweave.backends.triton.launch.ahead import Built, build
+from shardweave.backends.triton.launch.occupancy import VECTOR_BITS
+from shardweave.backends.triton.source.source import KernelSource
 from shardweave.driver.kernel_files import distinct_kernels
-from shardweave.driver.models import build_example
+from shardweave.driver.models.models import build_example
 from shardweave.passes.notes import unheard
 
 HIDDEN = (768, 1024, 2048, 4096, 8192, 12288, 16384)

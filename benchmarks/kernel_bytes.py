@@ -33,9 +33,9 @@ import shardweave as sw
 from shardweave.benchmarks.inductor_kernels import inductor_counts
 from shardweave.benchmarks.kernel_bounds import lower_bound
 from shardweave.benchmarks.kernel_counts import Counts, own_counts
-from shardweave.driver.models import build_example
-from shardweave.passes.apply_plan import ApplyPlanPass
+from shardweave.driver.models.models import build_example
 from shardweave.passes.notes import PassNote
+from shardweave.planners.lowering.apply_plan import ApplyPlanPass
 
 MODELS = {
     "gpt": "gpt:layers={layers},hidden=1024,heads=16,vocab=50304,seq=1024,batch=8",

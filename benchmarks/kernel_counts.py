@@ -8,17 +8,17 @@ from dataclasses import dataclass, field
 
 from xdsl.ir import Operation
 
-from shardweave.backends.triton.generate import generate
-from shardweave.backends.triton.joining import parts_of
-from shardweave.backends.triton.parts import is_sum_in_memory, joined_together
-from shardweave.backends.triton.source import Kernel
-from shardweave.backends.triton.writer import UnfitError
-from shardweave.ir.dist import DistOp, SliceOp
-from shardweave.ir.kernel import FusedOp
-from shardweave.ir.program import Program
-from shardweave.ir.storage import is_view
-from shardweave.ir.traffic import accesses, bytes_moved
-from shardweave.ir.types import shape_of
+from shardweave.backends.triton.kernels.generate import generate
+from shardweave.backends.triton.source.joining import parts_of
+from shardweave.backends.triton.source.parts import is_sum_in_memory, joined_together
+from shardweave.backends.triton.source.source import Kernel
+from shardweave.backends.triton.source.writer import UnfitError
+from shardweave.ir.dialects.dist import DistOp, SliceOp
+from shardweave.ir.dialects.kernel import FusedOp
+from shardweave.ir.dialects.types import shape_of
+from shardweave.ir.program.program import Program
+from shardweave.ir.program.storage import is_view
+from shardweave.ir.program.traffic import accesses, bytes_moved
 
 
 @dataclass

@@ -24,10 +24,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import gpu_timing
 
-from shardweave.backends.triton.launch import FusedCall
+from shardweave.backends.triton.launch.launch import FusedCall
 from shardweave.ir.capture.capture import capture
-from shardweave.ir.kernel import FusedOp
-from shardweave.ir.traffic import bytes_moved
+from shardweave.ir.dialects.kernel import FusedOp
+from shardweave.ir.program.traffic import bytes_moved
 from shardweave.passes.pipeline import run_passes
 
 aten = torch.ops.aten

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from shardweave.driver.gpt import Block, GPTConfig
+from shardweave.driver.models.gpt import Block, GPTConfig
 from shardweave.ir.capture.capture import capture
-from shardweave.ir.program import Program
+from shardweave.ir.program.program import Program
 
 
 class LayerStack(nn.Module):

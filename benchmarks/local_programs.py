@@ -24,8 +24,8 @@ from rich.progress import track
 from rich.table import Table
 
 import shardweave as sw
-from shardweave.driver.models import build_example
-from shardweave.ir.types import shape_of
+from shardweave.driver.models.models import build_example
+from shardweave.ir.dialects.types import shape_of
 from shardweave.passes.presets import PRESETS
 
 MODELS = {
@@ -89,7 +89,7 @@ def plan_for(program: sw.Program, mesh: str, stored: bool) -> sw.Plan:
 
 def cases(models: tuple[str, ...]) -> Iterator[Partitioned]:
     """All cases of some models; each is captured once, in float64."""
-    from shardweave.passes.apply_plan import ApplyPlanPass
+    from shardweave.planners.lowering.apply_plan import ApplyPlanPass
 
     for model in models:
         example = build_example(MODELS[model], dtype=torch.float64)

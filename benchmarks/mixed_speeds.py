@@ -29,17 +29,17 @@ from rank_processes import rows_of_ranks
 from throttle import slowed_device
 
 import shardweave as sw
-from shardweave.driver.models import build_example
+from shardweave.driver.models.models import build_example
 from shardweave.driver.plans import partition
-from shardweave.driver.profile import profile_machine
-from shardweave.ir.program import Program
+from shardweave.driver.profile.profile import profile_machine
+from shardweave.ir.program.program import Program
 from shardweave.planners.cost.cluster import Cluster, DeviceType, NodeType
 from shardweave.planners.cost.cluster_file import save_cluster
 from shardweave.planners.cost.presets import find_cluster
-from shardweave.planners.megatron import plan_megatron
-from shardweave.planners.pipelines.balance import balanced_stages
-from shardweave.planners.plan import Plan
-from shardweave.planners.plan_parts import Pipeline
+from shardweave.planners.lowering.stages.balance import balanced_stages
+from shardweave.planners.megatron.planner import plan_megatron
+from shardweave.planners.plan.plan import Plan
+from shardweave.planners.plan.plan_parts import Pipeline
 
 WORKER = Path(__file__).with_name("mixed_speeds_worker.py")
 MODEL = "gpt:layers=16,hidden=256,heads=8,vocab=256,seq=64,batch=24,tie=false"

@@ -14,8 +14,8 @@ from throttle import Throttle, slowed_rows, throttled
 from timed_rows import Settings, TimedRow, Times, run_worker
 
 import shardweave as sw
-from shardweave.driver.models import build_example
-from shardweave.planners.plan import Plan
+from shardweave.driver.models.models import build_example
+from shardweave.planners.plan.plan import Plan
 
 
 def rows_of(settings: Settings, throttle: Throttle) -> list[TimedRow]:

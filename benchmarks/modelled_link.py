@@ -14,7 +14,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from shardweave.backends import in_flight
+from shardweave.backends.distributed import in_flight
 
 _UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 
 import shardweave as sw
-from shardweave.backends.bound import BoundProgram
-from shardweave.backends.step import Step
-from shardweave.backends.step_programs import GivenProgram
-from shardweave.backends.virtual import VirtualBackend
-from shardweave.driver.check import (
+from shardweave.backends.reference.virtual import VirtualBackend
+from shardweave.backends.step.bound import BoundProgram
+from shardweave.backends.step.step import Step
+from shardweave.backends.step.step_programs import GivenProgram
+from shardweave.driver.checking.check import (
     CheckResult,
     Expected,
     check_steps,
@@ -29,7 +29,7 @@ from shardweave.driver.check import (
     run_eager,
 )
 from shardweave.driver.plans import partition, resolve_plan
-from shardweave.ir.types import shape_of
+from shardweave.ir.dialects.types import shape_of
 
 NUM_STEPS = 3
 SEED = 0

@@ -42,12 +42,12 @@ from shardweave.benchmarks.oases_data import (
     tables,
 )
 from shardweave.benchmarks.oases_table3 import SIMULATED_LAYERS, scheduled
-from shardweave.driver.gpt import GPTConfig
-from shardweave.ir.mesh import Mesh
+from shardweave.driver.models.gpt import GPTConfig
+from shardweave.ir.mesh.mesh import Mesh
 from shardweave.planners.cost.presets import find_cluster
-from shardweave.planners.cost.simulate import simulate
 from shardweave.planners.oases.chain import Chain, ChainBlock, DegreeOption, PassTimes
 from shardweave.planners.oases.dp import solve_chain
+from shardweave.planners.simulate.simulate import simulate
 
 TABLE_3 = Path(__file__).resolve().parent / "results" / "oases_table3.json"
 BASELINES = ("Megatron-LM", "Merak", "Alpa-like", "Wang et al.")

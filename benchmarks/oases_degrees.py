@@ -20,20 +20,20 @@ import torch
 from scipy.stats import spearmanr
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from shardweave.driver.models import build_example
+from shardweave.driver.models.models import build_example
 from shardweave.ir.capture.capture import capture
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.program import Program
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.program.program import Program
 from shardweave.planners.auto.proposals import REFINED
 from shardweave.planners.call import call_planner
 from shardweave.planners.cost.presets import find_cluster
-from shardweave.planners.lower import RECENT, Lowerings
+from shardweave.planners.lowering.lower import RECENT, Lowerings
 from shardweave.planners.oases.chain import linearise, runs
 from shardweave.planners.oases.degree import Axes, plan_of_degrees
 from shardweave.planners.oases.planner import plan_oases
 from shardweave.planners.oases.program import ChainOptions, chain_of_program
-from shardweave.planners.plan_parts import Predicted
-from shardweave.planners.predict import simulate_plan
+from shardweave.planners.plan.plan_parts import Predicted
+from shardweave.planners.predict.predict import simulate_plan
 
 MESH = Mesh(data=2, tensor=4)
 CASES: Mapping[str, tuple[int, int]] = {"2048": (2048, 32), "4096": (4096, 16)}

@@ -47,19 +47,19 @@ from shardweave.benchmarks.oases_data import (
     row_of,
     tables,
 )
-from shardweave.driver.gpt import GPTConfig
-from shardweave.ir.annotations import layer_of, phase_of
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.program import Program
-from shardweave.passes.apply_plan import ApplyPlanPass
+from shardweave.driver.models.gpt import GPTConfig
+from shardweave.ir.dialects.annotations import layer_of, phase_of
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.program.program import Program
 from shardweave.passes.pipeline import PassPipeline
 from shardweave.planners.cost.cluster import Cluster, time_at
 from shardweave.planners.cost.model import CostModel, kind_of, signature_text
 from shardweave.planners.cost.presets import find_cluster
-from shardweave.planners.cost.simulate import simulate
-from shardweave.planners.megatron import plan_megatron
+from shardweave.planners.lowering.apply_plan import ApplyPlanPass
+from shardweave.planners.megatron.planner import plan_megatron
 from shardweave.planners.oases.chain import linearise
 from shardweave.planners.oases.dp import solve_chain
+from shardweave.planners.simulate.simulate import simulate
 
 PARTITION = (
     "split-addmm,add-pending-sums,propagate-shardings,insert-collectives,unroll-time-axes,"

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
-from shardweave.planners.degrees import divisors
+from shardweave.planners.cost.degrees import divisors
 from shardweave.planners.oppa.space import Configuration, SpaceError
 
 BUCKETS_MIB = tuple(4**k for k in range(7))

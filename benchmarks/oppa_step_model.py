@@ -15,7 +15,7 @@ import math
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from shardweave.ir.mesh import Mesh
+from shardweave.ir.mesh.mesh import Mesh
 from shardweave.planners.cost.cluster import Cluster, DeviceType, interpolate
 from shardweave.planners.cost.links import Ring, ring_of
 from shardweave.planners.oppa.space import Configuration

@@ -11,7 +11,7 @@ from statistics import fmean
 import numpy as np
 
 from shardweave.benchmarks.oppa_step_model import StepModel
-from shardweave.driver.training import ENOUGH_SLOW
+from shardweave.driver.training.training import ENOUGH_SLOW
 from shardweave.planners.oppa.choosers import History, Suggestion, first_choice, random_instead
 from shardweave.planners.oppa.formula import fit_formula, predict
 from shardweave.planners.oppa.prior import Form, MemoryPrior, ThroughputPrior

@@ -28,10 +28,10 @@ import overlap_methods
 import shaped_link
 from rank_processes import Process, run_ranks, start_rank
 
-from shardweave.driver.models import build_example
-from shardweave.driver.profile import profile_machine
+from shardweave.driver.models.models import build_example
+from shardweave.driver.profile.profile import profile_machine
 from shardweave.ir.capture.capture import capture
-from shardweave.ir.mesh import Mesh
+from shardweave.ir.mesh.mesh import Mesh
 from shardweave.planners.cost.cluster_file import save_cluster
 
 WORKER = Path(__file__).with_name("overlap_worker.py")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from shardweave.ir.program import Program
-from shardweave.passes.apply_plan import ApplyPlanPass
+from shardweave.ir.program.program import Program
 from shardweave.passes.pipeline import PassPipeline
-from shardweave.planners.megatron import plan_megatron
+from shardweave.planners.lowering.apply_plan import ApplyPlanPass
+from shardweave.planners.megatron.planner import plan_megatron
 
 PARTITION = (
     "split-addmm,add-pending-sums,propagate-shardings,insert-collectives,unroll-time-axes,"

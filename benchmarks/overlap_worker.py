@@ -14,12 +14,12 @@ import torch_tensor_parallel
 from overlap_methods import ROWS, pipeline
 from timed_rows import Settings, TimedRow, Times, run_worker
 
-from shardweave.backends.distributed import step_of
-from shardweave.backends.runtime import Runtime
-from shardweave.driver.models import build_example
+from shardweave.backends.distributed.distributed import step_of
+from shardweave.backends.distributed.runtime import Runtime
+from shardweave.driver.models.models import build_example
 from shardweave.ir.capture.capture import capture
-from shardweave.ir.mesh import Mesh
-from shardweave.planners.cost.simulate import simulate
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.planners.simulate.simulate import simulate
 
 TORCH = "torch-tensor-parallel"
 

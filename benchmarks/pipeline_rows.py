@@ -15,14 +15,14 @@ from torch.distributed.pipelining import schedules as pytorch
 from torch.nn import functional as F
 
 import shardweave as sw
-from shardweave.driver.models import build_example
+from shardweave.driver.models.models import build_example
 from shardweave.driver.plans import partition
-from shardweave.ir.program import Program
-from shardweave.planners.megatron import plan_megatron
-from shardweave.planners.pipelines import find_schedule
-from shardweave.planners.pipelines.balance import balanced_stages
-from shardweave.planners.plan import Plan
-from shardweave.planners.plan_parts import Pipeline
+from shardweave.ir.program.program import Program
+from shardweave.planners.lowering.stages.balance import balanced_stages
+from shardweave.planners.megatron.planner import plan_megatron
+from shardweave.planners.plan.plan import Plan
+from shardweave.planners.plan.plan_parts import Pipeline
+from shardweave.planners.schedules.schedules import find_schedule
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ another; so F is then a quarter more than they are to a core. `list` is our sche
 for the model and `--cluster`; the simulator goes by the same, or by what `--profile FOLDER`
 measures first. What a rank works is the processor time of the rank that has most, times F. What it
 waits for others is that of the rank that waits least, simulated, and by the schedule's closed form
-(`planners/pipelines/bounds.py`). Memory is that of the tensors which a step makes, on the rank that
+(`planners/schedules/bounds.py`). Memory is that of the tensors which a step makes, on the rank that
 has most.
 """
 
@@ -35,7 +35,7 @@ from pipeline_rows import CASES, our_program
 from rank_processes import rows_of_ranks
 from throttle import factor_for, slowed_cluster
 
-from shardweave.driver.profile import profile_machine
+from shardweave.driver.profile.profile import profile_machine
 from shardweave.planners.cost.cluster_file import save_cluster
 from shardweave.planners.cost.presets import find_cluster
 

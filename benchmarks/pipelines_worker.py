@@ -21,10 +21,10 @@ from torch import Tensor
 from training_measure import usage_of
 
 import shardweave as sw
-from shardweave.backends.mail import Mail
-from shardweave.ir.program import Program
-from shardweave.ir.staged import functions_of
-from shardweave.planners.pipelines.bounds import bubble_bound_s
+from shardweave.backends.distributed.mail import Mail
+from shardweave.ir.program.program import Program
+from shardweave.ir.program.staged import functions_of
+from shardweave.planners.schedules.bounds import bubble_bound_s
 
 
 def rows_of(settings: Settings) -> list[TimedRow]:

@@ -26,8 +26,8 @@ from torch import Tensor, nn
 
 import shardweave as sw
 from shardweave.benchmarks.compile_time import machine
-from shardweave.driver.gpt import GPTConfig, build_gpt
-from shardweave.ir.types import dtype_word
+from shardweave.driver.models.gpt import GPTConfig, build_gpt
+from shardweave.ir.dialects.types import dtype_word
 
 MESHES = ("data=2", "data=4", "tensor=2", "tensor=4", "data=2,tensor=2")
 DTYPES = (None, torch.float32, torch.bfloat16)

@@ -23,14 +23,14 @@ from rich.table import Table
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from shardweave.benchmarks.compile_time import machine
-from shardweave.driver.models import build_example
+from shardweave.driver.models.models import build_example
 from shardweave.ir.capture.capture import capture
-from shardweave.ir.mesh import Mesh
+from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.proof.check import check_certificate
 from shardweave.ir.proof.prove import prove
-from shardweave.passes.apply_plan import ApplyPlanPass
 from shardweave.passes.pipeline import run_passes
-from shardweave.planners.megatron import plan_megatron
+from shardweave.planners.lowering.apply_plan import ApplyPlanPass
+from shardweave.planners.megatron.planner import plan_megatron
 
 MESH = "tensor=8,data=128"
 LLAMA = "num_hidden_layers={layers},hidden_size=4096,num_attention_heads=32,intermediate_size=11008"

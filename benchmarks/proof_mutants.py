@@ -35,17 +35,17 @@ from xdsl.context import Context
 
 from shardweave.benchmarks.compile_time import machine
 from shardweave.driver.plans import partition
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.program import Program
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.program.program import Program
 from shardweave.ir.proof.ops import ProofError
 from shardweave.ir.proof.prove import prove
-from shardweave.passes.apply_plan import ApplyPlanPass
 from shardweave.passes.notes import unheard
 from shardweave.passes.pipeline import run_passes
-from shardweave.planners.megatron import plan_megatron
-from shardweave.planners.pipelines.balance import balanced_stages
-from shardweave.planners.pipelines.schedules import find_schedule
-from shardweave.planners.plan_parts import Pipeline
+from shardweave.planners.lowering.apply_plan import ApplyPlanPass
+from shardweave.planners.lowering.stages.balance import balanced_stages
+from shardweave.planners.megatron.planner import plan_megatron
+from shardweave.planners.plan.plan_parts import Pipeline
+from shardweave.planners.schedules.schedules import find_schedule
 from shardweave.tests.driver.defects import DEFECTS, Defect
 from shardweave.tests.driver.test_validate_mutations import PIPELINES, pipeline, program_before
 from shardweave.tests.ir.proof.cases import Case

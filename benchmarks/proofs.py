@@ -31,24 +31,24 @@ from rich.progress import track
 from rich.table import Table
 
 from shardweave.benchmarks.compile_time import machine
-from shardweave.driver.models import build_example
+from shardweave.driver.models.models import build_example
 from shardweave.driver.plans import partition
 from shardweave.ir.capture.capture import capture
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.program import Program
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.program.program import Program
+from shardweave.ir.program.storage import kept_bytes
 from shardweave.ir.proof.ops import ProofError
 from shardweave.ir.proof.prove import prove
-from shardweave.ir.rewrite.rematerialize import POLICIES
-from shardweave.ir.storage import kept_bytes
-from shardweave.passes.apply_plan import ApplyPlanPass
+from shardweave.passes.memory.rematerialize import POLICIES
 from shardweave.passes.notes import unheard
 from shardweave.passes.pipeline import run_passes
 from shardweave.passes.presets import PRESETS
-from shardweave.planners.megatron import plan_megatron
-from shardweave.planners.pipelines.balance import balanced_stages
-from shardweave.planners.pipelines.schedules import find_schedule
-from shardweave.planners.plan_parts import PIPELINE_SCHEDULES, Pipeline
-from shardweave.planners.schedule.orders import SCHEDULES
+from shardweave.planners.lowering.apply_plan import ApplyPlanPass
+from shardweave.planners.lowering.stages.balance import balanced_stages
+from shardweave.planners.megatron.planner import plan_megatron
+from shardweave.planners.overlap.overlap_communication import SCHEDULES
+from shardweave.planners.plan.plan_parts import PIPELINE_SCHEDULES, Pipeline
+from shardweave.planners.schedules.schedules import find_schedule
 
 QUICK = 29
 """A quick run takes each so many-th row; no model, mesh or way comes again in such a step."""

@@ -24,14 +24,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from shardweave.benchmarks.compile_time import machine
 from shardweave.benchmarks.oases_data import CLUSTERS, SEQ, tables
-from shardweave.driver.models import build_example
+from shardweave.driver.models.models import build_example
 from shardweave.ir.capture.capture import capture
-from shardweave.ir.program import Program
-from shardweave.passes.apply_plan import ApplyPlanPass
+from shardweave.ir.program.program import Program
 from shardweave.passes.pipeline import PassPipeline, as_mesh
-from shardweave.planners.cost.simulate import simulate
-from shardweave.planners.megatron import plan_megatron
-from shardweave.planners.schedule.orders import SCHEDULES
+from shardweave.planners.lowering.apply_plan import ApplyPlanPass
+from shardweave.planners.megatron.planner import plan_megatron
+from shardweave.planners.overlap.overlap_communication import SCHEDULES
+from shardweave.planners.simulate.simulate import simulate
 
 STEP = (
     "split-batch{n=2},split-addmm,add-pending-sums,propagate-shardings,insert-collectives,"

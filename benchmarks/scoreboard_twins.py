@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from shardweave.benchmarks.scoreboard_score import Timed, groups_of
 from shardweave.driver.runs.predict import ADAM_BYTES, micro_batch_of, placed, policy_of
 from shardweave.driver.runs.rows import MeasuredRun
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.rewrite.rematerialize import CHECKPOINT
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.passes.memory.rematerialize import CHECKPOINT
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.model import CostModel
 

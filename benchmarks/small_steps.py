@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 import shardweave as sw
-from shardweave.driver.models import build_example
+from shardweave.driver.models.models import build_example
 
 MODEL = "gpt:layers=4,hidden=32,heads=4,vocab=64,seq=32,batch=4,tie=false"
 

@@ -22,8 +22,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import gpu_timing
 
-from shardweave.driver.compile import compile
-from shardweave.driver.models import Example, build_example
+from shardweave.driver.models.models import Example, build_example
+from shardweave.driver.step.compile import compile
 
 MODELS = {
     "GPT-2-medium blocks": "gpt:layers={layers},hidden=1024,heads=16,vocab=50304,seq={seq},batch=8",

@@ -19,25 +19,25 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from xdsl.ir import Operation
 
 from shardweave.benchmarks.auto_speed import CASES
-from shardweave.driver.models import build_example
-from shardweave.ir.aten import AtenOp
-from shardweave.ir.blocks import blocks_of
+from shardweave.driver.models.models import build_example
 from shardweave.ir.capture.capture import capture
-from shardweave.ir.dist import COLLECTIVES
-from shardweave.ir.flops import flops_of, is_attention
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.seen_keys import num_pieces
-from shardweave.ir.traffic import merged_bytes
+from shardweave.ir.dialects.aten import AtenOp
+from shardweave.ir.dialects.dist import COLLECTIVES
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.ops.flops import flops_of, is_attention
+from shardweave.ir.ops.seen_keys import num_pieces
+from shardweave.ir.program.blocks import blocks_of
+from shardweave.ir.program.traffic import merged_bytes
 from shardweave.planners.auto.estimate import Estimator
 from shardweave.planners.auto.evaluate import Evaluator
 from shardweave.planners.auto.plans import PlanMaker
-from shardweave.planners.auto.point import INTERLEAVED, JointPoint
 from shardweave.planners.auto.reader import CostReader, Depths
+from shardweave.planners.auto.space.point import INTERLEAVED, JointPoint
 from shardweave.planners.cost.model import CostModel
-from shardweave.planners.cost.pipeline.micro_batch import micro_batch_plan
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.cost.workload import alone
-from shardweave.planners.cost.zero import DATA_AXIS
+from shardweave.planners.plan.zero import DATA_AXIS
+from shardweave.planners.predict.pipeline.micro_batch import micro_batch_plan
 
 CASE = "Llama-3-405B on 16,384, context 16"
 

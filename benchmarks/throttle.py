@@ -15,10 +15,10 @@ import torch.distributed as dist
 from timed_rows import TimedRow
 from torch.distributed.pipelining import schedules as pytorch
 
-from shardweave.backends import in_flight
-from shardweave.backends.mail import Mail
-from shardweave.backends.pipeline import Place, StagedStep
-from shardweave.ir.staged import Run
+from shardweave.backends.distributed import in_flight
+from shardweave.backends.distributed.mail import Mail
+from shardweave.backends.distributed.pipeline import Place, StagedStep
+from shardweave.ir.program.staged import Run
 from shardweave.planners.cost.cluster import Cluster, DeviceType
 
 SCHEDSTAT = Path("/proc/thread-self/schedstat")

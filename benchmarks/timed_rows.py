@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from shardweave.driver.steady import awake, hasten_network_threads
-from shardweave.ir.program import Program
+from shardweave.driver.profile.steady import awake, hasten_network_threads
+from shardweave.ir.program.program import Program
 
 TOLERANCE = 1e-4
 """Of the loss, in float32, between ways to compute it."""

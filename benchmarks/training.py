@@ -31,7 +31,7 @@ from modelled_link import bytes_per_second
 from rank_processes import rows_of_ranks
 from training_cases import CASES, Case, our_program
 
-from shardweave.driver.profile import profile_machine
+from shardweave.driver.profile.profile import profile_machine
 from shardweave.planners.cost.cluster_file import save_cluster
 
 WORKER = Path(__file__).with_name("training_worker.py")

@@ -15,13 +15,13 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import shardweave as sw
-from shardweave.driver.models import Example, build_example
+from shardweave.driver.models.models import Example, build_example
 from shardweave.driver.plans import partition
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.program import Program
-from shardweave.ir.types import shape_of
-from shardweave.planners.megatron import plan_megatron
-from shardweave.planners.plan import Plan
+from shardweave.ir.dialects.types import shape_of
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.program.program import Program
+from shardweave.planners.megatron.planner import plan_megatron
+from shardweave.planners.plan.plan import Plan
 
 KEEP = "delete-redundant-collectives"
 """The pass that keeps gathered weights for the backward pass: reshard_after_forward=False."""

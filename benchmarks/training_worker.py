@@ -12,7 +12,7 @@ from timed_rows import Settings, TimedRow, Times, run_worker
 from torch import Tensor
 from training_measure import usage_of
 
-from shardweave.planners.cost.simulate import simulate
+from shardweave.planners.simulate.simulate import simulate
 
 
 def rows_of(settings: Settings) -> list[TimedRow]:

@@ -16,10 +16,10 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 import shardweave as sw
-from shardweave.backends.pipeline import StagedStep
-from shardweave.driver.models import build_example
-from shardweave.planners.megatron import plan_megatron
-from shardweave.planners.plan_parts import Pipeline
+from shardweave.backends.distributed.pipeline import StagedStep
+from shardweave.driver.models.models import build_example
+from shardweave.planners.megatron.planner import plan_megatron
+from shardweave.planners.plan.plan_parts import Pipeline
 
 
 def our_row(zero: int, model: str, micro_batches: int) -> TimedRow:

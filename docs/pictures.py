@@ -21,8 +21,8 @@ from PIL import Image, ImageChops
 from shardweave.driver.cli import main as shardweave
 from shardweave.driver.report.shardings import Picture, sharding_svg
 from shardweave.driver.report.style import STYLE
-from shardweave.ir.attributes import ShardingAttr
-from shardweave.ir.mesh import Mesh
+from shardweave.ir.dialects.attributes import ShardingAttr
+from shardweave.ir.mesh.mesh import Mesh
 from shardweave.tests.browser import picture_of, save_picture
 
 FOLDER = Path(__file__).parent / "pictures"

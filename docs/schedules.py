@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from shardweave.planners.pipelines import find_schedule
-from shardweave.planners.pipelines.picture import moments_of
-from shardweave.planners.pipelines.table import Table
-from shardweave.planners.plan_parts import PIPELINE_SCHEDULES
+from shardweave.planners.lowering.stages.picture import moments_of
+from shardweave.planners.plan.plan_parts import PIPELINE_SCHEDULES
+from shardweave.planners.schedules.schedules import find_schedule
+from shardweave.planners.schedules.table import Table
 
 FILE = Path(__file__).with_suffix(".svg")
 NUM_RANKS, NUM_MICRO_BATCHES = 4, 8

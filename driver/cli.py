@@ -17,7 +17,7 @@ from typing import NoReturn
 
 from shardweave.__init__ import __version__
 from shardweave.driver.errors import report_error
-from shardweave.driver.launch import end_process
+from shardweave.driver.processes.launch import end_process
 from shardweave.passes.notes import heard_by
 
 TASKS = {

@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from shardweave.driver.report.diff_html import page
-from shardweave.driver.report.diff_text import (
+from shardweave.driver.report.diff.diff_html import page
+from shardweave.driver.report.diff.diff_text import (
     Number,
     plain_text,
     program_numbers,
@@ -20,13 +20,13 @@ from shardweave.ir.inspect.diff import (
     count_by_kind,
     structural_diff,
 )
-from shardweave.ir.program import Program
+from shardweave.ir.program.program import Program
 from shardweave.ir.verify.program import check
 from shardweave.planners.cost.cluster import Cluster
-from shardweave.planners.cost.pipeline.simulation import PipelineSimulation
 from shardweave.planners.cost.presets import find_cluster
-from shardweave.planners.cost.simulation import Simulation
-from shardweave.planners.predict import simulate_step
+from shardweave.planners.predict.pipeline.simulation import PipelineSimulation
+from shardweave.planners.predict.predict import simulate_step
+from shardweave.planners.simulate.simulation import Simulation
 
 Simulated = Simulation | PipelineSimulation
 

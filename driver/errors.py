@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import traceback
 
-from shardweave.driver import launch
+from shardweave.driver.processes import launch
 
 PLAIN = (ValueError, OSError)
 """What bad input causes and one line explains; all else is a defect and shows its traceback."""

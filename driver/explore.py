@@ -11,15 +11,15 @@ from shardweave.driver.plans import Passes, partition
 from shardweave.driver.report.explorer.page import explorer_page
 from shardweave.driver.report.explorer.recorder import Recorder
 from shardweave.driver.report.plan import choices_of
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.program import Program
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.program.program import Program
 from shardweave.ir.verify.program import check
 from shardweave.passes.observers import Observer, Observers
 from shardweave.passes.pipeline import MeshLike, PassPipeline, as_mesh
 from shardweave.planners.call import ClusterLike
 from shardweave.planners.cost.presets import find_cluster
-from shardweave.planners.plan import Plan
-from shardweave.planners.plan_check import check_plan
+from shardweave.planners.plan.plan import Plan
+from shardweave.planners.plan.plan_check import check_plan
 
 FRAME_HEIGHT = 760
 """Pixels of the page in a notebook."""

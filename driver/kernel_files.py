@@ -9,19 +9,19 @@ from pathlib import Path
 
 from rich.console import Console
 
-from shardweave.backends.triton.ahead import Built, build, parse_target
-from shardweave.backends.triton.generate import generate
-from shardweave.backends.triton.joining import finishing_kernel, with_joining
-from shardweave.backends.triton.launch import grid_of
-from shardweave.backends.triton.parts import Joining, is_sum_in_memory, joined_together
-from shardweave.backends.triton.source import Kernel, KernelSource
-from shardweave.backends.triton.writer import UnfitError
+from shardweave.backends.triton.kernels.generate import generate
+from shardweave.backends.triton.launch.ahead import Built, build, parse_target
+from shardweave.backends.triton.launch.launch import grid_of
+from shardweave.backends.triton.source.joining import finishing_kernel, with_joining
+from shardweave.backends.triton.source.parts import Joining, is_sum_in_memory, joined_together
+from shardweave.backends.triton.source.source import Kernel, KernelSource
+from shardweave.backends.triton.source.writer import UnfitError
 from shardweave.driver.report.text import plain_table, status
-from shardweave.ir.kernel import FusedOp
-from shardweave.ir.program import Program
-from shardweave.ir.staged import ops_of_parts, parts_of
-from shardweave.ir.unfuse import has_regions
+from shardweave.ir.dialects.kernel import FusedOp
+from shardweave.ir.program.program import Program
+from shardweave.ir.program.staged import ops_of_parts, parts_of
 from shardweave.ir.verify.program import check
+from shardweave.passes.kernels.unfuse_kernels import has_regions
 from shardweave.passes.notes import unheard
 from shardweave.passes.pipeline import run_passes
 

@@ -10,29 +10,29 @@ from typing import Any
 
 from xdsl.passes import ModulePass
 
-from shardweave.ir.attributes import ShardingAttr
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.placement import Sharding
-from shardweave.ir.program import Program
+from shardweave.ir.dialects.attributes import ShardingAttr
+from shardweave.ir.dialects.types import shape_of
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.mesh.placement import Sharding
+from shardweave.ir.program.program import Program
 from shardweave.ir.sharding.rules import notes_on_rules
-from shardweave.ir.types import shape_of
-from shardweave.passes.apply_plan import ApplyPlanPass
 from shardweave.passes.notes import Listener, drop, heard_from
 from shardweave.passes.observers import Observer
 from shardweave.passes.pipeline import MeshLike, PassPipeline, as_mesh
-from shardweave.passes.plan_passes import chosen_by, passes_after, passes_before
 from shardweave.planners.call import ClusterLike, call_planner, check_options, require_cluster
-from shardweave.planners.cost.pipeline.simulation import PipelineSimulation
 from shardweave.planners.cost.presets import find_cluster
-from shardweave.planners.cost.simulation import Simulation
-from shardweave.planners.cost.zero import BATCH_AXES
+from shardweave.planners.lowering.apply_plan import ApplyPlanPass
+from shardweave.planners.lowering.plan_passes import chosen_by, passes_after, passes_before
 from shardweave.planners.oppa.trials import Host
-from shardweave.planners.plan import Plan, PlanError
-from shardweave.planners.plan_check import check_plan
-from shardweave.planners.plan_names import Lookup
-from shardweave.planners.predict import predicted_of, simulation_of
+from shardweave.planners.plan.plan import Plan, PlanError
+from shardweave.planners.plan.plan_check import check_plan
+from shardweave.planners.plan.plan_names import Lookup
+from shardweave.planners.plan.replicated import batch_shardings, notes_on_empty_parts
+from shardweave.planners.plan.zero import BATCH_AXES
+from shardweave.planners.predict.pipeline.simulation import PipelineSimulation
+from shardweave.planners.predict.predict import predicted_of, simulation_of
 from shardweave.planners.registry import PLANNERS, no_such_plan
-from shardweave.planners.replicated import batch_shardings, notes_on_empty_parts
+from shardweave.planners.simulate.simulation import Simulation
 
 PlanLike = Plan | str | Path | Mapping[str, str]
 """A plan, a planner's name, a JSON file's path, or shardings by name (or name pattern)."""
@@ -56,7 +56,7 @@ def plan(
     planner: "auto" where there is a cluster, else "megatron". mesh: None lets a planner choose it
     that can, from the devices of the cluster. cluster: what to plan for: a Cluster, a preset's name
     or a YAML file; with one, the plan says what a step is predicted to take. host: lets planners
-    try plans out (`driver.trials.host_of`). options: the planner's own.
+    try plans out (`driver.processes.trials.host_of`). options: the planner's own.
 
     Raises ValueError for an unknown planner, or an option that it does not have, or if it needs
     a mesh or a cluster that is not given.

@@ -11,9 +11,9 @@ from xdsl.passes import ModulePass
 from xdsl.transforms import get_all_passes
 from xdsl.universe import Universe
 
-from shardweave.ir.aten import aten_dialect
-from shardweave.ir.dist import dist_dialect
-from shardweave.ir.kernel import kernel_dialect
+from shardweave.ir.dialects.aten import aten_dialect
+from shardweave.ir.dialects.dist import dist_dialect
+from shardweave.ir.dialects.kernel import kernel_dialect
 from shardweave.passes.pipeline import pass_class
 from shardweave.passes.registry import PASSES
 

@@ -3,7 +3,7 @@
 import warnings
 
 import shardweave as sw
-from shardweave.driver.models import build_example
+from shardweave.driver.models.models import build_example
 from shardweave.passes.notes import PassNote
 
 MESH, CLUSTER = "data=2,tensor=2", "oases-3090"

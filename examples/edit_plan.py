@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 import shardweave as sw
-from shardweave.driver.models import build_example
+from shardweave.driver.models.models import build_example
 
 MESH = "data=2,tensor=2"
 

@@ -11,8 +11,8 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.passes import ModulePass
 
 import shardweave as sw
-from shardweave.driver.models import build_example
-from shardweave.ir.dist import WaitOp
+from shardweave.driver.models.models import build_example
+from shardweave.ir.dialects.dist import WaitOp
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from typing import TextIO
 from xdsl.passes import ModulePass
 
 from shardweave.ir.inspect.text_changes import changed_text
-from shardweave.ir.program import Program
-from shardweave.ir.staged import ops_of_parts
+from shardweave.ir.program.program import Program
+from shardweave.ir.program.staged import ops_of_parts
 
 
 class Observer:

@@ -14,10 +14,10 @@ from xdsl.passes import ModulePass
 from xdsl.utils.arg_spec import ArgSpec, parse_pipeline
 from xdsl.utils.exceptions import ArgSpecParseError, ParseError, PassFailedException
 
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.program import Program
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.program.program import Program
+from shardweave.ir.program.text import make_context, without_gc
 from shardweave.ir.suggest import did_you_mean
-from shardweave.ir.text import make_context, without_gc
 from shardweave.ir.verify.program import verify
 from shardweave.passes.notes import heard_by, note, unheard
 from shardweave.passes.observers import DumpFiles, Observer, Observers
@@ -37,7 +37,7 @@ def pass_class(name: str) -> type[ModulePass]:
     """The pass of a registered name. Raises ValueError with near names if there is none."""
     planner = name.removeprefix(PLANNER_PREFIX)
     if planner != name and planner in PLANNERS:
-        made = import_module("shardweave.passes.planner_pass").planner_pass(planner)
+        made = import_module("shardweave.planners.lowering.planner_pass").planner_pass(planner)
         return cast("type[ModulePass]", made)
     target = PASSES.get(name)
     if target is None:

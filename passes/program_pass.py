@@ -8,8 +8,8 @@ from xdsl.context import Context
 from xdsl.dialects import builtin
 from xdsl.passes import ModulePass
 
-from shardweave.ir.program import Program
-from shardweave.ir.staged import parts_of
+from shardweave.ir.program.program import Program
+from shardweave.ir.program.staged import parts_of
 
 
 class PassOnProgram(ModulePass):

@@ -10,14 +10,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.program import Program
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.program.program import Program
 from shardweave.ir.suggest import did_you_mean
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.presets import find_cluster
-from shardweave.planners.plan import Plan
+from shardweave.planners.plan.plan import Plan
+from shardweave.planners.plan.replicated import notes_on_empty_parts
 from shardweave.planners.registry import PLANNERS
-from shardweave.planners.replicated import notes_on_empty_parts
 
 if TYPE_CHECKING:
     from shardweave.planners.oppa.trials import Host

@@ -6,20 +6,20 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.program import Program
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.program.program import Program
 from shardweave.planners.auto.reader import REPEATING
 from shardweave.planners.cost.cluster import Cluster
+from shardweave.planners.cost.degrees import asked_degrees, divisors
 from shardweave.planners.cost.memory import check_precision
 from shardweave.planners.cost.quantity import counted
 from shardweave.planners.cost.workload import Workload, batch_of, workload_of
-from shardweave.planners.cost.zero import DIVIDED
-from shardweave.planners.degrees import asked_degrees, divisors
-from shardweave.planners.lower import RECENT, Lowerings
-from shardweave.planners.megatron import plan_megatron
-from shardweave.planners.plan import Plan
-from shardweave.planners.plan_parts import RECOMPUTE, Candidate, PlanError, Predicted
-from shardweave.planners.predict import check_some_fit, simulate_plan, with_candidates
+from shardweave.planners.lowering.lower import RECENT, Lowerings
+from shardweave.planners.megatron.planner import plan_megatron
+from shardweave.planners.plan.plan import Plan
+from shardweave.planners.plan.plan_parts import RECOMPUTE, Candidate, PlanError, Predicted
+from shardweave.planners.plan.zero import DIVIDED
+from shardweave.planners.predict.predict import check_some_fit, simulate_plan, with_candidates
 
 SPLITS = (1, 2, 4)
 SPLIT_SCHEDULE = "cross-pass"

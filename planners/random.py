@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.program import Program
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.program.program import Program
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.oppa.choosers import RandomChooser
 from shardweave.planners.oppa.planner import DEFAULTS, TrialOptions, plan_by_trials
 from shardweave.planners.oppa.trials import Host
-from shardweave.planners.plan import Plan
+from shardweave.planners.plan.plan import Plan
 
 
 def plan_random(

@@ -10,11 +10,11 @@ PLANNERS: dict[str, str] = {
     "axonn": "shardweave.planners.axonn:plan_axonn",
     "boosted-trees": "shardweave.planners.boosted_trees:plan_boosted_trees",
     "exhaustive": "shardweave.planners.exhaustive:plan_exhaustive",
-    "megatron": "shardweave.planners.megatron:plan_megatron",
+    "megatron": "shardweave.planners.megatron.planner:plan_megatron",
     "oases": "shardweave.planners.oases:plan_oases",
     "oppa": "shardweave.planners.oppa:plan_oppa",
     "random": "shardweave.planners.random:plan_random",
-    "replicated": "shardweave.planners.replicated:plan_replicated",
+    "replicated": "shardweave.planners.plan.replicated:plan_replicated",
 }
 """`name` -> `module:function`; a planner takes a program and a mesh and returns a Plan."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 import shardweave as sw
-from shardweave.driver.models import Example
+from shardweave.driver.models.models import Example
 
 
 def errors_of_three_steps(step: sw.Step, example: Example) -> list[float]:

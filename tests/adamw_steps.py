@@ -10,10 +10,10 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from shardweave.backends.reference import Key, run_reference
-from shardweave.driver.check import run_eager
+from shardweave.backends.reference.reference import Key, run_reference
+from shardweave.driver.checking.check import run_eager
 from shardweave.ir.capture.seeded import SeededRandom
-from shardweave.ir.program import Program
+from shardweave.ir.program.program import Program
 from shardweave.tests.zoo import GRADIENT_BOUND, captured, check_against_eager, gradient_errors
 
 STEPS = 3

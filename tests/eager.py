@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shardweave.backends.step import Step
-from shardweave.driver.check import scalar_loss
-from shardweave.driver.compile import compile
+from shardweave.backends.step.step import Step
+from shardweave.driver.checking.check import scalar_loss
+from shardweave.driver.step.compile import compile
 from shardweave.ir.capture.seeded import SeededRandom
-from shardweave.ir.philox import STATE
+from shardweave.ir.library.philox import STATE
 
 BOUND = 1e-9
 ROUNDING = 1e-11

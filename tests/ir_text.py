@@ -19,9 +19,9 @@ from textwrap import dedent
 import torch
 from torch import Tensor
 
-from shardweave.backends.reference import run_reference
-from shardweave.ir.program import Program, Slot
-from shardweave.ir.types import dtype_of_value, shape_of
+from shardweave.backends.reference.reference import run_reference
+from shardweave.ir.dialects.types import dtype_of_value, shape_of
+from shardweave.ir.program.program import Program, Slot
 from shardweave.passes.pipeline import as_mesh, run_passes
 
 _ARGUMENT = re.compile(r"(param|buffer|input|tangent) %([\w.]+) : (tensor<\S*>) ?(.*)$")

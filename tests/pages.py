@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from shardweave.driver.cli import main
-from shardweave.ir.program import Program
+from shardweave.ir.program.program import Program
 from shardweave.ir.verify.program import check
 from shardweave.passes.pipeline import run_passes
 

@@ -12,7 +12,7 @@ import sys
 import torch
 from torch import Tensor, nn
 
-from shardweave.driver.compile import compile as compile_step
+from shardweave.driver.step.compile import compile as compile_step
 from shardweave.tests.garbage import look_rarely
 
 MODULES = (

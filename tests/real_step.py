@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.program import Program
-from shardweave.passes.apply_plan import ApplyPlanPass
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.program.program import Program
 from shardweave.passes.pipeline import PassPipeline, run_passes
+from shardweave.planners.lowering.apply_plan import ApplyPlanPass
 from shardweave.tests import zoo
 
 MODEL = "gpt:layers=2,hidden=16,heads=2,vocab=32,seq=8,batch=4"

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from shardweave.benchmarks import auto_measured
-from shardweave.driver.models import build_example
+from shardweave.driver.models.models import build_example
 from shardweave.ir.capture.capture import capture
-from shardweave.planners.auto.constraints import Constraints
-from shardweave.planners.auto.point import JointPoint
 from shardweave.planners.auto.reader import CostReader, Depths
-from shardweave.planners.auto.space import joint_space
+from shardweave.planners.auto.space.constraints import Constraints
+from shardweave.planners.auto.space.point import JointPoint
+from shardweave.planners.auto.space.space import joint_space
 from shardweave.planners.cost.presets import find_cluster
 
 SCRIPT = Path(__file__).resolve().parent.parent / "benchmarks" / "auto_measured.py"

@@ -12,7 +12,7 @@ from shardweave.benchmarks.auto_regret import (
     tight_memory,
     write_sweep,
 )
-from shardweave.planners.auto.point import JointPoint
+from shardweave.planners.auto.space.point import JointPoint
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -16,8 +16,8 @@ from mkdocs.config import load_config
 from shardweave.docs.reference import PAGES as REFERENCE
 from shardweave.driver.cli import command_line
 from shardweave.driver.commands.arguments import commands_of
-from shardweave.ir.aten_args import DERIVED
-from shardweave.ir.dist import dist_dialect
+from shardweave.ir.dialects.dist import dist_dialect
+from shardweave.ir.ops.aten_args import DERIVED
 from shardweave.ir.sharding.rules import has_rule, lookup
 from shardweave.ir.sharding.rules.base import RULES
 from shardweave.passes.registry import PASSES

@@ -19,7 +19,7 @@ import pytest
 import shardweave as sw
 from shardweave.benchmarks.loss_curve import distance
 from shardweave.driver.cli import main
-from shardweave.passes.cse import CsePass
+from shardweave.passes.prepare.cse import CsePass
 from shardweave.passes.registry import PASSES
 from shardweave.tests.pages import difference
 from shardweave.tests.real_step import annotated, assert_equals_eager, save

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from shardweave.benchmarks.ir_tools import BOUNDS_S, NUM_OPS, bound_s, large_program, main
-from shardweave.ir.program import Program
+from shardweave.ir.program.program import Program
 from shardweave.ir.verify.program import verify
 
 

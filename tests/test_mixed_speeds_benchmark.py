@@ -13,12 +13,12 @@ import pytest
 import torch
 from torch.distributed.pipelining import schedules as pytorch
 
-from shardweave.backends.mail import Mail
-from shardweave.backends.pipeline import StagedStep
+from shardweave.backends.distributed.mail import Mail
+from shardweave.backends.distributed.pipeline import StagedStep
 from shardweave.benchmarks import mixed_speeds
 from shardweave.benchmarks import throttle as throttle_of_ranks
 from shardweave.benchmarks.throttle import Throttle, throttled
-from shardweave.ir.staged import Run
+from shardweave.ir.program.staged import Run
 from shardweave.planners.cost.presets import find_cluster
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"

@@ -6,8 +6,8 @@ import pytest
 
 from shardweave.ir.verify.program import verify
 from shardweave.passes.pipeline import as_mesh, run_passes
-from shardweave.planners.megatron import plan_megatron
-from shardweave.planners.replicated import plan_replicated
+from shardweave.planners.megatron.planner import plan_megatron
+from shardweave.planners.plan.replicated import plan_replicated
 from shardweave.tests.marks import slow, slow_where
 from shardweave.tests.zoo import (
     IMAGE_SPECS,

@@ -22,7 +22,7 @@ from shardweave.benchmarks.oases_table3 import (
     scheduled,
     with_profile,
 )
-from shardweave.planners.cost.simulate import simulate
+from shardweave.planners.simulate.simulate import simulate
 
 
 def line(*simulated: float) -> Line:

@@ -19,10 +19,10 @@ from torch.distributed.pipelining import schedules as pytorch
 
 from shardweave.benchmarks import pipelines, throttle
 from shardweave.benchmarks.pipeline_rows import CASES, GPTStage, loss_of
-from shardweave.driver.models import build_example
+from shardweave.driver.models.models import build_example
 from shardweave.planners.cost.presets import find_cluster
-from shardweave.planners.pipelines.balance import balanced_stages
-from shardweave.planners.plan_parts import PIPELINE_SCHEDULES
+from shardweave.planners.lowering.stages.balance import balanced_stages
+from shardweave.planners.plan.plan_parts import PIPELINE_SCHEDULES
 from shardweave.tests.zoo import captured
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from shardweave.driver.models import build_example
+from shardweave.driver.models.models import build_example
 from shardweave.ir.capture.capture import capture
 from shardweave.ir.capture.trace import Kind
-from shardweave.ir.text import print_module
+from shardweave.ir.program.text import print_module
 from shardweave.tests.shared_traces import SharedTraces
 from shardweave.tests.zoo import SPECS
 

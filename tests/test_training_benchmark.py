@@ -18,7 +18,7 @@ import torch.distributed as dist
 from shardweave.benchmarks import training
 from shardweave.benchmarks.training_cases import our_row
 from shardweave.benchmarks.training_measure import TimedRow, sent_bytes, usage_of
-from shardweave.ir.mesh import Mesh
+from shardweave.ir.mesh.mesh import Mesh
 from shardweave.planners.cost.memory import peak_memory
 from shardweave.tests.spawn import run_ranks
 from shardweave.tests.zoo import SPECS, captured

@@ -15,11 +15,11 @@ import torch
 
 from shardweave.benchmarks import zero
 from shardweave.benchmarks.zero_rows import held_bytes, our_row, textbook_bytes, watched
-from shardweave.planners.cost.pipeline.simulation import PipelineSimulation
 from shardweave.planners.cost.presets import find_cluster
-from shardweave.planners.lower import Lowerings
-from shardweave.planners.plan_parts import Pipeline
-from shardweave.planners.predict import simulation_of
+from shardweave.planners.lowering.lower import Lowerings
+from shardweave.planners.plan.plan_parts import Pipeline
+from shardweave.planners.predict.pipeline.simulation import PipelineSimulation
+from shardweave.planners.predict.predict import simulation_of
 from shardweave.tests.spawn import run_ranks
 from shardweave.tests.zoo import captured, megatron
 

@@ -13,19 +13,19 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from shardweave.backends.reference import Key, run_reference, values_of
-from shardweave.driver.check import run_eager
-from shardweave.driver.models import Example, build_example
+from shardweave.backends.reference.reference import Key, run_reference, values_of
+from shardweave.driver.checking.check import run_eager
+from shardweave.driver.models.models import Example, build_example
 from shardweave.ir.capture.capture import capture
 from shardweave.ir.capture.seeded import SeededRandom
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.philox import STATE
-from shardweave.ir.program import Program
-from shardweave.ir.types import shape_of
-from shardweave.passes.apply_plan import ApplyPlanPass
+from shardweave.ir.dialects.types import shape_of
+from shardweave.ir.library.philox import STATE
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.program.program import Program
 from shardweave.passes.pipeline import as_mesh, run_passes
-from shardweave.planners.megatron import plan_megatron
-from shardweave.planners.plan import Plan
+from shardweave.planners.lowering.apply_plan import ApplyPlanPass
+from shardweave.planners.megatron.planner import plan_megatron
+from shardweave.planners.plan.plan import Plan
 
 TEXT_SPECS = {
     "gpt": "gpt:layers=2,hidden=16,heads=8,vocab=32,seq=16,batch=8",

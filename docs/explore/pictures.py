@@ -15,7 +15,7 @@ from urllib.parse import urlencode
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import shardweave as sw
-from shardweave.driver.models import build_example
+from shardweave.driver.models.models import build_example
 from shardweave.tests.browser import SCHEMES, picture_of, save_picture
 
 FOLDER = Path(__file__).parent

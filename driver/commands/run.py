@@ -18,8 +18,14 @@ from shardweave.driver.commands.arguments import (
     count,
     new_command,
 )
-from shardweave.driver.launch import end_after, end_process, is_launched, is_worker, launch
-from shardweave.driver.run_options import BACKENDS, DEFAULT_PLAN, RunOptions
+from shardweave.driver.processes.launch import (
+    end_after,
+    end_process,
+    is_launched,
+    is_worker,
+    launch,
+)
+from shardweave.driver.step.run_options import BACKENDS, DEFAULT_PLAN, RunOptions
 
 
 def add_parser(commands: Commands) -> None:
@@ -95,7 +101,7 @@ def run_command(options: argparse.Namespace) -> int:
         return 0
     if options.time_limit and not is_launched():
         end_after(options.time_limit)
-    from shardweave.driver.measure import run_and_report
+    from shardweave.driver.checking.measure import run_and_report
 
     run_and_report(run)
     if is_worker():

@@ -7,10 +7,10 @@ from difflib import get_close_matches
 
 from xdsl.ir import Operation
 
-from shardweave.ir.attributes import PHASES
+from shardweave.ir.dialects.attributes import PHASES
 from shardweave.ir.inspect.diff_lines import Lines
 from shardweave.ir.inspect.outline import Fold, fold, layers_of, select
-from shardweave.ir.program import Program
+from shardweave.ir.program.program import Program
 from shardweave.planners.cost.quantity import bytes_text
 
 Selection = dict[str, str | None]

@@ -18,17 +18,17 @@ from shardweave.driver.report.shardings import pictures_of, ranks_text, sharding
 from shardweave.driver.report.stages import stage_sections
 from shardweave.driver.report.style import STYLE
 from shardweave.driver.report.text import flops_text
-from shardweave.ir.blocks import blocks_of
 from shardweave.ir.inspect.outline import fold, layers_of, part_of
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.program import Program
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.program.blocks import blocks_of
+from shardweave.ir.program.program import Program
 from shardweave.planners.cost.memory import memory_over_time
-from shardweave.planners.cost.pipeline.simulation import PipelineSimulation
 from shardweave.planners.cost.quantity import bytes_text, seconds_text
-from shardweave.planners.cost.simulation import Simulation
-from shardweave.planners.cost.timeline import COMPUTE
-from shardweave.planners.plan import Plan
-from shardweave.planners.plan_parts import Candidate
+from shardweave.planners.plan.plan import Plan
+from shardweave.planners.plan.plan_parts import Candidate
+from shardweave.planners.predict.pipeline.simulation import PipelineSimulation
+from shardweave.planners.simulate.simulation import Simulation
+from shardweave.planners.simulate.timeline import COMPUTE
 
 
 def report_page(

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from shardweave.ir.attributes import PHASES
+from shardweave.ir.dialects.attributes import PHASES
 from shardweave.planners.cost.memory import PARTS
 from shardweave.planners.cost.quantity import bytes_text, seconds_text
-from shardweave.planners.cost.simulation import Simulation
-from shardweave.planners.cost.timeline import Timeline, bars_of, stream_names
+from shardweave.planners.simulate.simulation import Simulation
+from shardweave.planners.simulate.timeline import Timeline, bars_of, stream_names
 
 WIDTH = 1000
 _ROW, _AREA = 26, 180

@@ -6,17 +6,17 @@ from xdsl.ir import SSAValue
 from xdsl.passes import ModulePass
 
 from shardweave.driver.plans import partition
-from shardweave.ir.annotations import phase_of, sharding_attrs_of
-from shardweave.ir.dist import ReshardOp
+from shardweave.ir.dialects.annotations import phase_of, sharding_attrs_of
+from shardweave.ir.dialects.dist import ReshardOp
 from shardweave.ir.inspect.outline import fold, layers_of
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.program import Program
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.program.program import Program
 from shardweave.ir.sharding.flow import is_propagated
 from shardweave.passes.notes import note, unheard
 from shardweave.passes.observers import Observer
 from shardweave.passes.pipeline import run_passes
-from shardweave.planners.pipelines.choose import with_pipeline
-from shardweave.planners.plan import Plan
+from shardweave.planners.lowering.stages.choose import with_pipeline
+from shardweave.planners.plan.plan import Plan
 
 Row = tuple[str, ...]
 """Layer, phase, value, shards before, shards after, why."""

@@ -8,13 +8,13 @@ from typing import Any
 
 from rich.console import Console
 
-from shardweave.driver.check import CheckResult, relative_error
-from shardweave.driver.lowering import Making
+from shardweave.driver.checking.check import CheckResult, relative_error
 from shardweave.driver.report.text import plain_table
-from shardweave.driver.run_options import RunOptions
-from shardweave.driver.training import Training, Work
-from shardweave.ir.program_stats import CollectiveStats
-from shardweave.ir.staged import BetweenStages
+from shardweave.driver.step.lowering import Making
+from shardweave.driver.step.run_options import RunOptions
+from shardweave.driver.training.training import Training, Work
+from shardweave.ir.program.program_stats import CollectiveStats
+from shardweave.ir.program.staged import BetweenStages
 from shardweave.planners.cost.quantity import bytes_text, counted, seconds_text
 
 CHECKED_STEPS = 3

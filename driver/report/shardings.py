@@ -11,12 +11,12 @@ from itertools import groupby, product
 import torch
 
 from shardweave.backends.programs import sharding_held
-from shardweave.ir.blocks import Blocks, blocks_of
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.placement import DimSharding, Sharding
-from shardweave.ir.program import Program, Slot
-from shardweave.ir.sharding.shards import take_shard
-from shardweave.ir.types import shape_of
+from shardweave.ir.dialects.types import shape_of
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.mesh.placement import DimSharding, Sharding
+from shardweave.ir.mesh.shards import take_shard
+from shardweave.ir.program.blocks import Blocks, blocks_of
+from shardweave.ir.program.program import Program, Slot
 
 WIDTH, HEIGHT, FLAT_HEIGHT = 240, 120, 36
 NUM_COLOURS = 8

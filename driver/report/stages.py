@@ -6,10 +6,10 @@ from html import escape
 
 from shardweave.driver.report.html import Cell, section, table, tiles
 from shardweave.driver.report.pictures import timeline_html
-from shardweave.ir.program import Program
-from shardweave.planners.cost.pipeline.simulation import PipelineSimulation, StageResult
+from shardweave.ir.program.program import Program
 from shardweave.planners.cost.quantity import bytes_text, seconds_text
-from shardweave.planners.pipelines.picture import picture_of, table_of
+from shardweave.planners.lowering.stages.picture import picture_of, table_of
+from shardweave.planners.predict.pipeline.simulation import PipelineSimulation, StageResult
 
 
 def stage_sections(program: Program, simulation: PipelineSimulation) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shardweave.planners.cost.memory import PARTS
-from shardweave.planners.cost.timeline import PHASE_COLOURS
+from shardweave.planners.simulate.timeline import PHASE_COLOURS
 
 _PART_COLOURS = dict(
     zip(

@@ -19,7 +19,7 @@ from shardweave.driver.runs.linear import linear
 from shardweave.driver.runs.llama_block import LlamaBlock, rms_norm
 from shardweave.driver.runs.spec import DecoderSpec
 from shardweave.ir.capture.capture import capture
-from shardweave.ir.program import Program
+from shardweave.ir.program.program import Program
 
 LAYERS = 3
 """Captured: the first, one that stands for all others, and the last."""

@@ -7,11 +7,11 @@ from itertools import accumulate
 
 from shardweave.driver.runs.frameworks import framework_of
 from shardweave.driver.runs.rows import MeasuredRun
-from shardweave.ir.annotations import layer_of
-from shardweave.ir.program import Program
+from shardweave.ir.dialects.annotations import layer_of
+from shardweave.ir.program.program import Program
 from shardweave.planners.cost.memory import memory_over_time
-from shardweave.planners.cost.pipeline.simulation import PipelineSimulation, StageResult
 from shardweave.planners.cost.workload import Workload
+from shardweave.planners.predict.pipeline.simulation import PipelineSimulation, StageResult
 
 HALF = 2
 """Bytes of a number of 16 bits."""

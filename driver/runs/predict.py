@@ -22,19 +22,19 @@ from shardweave.driver.runs.memory import fullest, with_workspace
 from shardweave.driver.runs.rows import MeasuredRun
 from shardweave.driver.runs.run_plan import chunks, dtype_of, plan_of, spec_of
 from shardweave.driver.runs.spec import DecoderSpec
-from shardweave.ir.dist import AllReduceOp
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.program import Program
-from shardweave.ir.rewrite.rematerialize import CHECKPOINT, recompute
+from shardweave.ir.dialects.dist import AllReduceOp
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.program.program import Program
+from shardweave.passes.memory.rematerialize import CHECKPOINT, recompute
 from shardweave.planners.cost.cluster import Cluster, DeviceType, PlacedCluster
-from shardweave.planners.cost.pipeline.simulation import PipelineSimulation, played_stages
-from shardweave.planners.cost.pipeline.stages import Stage, pipeline_of, placed_stages
 from shardweave.planners.cost.workload import Workload, workload_of
-from shardweave.planners.cost.zero import DATA_AXIS
-from shardweave.planners.lower import Lowerings
-from shardweave.planners.megatron import CONTEXT, plan_megatron
-from shardweave.planners.plan import Plan
-from shardweave.planners.plan_parts import RECOMPUTE
+from shardweave.planners.lowering.lower import Lowerings
+from shardweave.planners.megatron.planner import CONTEXT, plan_megatron
+from shardweave.planners.plan.plan import Plan
+from shardweave.planners.plan.plan_parts import RECOMPUTE
+from shardweave.planners.plan.zero import DATA_AXIS
+from shardweave.planners.predict.pipeline.simulation import PipelineSimulation, played_stages
+from shardweave.planners.predict.pipeline.stages import Stage, pipeline_of, placed_stages
 
 ADAM_BYTES = 32
 """That Adam moves for a parameter in mixed precision: its gradient, and three numbers of 32 bits

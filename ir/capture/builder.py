@@ -10,12 +10,18 @@ import torch
 from xdsl.dialects.builtin import UnknownLoc
 from xdsl.ir import Attribute, Block, SSAValue
 
-from shardweave.ir.aten import AtenOp, create
-from shardweave.ir.infer import infer_types
-from shardweave.ir.philox import RANDOM, Distribution, position_steps
-from shardweave.ir.strides import common_runs, refines
-from shardweave.ir.syntax import Operands
-from shardweave.ir.types import AnyTensor, shape_of, tensor_type, tensor_type_of, with_shape
+from shardweave.ir.dialects.aten import AtenOp, create
+from shardweave.ir.dialects.syntax import Operands
+from shardweave.ir.dialects.types import (
+    AnyTensor,
+    shape_of,
+    tensor_type,
+    tensor_type_of,
+    with_shape,
+)
+from shardweave.ir.library.philox import RANDOM, Distribution, position_steps
+from shardweave.ir.ops.infer import infer_types
+from shardweave.ir.ops.strides import common_runs, refines
 
 
 class Builder:

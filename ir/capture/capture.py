@@ -8,19 +8,19 @@ from typing import Any
 
 import torch
 
-from shardweave.ir.annotations import describe
-from shardweave.ir.blocks import store_blocks
 from shardweave.ir.capture.arguments import Form, check_batch
 from shardweave.ir.capture.fx_import import import_graph
 from shardweave.ir.capture.module_tree import block_paths
 from shardweave.ir.capture.outputs import Outputs
 from shardweave.ir.capture.site import CaptureError
 from shardweave.ir.capture.trace import Kind, Traced, called_again, trace
-from shardweave.ir.dead_code import remove_dead_ops
-from shardweave.ir.facts import facts_of
-from shardweave.ir.program import Program
-from shardweave.ir.text import without_gc
-from shardweave.ir.types import dtype_of_value
+from shardweave.ir.dialects.annotations import describe
+from shardweave.ir.dialects.types import dtype_of_value
+from shardweave.ir.ops.facts import facts_of
+from shardweave.ir.program.blocks import store_blocks
+from shardweave.ir.program.dead_code import remove_dead_ops
+from shardweave.ir.program.program import Program
+from shardweave.ir.program.text import without_gc
 
 __all__ = ["CaptureError", "capture"]
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
-from shardweave.ir.philox import Distribution
+from shardweave.ir.library.philox import Distribution
 
 
 class Maker(Protocol):

@@ -18,19 +18,19 @@ from torch._ops import OpOverload
 from xdsl.dialects import builtin, func
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 
-from shardweave.ir.annotations import common_path, layer_of, set_phase
-from shardweave.ir.aten import NOT_STORED, op_name, signature_of
-from shardweave.ir.aten_args import DERIVED
-from shardweave.ir.attributes import PhaseAttr
 from shardweave.ir.capture.builder import Builder
 from shardweave.ir.capture.canonical import Call, lookup
 from shardweave.ir.capture.canonical.strided import check_strided
 from shardweave.ir.capture.site import CaptureError, module_path, site_of_node, users_line
+from shardweave.ir.capture.substitutes.unwritten import Unwritten
 from shardweave.ir.capture.trace import OutputKind, Traced
-from shardweave.ir.capture.unwritten import Unwritten
-from shardweave.ir.philox import STATE
-from shardweave.ir.pure_ops import NOT_PURE, pure_ops
-from shardweave.ir.types import AnyTensor, element_of, tensor_type, tensor_type_of
+from shardweave.ir.dialects.annotations import common_path, layer_of, set_phase
+from shardweave.ir.dialects.aten import NOT_STORED, op_name, signature_of
+from shardweave.ir.dialects.attributes import PhaseAttr
+from shardweave.ir.dialects.types import AnyTensor, element_of, tensor_type, tensor_type_of
+from shardweave.ir.library.philox import STATE
+from shardweave.ir.library.pure_ops import NOT_PURE, pure_ops
+from shardweave.ir.ops.aten_args import DERIVED
 
 _MAX_RUNS = 64
 """Runs of equal values in a constant that a program writes out; a longer one is data."""

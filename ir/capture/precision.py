@@ -6,8 +6,7 @@ import torch
 from xdsl.dialects import func
 from xdsl.ir import Attribute, Block, SSAValue
 
-from shardweave.ir.program import Program
-from shardweave.ir.types import (
+from shardweave.ir.dialects.types import (
     dtype_of,
     dtype_of_value,
     element_of,
@@ -15,6 +14,7 @@ from shardweave.ir.types import (
     shape_of,
     tensor_type,
 )
+from shardweave.ir.program.program import Program
 
 
 def in_float64(program: Program) -> Program:

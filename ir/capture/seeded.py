@@ -12,10 +12,10 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from shardweave.ir.aten import op_name, overload_named
 from shardweave.ir.capture.canonical.random import NO_RECIPE
 from shardweave.ir.capture.draws import IN_PLACE, RECIPES, Draw
-from shardweave.ir.philox import Distribution, positions_of, random_numbers, random_state
+from shardweave.ir.dialects.aten import op_name, overload_named
+from shardweave.ir.library.philox import Distribution, positions_of, random_numbers, random_state
 
 
 class SeededRandom(TorchDispatchMode):

@@ -22,21 +22,14 @@ from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch.export._trace import _restore_state_dict
 
 from shardweave.ir.capture.arguments import Form, children_of
-from shardweave.ir.capture.dense_attention import replace_attention
-from shardweave.ir.capture.explain import check_data_dependence, explained
-from shardweave.ir.capture.hooks import Hook, check_hooks, check_leaf_hooks, install_hooks
-from shardweave.ir.capture.huggingface import (
-    eager_masks,
-    masks_as_in_eager,
-    noting_inner_outputs,
-    padded_labels,
-    without_cache,
-    without_leaf_inputs,
-)
-from shardweave.ir.capture.loose_tensors import check_all_registered
-from shardweave.ir.capture.meta_device import off_meta
 from shardweave.ir.capture.module_tree import block_paths
-from shardweave.ir.capture.observe import Observation, Write, observed
+from shardweave.ir.capture.observed.explain import check_data_dependence, explained
+from shardweave.ir.capture.observed.hooks import Hook, check_hooks, check_leaf_hooks, install_hooks
+from shardweave.ir.capture.observed.loose_tensors import check_all_registered
+from shardweave.ir.capture.observed.observe import Observation, Write, observed
+from shardweave.ir.capture.observed.settings import settings
+from shardweave.ir.capture.observed.state import assigned_buffers, check_settles, python_state
+from shardweave.ir.capture.observed.value_checks import drop_unread_numbers
 from shardweave.ir.capture.outputs import (
     LOSS,
     LossChoice,
@@ -46,12 +39,19 @@ from shardweave.ir.capture.outputs import (
     outputs_of,
 )
 from shardweave.ir.capture.repeats import joint_graph, repeats_of
-from shardweave.ir.capture.settings import settings
 from shardweave.ir.capture.site import CaptureError, Site, qualified, site_of_node
-from shardweave.ir.capture.stand_ins import replace_calls
-from shardweave.ir.capture.state import assigned_buffers, check_settles, python_state
-from shardweave.ir.capture.value_checks import drop_unread_numbers
-from shardweave.ir.program import INPUT_GRADIENT
+from shardweave.ir.capture.substitutes.dense_attention import replace_attention
+from shardweave.ir.capture.substitutes.huggingface import (
+    eager_masks,
+    masks_as_in_eager,
+    noting_inner_outputs,
+    padded_labels,
+    without_cache,
+    without_leaf_inputs,
+)
+from shardweave.ir.capture.substitutes.meta_device import off_meta
+from shardweave.ir.capture.substitutes.stand_ins import replace_calls
+from shardweave.ir.program.program import INPUT_GRADIENT
 
 InputKind = Literal["param", "buffer", "input", "tangent"]
 OutputKind = Literal["loss", "output", "grad", "buffer"]

@@ -14,15 +14,15 @@ from itertools import groupby
 
 from xdsl.ir import Attribute, Operation
 
-from shardweave.ir.annotations import layer_of, phase_of
-from shardweave.ir.blocks import Blocks
+from shardweave.ir.dialects.annotations import layer_of, phase_of
 from shardweave.ir.inspect.diff_lines import Lines
 from shardweave.ir.inspect.diff_match import Matching, match
 from shardweave.ir.inspect.diff_table import NOT_COMPARED, Interner, ProgramTable, Value, table_of
 from shardweave.ir.inspect.stats import stats
-from shardweave.ir.program import Program, Slot
-from shardweave.ir.program_stats import ProgramStats
-from shardweave.ir.text import without_gc
+from shardweave.ir.program.blocks import Blocks
+from shardweave.ir.program.program import Program, Slot
+from shardweave.ir.program.program_stats import ProgramStats
+from shardweave.ir.program.text import without_gc
 
 MAX_CHAIN = 256
 """How many new (or removed) ops are looked through for what stands behind them."""

@@ -7,7 +7,7 @@ from io import StringIO
 from xdsl.ir import Operation, SSAValue
 from xdsl.printer import Printer
 
-from shardweave.ir.program import Program
+from shardweave.ir.program.program import Program
 
 
 class Lines:

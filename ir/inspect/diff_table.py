@@ -12,9 +12,9 @@ from functools import cached_property
 
 from xdsl.ir import Attribute, Operation, Region, SSAValue
 
-from shardweave.ir.annotations import copy_of, layer_of, phase_of
-from shardweave.ir.blocks import Blocks, blocks_of
-from shardweave.ir.program import Program, Slot
+from shardweave.ir.dialects.annotations import copy_of, layer_of, phase_of
+from shardweave.ir.program.blocks import Blocks, blocks_of
+from shardweave.ir.program.program import Program, Slot
 
 SlotKey = tuple[str, str]
 Value = tuple[int, int]

@@ -7,7 +7,7 @@ from html import escape
 
 from shardweave.ir.inspect.diff_lines import Lines
 from shardweave.ir.inspect.outline import Fold, fold, layers_of
-from shardweave.ir.program import Program
+from shardweave.ir.program.program import Program
 
 MAX_LINES = 2000
 """Lines of ops in one page; a notebook is slow with more, and the folded layers say the rest."""

@@ -10,12 +10,12 @@ from itertools import groupby
 
 from xdsl.ir import Operation, SSAValue
 
-from shardweave.ir.annotations import arguments_of, layer_of, phase_of
-from shardweave.ir.blocks import Blocks, blocks_of
-from shardweave.ir.dist import COLLECTIVES, ReshardOp
-from shardweave.ir.flops import flops_of
-from shardweave.ir.program import Program
-from shardweave.ir.types import num_bytes, tensor_type_of
+from shardweave.ir.dialects.annotations import arguments_of, layer_of, phase_of
+from shardweave.ir.dialects.dist import COLLECTIVES, ReshardOp
+from shardweave.ir.dialects.types import num_bytes, tensor_type_of
+from shardweave.ir.ops.flops import flops_of
+from shardweave.ir.program.blocks import Blocks, blocks_of
+from shardweave.ir.program.program import Program
 
 OUTSIDE = "(outside layers)"
 

@@ -13,12 +13,12 @@ from typing import NamedTuple
 
 from xdsl.ir import Operation
 
-from shardweave.ir.annotations import Copy, copy_of, layer_of, origin_of, phase_of
-from shardweave.ir.blocks import Blocks
+from shardweave.ir.dialects.annotations import Copy, copy_of, layer_of, origin_of, phase_of
 from shardweave.ir.inspect.diff import Change, aligned_changes
 from shardweave.ir.inspect.diff_table import ProgramTable
 from shardweave.ir.inspect.outline import body_of, part_of
-from shardweave.ir.program import Program
+from shardweave.ir.program.blocks import Blocks
+from shardweave.ir.program.program import Program
 
 
 class OpPair(NamedTuple):

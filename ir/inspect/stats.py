@@ -7,17 +7,17 @@ from collections.abc import Iterator
 
 from xdsl.ir import Operation
 
-from shardweave.ir.annotations import phase_of
-from shardweave.ir.dist import COLLECTIVES, sent_bytes
-from shardweave.ir.flops import flops_of
-from shardweave.ir.kernel import FusedOp
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.program import Program
-from shardweave.ir.program_stats import CollectiveStats, ProgramStats
-from shardweave.ir.staged import functions_of, is_staged, runs_of
-from shardweave.ir.storage import kept_bytes
-from shardweave.ir.traffic import bytes_by_block
-from shardweave.ir.types import num_bytes, tensor_type_of
+from shardweave.ir.dialects.annotations import phase_of
+from shardweave.ir.dialects.dist import COLLECTIVES, sent_bytes
+from shardweave.ir.dialects.kernel import FusedOp
+from shardweave.ir.dialects.types import num_bytes, tensor_type_of
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.ops.flops import flops_of
+from shardweave.ir.program.program import Program
+from shardweave.ir.program.program_stats import CollectiveStats, ProgramStats
+from shardweave.ir.program.staged import functions_of, is_staged, runs_of
+from shardweave.ir.program.storage import kept_bytes
+from shardweave.ir.program.traffic import bytes_by_block
 
 
 def _ops(program: Program) -> Iterator[tuple[Operation, int]]:

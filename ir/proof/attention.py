@@ -14,10 +14,11 @@ from dataclasses import dataclass, replace
 
 from xdsl.ir import SSAValue
 
-from shardweave.ir.aten import AtenOp
-from shardweave.ir.literals import to_python
-from shardweave.ir.placement import Placement, Sharding
-from shardweave.ir.positional_attention import ATTENTION_BACKWARD
+from shardweave.ir.dialects.aten import AtenOp
+from shardweave.ir.dialects.literals import to_python
+from shardweave.ir.dialects.types import shape_of
+from shardweave.ir.library.positional_attention import ATTENTION_BACKWARD
+from shardweave.ir.mesh.placement import Placement, Sharding
 from shardweave.ir.proof.held import (
     SUB_BATCH,
     AttentionPart,
@@ -30,7 +31,6 @@ from shardweave.ir.proof.held import (
 from shardweave.ir.proof.local_forms import GLOBAL_NAMES, FormsOf, OpForm
 from shardweave.ir.proof.masks import Makers, first_of_range
 from shardweave.ir.sharding.rules.attention import POSITIONS, first_of_attention
-from shardweave.ir.types import shape_of
 
 SHARE: dict[str, dict[str, float]] = {
     "aten.view": {},

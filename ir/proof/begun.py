@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from xdsl.ir import Attribute
 
-from shardweave.ir.literals import to_attribute
+from shardweave.ir.dialects.literals import to_attribute
 from shardweave.ir.proof.attention import SHARE, compared
 from shardweave.ir.proof.held import AttentionPart, Local, Relation, Value
 from shardweave.ir.proof.local_forms import FormsOf

@@ -10,9 +10,10 @@ from typing import cast
 from xdsl.dialects import func
 from xdsl.ir import Operation, SSAValue
 
-from shardweave.ir import dist
-from shardweave.ir.kernel import FusedOp
-from shardweave.ir.program import Program
+from shardweave.ir.dialects import dist
+from shardweave.ir.dialects.kernel import FusedOp
+from shardweave.ir.program.program import Program
+from shardweave.ir.program.staged import is_staged
 from shardweave.ir.proof.check import VERSION
 from shardweave.ir.proof.claims import Json, written_at, written_claim, written_cuts
 from shardweave.ir.proof.held import AttentionPart, Cuts, Local, Relation, Row, Value
@@ -23,7 +24,6 @@ from shardweave.ir.proof.padding import FILL
 from shardweave.ir.proof.reasons import Reason, key_of
 from shardweave.ir.proof.runs import RunOrder
 from shardweave.ir.proof.walk import Walk
-from shardweave.ir.staged import is_staged
 
 
 def certificate_of(

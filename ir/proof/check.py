@@ -14,12 +14,14 @@ from dataclasses import dataclass, field, replace
 from xdsl.dialects import func
 from xdsl.ir import Operation, SSAValue
 
-from shardweave.ir import dist
-from shardweave.ir.annotations import arguments_of
-from shardweave.ir.aten import AtenOp
-from shardweave.ir.kernel import FusedOp
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.program import Program, Slot
+from shardweave.ir.dialects import dist
+from shardweave.ir.dialects.annotations import arguments_of
+from shardweave.ir.dialects.aten import AtenOp
+from shardweave.ir.dialects.kernel import FusedOp
+from shardweave.ir.dialects.types import shape_of
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.program.program import Program, Slot
+from shardweave.ir.program.staged import is_staged
 from shardweave.ir.proof.attention import merged, of_part, on_part_of_keys
 from shardweave.ir.proof.check_forms import check_form
 from shardweave.ir.proof.check_moves import check_collective, check_move
@@ -54,8 +56,6 @@ from shardweave.ir.proof.positions import rank_position
 from shardweave.ir.proof.signature import argument_of, check_signature, is_declared
 from shardweave.ir.proof.stages import axes_of_stages, relate_stages
 from shardweave.ir.proof.sub_batches import added_terms, family
-from shardweave.ir.staged import is_staged
-from shardweave.ir.types import shape_of
 
 VERSION = 2
 MALFORMED = (KeyError, TypeError, ValueError, IndexError, AttributeError)

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 
 from xdsl.ir import Operation, OpResult, SSAValue
 
-from shardweave.ir import dist
-from shardweave.ir.annotations import arguments_of
-from shardweave.ir.aten import AtenOp
+from shardweave.ir.dialects import dist
+from shardweave.ir.dialects.annotations import arguments_of
+from shardweave.ir.dialects.aten import AtenOp
+from shardweave.ir.dialects.types import shape_of
 from shardweave.ir.proof.check_rules import pending_over, require
 from shardweave.ir.proof.held import (
     FREE,
@@ -25,7 +26,6 @@ from shardweave.ir.proof.local_forms import OpForm, written
 from shardweave.ir.proof.ops import draws, is_cast, kind_of
 from shardweave.ir.proof.positions import index_of, rank_position
 from shardweave.ir.proof.sub_batches import united
-from shardweave.ir.types import shape_of
 
 
 @dataclass

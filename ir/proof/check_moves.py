@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from shardweave.ir import dist
-from shardweave.ir.aten import AtenOp
+from shardweave.ir.dialects import dist
+from shardweave.ir.dialects.aten import AtenOp
+from shardweave.ir.dialects.types import shape_of
 from shardweave.ir.proof.check_rules import require
 from shardweave.ir.proof.held import (
     SUB_BATCH,
@@ -28,7 +29,6 @@ from shardweave.ir.proof.layout import Layout, joined, length
 from shardweave.ir.proof.ops import from_start
 from shardweave.ir.proof.padding import padded, without_padding
 from shardweave.ir.proof.positions import index_of
-from shardweave.ir.types import shape_of
 
 WRONG = "is not what moving its operand gives"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
-from shardweave.ir.aten import AtenOp
+from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.proof.held import (
     Coordinates,
     Cuts,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardweave.ir.placement import Placement, Sharding
+from shardweave.ir.mesh.placement import Placement, Sharding
 from shardweave.ir.proof.held import (
     AttentionPart,
     Coordinates,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
-from shardweave.ir.placement import DimSharding, Placement, Sharding, ordered, part_size
+from shardweave.ir.mesh.placement import DimSharding, Placement, Sharding, ordered, part_size
 from shardweave.ir.proof.held import FREE, Cuts, Refusal, Shape, is_free, stands_for
 from shardweave.ir.sharding.rules import Rule
 from shardweave.ir.sharding.rules.base import Dims

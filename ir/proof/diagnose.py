@@ -6,18 +6,18 @@ from collections.abc import Callable, Iterable, Sequence
 
 from xdsl.ir import Block, Operation, SSAValue
 
-from shardweave.ir import dist
-from shardweave.ir.annotations import copy_of, describe
-from shardweave.ir.attributes import ShardingAttr
-from shardweave.ir.kernel import FusedOp
-from shardweave.ir.placement import Sharding
-from shardweave.ir.program import Slot
+from shardweave.ir.dialects import dist
+from shardweave.ir.dialects.annotations import copy_of, describe
+from shardweave.ir.dialects.attributes import ShardingAttr
+from shardweave.ir.dialects.kernel import FusedOp
+from shardweave.ir.dialects.types import dtype_of_value, shape_of
+from shardweave.ir.mesh.placement import Sharding
+from shardweave.ir.program.program import Slot
 from shardweave.ir.proof.begun import compared_parts, is_begun
 from shardweave.ir.proof.expressions import Expressions
 from shardweave.ir.proof.held import Local, RankNumber, Relation, Row, Value
 from shardweave.ir.proof.ops import named
 from shardweave.ir.proof.walk import Walk
-from shardweave.ir.types import dtype_of_value, shape_of
 
 
 def explain(walk: Walk, slot: Slot, declared: Sharding, wanted: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from shardweave.ir.placement import Placement
+from shardweave.ir.mesh.placement import Placement
 from shardweave.ir.proof.held import Held
 from shardweave.ir.proof.layout import Digits, Layout, cut_at, joined, length
 

@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 from xdsl.dialects import func
 from xdsl.ir import Block, Operation, SSAValue
 
-from shardweave.ir import dist
-from shardweave.ir.annotations import annotate, arguments_of, describe
-from shardweave.ir.aten import AtenOp, create
-from shardweave.ir.facts import Product, facts_of
-from shardweave.ir.kernel import FusedOp
+from shardweave.ir.dialects import dist
+from shardweave.ir.dialects.annotations import annotate, arguments_of, describe
+from shardweave.ir.dialects.aten import AtenOp, create
+from shardweave.ir.dialects.kernel import FusedOp
+from shardweave.ir.dialects.types import shape_of
+from shardweave.ir.ops.facts import Product, facts_of
 from shardweave.ir.proof.key_heads import range_to, repeated_heads
 from shardweave.ir.proof.local_forms import OpForm
 from shardweave.ir.proof.ops import check_order, draws, is_cast, kind_of, signs_of
@@ -29,7 +30,6 @@ from shardweave.ir.sharding.rules.attention import (
     first_of_attention,
     shares_key_heads,
 )
-from shardweave.ir.types import shape_of
 
 Shape = tuple[int, ...]
 Terms = dict[int, float]

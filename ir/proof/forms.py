@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from itertools import permutations, product
 from math import prod
 
-from shardweave.ir.annotations import arguments_of
-from shardweave.ir.aten import AtenOp
-from shardweave.ir.placement import DimSharding, Placement
+from shardweave.ir.dialects.annotations import arguments_of
+from shardweave.ir.dialects.aten import AtenOp
+from shardweave.ir.mesh.placement import DimSharding, Placement
 from shardweave.ir.proof.held import (
     SUB_BATCH,
     Coordinates,

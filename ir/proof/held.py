@@ -10,9 +10,10 @@ from typing import TypeAlias
 
 from xdsl.ir import Attribute
 
-from shardweave.ir.aten import AtenOp
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.placement import DimSharding, Placement, Sharding
+from shardweave.ir.dialects.aten import AtenOp
+from shardweave.ir.dialects.types import shape_of
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.mesh.placement import DimSharding, Placement, Sharding
 from shardweave.ir.proof.layout import (
     Layout,
     cut_at,
@@ -20,7 +21,6 @@ from shardweave.ir.proof.layout import (
     length,
     standard,
 )
-from shardweave.ir.types import shape_of
 
 FREE = "*"
 """How the axis begins of a cut along which the value is constant: it stands for any axes. How many

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from xdsl.ir import Attribute, Block
 
-from shardweave.ir.aten import AtenOp, create
+from shardweave.ir.dialects.aten import AtenOp, create
+from shardweave.ir.dialects.types import dtype_of_value, shape_of, tensor_type
 from shardweave.ir.sharding.rules.attention import first_of_attention
-from shardweave.ir.types import dtype_of_value, shape_of, tensor_type
 
 HEADS = 1
 """The dim of heads."""

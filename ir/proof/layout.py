@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from shardweave.ir.placement import DimSharding, padded_size
+from shardweave.ir.mesh.placement import DimSharding, padded_size
 
 Digit = tuple[int, int, int]
 """(dim of the expression, stride, size)"""

@@ -8,15 +8,15 @@ from functools import cached_property
 
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
-from shardweave.ir.annotations import arguments_of
-from shardweave.ir.aten import AtenOp
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.positional_attention import ATTENTION, ATTENTION_BACKWARD
+from shardweave.ir.dialects.annotations import arguments_of
+from shardweave.ir.dialects.aten import AtenOp
+from shardweave.ir.dialects.types import dtype_of_value, tensor_type
+from shardweave.ir.library.positional_attention import ATTENTION, ATTENTION_BACKWARD
+from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.proof.held import Cuts, Relation, Shape
 from shardweave.ir.sharding.localizer import Localizer
 from shardweave.ir.sharding.rules import Rule, rule_of
 from shardweave.ir.sharding.rules.attention import FLASH, FLASH_BACKWARD
-from shardweave.ir.types import dtype_of_value, tensor_type
 
 GLOBAL_NAMES = {ATTENTION: FLASH, ATTENTION_BACKWARD: FLASH_BACKWARD}
 """Ops that stand in local forms of other ops alone, and these."""

@@ -23,11 +23,11 @@ from dataclasses import dataclass
 
 from xdsl.ir import Block, Operation, SSAValue
 
-from shardweave.ir.annotations import annotate, set_sharding_attrs, sharding_attrs_of
-from shardweave.ir.aten import AtenOp, create
-from shardweave.ir.literals import Literal, to_attribute, to_python
+from shardweave.ir.dialects.annotations import annotate, set_sharding_attrs, sharding_attrs_of
+from shardweave.ir.dialects.aten import AtenOp, create
+from shardweave.ir.dialects.literals import Literal, to_attribute, to_python
+from shardweave.ir.dialects.types import dtype_of_value, shape_of, tensor_type
 from shardweave.ir.proof.held import Local, Relation, Shape, Value
-from shardweave.ir.types import dtype_of_value, shape_of, tensor_type
 
 SCALED = "aten.mul.Tensor"
 """The op that scales a sum by its distance to the maximum of all ranks."""

@@ -7,13 +7,13 @@ from typing import Protocol, cast
 
 from xdsl.ir import Attribute
 
-from shardweave.ir.annotations import arguments_of
-from shardweave.ir.aten import AtenOp
-from shardweave.ir.literals import to_python
-from shardweave.ir.placement import DimSharding, is_contiguous
+from shardweave.ir.dialects.annotations import arguments_of
+from shardweave.ir.dialects.aten import AtenOp
+from shardweave.ir.dialects.literals import to_python
+from shardweave.ir.dialects.types import shape_of
+from shardweave.ir.mesh.placement import DimSharding, is_contiguous
 from shardweave.ir.proof.held import Local, RankNumber, Relation, Value
 from shardweave.ir.proof.padding import with_fill
-from shardweave.ir.types import shape_of
 
 
 class Makers(Protocol):

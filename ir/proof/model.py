@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 
 from xdsl.ir import Block, Operation, SSAValue
 
-from shardweave.ir import dist
-from shardweave.ir.annotations import arguments_of
-from shardweave.ir.aten import AtenOp, create
-from shardweave.ir.facts import facts_of
-from shardweave.ir.kernel import FusedOp
-from shardweave.ir.program import Program
+from shardweave.ir.dialects import dist
+from shardweave.ir.dialects.annotations import arguments_of
+from shardweave.ir.dialects.aten import AtenOp, create
+from shardweave.ir.dialects.kernel import FusedOp
+from shardweave.ir.dialects.types import shape_of
+from shardweave.ir.ops.facts import facts_of
+from shardweave.ir.program.program import Program
 from shardweave.ir.proof.claims import Json
 from shardweave.ir.proof.key_heads import range_to, repeated_heads
 from shardweave.ir.proof.local_forms import OpForm
@@ -30,7 +31,6 @@ from shardweave.ir.sharding.rules.attention import (
     first_of_attention,
     shares_key_heads,
 )
-from shardweave.ir.types import shape_of
 
 Shape = tuple[int, ...]
 

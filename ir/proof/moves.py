@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from shardweave.ir import dist
-from shardweave.ir.aten import AtenOp
+from shardweave.ir.dialects import dist
+from shardweave.ir.dialects.aten import AtenOp
+from shardweave.ir.dialects.types import shape_of
 from shardweave.ir.proof.digits import cut, seen_as, turned, without_dim
 from shardweave.ir.proof.held import (
     SUB_BATCH,
@@ -23,7 +24,6 @@ from shardweave.ir.proof.held import (
 from shardweave.ir.proof.ops import from_start
 from shardweave.ir.proof.padding import padded, without_padding
 from shardweave.ir.proof.positions import index_of, rank_position
-from shardweave.ir.types import shape_of
 
 # Collectives
 

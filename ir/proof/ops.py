@@ -10,12 +10,12 @@ import torch
 from xdsl.dialects import func
 from xdsl.ir import Block, Operation, SSAValue
 
-from shardweave.ir import dist
-from shardweave.ir.annotations import describe
-from shardweave.ir.aten import AtenOp, create
-from shardweave.ir.facts import is_random
+from shardweave.ir.dialects import dist
+from shardweave.ir.dialects.annotations import describe
+from shardweave.ir.dialects.aten import AtenOp, create
+from shardweave.ir.dialects.types import dtype_of_value, tensor_type
+from shardweave.ir.ops.facts import is_random
 from shardweave.ir.sharding.rules import Rule, rule_of
-from shardweave.ir.types import dtype_of_value, tensor_type
 
 SUMS = {"aten.add.Tensor": 1, "aten.sub.Tensor": -1}
 """Sums of two tensors, and the sign of the second."""

@@ -14,12 +14,12 @@ from typing import Protocol
 
 from xdsl.ir import Block, Operation, SSAValue
 
-from shardweave.ir.annotations import annotate, properties_without
-from shardweave.ir.aten import AtenOp, create
-from shardweave.ir.facts import facts_of
+from shardweave.ir.dialects.annotations import annotate, properties_without
+from shardweave.ir.dialects.aten import AtenOp, create
+from shardweave.ir.dialects.types import AnyTensor, dtype_of_value, shape_of, tensor_type
+from shardweave.ir.ops.facts import facts_of
 from shardweave.ir.sharding.rules import rule_of
 from shardweave.ir.sharding.rules.base import Dims
-from shardweave.ir.types import AnyTensor, dtype_of_value, shape_of, tensor_type
 
 PASSED = frozenset(
     f"aten.{name}"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shardweave.ir.aten import AtenOp
+from shardweave.ir.dialects.aten import AtenOp
+from shardweave.ir.dialects.types import shape_of
 from shardweave.ir.proof.held import ProofAxes, RankNumber, Value
-from shardweave.ir.types import shape_of
 
 
 def rank_position(

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from xdsl.ir import SSAValue
 
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.program import Program, Slot
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.program.program import Program, Slot
+from shardweave.ir.program.staged import is_staged, parts_of
 from shardweave.ir.proof.certificate import certificate_of
 from shardweave.ir.proof.claims import Json
 from shardweave.ir.proof.diagnose import (
@@ -27,7 +28,6 @@ from shardweave.ir.proof.ops import ProofError
 from shardweave.ir.proof.signature import Key, argument_of, check_signature, is_declared
 from shardweave.ir.proof.stages import axes_of_stages, relate_stages
 from shardweave.ir.proof.walk import Walk
-from shardweave.ir.staged import is_staged, parts_of
 
 
 @dataclass(frozen=True)

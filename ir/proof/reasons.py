@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from xdsl.ir import Attribute, Operation
 
-from shardweave.ir.annotations import arguments_of
+from shardweave.ir.dialects.annotations import arguments_of
+from shardweave.ir.dialects.types import shape_of
 from shardweave.ir.proof.held import Coordinates, Cuts, Relation, Shape, Value
 from shardweave.ir.proof.local_forms import OpForm
 from shardweave.ir.proof.ops import kind_of
-from shardweave.ir.types import shape_of
 
 Key = tuple[str, frozenset[tuple[str, Attribute]], tuple[Value, ...], tuple[tuple[Shape, str], ...]]
 """A local computation: equal keys give equal values on every rank."""

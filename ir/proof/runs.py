@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 
 from xdsl.ir import SSAValue
 
-from shardweave.ir.dist import RecvOp, RunOp, SendOp
-from shardweave.ir.program import Program, Slot
-from shardweave.ir.proof.ops import ProofError
-from shardweave.ir.staged import (
+from shardweave.ir.dialects.dist import RecvOp, RunOp, SendOp
+from shardweave.ir.program.program import Program, Slot
+from shardweave.ir.program.staged import (
     HELD,
     ONCE,
     Run,
@@ -23,6 +22,7 @@ from shardweave.ir.staged import (
     functions_of,
     micro_axis,
 )
+from shardweave.ir.proof.ops import ProofError
 
 EACH = ("forward", "backward", "inputs", "weights")
 """The directions that run for each micro-batch."""

@@ -6,11 +6,11 @@ from typing import Protocol
 
 from xdsl.ir import SSAValue
 
-from shardweave.ir.placement import Sharding
-from shardweave.ir.program import Program, Slot
+from shardweave.ir.dialects.types import shape_of
+from shardweave.ir.mesh.placement import Sharding
+from shardweave.ir.program.program import Program, Slot
 from shardweave.ir.proof.held import Fill, Held, Relation, stands_for
 from shardweave.ir.proof.ops import ProofError, kind_of
-from shardweave.ir.types import shape_of
 
 Key = tuple[str, str]
 """Kind and name of an argument or a result."""

@@ -14,19 +14,19 @@ from typing import Any, Protocol
 
 from xdsl.ir import Operation, SSAValue
 
-from shardweave.ir import dist
-from shardweave.ir.annotations import describe
-from shardweave.ir.dist import RecvOp, RunOp, SendOp
-from shardweave.ir.mesh import Axis, Mesh
-from shardweave.ir.placement import Placement, block_of
-from shardweave.ir.program import Program, Slot
+from shardweave.ir.dialects import dist
+from shardweave.ir.dialects.annotations import describe
+from shardweave.ir.dialects.dist import RecvOp, RunOp, SendOp
+from shardweave.ir.dialects.types import dtype_of_value, shape_of
+from shardweave.ir.mesh.mesh import Axis, Mesh
+from shardweave.ir.mesh.placement import Placement, block_of
+from shardweave.ir.program.program import Program, Slot
+from shardweave.ir.program.staged import HELD, TOTALS, StageFunction, StagePlaces, micro_axis
 from shardweave.ir.proof.digits import cut
 from shardweave.ir.proof.held import ProofAxes, RankNumber, Relation, Value, gathered, reduced
 from shardweave.ir.proof.ops import ProofError
 from shardweave.ir.proof.runs import RunOrder
 from shardweave.ir.proof.signature import Arguments, argument_of, is_declared
-from shardweave.ir.staged import HELD, TOTALS, StageFunction, StagePlaces, micro_axis
-from shardweave.ir.types import dtype_of_value, shape_of
 
 STATE = ("param", "buffer", "input", "tangent")
 RETURNED = ("output", "grad", "buffer")

@@ -10,11 +10,12 @@ from typing import cast
 from xdsl.dialects import func
 from xdsl.ir import Operation, SSAValue
 
-from shardweave.ir import dist
-from shardweave.ir.annotations import describe, sharding_attrs_of
-from shardweave.ir.aten import AtenOp
-from shardweave.ir.kernel import FusedOp
-from shardweave.ir.placement import Sharding
+from shardweave.ir.dialects import dist
+from shardweave.ir.dialects.annotations import describe, sharding_attrs_of
+from shardweave.ir.dialects.aten import AtenOp
+from shardweave.ir.dialects.kernel import FusedOp
+from shardweave.ir.dialects.types import shape_of
+from shardweave.ir.mesh.placement import Sharding
 from shardweave.ir.proof import attention, moves
 from shardweave.ir.proof.cuts import Applied, apply_rule
 from shardweave.ir.proof.expressions import Expressions
@@ -60,7 +61,6 @@ from shardweave.ir.proof.positions import rank_position
 from shardweave.ir.proof.reasons import Key, Reason, key_of
 from shardweave.ir.proof.sub_batches import added_terms, family, united
 from shardweave.ir.sharding.rules import Rule
-from shardweave.ir.types import shape_of
 
 _SLICES = ("aten.slice.Tensor", "aten.select.int")
 

@@ -15,8 +15,8 @@ from functools import cached_property, lru_cache
 from itertools import product
 from typing import Literal, NamedTuple
 
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.placement import DimSharding, Placement, Sharding, fits, ordered
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.mesh.placement import DimSharding, Placement, Sharding, fits, ordered
 from shardweave.ir.sharding.reshard import UnreachableSharding, reshard
 from shardweave.ir.sharding.rules.base import Rule
 

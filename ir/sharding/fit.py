@@ -9,9 +9,9 @@ from math import prod
 
 from xdsl.ir import Operation
 
-from shardweave.ir.attributes import ShardingAttr
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.placement import DimSharding, Sharding, ordered
+from shardweave.ir.dialects.attributes import ShardingAttr
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.mesh.placement import DimSharding, Sharding, ordered
 from shardweave.ir.sharding.rules import Rule
 
 

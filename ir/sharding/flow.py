@@ -11,11 +11,12 @@ from collections.abc import Iterable, Sequence
 from xdsl.dialects.builtin import ArrayAttr
 from xdsl.ir import Operation, SSAValue
 
-from shardweave.ir.annotations import describe, sharding_attrs_of
-from shardweave.ir.aten import AtenOp
-from shardweave.ir.facts import facts_of
-from shardweave.ir.placement import DimSharding, Sharding
-from shardweave.ir.program import Program
+from shardweave.ir.dialects.annotations import describe, sharding_attrs_of
+from shardweave.ir.dialects.aten import AtenOp
+from shardweave.ir.dialects.types import dtype_of_value, shape_of
+from shardweave.ir.mesh.placement import DimSharding, Sharding
+from shardweave.ir.ops.facts import facts_of
+from shardweave.ir.program.program import Program
 from shardweave.ir.sharding.assignment import (
     Assignment,
     Operand,
@@ -24,7 +25,6 @@ from shardweave.ir.sharding.assignment import (
 )
 from shardweave.ir.sharding.reshard import ReshardStep, UnreachableSharding, reshard
 from shardweave.ir.sharding.rules import Rule, rule_of
-from shardweave.ir.types import dtype_of_value, shape_of
 
 MAX_VERSIONS = 4
 """Versions of one value that are remembered; more would only cost time."""

@@ -9,20 +9,20 @@ from typing import Any
 import torch
 from xdsl.ir import Attribute, Operation, SSAValue
 
-from shardweave.ir import dist
-from shardweave.ir.annotations import annotate, properties_without
-from shardweave.ir.aten import AtenOp, create
-from shardweave.ir.literals import to_attribute
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.placement import DimSharding, padded_size
-from shardweave.ir.syntax import Operands
-from shardweave.ir.types import (
+from shardweave.ir.dialects import dist
+from shardweave.ir.dialects.annotations import annotate, properties_without
+from shardweave.ir.dialects.aten import AtenOp, create
+from shardweave.ir.dialects.literals import to_attribute
+from shardweave.ir.dialects.syntax import Operands
+from shardweave.ir.dialects.types import (
     AnyTensor,
     dtype_of_value,
     shape_of,
     shape_of_type,
     tensor_type,
 )
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.mesh.placement import DimSharding, padded_size
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,11 @@ from dataclasses import dataclass, field, replace
 import torch
 from xdsl.ir import Operation, SSAValue
 
-from shardweave.ir.annotations import phase_of, set_shardings, sharding_attrs_of
-from shardweave.ir.attributes import ShardingAttr
-from shardweave.ir.facts import facts_of
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.placement import (
+from shardweave.ir.dialects.annotations import phase_of, set_shardings, sharding_attrs_of
+from shardweave.ir.dialects.attributes import ShardingAttr
+from shardweave.ir.dialects.types import dtype_of_value, shape_of
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.mesh.placement import (
     DimSharding,
     Placement,
     Sharding,
@@ -32,11 +32,11 @@ from shardweave.ir.placement import (
     padded_size,
     part_size,
 )
-from shardweave.ir.program import Program
+from shardweave.ir.ops.facts import facts_of
+from shardweave.ir.program.program import Program
+from shardweave.ir.program.staged import parts_of
 from shardweave.ir.sharding.localizer import Localizer
 from shardweave.ir.sharding.rules.base import Dims, Rule
-from shardweave.ir.staged import parts_of
-from shardweave.ir.types import dtype_of_value, shape_of
 
 MOVES = """
     view permute expand slice.Tensor slice_backward select.int select_backward stack cat repeat flip

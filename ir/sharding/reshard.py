@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal
 
-from shardweave.ir import dist
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.placement import Placement, Sharding, block_of, fits
+from shardweave.ir.dialects import dist
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.mesh.placement import Placement, Sharding, block_of, fits
 
 StepKind = Literal["all_reduce", "reduce_scatter", "all_gather", "all_to_all", "slice"]
 

@@ -6,7 +6,7 @@ of what is not cut repeats it. Types cannot tell: the shapes are right.
 
 from __future__ import annotations
 
-from shardweave.ir.dist import (
+from shardweave.ir.dialects.dist import (
     AllGatherOp,
     AllReduceOp,
     AllToAllOp,
@@ -16,8 +16,8 @@ from shardweave.ir.dist import (
     SliceOp,
     WaitOp,
 )
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.placement import Sharding, block_of
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.mesh.placement import Sharding, block_of
 
 
 def problem_of_move(op: DistOp, operand: Sharding, result: Sharding, mesh: Mesh) -> str | None:

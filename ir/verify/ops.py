@@ -5,11 +5,11 @@ from __future__ import annotations
 from xdsl.ir import Operation
 from xdsl.utils.exceptions import VerifyException
 
-from shardweave.ir.annotations import annotation_problem
-from shardweave.ir.aten import AtenOp, OpKey, key_of_op
 from shardweave.ir.by_identity import ByIdentity
-from shardweave.ir.dist import DistOp
-from shardweave.ir.infer import infer_types
+from shardweave.ir.dialects.annotations import annotation_problem
+from shardweave.ir.dialects.aten import AtenOp, OpKey, key_of_op
+from shardweave.ir.dialects.dist import DistOp
+from shardweave.ir.ops.infer import infer_types
 
 _right: set[OpKey] = set()
 """Names, types and arguments of ops that were found right: there are few kinds in a program."""

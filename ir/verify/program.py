@@ -18,27 +18,27 @@ from collections.abc import Iterator, Sequence
 from xdsl.dialects import func
 from xdsl.ir import Operation, SSAValue
 
-from shardweave.ir.annotations import (
+from shardweave.ir.dialects.annotations import (
     describe,
     sharding_attrs_of,
     wanted_attrs_of,
 )
-from shardweave.ir.aten import AtenOp
-from shardweave.ir.attributes import ShardingAttr
-from shardweave.ir.dist import STARTED, DistOp, ReshardOp, WaitOp
-from shardweave.ir.facts import facts_of
-from shardweave.ir.kernel import FusedOp, YieldOp
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.placement import Sharding
-from shardweave.ir.program import Program, Slot, sharding_of
+from shardweave.ir.dialects.aten import AtenOp
+from shardweave.ir.dialects.attributes import ShardingAttr
+from shardweave.ir.dialects.dist import STARTED, DistOp, ReshardOp, WaitOp
+from shardweave.ir.dialects.kernel import FusedOp, YieldOp
+from shardweave.ir.dialects.types import dtype_of_value, shape_of, type_problem
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.mesh.placement import Sharding
+from shardweave.ir.ops.facts import facts_of
+from shardweave.ir.program.program import Program, Slot, sharding_of
+from shardweave.ir.program.source_text import excerpt, position
+from shardweave.ir.program.staged import STAGE_KINDS, functions_of, is_staged
+from shardweave.ir.program.text import without_gc
 from shardweave.ir.sharding.fit import Misfit, fitting_factors
 from shardweave.ir.sharding.flow import has_shardings
 from shardweave.ir.sharding.reshard import reshard
 from shardweave.ir.sharding.rules import rule_of
-from shardweave.ir.source_text import excerpt, position
-from shardweave.ir.staged import STAGE_KINDS, functions_of, is_staged
-from shardweave.ir.text import without_gc
-from shardweave.ir.types import dtype_of_value, shape_of, type_problem
 from shardweave.ir.verify.collectives import problem_of_move, reduced
 from shardweave.ir.verify.ops import is_known_right, problem_of_op
 from shardweave.ir.verify.stages import problems_of_stages

@@ -15,12 +15,13 @@ from dataclasses import dataclass, field
 
 from xdsl.ir import Operation, OpResult, SSAValue
 
-from shardweave.ir.annotations import sharding_attrs_of
-from shardweave.ir.attributes import ShardingAttr
-from shardweave.ir.dist import RecvOp, SendOp
-from shardweave.ir.kernel import FusedOp
-from shardweave.ir.program import Program, Slot
-from shardweave.ir.staged import (
+from shardweave.ir.dialects.annotations import sharding_attrs_of
+from shardweave.ir.dialects.attributes import ShardingAttr
+from shardweave.ir.dialects.dist import RecvOp, SendOp
+from shardweave.ir.dialects.kernel import FusedOp
+from shardweave.ir.dialects.types import shape_of, tensor_type_of, with_shape
+from shardweave.ir.program.program import Program, Slot
+from shardweave.ir.program.staged import (
     HELD,
     TOTALS,
     StageFunction,
@@ -29,7 +30,6 @@ from shardweave.ir.staged import (
     micro_axis,
     runs_of,
 )
-from shardweave.ir.types import shape_of, tensor_type_of, with_shape
 
 Place = Operation | SSAValue | None
 Message = tuple[int, int, str]

@@ -19,7 +19,7 @@ from shardweave.planners.amp.network import (
     ring_bandwidths,
 )
 from shardweave.planners.amp.partition import Floats, Problem
-from shardweave.planners.cost.zero import passes
+from shardweave.planners.plan.zero import passes
 
 Costs = Callable[[LayeredModel, ClusterArrays, Strategy, Grid], StageCosts]
 """How the stages of a strategy on a placement are costed."""

@@ -11,7 +11,7 @@ from shardweave.planners.amp.model import LayeredModel, Strategy
 from shardweave.planners.amp.network import ClusterArrays, Grid
 from shardweave.planners.amp.partition import Floats, Ints, Problem, earliest, partition
 from shardweave.planners.cost.quantity import gib
-from shardweave.planners.cost.zero import whole_for_a_while
+from shardweave.planners.plan.zero import whole_for_a_while
 
 
 @dataclass(frozen=True)

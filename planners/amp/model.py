@@ -10,9 +10,9 @@ import numpy as np
 
 from shardweave.planners.amp.partition import Floats
 from shardweave.planners.cost.cluster import Cluster
+from shardweave.planners.cost.degrees import divisors
 from shardweave.planners.cost.memory import state_bytes
-from shardweave.planners.cost.zero import divided
-from shardweave.planners.degrees import divisors
+from shardweave.planners.plan.zero import divided
 
 
 class AmpError(ValueError):

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from shardweave.planners.amp.model import Strategy
 from shardweave.planners.amp.partition import Floats, Ints
 from shardweave.planners.cost.cluster import Cluster
-from shardweave.planners.plan_parts import PlanError
+from shardweave.planners.plan.plan_parts import PlanError
 
 MOST_DEVICES = 2**14
 """A matrix of so many devices has 2 GiB."""

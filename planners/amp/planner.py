@@ -9,8 +9,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.program import Program
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.program.program import Program
 from shardweave.planners.amp.estimate import BACKWARD
 from shardweave.planners.amp.memory import capacities, stage_bytes
 from shardweave.planners.amp.model import AmpError, Strategy, strategies
@@ -20,18 +20,18 @@ from shardweave.planners.amp.search import Annealing, Placed, search
 from shardweave.planners.amp.shares import with_shares
 from shardweave.planners.amp.tried import fastest_tried
 from shardweave.planners.cost.cluster import Cluster
+from shardweave.planners.cost.degrees import asked_degrees, divisors
 from shardweave.planners.cost.memory import check_precision
 from shardweave.planners.cost.quantity import counted, seconds_text
-from shardweave.planners.cost.zero import DIVIDED
-from shardweave.planners.degrees import asked_degrees, divisors
-from shardweave.planners.lower import Lowerings
-from shardweave.planners.megatron import plan_megatron
+from shardweave.planners.lowering.lower import Lowerings
+from shardweave.planners.megatron.one_by_one import why_not_one_by_one
+from shardweave.planners.megatron.planner import plan_megatron
 from shardweave.planners.oppa.real_trials import RealTrials, launch_of
 from shardweave.planners.oppa.trials import Host
-from shardweave.planners.pipelines.one_by_one import why_not_one_by_one
-from shardweave.planners.plan import Plan
-from shardweave.planners.plan_parts import Candidate, Pipeline, Predicted
-from shardweave.planners.predict import simulate_plan, why_slower, with_candidates
+from shardweave.planners.plan.plan import Plan
+from shardweave.planners.plan.plan_parts import Candidate, Pipeline, Predicted
+from shardweave.planners.plan.zero import DIVIDED
+from shardweave.planners.predict.predict import simulate_plan, why_slower, with_candidates
 
 AXES = ("pipeline", "data", "tensor")
 

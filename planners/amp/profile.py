@@ -11,8 +11,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.program import Program
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.program.program import Program
 from shardweave.planners.amp.estimate import BACKWARD
 from shardweave.planners.amp.model import AmpError, LayeredModel, Tied
 from shardweave.planners.cost.cluster import Cluster
@@ -24,8 +24,8 @@ from shardweave.planners.cost.workload import (
     parameter_dtype,
     workload_of,
 )
-from shardweave.planners.lower import Lowerings
-from shardweave.planners.megatron import plan_megatron
+from shardweave.planners.lowering.lower import Lowerings
+from shardweave.planners.megatron.planner import plan_megatron
 
 _MORE = 4
 """Samples of the second, larger micro-batch that is read, or fewer if the batch has fewer."""

@@ -1,7 +1,7 @@
 """Replicas of different speeds: micro-batches in proportion, where AMP deals them out evenly.
 
 A departure from the paper, whose replicas all run as many and so wait for the slowest. The replicas
-of a stage become coordinates of the stage axis at which the stage is (`planners.pipelines.uneven`).
+of a stage become coordinates of the stage axis at which the stage is (`planners.schedules.uneven`).
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.program import Program
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.program.program import Program
 from shardweave.planners.amp.costs import slowest_times
 from shardweave.planners.amp.model import LayeredModel
 from shardweave.planners.amp.network import ClusterArrays
 from shardweave.planners.amp.search import Placed
-from shardweave.planners.megatron import plan_megatron
-from shardweave.planners.plan import Plan
-from shardweave.planners.plan_parts import Pipeline
+from shardweave.planners.megatron.planner import plan_megatron
+from shardweave.planners.plan.plan import Plan
+from shardweave.planners.plan.plan_parts import Pipeline
 
 
 def with_shares(

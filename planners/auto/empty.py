@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
 
-from shardweave.planners.auto.point import MESH, ORDERS
 from shardweave.planners.auto.search import JointSearch
-from shardweave.planners.auto.space import JointSpace, joint_space
+from shardweave.planners.auto.space.point import MESH, ORDERS
+from shardweave.planners.auto.space.space import JointSpace, joint_space
 from shardweave.planners.auto.worth import sorted_values
 from shardweave.planners.cost.quantity import bytes_text, counted
 

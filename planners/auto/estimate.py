@@ -11,14 +11,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from shardweave.ir.rewrite.buckets import BUCKET_BYTES
-from shardweave.planners.auto.point import BUCKETED, JointPoint, ReplicaCut
+from shardweave.passes.messages.merge_collectives import BUCKET_BYTES
 from shardweave.planners.auto.reader import REPEATING, CostReader, PieceCost
+from shardweave.planners.auto.space.point import BUCKETED, JointPoint, ReplicaCut
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.memory import state_bytes
 from shardweave.planners.cost.model import CostModel
-from shardweave.planners.cost.pipeline.stages import OVERLAPPING
-from shardweave.planners.cost.zero import (
+from shardweave.planners.megatron.planner import CONTEXT
+from shardweave.planners.plan.zero import (
     BATCH_AXES,
     DATA_AXIS,
     REPLICA_AXIS,
@@ -26,8 +26,8 @@ from shardweave.planners.cost.zero import (
     passes,
     whole_for_a_while,
 )
-from shardweave.planners.megatron import CONTEXT
-from shardweave.planners.predict import BY_BLOCK, DEEP_BY_BLOCK
+from shardweave.planners.predict.pipeline.stages import OVERLAPPING
+from shardweave.planners.predict.predict import BY_BLOCK, DEEP_BY_BLOCK
 
 WEIGHTS_SHARE = 0.5
 """Of a backward pass, what computes gradients of weights, behind which other messages hide."""

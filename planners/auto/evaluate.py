@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from shardweave.ir.program import Program
+from shardweave.ir.program.program import Program
 from shardweave.planners.auto.plans import PlanMaker
-from shardweave.planners.auto.point import JointPoint
 from shardweave.planners.auto.reader import FEW, MORE, Depths
+from shardweave.planners.auto.space.point import JointPoint
 from shardweave.planners.cost.cluster import Cluster
-from shardweave.planners.cost.pipeline.simulation import simulate_stages
-from shardweave.planners.lower import RECENT, Lowerings
-from shardweave.planners.plan import Plan
-from shardweave.planners.plan_parts import Predicted
-from shardweave.planners.predict import is_by_block, predicted_of, simulate_plan
+from shardweave.planners.lowering.lower import RECENT, Lowerings
+from shardweave.planners.plan.plan import Plan
+from shardweave.planners.plan.plan_parts import Predicted
+from shardweave.planners.predict.pipeline.simulation import simulate_stages
+from shardweave.planners.predict.predict import is_by_block, predicted_of, simulate_plan
 
 
 @dataclass(eq=False)

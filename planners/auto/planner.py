@@ -6,28 +6,28 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.program import Program
-from shardweave.ir.text import without_gc
-from shardweave.planners.auto.constraints import Constraints, point_of, with_memory
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.program.program import Program
+from shardweave.ir.program.text import without_gc
 from shardweave.planners.auto.empty import why_empty
 from shardweave.planners.auto.estimate import Estimator
 from shardweave.planners.auto.evaluate import Evaluator
 from shardweave.planners.auto.plans import PlanMaker
-from shardweave.planners.auto.point import BUCKETS, JointPoint
 from shardweave.planners.auto.proposals import proposals
 from shardweave.planners.auto.reader import CostReader, Depths
 from shardweave.planners.auto.search import JointSearch
-from shardweave.planners.auto.space import joint_space
+from shardweave.planners.auto.space.constraints import Constraints, point_of, with_memory
+from shardweave.planners.auto.space.point import BUCKETS, JointPoint
+from shardweave.planners.auto.space.space import joint_space
 from shardweave.planners.auto.worth import looked_at, over_own, worth
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.memory import check_precision
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.cost.quantity import counted, gib
 from shardweave.planners.oppa.trials import Host
-from shardweave.planners.plan import Plan
-from shardweave.planners.plan_parts import Candidate, PlanError, Predicted
-from shardweave.planners.predict import check_some_fit, with_candidates
+from shardweave.planners.plan.plan import Plan
+from shardweave.planners.plan.plan_parts import Candidate, PlanError, Predicted
+from shardweave.planners.predict.predict import check_some_fit, with_candidates
 
 
 @dataclass(frozen=True)

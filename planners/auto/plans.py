@@ -7,13 +7,13 @@ from itertools import pairwise
 
 import numpy as np
 
-from shardweave.ir.program import Program
+from shardweave.ir.program.program import Program
 from shardweave.planners.amp.partition import Problem, partition
 from shardweave.planners.auto.estimate import Estimator, recomputed_share
-from shardweave.planners.auto.point import BUCKETS, JointPoint
 from shardweave.planners.auto.reader import PieceCost
-from shardweave.planners.plan import Plan
-from shardweave.planners.plan_parts import Pipeline, PlanError
+from shardweave.planners.auto.space.point import BUCKETS, JointPoint
+from shardweave.planners.plan.plan import Plan
+from shardweave.planners.plan.plan_parts import Pipeline, PlanError
 
 Stages = tuple[tuple[str, ...], ...]
 

@@ -6,20 +6,20 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
 
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.program import Program
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.program.program import Program
 from shardweave.planners.amp import plan_amp
 from shardweave.planners.auto.evaluate import Evaluator
-from shardweave.planners.auto.point import JointPoint
 from shardweave.planners.auto.reader import Depths
+from shardweave.planners.auto.space.point import JointPoint
 from shardweave.planners.axonn import plan_axonn
 from shardweave.planners.axonn.planner import best_grid
 from shardweave.planners.cost.cluster import Cluster
+from shardweave.planners.cost.degrees import divisors
 from shardweave.planners.cost.workload import workload_of
-from shardweave.planners.degrees import divisors
-from shardweave.planners.megatron import EXPERT, plan_megatron
+from shardweave.planners.megatron.planner import EXPERT, plan_megatron
 from shardweave.planners.oases import plan_oases
-from shardweave.planners.plan import Plan
+from shardweave.planners.plan.plan import Plan
 
 MOST_OASES = 2
 """How many meshes Oases plans for: those of the fastest points with a tensor axis."""

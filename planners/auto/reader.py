@@ -14,19 +14,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from shardweave.ir.blocks import blocks_of
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.program import Program
-from shardweave.ir.rewrite.fewer_blocks import with_fewer_blocks
-from shardweave.ir.types import num_bytes, tensor_type_of
-from shardweave.planners.auto.cuts import cut_plan
-from shardweave.planners.auto.point import ReplicaCut
+from shardweave.ir.dialects.types import num_bytes, tensor_type_of
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.program.blocks import blocks_of
+from shardweave.ir.program.program import Program
+from shardweave.passes.prepare.fewer_blocks import with_fewer_blocks
+from shardweave.planners.auto.space.cuts import cut_plan
+from shardweave.planners.auto.space.point import ReplicaCut
 from shardweave.planners.cost.cluster import Cluster
+from shardweave.planners.cost.degrees import divisors
 from shardweave.planners.cost.workload import BlockWork, Workload, batch_of, workload_of
-from shardweave.planners.cost.zero import DATA_AXIS
-from shardweave.planners.degrees import divisors
-from shardweave.planners.lower import RECENT, Lowerings
-from shardweave.planners.plan import Plan
+from shardweave.planners.lowering.lower import RECENT, Lowerings
+from shardweave.planners.plan.plan import Plan
+from shardweave.planners.plan.zero import DATA_AXIS
 
 FEW = 3
 """Blocks that are read of a deep model: its first, one that stands for all others, its last."""

@@ -29,12 +29,12 @@ from itertools import chain
 
 from shardweave.planners.auto.estimate import FITS_SURELY, Estimator, PointEstimate
 from shardweave.planners.auto.evaluate import Evaluator
-from shardweave.planners.auto.point import DIMENSIONS, MESH, ORDERS, JointPoint
 from shardweave.planners.auto.reader import REPEATING
-from shardweave.planners.auto.space import JointSpace
+from shardweave.planners.auto.space.point import DIMENSIONS, MESH, ORDERS, JointPoint
+from shardweave.planners.auto.space.space import JointSpace
 from shardweave.planners.cost.quantity import counted, seconds_text
-from shardweave.planners.plan_parts import Predicted
-from shardweave.planners.predict import BY_BLOCK
+from shardweave.planners.plan.plan_parts import Predicted
+from shardweave.planners.predict.predict import BY_BLOCK
 
 STARTS = 3
 """From how many of the fastest points neighbours are looked at: more find what one start misses,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shardweave.planners.auto.point import DIMENSIONS, JointPoint
 from shardweave.planners.auto.search import JointSearch
+from shardweave.planners.auto.space.point import DIMENSIONS, JointPoint
 from shardweave.planners.cost.quantity import counted, seconds_text
-from shardweave.planners.plan_parts import Candidate, Predicted
-from shardweave.planners.predict import why_slower
+from shardweave.planners.plan.plan_parts import Candidate, Predicted
+from shardweave.planners.predict.predict import why_slower
 
 AS_LONG = 5e-4
 """Of a step, what plans may differ by and take as long: less than is printed."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from shardweave.planners.degrees import divisors
+from shardweave.planners.cost.degrees import divisors
 
 AXES = ("x", "y", "z", "data")
 """The axes of a grid, the innermost first."""

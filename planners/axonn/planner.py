@@ -9,26 +9,26 @@ from math import prod
 
 from xdsl.ir import SSAValue
 
-from shardweave.ir.annotations import layer_of
-from shardweave.ir.blocks import blocks_of
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.placement import DimSharding, Placement, ordered
-from shardweave.ir.program import Program
-from shardweave.ir.types import num_bytes, shape_of, tensor_type_of
+from shardweave.ir.dialects.annotations import layer_of
+from shardweave.ir.dialects.types import num_bytes, shape_of, tensor_type_of
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.mesh.placement import DimSharding, Placement, ordered
+from shardweave.ir.program.blocks import blocks_of
+from shardweave.ir.program.program import Program
 from shardweave.planners.axonn.model import AXES, LinearLayer
 from shardweave.planners.axonn.search import AxonnError, Model, Options, Ranked, rank_grids
 from shardweave.planners.cost.cluster import Cluster
+from shardweave.planners.cost.degrees import asked_degrees
 from shardweave.planners.cost.memory import check_precision, state_bytes
 from shardweave.planners.cost.quantity import counted
 from shardweave.planners.cost.workload import Workload, workload_of
-from shardweave.planners.degrees import asked_degrees
-from shardweave.planners.linear_maps import Cut, LinearMap, input_embeddings, linear_maps
-from shardweave.planners.plan import Plan
-from shardweave.planners.plan_names import sharding_text
-from shardweave.planners.plan_parts import Candidate, Predicted
-from shardweave.planners.predict import with_candidates
-from shardweave.planners.replicated import batch_shardings
-from shardweave.planners.structure import parallel_pairs
+from shardweave.planners.plan.plan import Plan
+from shardweave.planners.plan.plan_names import sharding_text
+from shardweave.planners.plan.plan_parts import Candidate, Predicted
+from shardweave.planners.plan.replicated import batch_shardings
+from shardweave.planners.predict.predict import with_candidates
+from shardweave.planners.structure.linear_maps import Cut, LinearMap, input_embeddings, linear_maps
+from shardweave.planners.structure.structure import parallel_pairs
 
 Grid = tuple[int, int, int, int]
 
@@ -137,7 +137,7 @@ def layers_of(program: Program, pairs: Mapping[SSAValue, Cut]) -> list[LinearLay
     """A program's linear maps as AxoNN's layers, in order, given its pairs' cuts.
 
     Maps that x cuts along their outputs begin a pair of column- and row-parallel maps
-    (`planners.structure`), those that it cuts along their inputs end one and are the transposed
+    (`planners.structure.structure`), those that it cuts along their inputs end one and are the transposed
     layers. So the stream that pairs read from and add to is cut by y, and what lies inside a pair
     by x, which is AxoNN's alternation wherever layers follow each other. A map in no pair is a
     layer of its own: y cuts its inputs, and x leaves it whole.

@@ -14,7 +14,7 @@ from functools import cache
 
 import numpy as np
 
-from shardweave.ir.mesh import Mesh
+from shardweave.ir.mesh.mesh import Mesh
 from shardweave.planners.axonn.model import (
     AXES,
     AxisLinks,

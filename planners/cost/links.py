@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-from shardweave.ir.mesh import Mesh
+from shardweave.ir.mesh.mesh import Mesh
 from shardweave.planners.cost.cluster import Cluster
 
 NODE_LINK = "node"

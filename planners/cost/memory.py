@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 from xdsl.ir import Operation, SSAValue
 
-from shardweave.ir.dist import STARTED, AllReduceOp, WaitOp
-from shardweave.ir.program import Program
-from shardweave.ir.storage import shared_operand
-from shardweave.ir.types import dtype_of_value, num_bytes, tensor_type_of
+from shardweave.ir.dialects.dist import STARTED, AllReduceOp, WaitOp
+from shardweave.ir.dialects.types import dtype_of_value, num_bytes, tensor_type_of
+from shardweave.ir.program.program import Program
+from shardweave.ir.program.storage import shared_operand
 
 PARTS = (
     "parameters",

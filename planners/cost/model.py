@@ -17,8 +17,8 @@ from typing import Literal, cast
 
 from xdsl.ir import Operation, SSAValue
 
-from shardweave.ir.aten import AtenOp
-from shardweave.ir.dist import (
+from shardweave.ir.dialects.aten import AtenOp
+from shardweave.ir.dialects.dist import (
     COLLECTIVES,
     STARTED,
     DistOp,
@@ -27,15 +27,7 @@ from shardweave.ir.dist import (
     WaitOp,
     sent_bytes,
 )
-from shardweave.ir.facts import facts_of
-from shardweave.ir.flops import flops_of, is_attention
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.positional_attention import ATTENTION, ATTENTION_BACKWARD
-from shardweave.ir.seen_keys import is_causal, num_pieces, seen_share
-from shardweave.ir.sharding.rules.attention import FLASH
-from shardweave.ir.storage import copies, is_view
-from shardweave.ir.traffic import bytes_moved, merged_bytes
-from shardweave.ir.types import (
+from shardweave.ir.dialects.types import (
     dtype_of_value,
     dtype_word,
     num_bytes,
@@ -43,6 +35,14 @@ from shardweave.ir.types import (
     shape_of,
     tensor_type_of,
 )
+from shardweave.ir.library.positional_attention import ATTENTION, ATTENTION_BACKWARD
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.ops.facts import facts_of
+from shardweave.ir.ops.flops import flops_of, is_attention
+from shardweave.ir.ops.seen_keys import is_causal, num_pieces, seen_share
+from shardweave.ir.program.storage import copies, is_view
+from shardweave.ir.program.traffic import bytes_moved, merged_bytes
+from shardweave.ir.sharding.rules.attention import FLASH
 from shardweave.planners.cost.cluster import (
     Cluster,
     DeviceType,

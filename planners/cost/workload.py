@@ -16,17 +16,17 @@ from itertools import pairwise
 import torch
 from xdsl.ir import Operation, SSAValue
 
-from shardweave.ir.annotations import layer_of, phase_of
-from shardweave.ir.blocks import Blocks, blocks_of
-from shardweave.ir.dist import COLLECTIVES, AllGatherOp, WaitOp
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.program import Program
-from shardweave.ir.regions import split_at_backward
-from shardweave.ir.storage import kept_values, storage_of
-from shardweave.ir.types import dtype_of_value, num_bytes, shape_of, tensor_type_of
+from shardweave.ir.dialects.annotations import layer_of, phase_of
+from shardweave.ir.dialects.dist import COLLECTIVES, AllGatherOp, WaitOp
+from shardweave.ir.dialects.types import dtype_of_value, num_bytes, shape_of, tensor_type_of
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.program.blocks import Blocks, blocks_of
+from shardweave.ir.program.program import Program
+from shardweave.ir.program.regions import split_at_backward
+from shardweave.ir.program.storage import kept_values, storage_of
 from shardweave.planners.cost.cluster import Cluster, NodeType
 from shardweave.planners.cost.model import CostModel, kind_of
-from shardweave.planners.plan_parts import PlanError
+from shardweave.planners.plan.plan_parts import PlanError
 
 AxesAndPhase = tuple[tuple[str, ...], str]
 

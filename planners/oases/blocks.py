@@ -15,13 +15,13 @@ from itertools import pairwise
 
 from xdsl.ir import Operation, SSAValue
 
-from shardweave.ir.annotations import layer_of
-from shardweave.ir.aten import AtenOp
-from shardweave.ir.program import Program
-from shardweave.ir.regions import split_at_backward
-from shardweave.ir.storage import storage_of
-from shardweave.ir.types import shape_of
-from shardweave.planners.structure import Pair
+from shardweave.ir.dialects.annotations import layer_of
+from shardweave.ir.dialects.aten import AtenOp
+from shardweave.ir.dialects.types import shape_of
+from shardweave.ir.program.program import Program
+from shardweave.ir.program.regions import split_at_backward
+from shardweave.ir.program.storage import storage_of
+from shardweave.planners.structure.structure import Pair
 
 
 @dataclass(frozen=True)

@@ -14,17 +14,17 @@ from functools import cached_property
 
 from xdsl.ir import Attribute, SSAValue
 
-from shardweave.ir.attributes import ShardingAttr
-from shardweave.ir.mesh import Axis, Mesh
-from shardweave.ir.placement import DimSharding, Placement, Sharding, ordered
-from shardweave.ir.program import Program
-from shardweave.ir.types import shape_of
-from shardweave.planners.linear_maps import Cut
+from shardweave.ir.dialects.attributes import ShardingAttr
+from shardweave.ir.dialects.types import shape_of
+from shardweave.ir.mesh.mesh import Axis, Mesh
+from shardweave.ir.mesh.placement import DimSharding, Placement, Sharding, ordered
+from shardweave.ir.program.program import Program
 from shardweave.planners.oases.blocks import ProgramBlock
 from shardweave.planners.oases.chain import runs
-from shardweave.planners.plan import Plan
-from shardweave.planners.plan_names import named_ops, sharding_text
-from shardweave.planners.replicated import batch_shardings
+from shardweave.planners.plan.plan import Plan
+from shardweave.planners.plan.plan_names import named_ops, sharding_text
+from shardweave.planners.plan.replicated import batch_shardings
+from shardweave.planners.structure.linear_maps import Cut
 
 TIME_AXIS = "batch"
 

@@ -10,21 +10,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.program import Program
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.program.program import Program
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.memory import check_precision
 from shardweave.planners.cost.quantity import counted, gib, seconds_text
-from shardweave.planners.lower import RECENT, Lowerings
+from shardweave.planners.lowering.lower import RECENT, Lowerings
 from shardweave.planners.oases.chain import MEMORY_PARTS, Chain, ChainCosts, linearise, runs
 from shardweave.planners.oases.degree import Axes, DegreeSpace, plan_of_degrees
 from shardweave.planners.oases.dp import Solution, solve_chain
 from shardweave.planners.oases.ilp import solve_chain_ilp
 from shardweave.planners.oases.program import ChainOptions, chain_of_program
 from shardweave.planners.oases.refine import Path, refined
-from shardweave.planners.plan import Plan
-from shardweave.planners.plan_parts import Candidate, Predicted
-from shardweave.planners.predict import simulate_plan, with_candidates
+from shardweave.planners.plan.plan import Plan
+from shardweave.planners.plan.plan_parts import Candidate, Predicted
+from shardweave.planners.predict.predict import simulate_plan, with_candidates
 
 SOLVERS = ("dp", "highs", "cbc")
 

@@ -14,21 +14,26 @@ from math import prod
 from xdsl.dialects import builtin, func
 from xdsl.ir import Attribute, Operation, SSAValue
 
-from shardweave.ir.annotations import copy_of, phase_of
-from shardweave.ir.attributes import ShardingAttr
-from shardweave.ir.dist import COLLECTIVES, DistOp
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.placement import Sharding
-from shardweave.ir.program import Program, shardings_of
-from shardweave.ir.sharding.propagate import propagate
+from shardweave.ir.dialects.annotations import copy_of, phase_of
+from shardweave.ir.dialects.attributes import ShardingAttr
+from shardweave.ir.dialects.dist import COLLECTIVES, DistOp
+from shardweave.ir.dialects.types import (
+    AnyTensor,
+    dtype_of_value,
+    num_bytes,
+    shape_of,
+    tensor_type_of,
+)
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.mesh.placement import Sharding
+from shardweave.ir.program.program import Program, shardings_of
+from shardweave.ir.program.storage import kept_values
 from shardweave.ir.sharding.reshard import reshard
-from shardweave.ir.sharding.split_addmm import split_addmms
-from shardweave.ir.storage import kept_values
-from shardweave.ir.types import AnyTensor, dtype_of_value, num_bytes, shape_of, tensor_type_of
+from shardweave.passes.partition.propagate_shardings import propagate
+from shardweave.passes.prepare.split_addmm import split_addmms
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.model import CostModel
-from shardweave.planners.linear_maps import Cut
-from shardweave.planners.lower import lowered, partitioning_of, recomputation_of
+from shardweave.planners.lowering.lower import lowered, partitioning_of, recomputation_of
 from shardweave.planners.oases.degree import (
     TIME_AXIS,
     Axes,
@@ -36,6 +41,7 @@ from shardweave.planners.oases.degree import (
     batch_annotations,
     plan_of_degrees,
 )
+from shardweave.planners.structure.linear_maps import Cut
 
 _COLLECTIVES = tuple(COLLECTIVES)
 

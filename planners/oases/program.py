@@ -9,19 +9,25 @@ from math import prod
 
 from xdsl.ir import Operation, SSAValue
 
-from shardweave.ir.facts import facts_of, weight_of
-from shardweave.ir.placement import Placement, Sharding
-from shardweave.ir.program import Program
-from shardweave.ir.types import AnyTensor, dtype_of_type, dtype_of_value, num_bytes, shape_of
+from shardweave.ir.dialects.types import (
+    AnyTensor,
+    dtype_of_type,
+    dtype_of_value,
+    num_bytes,
+    shape_of,
+)
+from shardweave.ir.mesh.placement import Placement, Sharding
+from shardweave.ir.ops.facts import facts_of, weight_of
+from shardweave.ir.program.program import Program
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.memory import state_bytes
 from shardweave.planners.cost.model import CostModel
-from shardweave.planners.linear_maps import Cut, input_embeddings
 from shardweave.planners.oases.blocks import ProgramBlock, read_blocks
 from shardweave.planners.oases.chain import Chain, ChainBlock, DegreeOption, Matrix, PassTimes
 from shardweave.planners.oases.degree import Axes, DegreeSpace, batch_size
 from shardweave.planners.oases.prices import DegreePrices, handed_at, moving_s, price
-from shardweave.planners.structure import Pair, find_pairs
+from shardweave.planners.structure.linear_maps import Cut, input_embeddings
+from shardweave.planners.structure.structure import Pair, find_pairs
 
 
 @dataclass(frozen=True)

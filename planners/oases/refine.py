@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator
 
 from shardweave.planners.oases.chain import ChainCosts
-from shardweave.planners.plan_parts import Predicted
+from shardweave.planners.plan.plan_parts import Predicted
 
 TOP = 4
 """Paths of the chain's order that are simulated before single blocks are changed: a start that is

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.program import Program
-from shardweave.planners.auto.constraints import Constraints
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.program.program import Program
 from shardweave.planners.auto.estimate import Estimator
 from shardweave.planners.auto.plans import PlanMaker
-from shardweave.planners.auto.point import JointPoint
 from shardweave.planners.auto.reader import CostReader, Depths
-from shardweave.planners.auto.space import JointSpace, joint_space
+from shardweave.planners.auto.space.constraints import Constraints
+from shardweave.planners.auto.space.point import JointPoint
+from shardweave.planners.auto.space.space import JointSpace, joint_space
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.oppa.space import Configuration
-from shardweave.planners.plan import Plan
+from shardweave.planners.plan.plan import Plan
 
 
 @dataclass(eq=False)

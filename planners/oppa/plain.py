@@ -6,15 +6,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import product
 
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.program import Program
-from shardweave.ir.types import shape_of
+from shardweave.ir.dialects.types import shape_of
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.program.program import Program
 from shardweave.planners.cost.cluster import Cluster
-from shardweave.planners.degrees import asked_degrees, divisors
-from shardweave.planners.megatron import plan_megatron
+from shardweave.planners.cost.degrees import asked_degrees, divisors
+from shardweave.planners.megatron.planner import plan_megatron
 from shardweave.planners.oppa.space import Configuration
-from shardweave.planners.plan import Plan
-from shardweave.planners.plan_parts import PAPERS_RECOMPUTE, PlanError
+from shardweave.planners.plan.plan import Plan
+from shardweave.planners.plan.plan_parts import PAPERS_RECOMPUTE, PlanError
 
 AXES = ("data", "tensor")
 SUB_BATCH_SCHEDULES = ("none", "sub-batch", "cross-pass")

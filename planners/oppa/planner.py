@@ -8,11 +8,11 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Protocol, cast, get_args
 
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.program import Program
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.program.program import Program
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.quantity import counted, gib
-from shardweave.planners.lower import RECENT, Lowerings
+from shardweave.planners.lowering.lower import RECENT, Lowerings
 from shardweave.planners.oppa.choosers import BayesianChooser, Chooser
 from shardweave.planners.oppa.gp import Kernel
 from shardweave.planners.oppa.joint import JointPlans
@@ -22,9 +22,9 @@ from shardweave.planners.oppa.real_trials import RealTrials, launch_of, measured
 from shardweave.planners.oppa.search import Found, search
 from shardweave.planners.oppa.space import Configuration
 from shardweave.planners.oppa.trials import Host, Outcome, Record, Trial, TrialFile
-from shardweave.planners.plan import Plan
-from shardweave.planners.plan_parts import Candidate, PlanError, Predicted
-from shardweave.planners.predict import simulate_plan, with_candidates
+from shardweave.planners.plan.plan import Plan
+from shardweave.planners.plan.plan_parts import Candidate, PlanError, Predicted
+from shardweave.planners.predict.predict import simulate_plan, with_candidates
 
 SPACES = ("plain", "joint")
 

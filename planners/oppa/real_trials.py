@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from shardweave.planners.oppa.trials import Host, Launch, Limits, Outcome
-from shardweave.planners.plan import Plan
-from shardweave.planners.plan_parts import PlanError, Predicted
+from shardweave.planners.plan.plan import Plan
+from shardweave.planners.plan.plan_parts import PlanError, Predicted
 
 
 def launch_of(host: Host | None, planner: str) -> Launch:
@@ -27,7 +27,7 @@ def launch_of(host: Host | None, planner: str) -> Launch:
 class RealTrials:
     """Trains by plans, one after the other, and knows how long the fastest took.
 
-    steps, time_limit_s: of a trial. slow: a trial ends when `driver.training.ENOUGH_SLOW` steps
+    steps, time_limit_s: of a trial. slow: a trial ends when `driver.training.training.ENOUGH_SLOW` steps
     took more than so many times a step of the fastest trial; 0: never. fastest_s: a step of it.
     """
 

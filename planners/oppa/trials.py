@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 from shardweave.planners.oppa.space import Configuration
-from shardweave.planners.plan import Plan
+from shardweave.planners.plan.plan import Plan
 
 FORMAT = "shardweave.trials/1"
 

@@ -19,9 +19,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import FileStore, Store, TCPStore
 
-from shardweave.backends import watchdog
-from shardweave.driver import checkpoints
-from shardweave.driver.compile import compile as compile_step
+from shardweave.backends.watch import watchdog
+from shardweave.driver.step.compile import compile as compile_step
+from shardweave.driver.training import checkpoints
 from shardweave.tests.shared_traces import share_traces
 from shardweave.tests.spawn import importable, warm_context
 
@@ -159,7 +159,7 @@ def save_at_the_end(rank: int, folder: Path) -> None:
 
 
 def die_while_saving(rank: int, folder: Path) -> None:
-    from shardweave.driver.checkpoints import save_checkpoint
+    from shardweave.driver.training.checkpoints import save_checkpoint
 
     step = train(rank, folder, 5)
     save_checkpoint(folder, 1, {"model": step})
@@ -197,9 +197,9 @@ class Deep(nn.Module):
 
 def die_in_a_pipeline(rank: int, folder: Path) -> None:
     """The stage in the middle is gone when the third micro-batch comes to it."""
-    from shardweave.backends.mail import Address, Mail
-    from shardweave.planners.plan import Plan
-    from shardweave.planners.plan_parts import Pipeline
+    from shardweave.backends.distributed.mail import Address, Mail
+    from shardweave.planners.plan.plan import Plan
+    from shardweave.planners.plan.plan_parts import Pipeline
 
     pipeline = Pipeline((("first",), ("second",), ("third",)), 3)
     x = torch.ones(6, 4)

@@ -8,9 +8,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from shardweave.backends.triton.generate import generate
-from shardweave.backends.triton.launch import launch, run_on_aten
-from shardweave.ir.kernel import FusedOp
+from shardweave.backends.triton.kernels.generate import generate
+from shardweave.backends.triton.launch.launch import launch, run_on_aten
+from shardweave.ir.dialects.kernel import FusedOp
 from shardweave.passes.pipeline import run_passes
 from shardweave.tests.backends import interpreter as _  # noqa: F401
 from shardweave.tests.ir_text import step

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 from triton.runtime.interpreter import InterpreterError, interpreter_builder
 
-from shardweave.backends.triton import loops
-from shardweave.backends.triton.launch import FusedCall, launch, run_on_aten
-from shardweave.backends.triton.region import region_of
-from shardweave.ir.kernel import FusedOp
-from shardweave.ir.types import dtype_of_value
+from shardweave.backends.triton.kernels import loops
+from shardweave.backends.triton.launch.launch import FusedCall, launch, run_on_aten
+from shardweave.backends.triton.source.region import region_of
+from shardweave.ir.dialects.kernel import FusedOp
+from shardweave.ir.dialects.types import dtype_of_value
 from shardweave.tests.backends import interpreter as _  # noqa: F401
 from shardweave.tests.backends.test_triton_launch import NO_INPUTS, fused
 

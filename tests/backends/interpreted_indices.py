@@ -10,10 +10,10 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from shardweave.backends.triton.generate import generate
-from shardweave.backends.triton.joining import PartialResult
-from shardweave.backends.triton.launch import FusedCall, join_parts, launch, run_on_aten
-from shardweave.backends.triton.parts import PartsQueue, Place
+from shardweave.backends.triton.kernels.generate import generate
+from shardweave.backends.triton.launch.launch import FusedCall, join_parts, launch, run_on_aten
+from shardweave.backends.triton.source.joining import PartialResult
+from shardweave.backends.triton.source.parts import PartsQueue, Place
 from shardweave.tests.backends import interpreter as _  # noqa: F401
 from shardweave.tests.backends.interpreted_corners import assert_same, results
 from shardweave.tests.backends.test_triton_launch import fused

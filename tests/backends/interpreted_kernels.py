@@ -13,10 +13,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardweave.backends.triton import loops
-from shardweave.backends.triton.generate import generate
-from shardweave.backends.triton.launch import launch, run_on_aten
-from shardweave.backends.triton.region import region_of
+from shardweave.backends.triton.kernels import loops
+from shardweave.backends.triton.kernels.generate import generate
+from shardweave.backends.triton.launch.launch import launch, run_on_aten
+from shardweave.backends.triton.source.region import region_of
 from shardweave.tests.backends import interpreter as _  # noqa: F401
 from shardweave.tests.backends.kernel_cases import (
     FAMILIES,

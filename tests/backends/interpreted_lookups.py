@@ -11,13 +11,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from shardweave.backends.triton import launch as launching
-from shardweave.backends.triton.generate import generate
-from shardweave.backends.triton.joining import PartialResult
-from shardweave.backends.triton.launch import FusedCall, Start, join_parts, launch, run_on_aten
-from shardweave.backends.triton.parts import PartsQueue, Place, is_sum_in_memory
-from shardweave.backends.triton.source import Config, KernelSource
-from shardweave.ir.kernel import FusedOp
+from shardweave.backends.triton.kernels.generate import generate
+from shardweave.backends.triton.launch import launch as launching
+from shardweave.backends.triton.launch.launch import (
+    FusedCall,
+    Start,
+    join_parts,
+    launch,
+    run_on_aten,
+)
+from shardweave.backends.triton.source.joining import PartialResult
+from shardweave.backends.triton.source.parts import PartsQueue, Place, is_sum_in_memory
+from shardweave.backends.triton.source.source import Config, KernelSource
+from shardweave.ir.dialects.kernel import FusedOp
 from shardweave.passes.pipeline import run_passes
 from shardweave.tests.backends import interpreter as _  # noqa: F401
 from shardweave.tests.backends.test_triton_launch import fused

@@ -9,9 +9,9 @@ from __future__ import annotations
 import sys
 import warnings
 
-from shardweave.backends.triton.launch import FusedCall
-from shardweave.ir.fusible import ROLES
-from shardweave.ir.kernel import fuse
+from shardweave.backends.triton.launch.launch import FusedCall
+from shardweave.ir.dialects.kernel import fuse
+from shardweave.ir.ops.fusible import ROLES
 from shardweave.tests.backends import interpreter as _  # noqa: F401
 from shardweave.tests.backends.random_regions import RandomRegion
 from shardweave.tests.backends.region_ops import random_region

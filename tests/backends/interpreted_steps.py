@@ -8,10 +8,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from shardweave.backends.distributed import step_of
-from shardweave.driver.models import build_example
+from shardweave.backends.distributed.distributed import step_of
+from shardweave.driver.models.models import build_example
 from shardweave.ir.capture.capture import capture
-from shardweave.ir.gpu_types import FLOAT32_ON_GPU
+from shardweave.ir.ops.gpu_types import FLOAT32_ON_GPU
 from shardweave.passes.pipeline import run_passes
 from shardweave.tests.backends import interpreter as _  # noqa: F401
 from shardweave.tests.backends.mock_cuda import mock_cuda

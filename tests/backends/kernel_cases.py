@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from shardweave.backends.triton.launch import FusedCall, run_on_aten
-from shardweave.ir.kernel import FusedOp, fuse
-from shardweave.ir.types import dtype_of_value, shape_of
+from shardweave.backends.triton.launch.launch import FusedCall, run_on_aten
+from shardweave.ir.dialects.kernel import FusedOp, fuse
+from shardweave.ir.dialects.types import dtype_of_value, shape_of
 from shardweave.tests.ir_text import step
 
 POINTWISE = {

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from shardweave.ir.attributes import ShardingAttr
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.program import Program
+from shardweave.ir.dialects.attributes import ShardingAttr
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.program.program import Program
 
 MLP = """
 builtin.module attributes {dist.local, dist.mesh = #dist.mesh<["data" = 2, "tensor" = 2]>} {

@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shardweave.backends.triton.formulas import computed_in
-from shardweave.ir.aten import overload_named
+from shardweave.backends.triton.source.formulas import computed_in
+from shardweave.ir.dialects.aten import overload_named
 
 SIZES = (1, 2, 3, 4, 5, 7, 8, 11, 16, 17)
 FLOATS = (torch.float32, torch.float32, torch.float64, torch.bfloat16, torch.float16)

@@ -1,4 +1,4 @@
-"""The ops that random regions are drawn from, by kind: all that a kernel may hold (`ir.fusible`)."""
+"""The ops that random regions are drawn from, by kind: all that a kernel may hold (`ir.ops.fusible`)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shardweave.backends.triton.formulas import computed_in, rounded
-from shardweave.ir.aten import overload_named
+from shardweave.backends.triton.source.formulas import computed_in, rounded
+from shardweave.ir.dialects.aten import overload_named
 from shardweave.tests.backends.random_regions import (
     FLOATS,
     NAMES,

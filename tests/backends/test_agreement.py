@@ -11,16 +11,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from shardweave.backends.agreement import (
+from shardweave.backends.distributed.distributed import step_of
+from shardweave.backends.distributed.replicas import CHECK
+from shardweave.backends.watch.agreement import (
     MESSAGE_BYTES,
     AgreementError,
     broadcast,
     first_difference,
     ranks_text,
 )
-from shardweave.backends.distributed import step_of
-from shardweave.backends.replicas import CHECK
-from shardweave.driver.compile import compile as compile_step
+from shardweave.driver.step.compile import compile as compile_step
 from shardweave.tests.backends.programs import MLPModel, mlp_program
 from shardweave.tests.spawn import run_ranks
 
@@ -191,7 +191,7 @@ def test_ranks_that_compile_something_else_all_stop_and_name_it() -> None:
 def other_program() -> str:
     text = str(mlp_program())
     assert "aten.relu" in text
-    from shardweave.ir.program import Program
+    from shardweave.ir.program.program import Program
 
     mine = text.replace("aten.relu", "aten.sigmoid") if dist.get_rank() == 3 else text
     with pytest.raises(AgreementError) as error:

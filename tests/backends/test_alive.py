@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from shardweave.backends.alive import is_running, own_identity
+from shardweave.backends.watch.alive import is_running, own_identity
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux's /proc")
 

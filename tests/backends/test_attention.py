@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from shardweave.backends.attention import (
+from shardweave.backends.emit.attention import (
     attention,
     attention_backward,
     flash_attention,

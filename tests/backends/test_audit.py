@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from shardweave.backends.audit import SourceError
-from shardweave.backends.emit import emit, load_step
-from shardweave.backends.runtime import Runtime
-from shardweave.ir.aten import create
+from shardweave.backends.distributed.runtime import Runtime
+from shardweave.backends.emit.audit import SourceError
+from shardweave.backends.emit.emit import emit, load_step
 from shardweave.ir.capture.capture import CaptureError, capture
-from shardweave.ir.pure_ops import pure_ops
-from shardweave.ir.text import ProgramTextError
-from shardweave.ir.types import tensor_type
+from shardweave.ir.dialects.aten import create
+from shardweave.ir.dialects.types import tensor_type
+from shardweave.ir.library.pure_ops import pure_ops
+from shardweave.ir.program.text import ProgramTextError
 from shardweave.tests.ir_text import step
 
 PROGRAM = step("input %x : tensor<4xf32>\n%y = aten.neg(%x) : tensor<4xf32>\noutput %y")

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from shardweave.backends.calls import DIRECT, TRANSPOSE
-from shardweave.ir.aten import overload_named
-from shardweave.ir.aten_args import CALLEE
+from shardweave.backends.emit.calls import DIRECT, TRANSPOSE
+from shardweave.ir.dialects.aten import overload_named
+from shardweave.ir.ops.aten_args import CALLEE
 
 X, Y, W = (torch.randn(4, 4, generator=torch.Generator().manual_seed(n)) for n in range(3))
 COLUMN = torch.tensor([[0], [1], [3], [2]])

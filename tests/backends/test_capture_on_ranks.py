@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from shardweave.driver.compile import compile
+from shardweave.driver.step.compile import compile
 from shardweave.tests.spawn import run_ranks
 
 F64 = torch.float64

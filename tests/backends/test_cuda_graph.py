@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from shardweave.backends.cuda_graph import GraphedStep
-from shardweave.backends.distributed import DistributedBackend
+from shardweave.backends.distributed.cuda_graph import GraphedStep
+from shardweave.backends.distributed.distributed import DistributedBackend
 from shardweave.backends.programs import Key
 
 RUNTIME = SimpleNamespace(device=torch.device("cuda"))

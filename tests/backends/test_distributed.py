@@ -24,16 +24,16 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from shardweave.backends import accumulate
-from shardweave.backends.checkpoint import checkpointable
-from shardweave.backends.distributed import step_of
-from shardweave.backends.emit import emit
-from shardweave.backends.step import Step
-from shardweave.driver.models import build_example
-from shardweave.ir.attributes import ShardingAttr
+from shardweave.backends.distributed.distributed import step_of
+from shardweave.backends.emit.emit import emit
+from shardweave.backends.state.checkpoint import checkpointable
+from shardweave.backends.step import accumulate
+from shardweave.backends.step.step import Step
+from shardweave.driver.models.models import build_example
 from shardweave.ir.capture.capture import capture
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.program import Program
+from shardweave.ir.dialects.attributes import ShardingAttr
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.program.program import Program
 from shardweave.passes.pipeline import run_passes
 from shardweave.tests.backends.programs import MLPModel, Squares, mlp_program, squares_program
 from shardweave.tests.spawn import run_ranks

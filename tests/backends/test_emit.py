@@ -10,12 +10,12 @@ from itertools import pairwise
 import pytest
 import torch
 
-from shardweave.backends.emit import emit, load_step
-from shardweave.backends.reference import run_reference, values_of
-from shardweave.backends.runtime import Runtime
-from shardweave.driver.models import build_example
+from shardweave.backends.distributed.runtime import Runtime
+from shardweave.backends.emit.emit import emit, load_step
+from shardweave.backends.reference.reference import run_reference, values_of
+from shardweave.driver.models.models import build_example
 from shardweave.ir.capture.capture import capture
-from shardweave.ir.program import Program
+from shardweave.ir.program.program import Program
 from shardweave.tests.backends.programs import mlp_program, one_op_program
 
 TINY = {

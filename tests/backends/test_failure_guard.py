@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from shardweave.backends import failure_guard
-from shardweave.backends.failure_guard import FailureGuard
-from shardweave.backends.watch import LostRankError
+from shardweave.backends.watch import failure_guard
+from shardweave.backends.watch.failure_guard import FailureGuard
+from shardweave.backends.watch.watch import LostRankError
 
 REFUSAL = r"failed on this rank \(out of range\).*go on from the last checkpoint"
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from shardweave.backends.distributed import step_of
-from shardweave.driver.compile import compile
+from shardweave.backends.distributed.distributed import step_of
+from shardweave.driver.step.compile import compile
 from shardweave.ir.capture.capture import capture
 
 F64 = torch.float64

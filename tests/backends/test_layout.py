@@ -11,12 +11,12 @@ from torch import Tensor
 from torch.distributed.tensor import Placement, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from shardweave.backends.layout import placements_of
-from shardweave.ir.attributes import ShardingAttr
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.placement import Placement as Digit
-from shardweave.ir.placement import Sharding, ordered
-from shardweave.ir.sharding.shards import take_shard
+from shardweave.backends.distributed.layout import placements_of
+from shardweave.ir.dialects.attributes import ShardingAttr
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.mesh.placement import Placement as Digit
+from shardweave.ir.mesh.placement import Sharding, ordered
+from shardweave.ir.mesh.shards import take_shard
 
 MESH = Mesh(a=2, b=3, c=2)
 

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from shardweave.backends.triton.generate import generate
-from shardweave.backends.triton.launch import FusedCall
-from shardweave.ir.aten import AtenOp, overload_named
-from shardweave.ir.fusible import role_of
-from shardweave.ir.gpu_types import FLOAT32_ON_GPU, HALVES, dtype_on_gpu
-from shardweave.ir.kernel import FusedOp, fuse
+from shardweave.backends.triton.kernels.generate import generate
+from shardweave.backends.triton.launch.launch import FusedCall
+from shardweave.ir.dialects.aten import AtenOp, overload_named
+from shardweave.ir.dialects.kernel import FusedOp, fuse
+from shardweave.ir.ops.fusible import role_of
+from shardweave.ir.ops.gpu_types import FLOAT32_ON_GPU, HALVES, dtype_on_gpu
 from shardweave.tests.backends.kernel_cases import FAMILIES, KEPT, ROWS, region
 from shardweave.tests.backends.mock_cuda import mock_cuda
 from shardweave.tests.ir_text import step
@@ -22,8 +22,8 @@ TEXTS = [text for texts in FAMILIES.values() for text in texts.values()]
 
 def types_on(device: str, op: AtenOp) -> list[torch.dtype]:
     """What torch infers for an op on fake tensors of a device, which need not be there."""
-    from shardweave.ir.aten_args import CALLEE, arguments
-    from shardweave.ir.types import shape_of
+    from shardweave.ir.dialects.types import shape_of
+    from shardweave.ir.ops.aten_args import CALLEE, arguments
 
     with FakeTensorMode():
         args, kwargs = arguments(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from shardweave.backends.bound import owned
+from shardweave.backends.step.bound import owned
 
 
 def shares(a: Tensor, b: Tensor) -> bool:

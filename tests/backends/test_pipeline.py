@@ -15,11 +15,11 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from shardweave.backends.gradient_norm import clip_grad_norm_
-from shardweave.backends.mail import ExpectedMessage, Mail
-from shardweave.backends.runtime import Runtime
-from shardweave.backends.step import Step
-from shardweave.driver.check import (
+from shardweave.backends.distributed.gradient_norm import clip_grad_norm_
+from shardweave.backends.distributed.mail import ExpectedMessage, Mail
+from shardweave.backends.distributed.runtime import Runtime
+from shardweave.backends.step.step import Step
+from shardweave.driver.checking.check import (
     CheckResult,
     Expected,
     compare_steps,
@@ -27,13 +27,13 @@ from shardweave.driver.check import (
     run_eager,
     scalar_loss,
 )
-from shardweave.driver.compile import compile
-from shardweave.driver.models import build_example
-from shardweave.ir.mesh import Mesh
-from shardweave.planners.pipelines.balance import balanced_stages
-from shardweave.planners.pipelines.schedules import find_schedule
-from shardweave.planners.plan import Plan
-from shardweave.planners.plan_parts import Pipeline
+from shardweave.driver.models.models import build_example
+from shardweave.driver.step.compile import compile
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.planners.lowering.stages.balance import balanced_stages
+from shardweave.planners.plan.plan import Plan
+from shardweave.planners.plan.plan_parts import Pipeline
+from shardweave.planners.schedules.schedules import find_schedule
 from shardweave.tests.spawn import run_ranks
 from shardweave.tests.unforeseen import HERE
 from shardweave.tests.zoo import SPECS, captured, megatron

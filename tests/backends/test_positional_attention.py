@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from shardweave.backends import positional_attention as module
-from shardweave.backends.positional_attention import (
+from shardweave.backends.emit import positional_attention as module
+from shardweave.backends.emit.positional_attention import (
     positional_attention,
     positional_attention_backward,
 )
-from shardweave.ir.attention_pieces import MAX_PIECES, Piece, pieces_of, runs_of
+from shardweave.ir.library.attention_pieces import MAX_PIECES, Piece, pieces_of, runs_of
 
 RUN = st.tuples(st.integers(0, 9), st.integers(1, 4), st.integers(1, 6))
 """Start, step and length of a run of positions."""

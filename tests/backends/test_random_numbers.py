@@ -9,14 +9,14 @@ import pytest
 
 pytest.importorskip("triton")
 
-from shardweave.backends.triton.ahead import ALIGNED, parse_target
-from shardweave.backends.triton.philox import _numbers
+from shardweave.backends.triton.kernels.philox import _numbers
+from shardweave.backends.triton.launch.ahead import ALIGNED, parse_target
 from shardweave.tests.backends.test_triton_interpreter import run_interpreted
 
 INTERPRETED = """
 import torch
-from shardweave.backends.triton.philox import numbers
-from shardweave.ir.philox import positions_of, random_numbers
+from shardweave.backends.triton.kernels.philox import numbers
+from shardweave.ir.library.philox import positions_of, random_numbers
 state = torch.tensor([0x1234567890ABCDEF, 2**33 + 5])
 for distribution, dtype in (
     ("uniform", torch.float32), ("uniform", torch.float64), ("uniform", torch.bfloat16),

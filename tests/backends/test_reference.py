@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from shardweave.backends.reference import ReplicaMismatchError, run_reference, values_of
-from shardweave.driver.models import build_example
+from shardweave.backends.reference.reference import ReplicaMismatchError, run_reference, values_of
+from shardweave.driver.models.models import build_example
 from shardweave.ir.capture.capture import capture
-from shardweave.ir.program import Program
+from shardweave.ir.program.program import Program
 from shardweave.tests.backends.programs import MLPModel, mlp_program, one_op_program
 
 

@@ -11,11 +11,11 @@ from torch import Tensor
 from xdsl.ir import SSAValue
 
 from shardweave.backends.programs import sharding_held
-from shardweave.backends.virtual_ranks import argument_of, run_ops, spread, virtual_mesh
-from shardweave.ir.program import Program
+from shardweave.backends.reference.virtual_ranks import argument_of, run_ops, spread, virtual_mesh
+from shardweave.ir.program.program import Program
 from shardweave.planners.cost.memory import peak_memory
-from shardweave.planners.lower import local_program
-from shardweave.planners.plan import Plan
+from shardweave.planners.lowering.lower import local_program
+from shardweave.planners.plan.plan import Plan
 from shardweave.tests.zoo import SPECS, captured, megatron
 
 PLANS: dict[str, tuple[str, dict[str, Any]]] = {

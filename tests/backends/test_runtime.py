@@ -9,12 +9,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from shardweave.backends.distributed import step_of
-from shardweave.backends.in_flight import all_reduce_in_place
-from shardweave.backends.reference import run_reference
-from shardweave.backends.runtime import Runtime
-from shardweave.ir.mesh import Axis, Mesh
-from shardweave.ir.program import Program
+from shardweave.backends.distributed.distributed import step_of
+from shardweave.backends.distributed.in_flight import all_reduce_in_place
+from shardweave.backends.distributed.runtime import Runtime
+from shardweave.backends.reference.reference import run_reference
+from shardweave.ir.mesh.mesh import Axis, Mesh
+from shardweave.ir.program.program import Program
 from shardweave.tests.backends.programs import one_op_program
 from shardweave.tests.spawn import RankError, run_ranks
 

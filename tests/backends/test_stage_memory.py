@@ -12,14 +12,14 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from shardweave.backends.distributed import DistributedBackend
-from shardweave.driver.compile import compile
-from shardweave.driver.models import build_example
-from shardweave.ir.mesh import Mesh
-from shardweave.planners.cost.pipeline.run_memory import memory_of_places
-from shardweave.planners.pipelines.balance import balanced_stages
-from shardweave.planners.plan import Plan
-from shardweave.planners.plan_parts import Pipeline
+from shardweave.backends.distributed.distributed import DistributedBackend
+from shardweave.driver.models.models import build_example
+from shardweave.driver.step.compile import compile
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.planners.lowering.stages.balance import balanced_stages
+from shardweave.planners.plan.plan import Plan
+from shardweave.planners.plan.plan_parts import Pipeline
+from shardweave.planners.simulate.run_memory import memory_of_places
 from shardweave.tests.spawn import run_ranks
 from shardweave.tests.zoo import captured, megatron
 

@@ -10,21 +10,21 @@ import torch
 
 pytest.importorskip("triton")
 
-from shardweave.backends.triton import cache
-from shardweave.backends.triton.ahead import SHARED_LIMIT_BYTES, build, parse_target
-from shardweave.backends.triton.generate import generate
-from shardweave.backends.triton.joining import (
+from shardweave.backends.triton.kernels.generate import generate
+from shardweave.backends.triton.launch import cache
+from shardweave.backends.triton.launch.ahead import SHARED_LIMIT_BYTES, build, parse_target
+from shardweave.backends.triton.launch.launch import grid_of
+from shardweave.backends.triton.source.joining import (
     finishing_grid,
     finishing_kernel,
     parts_of,
     with_joining,
 )
-from shardweave.backends.triton.launch import grid_of
-from shardweave.backends.triton.source import KernelSource
+from shardweave.backends.triton.source.source import KernelSource
 from shardweave.driver.kernel_files import distinct_kernels
-from shardweave.driver.models import build_example
+from shardweave.driver.models.models import build_example
 from shardweave.ir.capture.capture import capture
-from shardweave.ir.kernel import FusedOp, fuse
+from shardweave.ir.dialects.kernel import FusedOp, fuse
 from shardweave.passes.pipeline import run_passes
 from shardweave.tests.backends.kernel_cases import (
     COLUMNS,

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from shardweave.backends.triton import cache, tune
-from shardweave.backends.triton.generate import generate
-from shardweave.backends.triton.source import Kernel
+from shardweave.backends.triton.kernels.generate import generate
+from shardweave.backends.triton.launch import cache, tune
+from shardweave.backends.triton.source.source import Kernel
 from shardweave.tests.backends.kernel_cases import POINTWISE, region
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -65,7 +65,7 @@ def test_processes_that_write_at_once_leave_whole_files(tmp_path: Path) -> None:
         "import sys, json\n"
         f"sys.path.insert(0, {str(ROOT.parent)!r})\n"
         "from pathlib import Path\n"
-        "from shardweave.backends.triton.cache import write_file\n"
+        "from shardweave.backends.triton.launch.cache import write_file\n"
         f"path = Path({str(path)!r})\n"
         "for n in range(200):\n"
         "    write_file(path, json.dumps({'who': sys.argv[1] * 500, 'n': n}))\n"

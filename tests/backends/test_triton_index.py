@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardweave.backends.triton.index import (
+from shardweave.backends.triton.source.index import (
     Base,
     Index,
     divided,

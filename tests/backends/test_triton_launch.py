@@ -11,14 +11,14 @@ import torch
 pytest.importorskip("triton")
 
 
-from shardweave.backends.triton import launch as launching
-from shardweave.backends.triton import tune
-from shardweave.backends.triton.generate import generate
-from shardweave.backends.triton.joining import num_partial
-from shardweave.backends.triton.launch import FusedCall, grid_of, product_precision
-from shardweave.backends.triton.parts import PartsQueue
-from shardweave.backends.triton.source import Config, Kernel
-from shardweave.ir.kernel import FusedOp, fuse
+from shardweave.backends.triton.kernels.generate import generate
+from shardweave.backends.triton.launch import launch as launching
+from shardweave.backends.triton.launch import tune
+from shardweave.backends.triton.launch.launch import FusedCall, grid_of, product_precision
+from shardweave.backends.triton.source.joining import num_partial
+from shardweave.backends.triton.source.parts import PartsQueue
+from shardweave.backends.triton.source.source import Config, Kernel
+from shardweave.ir.dialects.kernel import FusedOp, fuse
 from shardweave.tests.backends.kernel_cases import COLUMNS, KEPT, POINTWISE, ROWS, region
 from shardweave.tests.ir_text import step
 

@@ -9,15 +9,15 @@ import torch
 
 pytest.importorskip("triton")
 
-from shardweave.backends.emit import emit
-from shardweave.backends.triton.generate import generate
-from shardweave.backends.triton.joining import (
+from shardweave.backends.emit.emit import emit
+from shardweave.backends.triton.kernels.generate import generate
+from shardweave.backends.triton.source.joining import (
     PartialResult,
     finishing_grid,
     finishing_kernel,
     parts_of,
 )
-from shardweave.backends.triton.parts import (
+from shardweave.backends.triton.source.parts import (
     MAX_BYTES,
     MAX_RESULTS,
     PartsQueue,
@@ -25,8 +25,8 @@ from shardweave.backends.triton.parts import (
     joins,
 )
 from shardweave.driver.kernel_files import distinct_kernels
-from shardweave.ir.kernel import FusedOp
-from shardweave.ir.program import Program
+from shardweave.ir.dialects.kernel import FusedOp
+from shardweave.ir.program.program import Program
 from shardweave.passes.pipeline import run_passes
 from shardweave.tests.ir_text import step
 

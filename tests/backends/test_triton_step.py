@@ -6,15 +6,15 @@ import pytest
 import torch
 
 import shardweave as sw
-from shardweave.backends.distributed import step_of
-from shardweave.backends.step import Step
-from shardweave.driver.models import build_example
-from shardweave.ir.kernel import FusedOp, fuse
-from shardweave.ir.staged import ops_of_parts
+from shardweave.backends.distributed.distributed import step_of
+from shardweave.backends.step.step import Step
+from shardweave.driver.models.models import build_example
+from shardweave.ir.dialects.kernel import FusedOp, fuse
+from shardweave.ir.program.staged import ops_of_parts
 from shardweave.passes.pipeline import run_passes
-from shardweave.planners.pipelines.balance import balanced_stages
-from shardweave.planners.plan import Plan
-from shardweave.planners.plan_parts import Pipeline
+from shardweave.planners.lowering.stages.balance import balanced_stages
+from shardweave.planners.plan.plan import Plan
+from shardweave.planners.plan.plan_parts import Pipeline
 from shardweave.tests.ir_text import step as step_text
 from shardweave.tests.zoo import captured
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from shardweave.backends.watch import SILENCE_S
-from shardweave.driver.checkpoint_files import complete
-from shardweave.driver.compile import compile as compile_step
+from shardweave.backends.watch.watch import SILENCE_S
+from shardweave.driver.step.compile import compile as compile_step
+from shardweave.driver.training.checkpoint_files import complete
 from shardweave.tests.backends.ending_ranks import (
     NUM_RANKS,
     TIMEOUT_S,

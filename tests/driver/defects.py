@@ -15,11 +15,17 @@ from xdsl.dialects import builtin
 from xdsl.ir import Operation, SSAValue
 from xdsl.passes import ModulePass
 
-from shardweave.ir import dist
-from shardweave.ir.annotations import annotate, copy_of, layer_of, phase_of, set_sharding_attrs
-from shardweave.ir.aten import create
-from shardweave.ir.literals import to_attribute, to_python
-from shardweave.ir.program import Program
+from shardweave.ir.dialects import dist
+from shardweave.ir.dialects.annotations import (
+    annotate,
+    copy_of,
+    layer_of,
+    phase_of,
+    set_sharding_attrs,
+)
+from shardweave.ir.dialects.aten import create
+from shardweave.ir.dialects.literals import to_attribute, to_python
+from shardweave.ir.program.program import Program
 from shardweave.passes.pipeline import parse_passes
 
 Mistake = Callable[[Program], None]

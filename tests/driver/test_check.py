@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from shardweave.driver.check import (
+from shardweave.driver.checking.check import (
     TOLERANCES,
     Expected,
     check_steps,
@@ -28,10 +28,10 @@ from shardweave.driver.check import (
 from shardweave.driver.plans import partition
 from shardweave.ir.capture.capture import capture
 from shardweave.ir.capture.outputs import loss_of
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.staged import is_staged
-from shardweave.planners.plan import Plan
-from shardweave.planners.plan_parts import Pipeline
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.program.staged import is_staged
+from shardweave.planners.plan.plan import Plan
+from shardweave.planners.plan.plan_parts import Pipeline
 
 F64 = torch.float64
 

@@ -19,11 +19,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from shardweave.backends.saved_state import CheckpointError
-from shardweave.backends.step import Step
-from shardweave.driver.checkpoint_files import MANIFEST, complete, digests_of
-from shardweave.driver.checkpoints import load_checkpoint, save_checkpoint
-from shardweave.driver.compile import compile as compile_step
+from shardweave.backends.state.saved_state import CheckpointError
+from shardweave.backends.step.step import Step
+from shardweave.driver.step.compile import compile as compile_step
+from shardweave.driver.training.checkpoint_files import MANIFEST, complete, digests_of
+from shardweave.driver.training.checkpoints import load_checkpoint, save_checkpoint
 from shardweave.tests.spawn import importable, run_ranks, warm_context
 
 

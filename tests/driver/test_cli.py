@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from shardweave.__init__ import __version__
-from shardweave.driver import check
+from shardweave.driver.checking import check
 from shardweave.driver.cli import main
-from shardweave.ir.program import Program
+from shardweave.ir.program.program import Program
 from shardweave.passes.presets import PREFIX, PRESETS
 from shardweave.passes.registry import PASSES
 from shardweave.planners.cost.quantity import bytes_text, seconds_text
-from shardweave.planners.plan import Plan
+from shardweave.planners.plan.plan import Plan
 from shardweave.tests.warm import WarmProcess, run_warm
 
 GPT = "gpt:layers=1,hidden=16,heads=2,vocab=32,seq=8,batch=4"
@@ -223,7 +223,7 @@ def test_run_that_is_not_equal_fails_and_names_the_parameter(
         name = "h.0.mlp.fc_in.weight"
         return replace(eager, gradients={**eager.gradients, name: 1.01 * eager.gradients[name]})
 
-    monkeypatch.setattr("shardweave.driver.measure.run_eager", run_other)
+    monkeypatch.setattr("shardweave.driver.checking.measure.run_eager", run_other)
     assert main(["run", GPT, "--check"]) == 1
     out, err = capsys.readouterr()
     assert "NOT equal to eager" in out
@@ -242,7 +242,7 @@ def test_check_takes_a_second_step_with_other_inputs(
         eager = check.run_eager(model, batch)
         return replace(eager, loss=eager.loss * 1.01) if len(batches) > 1 else eager
 
-    monkeypatch.setattr("shardweave.driver.measure.run_eager", run_other)
+    monkeypatch.setattr("shardweave.driver.checking.measure.run_eager", run_other)
     assert main(["run", GPT, "--check"]) == 1
     first, second = batches
     assert not torch.equal(first["input_ids"], second["input_ids"])
@@ -252,7 +252,7 @@ def test_check_takes_a_second_step_with_other_inputs(
 def test_bad_input_in_a_process_is_said_once_in_one_line(
     monkeypatch: pytest.MonkeyPatch, capfd: Captured
 ) -> None:
-    monkeypatch.setattr("shardweave.driver.launch.subprocess.Popen", WarmProcess)
+    monkeypatch.setattr("shardweave.driver.processes.launch.subprocess.Popen", WarmProcess)
     assert main(["run", "gpt:layers=x", "--mesh", "tensor=2", "--time-limit", "300"]) == 1
     assert "gpt: layers=x should be an integer" in error_of(capfd)
 
@@ -287,7 +287,7 @@ def test_bad_input_is_one_line_that_says_what_was_found(
 def test_run_refuses_a_plan_that_no_model_has_before_it_starts_a_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
-    monkeypatch.setattr("shardweave.driver.launch.subprocess.Popen", None)
+    monkeypatch.setattr("shardweave.driver.processes.launch.subprocess.Popen", None)
     Plan(mesh={"tensor": 2}).save(tmp_path / "plan.json")
     run = ["run", GPT, "--mesh", "tensor=2", "--plan"]
     for options, message in (
@@ -324,7 +324,7 @@ def test_defect_of_ours_shows_its_traceback_unasked(
     def fail(path: str) -> Program:
         raise KeyError(path)
 
-    monkeypatch.setattr("shardweave.driver.commands.programs.read", fail)
+    monkeypatch.setattr("shardweave.driver.commands.read_programs.read", fail)
     assert main(["opt", "step.mlir"]) == 1
     err = capsys.readouterr().err
     assert "Traceback" in err

@@ -17,12 +17,12 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.passes import ModulePass
 
 import shardweave as sw
-from shardweave.backends.step import Step
-from shardweave.driver.check import compare, results_of, run_eager
-from shardweave.driver.gpt import GPT, GPTConfig, build_gpt
-from shardweave.driver.launch import launch
+from shardweave.backends.step.step import Step
+from shardweave.driver.checking.check import compare, results_of, run_eager
+from shardweave.driver.models.gpt import GPT, GPTConfig, build_gpt
+from shardweave.driver.processes.launch import launch
 from shardweave.ir.capture.capture import capture_step
-from shardweave.ir.types import shape_of
+from shardweave.ir.dialects.types import shape_of
 from shardweave.tests.driver.step.models import two_devices
 from shardweave.tests.warm import WarmProcess
 from shardweave.tests.zoo import captured
@@ -306,7 +306,7 @@ def test_three_training_steps_on_real_processes_equal_eager(
     monkeypatch: pytest.MonkeyPatch, mesh: str, plan: str, spec: str
 ) -> None:
     captured(spec)  # whose trace the processes read
-    monkeypatch.setattr("shardweave.driver.launch.subprocess.Popen", WarmProcess)
+    monkeypatch.setattr("shardweave.driver.processes.launch.subprocess.Popen", WarmProcess)
     launch([*THREE_STEPS, mesh, plan, spec], sw.Mesh.parse(mesh).num_devices, time_limit_s=300)
 
 

@@ -11,8 +11,8 @@ import pytest
 import shardweave as sw
 from shardweave.driver.cli import main
 from shardweave.driver.diff import diff
-from shardweave.passes.apply_plan import ApplyPlanPass
 from shardweave.passes.pipeline import run_passes
+from shardweave.planners.lowering.apply_plan import ApplyPlanPass
 from shardweave.tests.real_step import PROPAGATION, annotated, local, save
 from shardweave.tests.zoo import SPECS, captured, megatron
 

@@ -14,15 +14,15 @@ import pytest
 from shardweave.driver.cli import main
 from shardweave.driver.explore import Exploration, explore
 from shardweave.ir.inspect.diff import structural_diff
-from shardweave.ir.mesh import Mesh
-from shardweave.passes.apply_plan import ApplyPlanPass
+from shardweave.ir.mesh.mesh import Mesh
 from shardweave.passes.pipeline import run_passes
-from shardweave.passes.plan_passes import plan_passes
 from shardweave.planners.cost.quantity import seconds_text
-from shardweave.planners.cost.simulate import simulate
-from shardweave.planners.megatron import plan_megatron
-from shardweave.planners.pipelines.balance import balanced_stages
-from shardweave.planners.plan_parts import Pipeline
+from shardweave.planners.lowering.apply_plan import ApplyPlanPass
+from shardweave.planners.lowering.plan_passes import plan_passes
+from shardweave.planners.lowering.stages.balance import balanced_stages
+from shardweave.planners.megatron.planner import plan_megatron
+from shardweave.planners.plan.plan_parts import Pipeline
+from shardweave.planners.simulate.simulate import simulate
 from shardweave.tests import zoo
 from shardweave.tests.browser import data_of, moment_of, needs_browser, played
 from shardweave.tests.real_step import MESH, MODEL, annotated, captured, local, save

@@ -6,7 +6,7 @@ import torch
 from torch.distributed.tensor import DTensor, Shard
 
 import shardweave as sw
-from shardweave.driver.models import build_example
+from shardweave.driver.models.models import build_example
 from shardweave.tests.adamw import errors_of_three_steps
 from shardweave.tests.spawn import run_ranks
 

@@ -16,9 +16,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import shardweave as sw
-from shardweave.backends.accumulate import UNUSED_CALLS
-from shardweave.backends.step import Step
-from shardweave.ir.philox import STATE
+from shardweave.backends.step.accumulate import UNUSED_CALLS
+from shardweave.backends.step.step import Step
+from shardweave.ir.library.philox import STATE
 
 
 class Scaled(nn.Module):

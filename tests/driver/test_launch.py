@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from shardweave.driver.launch import WorkerError, launch
+from shardweave.driver.processes.launch import WorkerError, launch
 
 LINUX = sys.platform.startswith("linux")
-REPORTS = "from shardweave.driver.launch import report_failure; "
+REPORTS = "from shardweave.driver.processes.launch import report_failure; "
 
 
 def python(code: str) -> list[str]:
@@ -47,7 +47,7 @@ def test_threads_are_divided_among_ranks_unless_the_user_says(
 ) -> None:
     code = f"open(f'{tmp_path}/{{rank}}', 'w').write(os.environ['OMP_NUM_THREADS'])"
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr("shardweave.driver.launch.num_cores", lambda: 7)
+    monkeypatch.setattr("shardweave.driver.processes.launch.num_cores", lambda: 7)
     launch(python(code), 2)
     assert (tmp_path / "1").read_text() == "3"
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
@@ -84,7 +84,7 @@ def test_killed_rank_is_named_with_the_signal() -> None:
 
 
 def test_rank_that_ignores_the_request_to_stop_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardweave.driver.launch.STOP_GRACE_S", 0.2)
+    monkeypatch.setattr("shardweave.driver.processes.launch.STOP_GRACE_S", 0.2)
     code = (
         "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
         "rank == 1 and sys.exit(3); time.sleep(60)"
@@ -125,7 +125,7 @@ def launcher_of_two(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
         "time.sleep(60)"
     )
     launcher_code = (
-        "import sys; from shardweave.driver.launch import launch; "
+        "import sys; from shardweave.driver.processes.launch import launch; "
         f"launch([sys.executable, '-c', {rank_code!r}], 2)"
     )
     launcher = subprocess.Popen([sys.executable, "-c", launcher_code])

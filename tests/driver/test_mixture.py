@@ -9,15 +9,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from shardweave.driver.check import run_eager
-from shardweave.driver.mixture import (
+from shardweave.driver.checking.check import run_eager
+from shardweave.driver.models.mixture import (
     Experts,
     dropped_choices,
     every_expert,
     experts_with_capacity,
     slots_of,
 )
-from shardweave.driver.models import build_example
+from shardweave.driver.models.models import build_example
 from shardweave.tests.zoo import gradient_errors
 
 TOKENS, HIDDEN, COUNT, CHOICES, GROUPS = 24, 6, 5, 2, 3

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from transformers.utils import logging as transformers_logging
 
-from shardweave.backends.reference import run_reference, values_of
-from shardweave.driver.hf import count_parameters
-from shardweave.driver.models import Example, announce, build_example, parse_options
+from shardweave.backends.reference.reference import run_reference, values_of
+from shardweave.driver.models.hf import count_parameters
+from shardweave.driver.models.models import Example, announce, build_example, parse_options
 from shardweave.ir.capture.capture import CaptureError, capture
 
 OWN_SPECS = {

@@ -12,7 +12,7 @@ from xdsl.passes import ModulePass
 
 import shardweave as sw
 from shardweave.driver.cli import main
-from shardweave.ir.program import Program
+from shardweave.ir.program.program import Program
 from shardweave.passes.pipeline import PassPipeline
 from shardweave.tests.real_step import annotated, local, save
 

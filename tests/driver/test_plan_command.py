@@ -13,8 +13,8 @@ from shardweave.driver.cli import main
 from shardweave.driver.report.plan import print_candidates
 from shardweave.planners.cost.cluster_file import save_cluster
 from shardweave.planners.cost.presets import find_cluster
-from shardweave.planners.plan import Plan
-from shardweave.planners.plan_parts import Candidate, Pipeline, Predicted
+from shardweave.planners.plan.plan import Plan
+from shardweave.planners.plan.plan_parts import Candidate, Pipeline, Predicted
 from shardweave.tests.marks import slow, slow_where
 from shardweave.tests.zoo import SPECS
 

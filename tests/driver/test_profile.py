@@ -7,24 +7,24 @@ from typing import Any
 
 import pytest
 
-from shardweave.driver import profile, profile_ops
 from shardweave.driver.cli import main
-from shardweave.driver.launch import WorkerError
-from shardweave.driver.models import build_example
-from shardweave.driver.profile import cluster_of, profile_machine
-from shardweave.driver.profile_pieces import pieces_of
+from shardweave.driver.models.models import build_example
+from shardweave.driver.processes.launch import WorkerError
+from shardweave.driver.profile import profile, profile_ops
+from shardweave.driver.profile.profile import cluster_of, profile_machine
+from shardweave.driver.profile.profile_pieces import pieces_of
 from shardweave.ir.capture.capture import capture
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.staged import ops_of_parts
-from shardweave.ir.types import shape_of
+from shardweave.ir.dialects.types import shape_of
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.program.staged import ops_of_parts
 from shardweave.passes.notes import heard_by
 from shardweave.planners.cost.cluster_file import cluster_text, load_cluster, parse_cluster
 from shardweave.planners.cost.model import kind_of, signature_text
-from shardweave.planners.cost.simulate import simulate
-from shardweave.planners.lower import local_program
-from shardweave.planners.megatron import plan_megatron
-from shardweave.planners.plan import Plan
-from shardweave.planners.plan_parts import Pipeline
+from shardweave.planners.lowering.lower import local_program
+from shardweave.planners.megatron.planner import plan_megatron
+from shardweave.planners.plan.plan import Plan
+from shardweave.planners.plan.plan_parts import Pipeline
+from shardweave.planners.simulate.simulate import simulate
 from shardweave.tests.ir_text import step
 from shardweave.tests.planners.small_clusters import local
 

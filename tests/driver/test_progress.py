@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import shardweave as sw
-from shardweave.driver import progress as module
-from shardweave.driver.progress import predict
+from shardweave.driver.training import progress as module
+from shardweave.driver.training.progress import predict
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.cost.quantity import bytes_text, seconds_text
 from shardweave.tests.driver.step.models import Normed, batch, compiled

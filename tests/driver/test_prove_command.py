@@ -13,11 +13,11 @@ from xdsl.dialects import builtin
 from xdsl.passes import ModulePass
 
 import shardweave as sw
+from shardweave.driver.checking.prover import ProvedPassError
 from shardweave.driver.cli import main
-from shardweave.driver.prover import ProvedPassError
-from shardweave.ir import dist
-from shardweave.ir.annotations import set_sharding_attrs
-from shardweave.ir.program import Program
+from shardweave.ir.dialects import dist
+from shardweave.ir.dialects.annotations import set_sharding_attrs
+from shardweave.ir.program.program import Program
 from shardweave.tests.ir_text import step
 
 PASSES = "propagate-shardings,insert-collectives,start-collectives"

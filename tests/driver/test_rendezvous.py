@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 from torch._C._distributed_c10d import HashStore, Store
 
-from shardweave.driver.rendezvous import agreed_token
+from shardweave.driver.processes.rendezvous import agreed_token
 
 
 def tokens(store: Store, world_size: int) -> list[str]:

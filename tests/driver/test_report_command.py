@@ -13,14 +13,14 @@ import pytest
 
 from shardweave.driver.cli import main
 from shardweave.driver.report.shardings import Picture, ranks_text, runs_of, sharding_svg
-from shardweave.ir.attributes import ShardingAttr
-from shardweave.ir.mesh import Mesh
-from shardweave.passes.apply_plan import ApplyPlanPass
+from shardweave.ir.dialects.attributes import ShardingAttr
+from shardweave.ir.mesh.mesh import Mesh
 from shardweave.passes.pipeline import run_passes
 from shardweave.planners.cost.memory import memory_over_time
-from shardweave.planners.cost.simulate import simulate
-from shardweave.planners.pipelines.balance import balanced_stages
-from shardweave.planners.plan_parts import Pipeline
+from shardweave.planners.lowering.apply_plan import ApplyPlanPass
+from shardweave.planners.lowering.stages.balance import balanced_stages
+from shardweave.planners.plan.plan_parts import Pipeline
+from shardweave.planners.simulate.simulate import simulate
 from shardweave.tests import zoo
 from shardweave.tests.browser import browse, needs_browser
 from shardweave.tests.real_step import MESH, MODEL, PROPAGATION, annotated, captured, local, save

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from shardweave.driver.cli import main
-from shardweave.ir.annotations import layer_of, phase_of
-from shardweave.ir.program import Program
+from shardweave.ir.dialects.annotations import layer_of, phase_of
+from shardweave.ir.program.program import Program
 from shardweave.tests.real_step import captured, local, save
 from shardweave.tests.zoo import captured as captured_model
 

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from shardweave.driver.cli import main
-from shardweave.driver.training import ENOUGH_SLOW, train
-from shardweave.driver.trials import LocalTrials
+from shardweave.driver.processes.trials import LocalTrials
+from shardweave.driver.training.training import ENOUGH_SLOW, train
 from shardweave.planners.oppa.trials import Limits
-from shardweave.planners.plan import Plan
+from shardweave.planners.plan.plan import Plan
 
 REPORT = "import json, sys; path = sys.argv[sys.argv.index('--json') + 1]; "
 
@@ -111,8 +111,8 @@ def is_running(pid: int) -> bool:
 
 SEARCH = """
 import sys
-from shardweave.driver import trials
-from shardweave.driver.models import build_example
+from shardweave.driver.processes import trials
+from shardweave.driver.models.models import build_example
 from shardweave.driver.plans import plan
 from shardweave.ir.capture.capture import capture
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from xdsl.xdsl_opt_main import xDSLOptMain
 
-from shardweave.driver.gpt import GPTConfig, build_gpt
+from shardweave.driver.models.gpt import GPTConfig, build_gpt
 from shardweave.driver.universe import SHARDWEAVE_UNIVERSE, name_in_xdsl
 from shardweave.ir.capture.capture import capture
-from shardweave.ir.program import Program
+from shardweave.ir.program.program import Program
 from shardweave.passes.pipeline import run_passes
 from shardweave.passes.registry import PASSES
 from shardweave.tests.warm import run_warm

@@ -11,19 +11,19 @@ from xdsl.dialects import builtin
 from xdsl.passes import ModulePass
 
 import shardweave as sw
-from shardweave.backends.reference import run_reference
-from shardweave.driver.cli import main
-from shardweave.driver.sample import sample_values
-from shardweave.driver.twin import twin_spec
-from shardweave.driver.validate import (
+from shardweave.backends.reference.reference import run_reference
+from shardweave.driver.checking.sample import sample_values
+from shardweave.driver.checking.validate import (
     TooLargeError,
     ValidationError,
     Validator,
     find_differences,
 )
+from shardweave.driver.cli import main
+from shardweave.driver.models.twin import twin_spec
 from shardweave.ir.capture.precision import in_float64
-from shardweave.ir.program import Program
-from shardweave.ir.types import dtype_of_value
+from shardweave.ir.dialects.types import dtype_of_value
+from shardweave.ir.program.program import Program
 from shardweave.passes.pipeline import PassPipeline
 from shardweave.tests.ir_text import step
 from shardweave.tests.marks import slow

@@ -9,10 +9,10 @@ from functools import cache
 
 import pytest
 
-from shardweave.driver.validate import Validator
-from shardweave.ir.program import Program
-from shardweave.passes.apply_plan import ApplyPlanPass
+from shardweave.driver.checking.validate import Validator
+from shardweave.ir.program.program import Program
 from shardweave.passes.pipeline import PassError, PassPipeline, as_mesh
+from shardweave.planners.lowering.apply_plan import ApplyPlanPass
 from shardweave.tests.driver.defects import DEFECTS, Defect, broken
 from shardweave.tests.zoo import IMAGE_SPECS, SPECS, captured, megatron
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from shardweave.driver import world
-from shardweave.ir.mesh import Mesh
+from shardweave.driver.processes import world
+from shardweave.ir.mesh.mesh import Mesh
 
 CPU = torch.device("cpu")
 

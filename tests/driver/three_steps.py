@@ -10,9 +10,9 @@ import sys
 import torch
 
 import shardweave as sw
-from shardweave.driver.check import scalar_loss
-from shardweave.driver.launch import end_process
-from shardweave.driver.models import build_example
+from shardweave.driver.checking.check import scalar_loss
+from shardweave.driver.models.models import build_example
+from shardweave.driver.processes.launch import end_process
 
 BOUND = 1e-9
 

@@ -8,8 +8,8 @@ from random import Random
 
 from hypothesis import strategies as st
 
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.placement import DimSharding, Placement, Sharding, ordered
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.mesh.placement import DimSharding, Placement, Sharding, ordered
 
 MESHES = (Mesh(a=2), Mesh(a=3), Mesh(a=2, b=2), Mesh(b=3, a=2), Mesh(a=2, b=3, c=2))
 SIZES = (1, 2, 4, 6, 8, 12, 24)

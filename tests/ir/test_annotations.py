@@ -6,7 +6,7 @@ import pytest
 from xdsl.dialects.builtin import FileLineColLoc, IntAttr, StringAttr
 from xdsl.ir import Operation
 
-from shardweave.ir.annotations import (
+from shardweave.ir.dialects.annotations import (
     annotate,
     arguments_of,
     copy_of,
@@ -26,10 +26,10 @@ from shardweave.ir.annotations import (
     sharding_attrs_of,
     wanted_attrs_of,
 )
-from shardweave.ir.attributes import ShardingAttr
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.placement import Sharding, contiguous
-from shardweave.ir.program import Program, shardings_of, wishes_of
+from shardweave.ir.dialects.attributes import ShardingAttr
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.mesh.placement import Sharding, contiguous
+from shardweave.ir.program.program import Program, shardings_of, wishes_of
 from shardweave.ir.verify.program import verify
 from shardweave.tests.ir_text import step
 

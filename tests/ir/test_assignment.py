@@ -10,8 +10,8 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.placement import DimSharding, Placement, Sharding, contiguous, fits, ordered
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.mesh.placement import DimSharding, Placement, Sharding, contiguous, fits, ordered
 from shardweave.ir.sharding.assignment import (
     Operand,
     assign,

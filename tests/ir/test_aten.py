@@ -8,7 +8,7 @@ from xdsl.dialects import test as xdsl_test
 from xdsl.ir import SSAValue
 from xdsl.utils.exceptions import VerifyException
 
-from shardweave.ir.aten import (
+from shardweave.ir.dialects.aten import (
     aten_class,
     aten_dialect,
     create,
@@ -16,8 +16,8 @@ from shardweave.ir.aten import (
     overload_named,
     signature_of,
 )
-from shardweave.ir.aten_args import DERIVED, arguments
-from shardweave.ir.types import tensor_type
+from shardweave.ir.dialects.types import tensor_type
+from shardweave.ir.ops.aten_args import DERIVED, arguments
 
 
 def value(*shape: int, dtype: torch.dtype = torch.float32) -> SSAValue:

@@ -11,10 +11,10 @@ from xdsl.ir import Attribute
 from xdsl.parser import Parser
 from xdsl.utils.exceptions import ParseError, VerifyException
 
-from shardweave.ir.attributes import MeshAttr, PhaseAttr, ShardingAttr
-from shardweave.ir.mesh import Axis, Mesh
-from shardweave.ir.placement import Placement, Sharding, contiguous
-from shardweave.ir.text import make_context
+from shardweave.ir.dialects.attributes import MeshAttr, PhaseAttr, ShardingAttr
+from shardweave.ir.mesh.mesh import Axis, Mesh
+from shardweave.ir.mesh.placement import Placement, Sharding, contiguous
+from shardweave.ir.program.text import make_context
 from shardweave.tests.ir.strategies import meshes, random_sharding, randoms, shapes
 
 MESH = Mesh(a=2, b=3, one=1)

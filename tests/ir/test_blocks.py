@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from shardweave.backends.reference import run_reference, values_of
-from shardweave.driver.check import run_eager
-from shardweave.driver.models import build_example
-from shardweave.ir.annotations import layer_of, phase_of
-from shardweave.ir.blocks import BLOCKS, Blocks, blocks_of
+from shardweave.backends.reference.reference import run_reference, values_of
+from shardweave.driver.checking.check import run_eager
+from shardweave.driver.models.models import build_example
 from shardweave.ir.capture.capture import capture
 from shardweave.ir.capture.module_tree import block_paths
-from shardweave.ir.program import Program
+from shardweave.ir.dialects.annotations import layer_of, phase_of
+from shardweave.ir.program.blocks import BLOCKS, Blocks, blocks_of
+from shardweave.ir.program.program import Program
 from shardweave.passes.pipeline import run_passes
 from shardweave.tests.zoo import GRADIENT_BOUND, LOSS_BOUND, SPECS, gradient_errors
 

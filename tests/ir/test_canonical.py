@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from shardweave.backends.reference import run_reference, values_of
-from shardweave.ir.aten import AtenOp
+from shardweave.backends.reference.reference import run_reference, values_of
 from shardweave.ir.capture.capture import capture
-from shardweave.ir.program import Program
-from shardweave.ir.types import shape_of
+from shardweave.ir.dialects.aten import AtenOp
+from shardweave.ir.dialects.types import shape_of
+from shardweave.ir.program.program import Program
 from shardweave.passes.pipeline import run_passes
 
 Function = Callable[..., Tensor]

@@ -14,13 +14,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 from xdsl.dialects.builtin import FileLineColLoc
 
-from shardweave.backends.reference import run_reference, values_of
-from shardweave.driver.compile import compile
-from shardweave.driver.models import build_example
-from shardweave.ir.annotations import layer_of, phase_of
+from shardweave.backends.reference.reference import run_reference, values_of
+from shardweave.driver.models.models import build_example
+from shardweave.driver.step.compile import compile
 from shardweave.ir.capture.capture import CaptureError, capture
 from shardweave.ir.capture.trace import trace
-from shardweave.ir.program import Program
+from shardweave.ir.dialects.annotations import layer_of, phase_of
+from shardweave.ir.program.program import Program
 from shardweave.ir.verify.program import verify
 from shardweave.tests.zoo import SPECS, captured
 

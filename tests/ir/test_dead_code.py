@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardweave.ir.dead_code import remove_dead_ops
+from shardweave.ir.program.dead_code import remove_dead_ops
 from shardweave.tests.ir_text import lines, step
 
 

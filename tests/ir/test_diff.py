@@ -11,14 +11,14 @@ import pytest
 from xdsl.dialects import builtin
 from xdsl.ir import Operation
 
-from shardweave.ir.annotations import annotate, layer_of, set_origin
-from shardweave.ir.aten import create
+from shardweave.ir.dialects.annotations import annotate, layer_of, set_origin
+from shardweave.ir.dialects.aten import create
+from shardweave.ir.dialects.literals import to_attribute
 from shardweave.ir.inspect.diff import Change, blocks_text, structural_diff
 from shardweave.ir.inspect.diff_match import _common, longest_increasing
-from shardweave.ir.literals import to_attribute
-from shardweave.ir.program import Program
-from shardweave.passes.apply_plan import ApplyPlanPass
+from shardweave.ir.program.program import Program
 from shardweave.passes.pipeline import run_passes
+from shardweave.planners.lowering.apply_plan import ApplyPlanPass
 from shardweave.tests.ir_text import step
 from shardweave.tests.zoo import captured, megatron
 

@@ -8,12 +8,12 @@ from xdsl.dialects.builtin import IntegerAttr, StringAttr, i64
 from xdsl.ir import Block
 from xdsl.utils.exceptions import VerifyException
 
-from shardweave.ir import dist
-from shardweave.ir.literals import to_attribute
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.program import Program
-from shardweave.ir.text import ProgramTextError
-from shardweave.ir.types import tensor_type
+from shardweave.ir.dialects import dist
+from shardweave.ir.dialects.literals import to_attribute
+from shardweave.ir.dialects.types import tensor_type
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.program.program import Program
+from shardweave.ir.program.text import ProgramTextError
 from shardweave.ir.verify.program import verify
 from shardweave.tests.ir_text import lines, step
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from shardweave.ir.aten import aten_class, overload_named
-from shardweave.ir.aten_args import CALLEE
-from shardweave.ir.facts import facts_of, is_random, weight_of
+from shardweave.ir.dialects.aten import aten_class, overload_named
+from shardweave.ir.ops.aten_args import CALLEE
+from shardweave.ir.ops.facts import facts_of, is_random, weight_of
 from shardweave.ir.sharding.rules import has_rule
 from shardweave.ir.sharding.rules.base import RULES
 from shardweave.tests.ir_text import step

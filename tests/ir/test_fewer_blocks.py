@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from shardweave.ir.blocks import blocks_of
-from shardweave.ir.program import Program
-from shardweave.ir.rewrite.fewer_blocks import with_fewer_blocks
+from shardweave.ir.program.blocks import blocks_of
+from shardweave.ir.program.program import Program
 from shardweave.ir.verify.program import check
+from shardweave.passes.prepare.fewer_blocks import with_fewer_blocks
 from shardweave.planners.auto.reader import Depths
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.cost.workload import workload_of

@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-from shardweave.ir.aten import AtenOp
-from shardweave.ir.infer import infer_types
+from shardweave.ir.dialects.aten import AtenOp
+from shardweave.ir.ops.infer import infer_types
 from shardweave.tests.ir_text import step
 
 

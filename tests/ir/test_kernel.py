@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from shardweave.backends.reference import run_reference
-from shardweave.ir.kernel import fuse
-from shardweave.ir.program import Program
-from shardweave.ir.text import ProgramTextError
-from shardweave.ir.unfuse import unfuse, without_regions
+from shardweave.backends.reference.reference import run_reference
+from shardweave.ir.dialects.kernel import fuse
+from shardweave.ir.program.program import Program
+from shardweave.ir.program.text import ProgramTextError
 from shardweave.ir.verify.program import verify
+from shardweave.passes.kernels.unfuse_kernels import unfuse, without_regions
 from shardweave.tests.ir_text import step
 
 TEXT = """

@@ -13,9 +13,15 @@ from xdsl.dialects import builtin
 from xdsl.printer import Printer
 from xdsl.utils.exceptions import ParseError
 
-from shardweave.ir.literals import Literal, parse_literal, print_literal, to_attribute, to_python
+from shardweave.ir.dialects.literals import (
+    Literal,
+    parse_literal,
+    print_literal,
+    to_attribute,
+    to_python,
+)
+from shardweave.ir.program.text import make_context
 from shardweave.ir.strings import TextParser
-from shardweave.ir.text import make_context
 
 SCALARS = (
     st.none()

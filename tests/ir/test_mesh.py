@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardweave.ir.mesh import Axis, Mesh
+from shardweave.ir.mesh.mesh import Axis, Mesh
 
 MESH = Mesh(data=2, tensor=3)
 TIMED = Mesh([Axis("batch", 4, "time")], data=2, tensor=3)

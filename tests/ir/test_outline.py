@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from shardweave.ir.annotations import layer_of
-from shardweave.ir.blocks import Blocks
-from shardweave.ir.flops import flops_of
+from shardweave.ir.dialects.annotations import layer_of
 from shardweave.ir.inspect.outline import fold, layers_of, part_of, select
-from shardweave.ir.program import Program
+from shardweave.ir.ops.flops import flops_of
+from shardweave.ir.program.blocks import Blocks
+from shardweave.ir.program.program import Program
 from shardweave.tests import zoo
 from shardweave.tests.marks import slow
 from shardweave.tests.real_step import PROPAGATION, captured, local

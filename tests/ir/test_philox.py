@@ -9,7 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from shardweave.ir.philox import Distribution, philox, positions_of, random_numbers, random_state
+from shardweave.ir.library.philox import (
+    Distribution,
+    philox,
+    positions_of,
+    random_numbers,
+    random_state,
+)
 
 KINDS: list[tuple[Distribution, torch.dtype]] = [
     ("uniform", torch.float32),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from shardweave.ir.annotations import layer_of
-from shardweave.ir.attributes import ShardingAttr
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.placement import Sharding
-from shardweave.ir.program import Program
+from shardweave.ir.dialects.annotations import layer_of
+from shardweave.ir.dialects.attributes import ShardingAttr
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.mesh.placement import Sharding
+from shardweave.ir.program.program import Program
 from shardweave.tests.ir_text import shardings, step
 from shardweave.tests.zoo import SPECS, captured
 

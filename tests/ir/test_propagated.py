@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from shardweave.ir.program import Program
+from shardweave.ir.program.program import Program
 from shardweave.ir.verify.program import verify
-from shardweave.passes.apply_plan import ApplyPlanPass
 from shardweave.passes.pipeline import PassError, run_passes
+from shardweave.planners.lowering.apply_plan import ApplyPlanPass
 from shardweave.tests.ir_text import assert_same_values, collectives, step
 from shardweave.tests.marks import slow
 from shardweave.tests.zoo import SPECS, captured, megatron

@@ -11,10 +11,10 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor
 
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.placement import Placement, Sharding, contiguous
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.mesh.placement import Placement, Sharding, contiguous
+from shardweave.ir.mesh.shards import assemble, merge_blocks, take_blocks, take_shard
 from shardweave.ir.sharding.reshard import ReshardStep, UnreachableSharding, reshard
-from shardweave.ir.sharding.shards import assemble, merge_blocks, take_blocks, take_shard
 from shardweave.tests.ir.strategies import (
     all_coordinates,
     meshes,

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.placement import (
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.mesh.placement import (
     DimSharding,
     Placement,
     Sharding,

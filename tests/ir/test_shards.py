@@ -8,9 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.placement import Placement, Sharding
-from shardweave.ir.sharding.shards import assemble, cut_out, merge_blocks, take_blocks, take_shard
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.mesh.placement import Placement, Sharding
+from shardweave.ir.mesh.shards import assemble, cut_out, merge_blocks, take_blocks, take_shard
 from shardweave.tests.ir.strategies import (
     all_coordinates,
     indices_of,

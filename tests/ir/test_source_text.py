@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from shardweave.ir.inspect.diff_lines import Lines
-from shardweave.ir.program import Program
-from shardweave.ir.source_text import excerpt, position
-from shardweave.ir.text import ProgramTextError
+from shardweave.ir.program.program import Program
+from shardweave.ir.program.source_text import excerpt, position
+from shardweave.ir.program.text import ProgramTextError
 from shardweave.ir.verify.program import VerifyError, check
 from shardweave.tests.real_step import captured, local
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardweave.ir.program_stats import CollectiveStats
+from shardweave.ir.program.program_stats import CollectiveStats
 from shardweave.tests.ir_text import step
 from shardweave.tests.zoo import SPECS, captured, megatron, partitioned
 

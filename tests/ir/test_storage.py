@@ -11,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from shardweave.ir.regions import split_at_backward
-from shardweave.ir.storage import (
+from shardweave.ir.dialects.types import num_bytes, tensor_type_of
+from shardweave.ir.ops.strides import expected_strides, reshaped
+from shardweave.ir.program.regions import split_at_backward
+from shardweave.ir.program.storage import (
     copies,
     is_view,
     kept_bytes,
@@ -21,9 +23,7 @@ from shardweave.ir.storage import (
     reduces_in_place,
     storage_of,
 )
-from shardweave.ir.strides import expected_strides, reshaped
-from shardweave.ir.traffic import accesses, bytes_moved, traffic
-from shardweave.ir.types import num_bytes, tensor_type_of
+from shardweave.ir.program.traffic import accesses, bytes_moved, traffic
 from shardweave.planners.cost.memory import memory_over_time
 from shardweave.tests.ir_text import step
 from shardweave.tests.zoo import SPECS, captured

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from xdsl.dialects.builtin import FileLineColLoc, IntAttr, StringAttr
 
-from shardweave.ir.annotations import layer_of, set_layer
-from shardweave.ir.program import Program
-from shardweave.ir.text import ProgramTextError
+from shardweave.ir.dialects.annotations import layer_of, set_layer
+from shardweave.ir.program.program import Program
+from shardweave.ir.program.text import ProgramTextError
 from shardweave.ir.verify.program import verify
 from shardweave.tests.ir_text import step
 from shardweave.tests.zoo import SPECS, captured, megatron, partitioned

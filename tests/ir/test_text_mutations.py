@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from shardweave.ir.program import Program
-from shardweave.ir.text import ProgramTextError
+from shardweave.ir.program.program import Program
+from shardweave.ir.program.text import ProgramTextError
 from shardweave.ir.verify.program import verify
 from shardweave.passes.pipeline import run_passes
 from shardweave.tests.marks import slow_where

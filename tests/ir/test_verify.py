@@ -6,10 +6,10 @@ import pytest
 from xdsl.dialects import arith, builtin, func, scf
 from xdsl.ir import Block
 
-from shardweave.ir.attributes import ShardingAttr
-from shardweave.ir.dist import AllReduceOp
-from shardweave.ir.program import Program
-from shardweave.ir.text import ProgramTextError
+from shardweave.ir.dialects.attributes import ShardingAttr
+from shardweave.ir.dialects.dist import AllReduceOp
+from shardweave.ir.program.program import Program
+from shardweave.ir.program.text import ProgramTextError
 from shardweave.ir.verify.program import VerifyError, check, verify
 from shardweave.passes.pipeline import run_passes
 from shardweave.tests.ir_text import step

@@ -6,9 +6,9 @@ from random import Random
 
 from xdsl.ir import Operation, SSAValue
 
-from shardweave.ir.dist import STARTED, WaitOp
-from shardweave.ir.literals import to_attribute
-from shardweave.ir.program import Program
+from shardweave.ir.dialects.dist import STARTED, WaitOp
+from shardweave.ir.dialects.literals import to_attribute
+from shardweave.ir.program.program import Program
 from shardweave.tests.ir_text import step
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shardweave.ir.sharding.pending_sums import add_pending_sums
 from shardweave.passes.pipeline import PassError, run_passes
+from shardweave.passes.prepare.add_pending_sums import add_pending_sums
 from shardweave.tests.ir_text import assert_passes_to, collectives, lines, step
 
 PASSES = "add-pending-sums,propagate-shardings,insert-collectives"

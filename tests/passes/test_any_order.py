@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 import pytest
 from xdsl.passes import ModulePass
 
-from shardweave.ir.program import Program
-from shardweave.passes.apply_plan import ApplyPlanPass
-from shardweave.passes.overlap_communication import OverlapCommunicationPass
+from shardweave.ir.program.program import Program
 from shardweave.passes.pipeline import PassError, PassPipeline, run_passes
 from shardweave.passes.registry import PASSES
+from shardweave.planners.lowering.apply_plan import ApplyPlanPass
+from shardweave.planners.overlap.overlap_communication import OverlapCommunicationPass
 from shardweave.tests.zoo import GRADIENT_BOUND, assert_equals_eager, captured, megatron
 
 SPECS = {

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from shardweave.ir.program import Program
-from shardweave.passes.apply_plan import ApplyPlanPass
+from shardweave.ir.program.program import Program
 from shardweave.passes.pipeline import PassError, run_passes
-from shardweave.planners.plan import Plan
+from shardweave.planners.lowering.apply_plan import ApplyPlanPass
+from shardweave.planners.plan.plan import Plan
 from shardweave.tests.ir_text import lines, shardings, step
 
 TEXT = """

@@ -9,15 +9,22 @@ from xdsl.ir import Operation
 
 from shardweave.benchmarks.axonn_overlap import KEPT_GATHERS, local_program, step_of
 from shardweave.benchmarks.axonn_planner import captured as captured_stack
-from shardweave.ir.annotations import phase_of
-from shardweave.ir.dist import STARTED, STARTS, AllGatherOp, AllReduceOp, ReduceScatterOp, WaitOp
-from shardweave.ir.program import Program
+from shardweave.ir.dialects.annotations import phase_of
+from shardweave.ir.dialects.dist import (
+    STARTED,
+    STARTS,
+    AllGatherOp,
+    AllReduceOp,
+    ReduceScatterOp,
+    WaitOp,
+)
+from shardweave.ir.program.program import Program
 from shardweave.passes.pipeline import as_mesh, run_passes
 from shardweave.planners.axonn import plan_axonn
-from shardweave.planners.cost.simulate import simulate
-from shardweave.planners.schedule.axonn_orders import AXONN_ORDERS
-from shardweave.planners.schedule.graph import wait_of
-from shardweave.planners.schedule.in_order import is_last
+from shardweave.planners.overlap.axonn_orders import AXONN_ORDERS
+from shardweave.planners.overlap.graph import wait_of
+from shardweave.planners.overlap.in_order import is_last
+from shardweave.planners.simulate.simulate import simulate
 from shardweave.tests.zoo import SPECS, assert_equals_eager, captured, partitioned
 
 GRID = "data=1,z=2,y=2,x=2"

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from xdsl.ir import SSAValue
 
-from shardweave.ir.dist import DistOp, ReduceScatterOp
-from shardweave.ir.program import Program
-from shardweave.ir.rewrite.buckets import operand_bytes
-from shardweave.passes.apply_plan import ApplyPlanPass
+from shardweave.ir.dialects.dist import DistOp, ReduceScatterOp
+from shardweave.ir.program.program import Program
+from shardweave.passes.messages.merge_collectives import operand_bytes
 from shardweave.passes.pipeline import PassError, run_passes
-from shardweave.planners.cost.simulate import simulate
-from shardweave.planners.plan import Plan
+from shardweave.planners.lowering.apply_plan import ApplyPlanPass
+from shardweave.planners.plan.plan import Plan
+from shardweave.planners.simulate.simulate import simulate
 from shardweave.tests.ir_text import assert_passes_to, assert_same_values, lines, step
 from shardweave.tests.planners.small_clusters import cluster, local
 from shardweave.tests.zoo import SHARDING_PASSES, SPECS, assert_equals_eager, captured

@@ -11,22 +11,22 @@ from typing import Any
 import pytest
 import torch
 
-from shardweave.backends.reference import ReplicaMismatchError, run_reference
-from shardweave.driver.compile import compile
+from shardweave.backends.reference.reference import ReplicaMismatchError, run_reference
 from shardweave.driver.plans import partition
-from shardweave.ir.annotations import layer_of, set_phase
-from shardweave.ir.dist import RecvOp, RunOp, SendOp
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.program import Program
-from shardweave.ir.staged import StagePlaces, functions_of, num_ops_on_a_rank
+from shardweave.driver.step.compile import compile
+from shardweave.ir.dialects.annotations import layer_of, set_phase
+from shardweave.ir.dialects.dist import RecvOp, RunOp, SendOp
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.program.program import Program
+from shardweave.ir.program.staged import StagePlaces, functions_of, num_ops_on_a_rank
 from shardweave.ir.verify.program import verify
 from shardweave.passes.pipeline import PassError, run_passes
-from shardweave.planners.lower import local_program
-from shardweave.planners.megatron import plan_megatron
-from shardweave.planners.pipelines.balance import balanced_stages
-from shardweave.planners.pipelines.schedules import find_schedule
-from shardweave.planners.plan import Plan
-from shardweave.planners.plan_parts import PIPELINE_SCHEDULES, Pipeline
+from shardweave.planners.lowering.lower import local_program
+from shardweave.planners.lowering.stages.balance import balanced_stages
+from shardweave.planners.megatron.planner import plan_megatron
+from shardweave.planners.plan.plan import Plan
+from shardweave.planners.plan.plan_parts import PIPELINE_SCHEDULES, Pipeline
+from shardweave.planners.schedules.schedules import find_schedule
 from shardweave.tests.zoo import SPECS, assert_equals_eager, captured, megatron, partitioned
 
 GPT = "gpt:layers=4,hidden=16,heads=4,vocab=32,seq=8,batch=8"

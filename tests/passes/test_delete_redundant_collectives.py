@@ -6,10 +6,10 @@ import logging
 
 import pytest
 
-from shardweave.ir.annotations import layer_of, phase_of
-from shardweave.ir.program import Program
-from shardweave.passes.apply_plan import ApplyPlanPass
+from shardweave.ir.dialects.annotations import layer_of, phase_of
+from shardweave.ir.program.program import Program
 from shardweave.passes.pipeline import PassError, run_passes
+from shardweave.planners.lowering.apply_plan import ApplyPlanPass
 from shardweave.tests.ir_text import assert_same_values, step
 from shardweave.tests.passes.steps import blocks, order
 from shardweave.tests.zoo import SHARDING_PASSES, SPECS, captured, megatron

@@ -7,13 +7,13 @@ from itertools import product
 
 import pytest
 
-from shardweave.ir.annotations import copy_of, phase_of
-from shardweave.ir.program import Program
-from shardweave.ir.rewrite.rematerialize import POLICIES
-from shardweave.ir.storage import kept_bytes
-from shardweave.passes.apply_plan import ApplyPlanPass
+from shardweave.ir.dialects.annotations import copy_of, phase_of
+from shardweave.ir.program.program import Program
+from shardweave.ir.program.storage import kept_bytes
+from shardweave.passes.memory.rematerialize import POLICIES
 from shardweave.passes.pipeline import run_passes
-from shardweave.planners.schedule.orders import SCHEDULES
+from shardweave.planners.lowering.apply_plan import ApplyPlanPass
+from shardweave.planners.overlap.overlap_communication import SCHEDULES
 from shardweave.tests.marks import slow
 from shardweave.tests.zoo import SPECS, assert_equals_eager, captured, megatron
 

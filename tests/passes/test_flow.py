@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from shardweave.ir.annotations import set_shardings
-from shardweave.ir.aten import AtenOp
-from shardweave.ir.attributes import ShardingAttr
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.placement import Sharding
-from shardweave.ir.program import Program, shardings_of
+from shardweave.ir.dialects.annotations import set_shardings
+from shardweave.ir.dialects.aten import AtenOp
+from shardweave.ir.dialects.attributes import ShardingAttr
+from shardweave.ir.dialects.types import shape_of
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.mesh.placement import Sharding
+from shardweave.ir.program.program import Program, shardings_of
 from shardweave.ir.sharding.flow import (
     MAX_VERSIONS,
     Flow,
@@ -17,7 +18,6 @@ from shardweave.ir.sharding.flow import (
     moved_back,
     moved_through,
 )
-from shardweave.ir.types import shape_of
 from shardweave.tests.ir_text import step
 
 MESH = Mesh(data=2, tensor=2)

@@ -10,22 +10,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from shardweave.backends.reference import Key, run_reference, values_of
-from shardweave.backends.triton.generate import generate
-from shardweave.driver.models import build_example
+from shardweave.backends.reference.reference import Key, run_reference, values_of
+from shardweave.backends.triton.kernels.generate import generate
+from shardweave.driver.models.models import build_example
 from shardweave.driver.plans import partition
-from shardweave.ir.annotations import phase_of
 from shardweave.ir.capture.capture import capture
-from shardweave.ir.dist import SendOp
-from shardweave.ir.kernel import FusedOp
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.program import Program
-from shardweave.ir.staged import parts_of
+from shardweave.ir.dialects.annotations import phase_of
+from shardweave.ir.dialects.dist import SendOp
+from shardweave.ir.dialects.kernel import FusedOp
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.program.program import Program
+from shardweave.ir.program.staged import parts_of
 from shardweave.ir.verify.program import verify
 from shardweave.passes.pipeline import PassError, run_passes
-from shardweave.planners.megatron import plan_megatron
-from shardweave.planners.pipelines.balance import balanced_stages
-from shardweave.planners.plan_parts import Pipeline
+from shardweave.planners.lowering.stages.balance import balanced_stages
+from shardweave.planners.megatron.planner import plan_megatron
+from shardweave.planners.plan.plan_parts import Pipeline
 from shardweave.tests.ir_text import step
 from shardweave.tests.marks import slow_where
 from shardweave.tests.zoo import SPECS, assert_equals_eager, captured, megatron, partitioned

@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 from xdsl.ir import Operation
 
-from shardweave.ir.annotations import layer_of
-from shardweave.ir.blocks import blocks_of
-from shardweave.ir.dist import STARTED, ReduceScatterOp, WaitOp
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.program import Program
-from shardweave.planners.cost.simulate import simulate
-from shardweave.planners.lower import local_program, lowered, partitioning_of
-from shardweave.planners.megatron import plan_megatron
+from shardweave.ir.dialects.annotations import layer_of
+from shardweave.ir.dialects.dist import STARTED, ReduceScatterOp, WaitOp
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.program.blocks import blocks_of
+from shardweave.ir.program.program import Program
+from shardweave.planners.lowering.lower import local_program, lowered, partitioning_of
+from shardweave.planners.megatron.planner import plan_megatron
+from shardweave.planners.simulate.simulate import simulate
 from shardweave.tests.ir_text import assert_passes_to
 from shardweave.tests.passes.test_weight_buckets import SPEC, gathers, stored_plan
 from shardweave.tests.zoo import SPECS, assert_equals_eager, captured

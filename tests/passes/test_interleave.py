@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from shardweave.ir.dist import STARTED
+from shardweave.ir.dialects.dist import STARTED
 from shardweave.passes.pipeline import run_passes
-from shardweave.planners.schedule.interleave import pass_regions, whole_regions
+from shardweave.planners.overlap.interleave import pass_regions, whole_regions
 from shardweave.tests.ir_text import assert_same_values, step
 from shardweave.tests.passes.steps import blocks, in_sub_batches, order, random_step
 

@@ -8,17 +8,17 @@ from random import Random
 import pytest
 from xdsl.ir import Operation
 
-from shardweave.ir.annotations import copy_of, phase_of
-from shardweave.ir.dist import WaitOp
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.program import Program
+from shardweave.ir.dialects.annotations import copy_of, phase_of
+from shardweave.ir.dialects.dist import WaitOp
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.program.program import Program
 from shardweave.passes.pipeline import run_passes
 from shardweave.planners.cost.memory import peak_memory
 from shardweave.planners.cost.model import CostModel
-from shardweave.planners.cost.simulate import simulate
-from shardweave.planners.schedule.graph import Graph, build_graph
-from shardweave.planners.schedule.list_memory import MemoryBudget, liveness, recompute_gates
-from shardweave.planners.schedule.list_schedule import list_schedule
+from shardweave.planners.overlap.graph import Graph, build_graph
+from shardweave.planners.overlap.list_memory import MemoryBudget, liveness, recompute_gates
+from shardweave.planners.overlap.list_schedule import list_schedule
+from shardweave.planners.simulate.simulate import simulate
 from shardweave.tests.ir_text import assert_same_values
 from shardweave.tests.passes.steps import order, random_step
 from shardweave.tests.planners.small_clusters import SQUARE, cluster, local

@@ -12,7 +12,7 @@ from torch import nn
 
 import shardweave as sw
 from shardweave.driver.cli import main
-from shardweave.ir.program import Program
+from shardweave.ir.program.program import Program
 from shardweave.passes.notes import PassNote, heard_by, note, unheard
 from shardweave.passes.pipeline import PassError, PassPipeline, run_passes
 from shardweave.tests.ir_text import step

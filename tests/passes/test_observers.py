@@ -11,8 +11,8 @@ from xdsl.context import Context
 from xdsl.dialects import builtin
 from xdsl.passes import ModulePass
 
-from shardweave.ir.annotations import layer_of
-from shardweave.ir.program import Program
+from shardweave.ir.dialects.annotations import layer_of
+from shardweave.ir.program.program import Program
 from shardweave.passes.observers import (
     DumpFiles,
     KeepFailed,

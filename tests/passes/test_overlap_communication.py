@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from shardweave.ir.dist import STARTED, WaitOp
-from shardweave.ir.program import Program
+from shardweave.ir.dialects.dist import STARTED, WaitOp
+from shardweave.ir.program.program import Program
 from shardweave.passes.pipeline import PassError, run_passes
 from shardweave.planners.cost.cluster_file import save_cluster
 from shardweave.planners.cost.memory import peak_memory
 from shardweave.planners.cost.presets import FOLDER
-from shardweave.planners.cost.simulate import simulate
-from shardweave.planners.schedule.orders import SCHEDULES
+from shardweave.planners.overlap.overlap_communication import SCHEDULES
+from shardweave.planners.simulate.simulate import simulate
 from shardweave.tests.ir_text import assert_same_values
 from shardweave.tests.passes.steps import blocks, order, random_step
 from shardweave.tests.planners.small_clusters import cluster

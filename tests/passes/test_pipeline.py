@@ -9,10 +9,9 @@ from xdsl.context import Context
 from xdsl.dialects import builtin
 from xdsl.passes import ModulePass
 
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.program import Program
-from shardweave.passes.cse import CsePass
-from shardweave.passes.merge_collectives import MergeCollectivesPass
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.program.program import Program
+from shardweave.passes.messages.merge_collectives import MergeCollectivesPass
 from shardweave.passes.observers import Observer
 from shardweave.passes.pipeline import (
     PassError,
@@ -21,6 +20,7 @@ from shardweave.passes.pipeline import (
     parse_passes,
     run_passes,
 )
+from shardweave.passes.prepare.cse import CsePass
 from shardweave.passes.registry import PASSES
 from shardweave.tests.ir_text import lines, step
 

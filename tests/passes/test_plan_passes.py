@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from shardweave.ir.annotations import phase_of
-from shardweave.ir.rewrite.rematerialize import POLICIES
-from shardweave.passes.plan_passes import plan_passes
-from shardweave.planners import plan_parts
-from shardweave.planners.lower import local_program
-from shardweave.planners.plan import Plan, PlanError
-from shardweave.planners.schedule.orders import SCHEDULES
+from shardweave.ir.dialects.annotations import phase_of
+from shardweave.passes.memory.rematerialize import POLICIES
+from shardweave.planners.lowering.lower import local_program
+from shardweave.planners.lowering.plan_passes import plan_passes
+from shardweave.planners.overlap.overlap_communication import SCHEDULES
+from shardweave.planners.plan import plan_parts
+from shardweave.planners.plan.plan import Plan, PlanError
 from shardweave.tests.zoo import SPECS, assert_equals_eager, captured, megatron
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from shardweave.ir.mesh import Mesh
-from shardweave.passes.apply_plan import ApplyPlanPass
+from shardweave.ir.mesh.mesh import Mesh
 from shardweave.passes.pipeline import PassPipeline, pass_class, run_passes
-from shardweave.planners.lower import local_program
-from shardweave.planners.megatron import plan_megatron
+from shardweave.planners.lowering.apply_plan import ApplyPlanPass
+from shardweave.planners.lowering.lower import local_program
+from shardweave.planners.megatron.planner import plan_megatron
 from shardweave.planners.registry import PLANNERS
 from shardweave.tests.ir_text import shardings
 from shardweave.tests.zoo import SPECS, captured

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardweave.ir.program import Program
+from shardweave.ir.program.program import Program
 from shardweave.passes.pipeline import PassPipeline, parse_passes
 from shardweave.passes.presets import PRESETS, SUMMARIES, readable
 from shardweave.tests.real_step import annotated, assert_equals_eager

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from shardweave.ir.kernel import FusedOp
-from shardweave.ir.program import Program
+from shardweave.ir.dialects.kernel import FusedOp
+from shardweave.ir.program.program import Program
 from shardweave.passes.notes import PassNote
 from shardweave.passes.pipeline import PassError, run_passes
 from shardweave.tests.ir_text import step

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shardweave.ir.rewrite.gradient_buckets import bucket_gradients
-from shardweave.ir.rewrite.pending_gradients import leave_gradients_pending
+from shardweave.passes.messages.gradient_buckets import bucket_gradients
+from shardweave.passes.messages.pending_gradients import leave_gradients_pending
 from shardweave.passes.notes import PassNote
 from shardweave.passes.pipeline import run_passes
 from shardweave.tests.ir_text import assert_lines, lines, step

@@ -6,15 +6,15 @@ import pytest
 import torch
 from xdsl.ir import Operation
 
-from shardweave.backends.reference import run_reference
-from shardweave.ir.annotations import phase_of
-from shardweave.ir.blocks import blocks_of
-from shardweave.ir.flops import flops_of
-from shardweave.ir.program import Program
-from shardweave.ir.rewrite.rematerialize import recompute
+from shardweave.backends.reference.reference import run_reference
+from shardweave.ir.dialects.annotations import phase_of
+from shardweave.ir.dialects.types import num_bytes, tensor_type_of
+from shardweave.ir.ops.flops import flops_of
+from shardweave.ir.program.blocks import blocks_of
+from shardweave.ir.program.program import Program
+from shardweave.ir.program.storage import kept_bytes, kept_values
 from shardweave.ir.sharding.rules.attention import is_attention
-from shardweave.ir.storage import kept_bytes, kept_values
-from shardweave.ir.types import num_bytes, tensor_type_of
+from shardweave.passes.memory.rematerialize import recompute
 from shardweave.passes.pipeline import PassError, run_passes
 from shardweave.planners.cost.memory import peak_memory
 from shardweave.tests.ir_text import assert_lines, lines, random_values, step

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardweave.ir.program import Program
+from shardweave.ir.program.program import Program
 from shardweave.passes.pipeline import PassError, run_passes
 from shardweave.tests.ir_text import assert_same_values, lines, step
 

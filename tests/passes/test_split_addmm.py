@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from shardweave.ir.aten import AtenOp
-from shardweave.ir.sharding.split_addmm import split_addmms
+from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.verify.program import verify
+from shardweave.passes.prepare.split_addmm import split_addmms
 from shardweave.tests.ir_text import assert_passes_to, lines, step
 
 LINEAR = """

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from shardweave.backends.reference import run_reference
-from shardweave.ir.dist import AllGatherOp, ReduceScatterOp
-from shardweave.ir.program import Program
+from shardweave.backends.reference.reference import run_reference
+from shardweave.ir.dialects.dist import AllGatherOp, ReduceScatterOp
+from shardweave.ir.program.program import Program
 from shardweave.passes.pipeline import PassError, run_passes
 from shardweave.tests.ir_text import assert_same_values, lines, random_values, step
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from shardweave.ir.attributes import ShardingAttr
-from shardweave.ir.literals import to_attribute
-from shardweave.ir.program import PART, PARTS, Program
+from shardweave.ir.dialects.attributes import ShardingAttr
+from shardweave.ir.dialects.literals import to_attribute
+from shardweave.ir.program.program import PART, PARTS, Program
 from shardweave.passes.pipeline import PassError, run_passes
 from shardweave.tests.ir_text import assert_same_values, lines, step
 

@@ -10,16 +10,16 @@ from functools import lru_cache
 
 import pytest
 
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.program import Program
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.program.program import Program
 from shardweave.passes.notes import unheard
 from shardweave.passes.pipeline import PassPipeline
-from shardweave.passes.plan_passes import plan_passes
-from shardweave.planners.megatron import plan_megatron
-from shardweave.planners.pipelines.balance import balanced_stages
-from shardweave.planners.pipelines.schedules import find_schedule
-from shardweave.planners.plan import Plan
-from shardweave.planners.plan_parts import PIPELINE_SCHEDULES, Pipeline
+from shardweave.planners.lowering.plan_passes import plan_passes
+from shardweave.planners.lowering.stages.balance import balanced_stages
+from shardweave.planners.megatron.planner import plan_megatron
+from shardweave.planners.plan.plan import Plan
+from shardweave.planners.plan.plan_parts import PIPELINE_SCHEDULES, Pipeline
+from shardweave.planners.schedules.schedules import find_schedule
 from shardweave.tests.adamw_steps import assert_trains_as_eager
 from shardweave.tests.zoo import SPECS, captured
 

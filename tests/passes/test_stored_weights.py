@@ -6,16 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from shardweave.ir.annotations import layer_of, phase_of
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.program import Program
-from shardweave.ir.storage import kept_bytes
-from shardweave.ir.types import shape_of
-from shardweave.passes.apply_plan import ApplyPlanPass
+from shardweave.ir.dialects.annotations import layer_of, phase_of
+from shardweave.ir.dialects.types import shape_of
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.program.program import Program
+from shardweave.ir.program.storage import kept_bytes
 from shardweave.passes.pipeline import run_passes
-from shardweave.planners.lower import local_program
-from shardweave.planners.megatron import plan_megatron
-from shardweave.planners.plan import Plan
+from shardweave.planners.lowering.apply_plan import ApplyPlanPass
+from shardweave.planners.lowering.lower import local_program
+from shardweave.planners.megatron.planner import plan_megatron
+from shardweave.planners.plan.plan import Plan
 from shardweave.tests.ir_text import step
 from shardweave.tests.unforeseen import HERE
 from shardweave.tests.zoo import (

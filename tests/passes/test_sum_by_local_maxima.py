@@ -7,10 +7,10 @@ import math
 import pytest
 import torch
 
-from shardweave.backends.reference import run_reference
-from shardweave.ir.dist import AllReduceOp
-from shardweave.ir.program import Program
-from shardweave.ir.types import shape_of
+from shardweave.backends.reference.reference import run_reference
+from shardweave.ir.dialects.dist import AllReduceOp
+from shardweave.ir.dialects.types import shape_of
+from shardweave.ir.program.program import Program
 from shardweave.passes.pipeline import run_passes
 from shardweave.tests.ir_text import assert_lines, lines, step
 from shardweave.tests.zoo import SPECS, assert_equals_eager, captured, megatron, partitioned

@@ -13,14 +13,14 @@ from itertools import pairwise
 
 import pytest
 
-from shardweave.ir.annotations import layer_of, phase_of
-from shardweave.ir.dist import COLLECTIVES, DistOp, sent_bytes
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.program import Program
-from shardweave.ir.types import num_bytes, tensor_type_of
-from shardweave.passes.apply_plan import ApplyPlanPass
+from shardweave.ir.dialects.annotations import layer_of, phase_of
+from shardweave.ir.dialects.dist import COLLECTIVES, DistOp, sent_bytes
+from shardweave.ir.dialects.types import num_bytes, tensor_type_of
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.program.program import Program
 from shardweave.passes.pipeline import run_passes
-from shardweave.planners.plan import Plan
+from shardweave.planners.lowering.apply_plan import ApplyPlanPass
+from shardweave.planners.plan.plan import Plan
 from shardweave.tests.zoo import SHARDING_PASSES, captured, megatron, partitioned
 
 LAYERS = 3

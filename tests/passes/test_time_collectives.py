@@ -6,10 +6,10 @@ from itertools import permutations, product
 
 import pytest
 
-from shardweave.ir import dist
-from shardweave.ir.mesh import Axis, Mesh
-from shardweave.ir.program import Program
-from shardweave.ir.rewrite.time_collectives import CollectiveStep, steps_of
+from shardweave.ir.dialects import dist
+from shardweave.ir.mesh.mesh import Axis, Mesh
+from shardweave.ir.program.program import Program
+from shardweave.passes.partition.time_collectives import CollectiveStep, steps_of
 from shardweave.passes.pipeline import run_passes
 from shardweave.tests.ir_text import assert_same_values, collectives, step
 

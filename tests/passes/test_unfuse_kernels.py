@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from shardweave.ir.staged import functions_of
-from shardweave.ir.unfuse import without_regions
+from shardweave.ir.program.staged import functions_of
+from shardweave.passes.kernels.unfuse_kernels import without_regions
 from shardweave.passes.pipeline import run_passes
 from shardweave.tests.zoo import SPECS, assert_equals_eager, captured, megatron, partitioned
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from shardweave.ir.annotations import sharding_attrs_of
-from shardweave.ir.mesh import Axis, Mesh
-from shardweave.ir.program import Program
+from shardweave.ir.dialects.annotations import sharding_attrs_of
+from shardweave.ir.mesh.mesh import Axis, Mesh
+from shardweave.ir.program.program import Program
 from shardweave.passes.pipeline import PassError, run_passes
 from shardweave.tests.ir_text import assert_lines, assert_same_values, lines, shardings, step
 

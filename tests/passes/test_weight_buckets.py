@@ -6,16 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from shardweave.ir.annotations import phase_of
-from shardweave.ir.dist import AllGatherOp, ReduceScatterOp
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.program import Program
-from shardweave.ir.types import shape_of
+from shardweave.ir.dialects.annotations import phase_of
+from shardweave.ir.dialects.dist import AllGatherOp, ReduceScatterOp
+from shardweave.ir.dialects.types import shape_of
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.program.program import Program
 from shardweave.passes.pipeline import PassPipeline, run_passes
-from shardweave.passes.plan_passes import plan_passes
 from shardweave.planners.cost.memory import peak_memory
-from shardweave.planners.lower import local_program, lowered, partitioning_of
-from shardweave.planners.plan import Plan
+from shardweave.planners.lowering.lower import local_program, lowered, partitioning_of
+from shardweave.planners.lowering.plan_passes import plan_passes
+from shardweave.planners.plan.plan import Plan
 from shardweave.tests.ir_text import assert_passes_to, assert_same_values, step
 from shardweave.tests.zoo import SPECS, assert_equals_eager, captured
 

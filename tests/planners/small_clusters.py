@@ -8,7 +8,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from shardweave.ir.program import Program
+from shardweave.ir.program.program import Program
 from shardweave.planners.cost.cluster import Cluster, DeviceType, NodeType
 from shardweave.tests.ir_text import step
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardweave.ir.blocks import blocks_of
-from shardweave.ir.mesh import Mesh
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.program.blocks import blocks_of
 from shardweave.planners.amp import plan_amp
 from shardweave.planners.amp.costs import corrected_costs
 from shardweave.planners.amp.model import AmpError, Strategy
@@ -22,12 +22,12 @@ from shardweave.planners.amp.shares import shares_by_seconds, with_shares
 from shardweave.planners.cost.cluster import Cluster, DeviceType, NodeType
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.cost.workload import batch_of, workload_of
-from shardweave.planners.lower import Lowerings
-from shardweave.planners.megatron import plan_megatron
-from shardweave.planners.plan import Plan
-from shardweave.planners.plan_check import check_plan
-from shardweave.planners.plan_parts import Pipeline, PlanError
-from shardweave.planners.predict import simulate_plan
+from shardweave.planners.lowering.lower import Lowerings
+from shardweave.planners.megatron.planner import plan_megatron
+from shardweave.planners.plan.plan import Plan
+from shardweave.planners.plan.plan_check import check_plan
+from shardweave.planners.plan.plan_parts import Pipeline, PlanError
+from shardweave.planners.predict.predict import simulate_plan
 from shardweave.tests.ir_text import step
 from shardweave.tests.zoo import assert_equals_eager, captured
 

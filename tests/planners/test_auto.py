@@ -10,28 +10,28 @@ from random import Random
 
 import pytest
 
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.program import Program
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.program.program import Program
 from shardweave.planners.auto import plan_auto
-from shardweave.planners.auto.constraints import Constraints, point_of, with_memory
 from shardweave.planners.auto.estimate import Estimator, filled
 from shardweave.planners.auto.evaluate import Evaluator
 from shardweave.planners.auto.planner import AutoOptions
 from shardweave.planners.auto.plans import PlanMaker
-from shardweave.planners.auto.point import JointPoint
 from shardweave.planners.auto.reader import CostReader, Depths
 from shardweave.planners.auto.search import LATE, PATIENCE, JointSearch
-from shardweave.planners.auto.space import joint_space as auto_space
+from shardweave.planners.auto.space.constraints import Constraints, point_of, with_memory
+from shardweave.planners.auto.space.point import JointPoint
+from shardweave.planners.auto.space.space import joint_space as auto_space
 from shardweave.planners.auto.worth import over_own, worth
 from shardweave.planners.call import call_planner
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.exhaustive import plan_exhaustive
-from shardweave.planners.lower import Lowerings, local_program
-from shardweave.planners.megatron import plan_megatron
+from shardweave.planners.lowering.lower import Lowerings, local_program
+from shardweave.planners.megatron.planner import plan_megatron
 from shardweave.planners.oppa.trials import Host
-from shardweave.planners.plan import Plan
-from shardweave.planners.plan_parts import Candidate, PlanError, Predicted
-from shardweave.planners.predict import simulate_plan
+from shardweave.planners.plan.plan import Plan
+from shardweave.planners.plan.plan_parts import Candidate, PlanError, Predicted
+from shardweave.planners.predict.predict import simulate_plan
 from shardweave.tests.zoo import assert_equals_eager, captured
 
 SPEC = "gpt:layers=1,hidden=32,heads=4,vocab=32,seq=8,batch=8"

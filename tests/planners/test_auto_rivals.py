@@ -9,18 +9,18 @@ from random import Random
 import pytest
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from shardweave.driver.models import build_example
+from shardweave.driver.models.models import build_example
 from shardweave.ir.capture.capture import capture
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.program import Program
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.program.program import Program
 from shardweave.planners.call import call_planner
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.presets import find_cluster
-from shardweave.planners.lower import Lowerings
-from shardweave.planners.megatron import plan_megatron
-from shardweave.planners.plan import Plan
-from shardweave.planners.plan_parts import PlanError
-from shardweave.planners.predict import simulate_plan
+from shardweave.planners.lowering.lower import Lowerings
+from shardweave.planners.megatron.planner import plan_megatron
+from shardweave.planners.plan.plan import Plan
+from shardweave.planners.plan.plan_parts import PlanError
+from shardweave.planners.predict.predict import simulate_plan
 from shardweave.tests.marks import slow_where
 
 SMALL, MANY = 8, 40

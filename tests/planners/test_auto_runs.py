@@ -10,19 +10,19 @@ from random import Random
 import pytest
 
 from shardweave.driver.plans import partition
-from shardweave.ir.mesh import Mesh
+from shardweave.ir.mesh.mesh import Mesh
 from shardweave.planners.auto import plan_auto
-from shardweave.planners.auto.constraints import Constraints, point_of
 from shardweave.planners.auto.estimate import Estimator
 from shardweave.planners.auto.evaluate import Evaluator
 from shardweave.planners.auto.planner import AutoOptions
 from shardweave.planners.auto.plans import PlanMaker
-from shardweave.planners.auto.point import JointPoint
 from shardweave.planners.auto.reader import CostReader, Depths
-from shardweave.planners.auto.space import joint_space
+from shardweave.planners.auto.space.constraints import Constraints, point_of
+from shardweave.planners.auto.space.point import JointPoint
+from shardweave.planners.auto.space.space import joint_space
 from shardweave.planners.cost.presets import find_cluster
-from shardweave.planners.plan import Plan
-from shardweave.planners.plan_parts import PlanError
+from shardweave.planners.plan.plan import Plan
+from shardweave.planners.plan.plan_parts import PlanError
 from shardweave.tests.unforeseen import HERE
 from shardweave.tests.zoo import SPECS, Captured, assert_equals_eager, captured
 

@@ -8,25 +8,25 @@ import pytest
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from shardweave.driver.cli import main
-from shardweave.driver.models import build_example
+from shardweave.driver.models.models import build_example
 from shardweave.driver.plans import partition
 from shardweave.ir.capture.capture import capture
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.program import Program
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.program.program import Program
 from shardweave.planners.auto import plan_auto
-from shardweave.planners.auto.constraints import Constraints, point_of
 from shardweave.planners.auto.estimate import Estimator
 from shardweave.planners.auto.evaluate import Evaluator
 from shardweave.planners.auto.planner import AutoOptions
 from shardweave.planners.auto.plans import PlanMaker
-from shardweave.planners.auto.point import JointPoint
 from shardweave.planners.auto.reader import CostReader, Depths
-from shardweave.planners.auto.sizes import shard_sizes
-from shardweave.planners.auto.space import JointSpace, joint_space
+from shardweave.planners.auto.space.constraints import Constraints, point_of
+from shardweave.planners.auto.space.point import JointPoint
+from shardweave.planners.auto.space.sizes import shard_sizes
+from shardweave.planners.auto.space.space import JointSpace, joint_space
 from shardweave.planners.cost.presets import find_cluster
-from shardweave.planners.pipelines.bounds import bubble_bound_s
-from shardweave.planners.plan import Plan
-from shardweave.planners.plan_parts import PlanError
+from shardweave.planners.plan.plan import Plan
+from shardweave.planners.plan.plan_parts import PlanError
+from shardweave.planners.schedules.bounds import bubble_bound_s
 from shardweave.tests.zoo import assert_equals_eager, captured
 
 CLUSTER = find_cluster("perlmutter:nodes=1")  # 4 devices

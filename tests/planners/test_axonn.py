@@ -8,14 +8,13 @@ from functools import cache
 import numpy as np
 import pytest
 
-from shardweave.backends.reference import run_reference
+from shardweave.backends.reference.reference import run_reference
 from shardweave.benchmarks.axonn_planner import captured as stack
 from shardweave.benchmarks.axonn_planner import gpt_model
-from shardweave.ir.annotations import phase_of
 from shardweave.ir.capture.precision import in_float64
-from shardweave.ir.dist import STARTED, WaitOp
-from shardweave.ir.program import Program
-from shardweave.passes.apply_plan import ApplyPlanPass
+from shardweave.ir.dialects.annotations import phase_of
+from shardweave.ir.dialects.dist import STARTED, WaitOp
+from shardweave.ir.program.program import Program
 from shardweave.passes.pipeline import as_mesh, run_passes
 from shardweave.planners.axonn import plan_axonn
 from shardweave.planners.axonn.model import (
@@ -33,7 +32,8 @@ from shardweave.planners.axonn.planner import layers_of
 from shardweave.planners.axonn.search import AxonnError, Options, memory_of, rank_grids
 from shardweave.planners.call import call_planner
 from shardweave.planners.cost.presets import find_cluster
-from shardweave.planners.structure import parallel_pairs
+from shardweave.planners.lowering.apply_plan import ApplyPlanPass
+from shardweave.planners.structure.structure import parallel_pairs
 from shardweave.tests.zoo import SHARDING_PASSES, SPECS, assert_equals_eager, captured, partitioned
 
 LAYER = LinearLayer(rows_in=16, rows_out=16, k=4, n=8)

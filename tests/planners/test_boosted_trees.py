@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from shardweave.driver.models import build_example
+from shardweave.driver.models.models import build_example
 from shardweave.driver.plans import plan
 from shardweave.ir.capture.capture import capture
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.program import Program
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.program.program import Program
 from shardweave.planners.call import call_planner, chooses_mesh, planner_options
 from shardweave.tests.zoo import SPECS, captured
 

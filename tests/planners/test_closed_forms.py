@@ -13,18 +13,18 @@ from functools import cache
 
 import pytest
 
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.program import Program
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.program.program import Program
 from shardweave.planners.amp import plan_amp
 from shardweave.planners.axonn import plan_axonn
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.presets import find_cluster
-from shardweave.planners.cost.zero import passes
-from shardweave.planners.lower import Lowerings
+from shardweave.planners.lowering.lower import Lowerings
 from shardweave.planners.oases import plan_oases
-from shardweave.planners.plan import Plan
-from shardweave.planners.plan_parts import Predicted
-from shardweave.planners.predict import simulate_plan
+from shardweave.planners.plan.plan import Plan
+from shardweave.planners.plan.plan_parts import Predicted
+from shardweave.planners.plan.zero import passes
+from shardweave.planners.predict.predict import simulate_plan
 from shardweave.tests.zoo import captured
 
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from shardweave.ir.dist import COLLECTIVES, DistOp
-from shardweave.ir.mesh import Mesh
+from shardweave.ir.dialects.dist import COLLECTIVES, DistOp
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.program.traffic import bytes_moved
 from shardweave.ir.sharding.rules.attention import is_attention
-from shardweave.ir.traffic import bytes_moved
 from shardweave.passes.pipeline import run_passes
 from shardweave.planners.cost.cluster import (
     Cluster,

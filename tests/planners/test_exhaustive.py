@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from shardweave.ir.mesh import Mesh
-from shardweave.passes.apply_plan import ApplyPlanPass
+from shardweave.ir.mesh.mesh import Mesh
 from shardweave.passes.pipeline import PassPipeline
 from shardweave.planners.cost.presets import find_cluster
-from shardweave.planners.cost.simulate import simulate
 from shardweave.planners.exhaustive import plan_exhaustive
-from shardweave.planners.lower import local_program
-from shardweave.planners.megatron import plan_megatron
-from shardweave.planners.plan_parts import PlanError
+from shardweave.planners.lowering.apply_plan import ApplyPlanPass
+from shardweave.planners.lowering.lower import local_program
+from shardweave.planners.megatron.planner import plan_megatron
+from shardweave.planners.plan.plan_parts import PlanError
+from shardweave.planners.simulate.simulate import simulate
 from shardweave.tests.marks import slow
 from shardweave.tests.zoo import assert_equals_eager, captured
 

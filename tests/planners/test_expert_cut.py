@@ -8,11 +8,11 @@ from functools import cache
 import pytest
 import torch
 
-from shardweave.ir.program import Program
+from shardweave.ir.program.program import Program
 from shardweave.passes.pipeline import as_mesh
-from shardweave.planners.lower import local_program
-from shardweave.planners.megatron import plan_megatron
-from shardweave.planners.plan import Plan
+from shardweave.planners.lowering.lower import local_program
+from shardweave.planners.megatron.planner import plan_megatron
+from shardweave.planners.plan.plan import Plan
 from shardweave.tests.zoo import SPECS, Captured, assert_equals_eager, captured
 
 SIZES = "num_hidden_layers=1,batch=8,seq=4"

@@ -9,18 +9,18 @@ import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import shardweave as sw
-from shardweave.driver.models import build_example
+from shardweave.driver.models.models import build_example
 from shardweave.driver.plans import partition
-from shardweave.ir.dist import DistOp
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.program import Program
-from shardweave.ir.staged import functions_of
-from shardweave.planners.cost.pipeline.simulation import simulate_stages
-from shardweave.planners.lower import Lowerings
-from shardweave.planners.megatron import plan_megatron
-from shardweave.planners.plan import Plan
-from shardweave.planners.plan_parts import Pipeline
-from shardweave.planners.predict import simulation_of
+from shardweave.ir.dialects.dist import DistOp
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.program.program import Program
+from shardweave.ir.program.staged import functions_of
+from shardweave.planners.lowering.lower import Lowerings
+from shardweave.planners.megatron.planner import plan_megatron
+from shardweave.planners.plan.plan import Plan
+from shardweave.planners.plan.plan_parts import Pipeline
+from shardweave.planners.predict.pipeline.simulation import simulate_stages
+from shardweave.planners.predict.predict import simulation_of
 from shardweave.tests.adamw import errors_of_three_steps
 from shardweave.tests.planners.small_clusters import cluster, with_dtype
 from shardweave.tests.spawn import run_ranks

@@ -8,22 +8,22 @@ from functools import cache
 import pytest
 from xdsl.ir import SSAValue
 
-from shardweave.ir.dist import RecvOp, SendOp
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.program import Program
-from shardweave.ir.staged import StageFunction, functions_of, runs_of
-from shardweave.ir.types import num_bytes, tensor_type_of
+from shardweave.ir.dialects.dist import RecvOp, SendOp
+from shardweave.ir.dialects.types import num_bytes, tensor_type_of
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.program.program import Program
+from shardweave.ir.program.staged import StageFunction, functions_of, runs_of
 from shardweave.planners.cost.cluster import Cluster
-from shardweave.planners.cost.pipeline.simulation import PipelineSimulation
 from shardweave.planners.cost.presets import find_cluster
-from shardweave.planners.lower import local_program
-from shardweave.planners.megatron import plan_megatron
-from shardweave.planners.pipelines.balance import balanced_stages
-from shardweave.planners.pipelines.list_stages import costs_of, order_stages
-from shardweave.planners.pipelines.picture import picture_of, table_of
-from shardweave.planners.pipelines.schedules import fixed_tables
-from shardweave.planners.plan_parts import Pipeline
-from shardweave.planners.predict import simulate_step
+from shardweave.planners.lowering.lower import local_program
+from shardweave.planners.lowering.stages.balance import balanced_stages
+from shardweave.planners.lowering.stages.list_stages import costs_of, order_stages
+from shardweave.planners.lowering.stages.picture import picture_of, table_of
+from shardweave.planners.megatron.planner import plan_megatron
+from shardweave.planners.plan.plan_parts import Pipeline
+from shardweave.planners.predict.pipeline.simulation import PipelineSimulation
+from shardweave.planners.predict.predict import simulate_step
+from shardweave.planners.schedules.schedules import fixed_tables
 from shardweave.tests.zoo import captured
 
 SMALL = "gpt:layers=4,hidden=16,heads=4,vocab=32,seq=8,batch=8"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from shardweave.ir.mesh import Mesh
-from shardweave.planners.lower import Lowerings, local_program
-from shardweave.planners.megatron import plan_megatron
-from shardweave.planners.plan_parts import Pipeline
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.planners.lowering.lower import Lowerings, local_program
+from shardweave.planners.megatron.planner import plan_megatron
+from shardweave.planners.plan.plan_parts import Pipeline
 from shardweave.tests.zoo import captured
 
 SPEC = "gpt:layers=2,hidden=32,heads=4,vocab=32,seq=8,batch=8"

@@ -8,12 +8,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from shardweave.ir.capture.capture import capture
-from shardweave.ir.types import shape_of
+from shardweave.ir.dialects.types import shape_of
 from shardweave.passes.pipeline import as_mesh
 from shardweave.planners.cost.presets import find_cluster
-from shardweave.planners.lower import local_program
-from shardweave.planners.megatron import plan_megatron
-from shardweave.planners.plan import Plan
+from shardweave.planners.lowering.lower import local_program
+from shardweave.planners.megatron.planner import plan_megatron
+from shardweave.planners.plan.plan import Plan
 from shardweave.tests.eager import assert_three_steps_equal_eager
 from shardweave.tests.zoo import SPECS, TEXT_SPECS, assert_equals_eager, captured, megatron
 

@@ -13,24 +13,24 @@ import pytest
 import torch
 from torch import nn
 
-from shardweave.backends.reference import values_of
-from shardweave.driver.check import run_eager
-from shardweave.driver.models import Example
+from shardweave.backends.reference.reference import values_of
+from shardweave.driver.checking.check import run_eager
+from shardweave.driver.models.models import Example
 from shardweave.driver.plans import plan as make_plan
 from shardweave.ir.capture.capture import capture
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.program import Program
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.program.program import Program
 from shardweave.passes.pipeline import PassPipeline
-from shardweave.passes.plan_passes import plan_passes
 from shardweave.planners.cost.presets import find_cluster
+from shardweave.planners.lowering.plan_passes import plan_passes
 from shardweave.planners.oases.blocks import read_blocks
 from shardweave.planners.oases.chain import ChainError, linearise
 from shardweave.planners.oases.degree import Axes, plan_of_degrees, prime_factors
 from shardweave.planners.oases.dp import solve_chain
 from shardweave.planners.oases.planner import plan_oases
 from shardweave.planners.oases.program import ChainOptions, ProgramChain, chain_of_program
-from shardweave.planners.plan import Plan
-from shardweave.planners.structure import find_pairs
+from shardweave.planners.plan.plan import Plan
+from shardweave.planners.structure.structure import find_pairs
 from shardweave.tests.marks import slow
 from shardweave.tests.zoo import SPECS, Captured, assert_equals_eager, captured
 

@@ -7,15 +7,15 @@ from itertools import product
 
 import pytest
 
-from shardweave.ir.mesh import Mesh
+from shardweave.ir.mesh.mesh import Mesh
 from shardweave.planners.cost.presets import find_cluster
-from shardweave.planners.lower import local_program
+from shardweave.planners.lowering.lower import local_program
 from shardweave.planners.oases.chain import Chain, linearise
 from shardweave.planners.oases.dp import solve_chain
 from shardweave.planners.oases.planner import plan_oases
 from shardweave.planners.oases.refine import Path, best_paths, refined
-from shardweave.planners.plan_parts import Predicted
-from shardweave.planners.predict import simulate_plan
+from shardweave.planners.plan.plan_parts import Predicted
+from shardweave.planners.predict.predict import simulate_plan
 from shardweave.tests.planners.small_chains import random_chain
 from shardweave.tests.zoo import SPECS, assert_equals_eager, captured
 

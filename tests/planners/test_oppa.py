@@ -15,12 +15,12 @@ import torch
 from shardweave.benchmarks.oppa_space import BUCKETS_MIB, SearchSpace
 from shardweave.benchmarks.oppa_step_model import StepModel, Transformer
 from shardweave.benchmarks.oppa_trials import SimulatedTrial
-from shardweave.driver.models import build_example
+from shardweave.driver.models.models import build_example
 from shardweave.driver.plans import plan
 from shardweave.ir.capture.capture import capture
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.program import Program
-from shardweave.planners.auto.constraints import point_of
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.program.program import Program
+from shardweave.planners.auto.space.constraints import point_of
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.oppa import choosers
 from shardweave.planners.oppa.choosers import (
@@ -37,7 +37,7 @@ from shardweave.planners.oppa.prior import MemoryPrior, ThroughputPrior
 from shardweave.planners.oppa.search import search
 from shardweave.planners.oppa.space import Configuration, SpaceError, SpaceTable
 from shardweave.planners.oppa.trials import Outcome, Record, TrialFile, TrialsError
-from shardweave.planners.plan_parts import RECOMPUTE
+from shardweave.planners.plan.plan_parts import RECOMPUTE
 from shardweave.tests.marks import slow
 from shardweave.tests.zoo import captured
 

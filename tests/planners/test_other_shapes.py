@@ -6,12 +6,12 @@ import dataclasses
 
 import pytest
 
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.placement import Sharding
-from shardweave.ir.program import Program
-from shardweave.planners.lower import local_program
-from shardweave.planners.other_shapes import FittedPlan, fit_plan
-from shardweave.planners.plan import Plan
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.mesh.placement import Sharding
+from shardweave.ir.program.program import Program
+from shardweave.planners.lowering.lower import local_program
+from shardweave.planners.lowering.other_shapes import FittedPlan, fit_plan
+from shardweave.planners.plan.plan import Plan
 
 MESH = Mesh(data=2, tensor=2)
 

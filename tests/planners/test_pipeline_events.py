@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardweave.planners.cost.pipeline.events import (
+from shardweave.planners.plan.plan_parts import PIPELINE_SCHEDULES
+from shardweave.planners.predict.pipeline.events import (
     Message,
     Played,
     StageTimes,
@@ -20,8 +21,7 @@ from shardweave.planners.cost.pipeline.events import (
     order_of,
     play,
 )
-from shardweave.planners.cost.streams import Streams, beside_s
-from shardweave.planners.plan_parts import PIPELINE_SCHEDULES
+from shardweave.planners.simulate.streams import Streams, beside_s
 
 schedules = st.sampled_from(PIPELINE_SCHEDULES)
 seconds = st.sampled_from([0.0, 0.5, 1.0, 3.0])

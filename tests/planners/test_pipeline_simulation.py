@@ -9,29 +9,29 @@ from pathlib import Path
 
 import pytest
 
-from shardweave.ir.dist import SendOp
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.program import Program
-from shardweave.ir.staged import functions_of
-from shardweave.ir.types import num_bytes, tensor_type_of
+from shardweave.ir.dialects.dist import SendOp
+from shardweave.ir.dialects.types import num_bytes, tensor_type_of
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.program.program import Program
+from shardweave.ir.program.staged import functions_of
 from shardweave.planners.amp import plan_amp
 from shardweave.planners.amp.model import AmpError
 from shardweave.planners.cost.cluster import Cluster, NodeType, on_devices
 from shardweave.planners.cost.links import nics_of, transfer_of
-from shardweave.planners.cost.pipeline.micro_batch import micro_batch_plan
-from shardweave.planners.cost.pipeline.simulation import (
+from shardweave.planners.cost.presets import find_cluster
+from shardweave.planners.lowering.lower import Lowerings
+from shardweave.planners.megatron.planner import plan_megatron
+from shardweave.planners.plan.plan import Plan
+from shardweave.planners.plan.plan_parts import Pipeline, PlanError
+from shardweave.planners.predict.pipeline.micro_batch import micro_batch_plan
+from shardweave.planners.predict.pipeline.simulation import (
     PipelineSimulation,
     played_stages,
     simulate_stages,
 )
-from shardweave.planners.cost.pipeline.stages import stages_of
-from shardweave.planners.cost.presets import find_cluster
-from shardweave.planners.cost.simulation import Simulation
-from shardweave.planners.lower import Lowerings
-from shardweave.planners.megatron import plan_megatron
-from shardweave.planners.plan import Plan
-from shardweave.planners.plan_parts import Pipeline, PlanError
-from shardweave.planners.predict import simulation_of
+from shardweave.planners.predict.pipeline.stages import stages_of
+from shardweave.planners.predict.predict import simulation_of
+from shardweave.planners.simulate.simulation import Simulation
 from shardweave.tests.planners.small_clusters import cluster, with_dtype
 from shardweave.tests.zoo import captured
 

@@ -12,20 +12,19 @@ import pytest
 import torch.distributed.pipelining.schedules as pytorch
 
 from shardweave.docs.schedules import FILE, drawing
-from shardweave.planners.pipelines import Action, Table, find_schedule, in_order
-from shardweave.planners.pipelines.bounds import bubble_bound_s
-from shardweave.planners.pipelines.list_order import (
+from shardweave.planners.lowering.stages.picture import moments_of
+from shardweave.planners.plan.plan_parts import PIPELINE_SCHEDULES
+from shardweave.planners.schedules.bounds import bubble_bound_s
+from shardweave.planners.schedules.list_order import (
     UNIT_COSTS,
     PassCosts,
     list_table,
     most_in_flight,
     time_of,
 )
-from shardweave.planners.pipelines.picture import moments_of
-from shardweave.planners.pipelines.schedules import LIST, fixed_tables
-from shardweave.planners.pipelines.table import Kind
-from shardweave.planners.pipelines.uneven import uneven_table
-from shardweave.planners.plan_parts import PIPELINE_SCHEDULES
+from shardweave.planners.schedules.schedules import LIST, find_schedule, fixed_tables
+from shardweave.planners.schedules.table import Action, Kind, Table, in_order
+from shardweave.planners.schedules.uneven import uneven_table
 
 DATA = Path(__file__).parents[1] / "data" / "pipelines"
 """From test/distributed/pipelining/artifacts of pytorch/pytorch (BSD-3-Clause)."""

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardweave.ir.mesh import Mesh
-from shardweave.passes.apply_plan import ApplyPlanPass
+from shardweave.ir.mesh.mesh import Mesh
 from shardweave.passes.pipeline import run_passes
-from shardweave.planners.plan import Plan, PlanError
-from shardweave.planners.plan_names import Lookup, check_names, parse_sharding
-from shardweave.planners.plan_parts import Candidate, Pipeline, Predicted
+from shardweave.planners.lowering.apply_plan import ApplyPlanPass
+from shardweave.planners.plan.plan import Plan, PlanError
+from shardweave.planners.plan.plan_names import Lookup, check_names, parse_sharding
+from shardweave.planners.plan.plan_parts import Candidate, Pipeline, Predicted
 from shardweave.tests.ir_text import shardings, step
 from shardweave.tests.zoo import SPECS, assert_equals_eager, captured, megatron, partitioned
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from shardweave.ir.program import Program
-from shardweave.planners.plan import Plan, PlanError
-from shardweave.planners.plan_check import check_plan
-from shardweave.planners.plan_parts import Pipeline
+from shardweave.ir.program.program import Program
+from shardweave.planners.plan.plan import Plan, PlanError
+from shardweave.planners.plan.plan_check import check_plan
+from shardweave.planners.plan.plan_parts import Pipeline
 from shardweave.tests.zoo import SPECS, captured, megatron
 
 

@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from shardweave.passes.apply_plan import ApplyPlanPass
 from shardweave.passes.pipeline import run_passes
-from shardweave.planners.plan import Plan
+from shardweave.planners.lowering.apply_plan import ApplyPlanPass
+from shardweave.planners.plan.plan import Plan
 from shardweave.tests.mutations import mutated
 from shardweave.tests.zoo import captured, megatron
 

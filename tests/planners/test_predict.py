@@ -7,11 +7,16 @@ from dataclasses import replace
 import pytest
 
 from shardweave.planners.cost.presets import find_cluster
-from shardweave.planners.cost.simulate import simulate
-from shardweave.planners.lower import local_program
-from shardweave.planners.plan import Plan
-from shardweave.planners.plan_parts import Candidate, Predicted
-from shardweave.planners.predict import simulate_plan, time_parts, why_slower, with_candidates
+from shardweave.planners.lowering.lower import local_program
+from shardweave.planners.plan.plan import Plan
+from shardweave.planners.plan.plan_parts import Candidate, Predicted
+from shardweave.planners.predict.predict import (
+    simulate_plan,
+    time_parts,
+    why_slower,
+    with_candidates,
+)
+from shardweave.planners.simulate.simulate import simulate
 from shardweave.tests.zoo import SPECS, captured, megatron
 
 BEST = Predicted(1e-3, 8e-4, {"data": 1e-4, "tensor": 3e-4}, 2e-4, memory_bytes={"a": 5})

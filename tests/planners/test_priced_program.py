@@ -8,21 +8,21 @@ from random import Random
 
 import pytest
 
-from shardweave.ir.annotations import copy_of
-from shardweave.ir.dist import COLLECTIVES, DistOp, sent_bytes
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.program import Program
+from shardweave.ir.dialects.annotations import copy_of
+from shardweave.ir.dialects.dist import COLLECTIVES, DistOp, sent_bytes
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.program.program import Program
 from shardweave.passes.pipeline import PassPipeline
-from shardweave.passes.plan_passes import plan_passes
 from shardweave.planners.axonn.planner import plan_axonn
 from shardweave.planners.cost.presets import find_cluster
-from shardweave.planners.lower import local_program
-from shardweave.planners.megatron import plan_megatron
+from shardweave.planners.lowering.lower import local_program
+from shardweave.planners.lowering.plan_passes import plan_passes
+from shardweave.planners.megatron.planner import plan_megatron
 from shardweave.planners.oases.degree import Axes, plan_of_degrees
 from shardweave.planners.oases.program import ChainOptions, ProgramChain, chain_of_program
-from shardweave.planners.plan import Plan
-from shardweave.planners.predict import simulate_plan, simulation_of
-from shardweave.planners.replicated import plan_replicated
+from shardweave.planners.plan.plan import Plan
+from shardweave.planners.plan.replicated import plan_replicated
+from shardweave.planners.predict.predict import simulate_plan, simulation_of
 from shardweave.tests.zoo import captured
 
 SPEC = "gpt:layers=2,hidden=16,heads=4,vocab=32,seq=8,batch=8"

@@ -8,24 +8,24 @@ from functools import cache
 import pytest
 
 from shardweave.driver.plans import partition
-from shardweave.ir.annotations import phase_of
-from shardweave.ir.blocks import blocks_of
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.program import Program
+from shardweave.ir.dialects.annotations import phase_of
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.program.blocks import blocks_of
+from shardweave.ir.program.program import Program
 from shardweave.passes.pipeline import PassError, run_passes
 from shardweave.planners.auto import plan_auto
-from shardweave.planners.auto.constraints import point_of, with_memory
 from shardweave.planners.auto.estimate import Estimator
 from shardweave.planners.auto.evaluate import Evaluator, extrapolated
 from shardweave.planners.auto.planner import AutoOptions
 from shardweave.planners.auto.plans import PlanMaker
-from shardweave.planners.auto.point import JointPoint
 from shardweave.planners.auto.reader import CostReader, Depths
+from shardweave.planners.auto.space.constraints import point_of, with_memory
+from shardweave.planners.auto.space.point import JointPoint
 from shardweave.planners.cost.presets import find_cluster
-from shardweave.planners.plan import Plan
-from shardweave.planners.plan_check import check_plan
-from shardweave.planners.plan_parts import Pipeline, PlanError, Predicted
-from shardweave.planners.predict import simulate_plan
+from shardweave.planners.plan.plan import Plan
+from shardweave.planners.plan.plan_check import check_plan
+from shardweave.planners.plan.plan_parts import Pipeline, PlanError, Predicted
+from shardweave.planners.predict.predict import simulate_plan
 from shardweave.tests.zoo import assert_equals_eager, captured
 
 GPT = "gpt:layers=4,hidden=16,heads=4,vocab=32,seq=8,batch=4"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from shardweave.passes.pipeline import as_mesh
-from shardweave.planners.plan import Plan
-from shardweave.planners.replicated import notes_on_empty_parts, plan_replicated
+from shardweave.planners.plan.plan import Plan
+from shardweave.planners.plan.replicated import notes_on_empty_parts, plan_replicated
 from shardweave.tests.ir_text import step
 
 TEXT = """

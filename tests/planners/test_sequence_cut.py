@@ -11,26 +11,26 @@ import pytest
 import torch
 from torch import Tensor
 
-from shardweave.backends.emit import emit
-from shardweave.driver.check import scalar_loss
-from shardweave.driver.compile import compile
-from shardweave.driver.models import build_example
-from shardweave.ir.annotations import phase_of
+from shardweave.backends.emit.emit import emit
+from shardweave.driver.checking.check import scalar_loss
+from shardweave.driver.models.models import build_example
+from shardweave.driver.step.compile import compile
 from shardweave.ir.capture.capture import capture
-from shardweave.ir.dist import STARTS, AllGatherOp, SliceOp, WaitOp
-from shardweave.ir.program import Program
+from shardweave.ir.dialects.annotations import phase_of
+from shardweave.ir.dialects.dist import STARTS, AllGatherOp, SliceOp, WaitOp
+from shardweave.ir.dialects.types import shape_of
+from shardweave.ir.program.program import Program
+from shardweave.ir.program.staged import parts_of
+from shardweave.ir.program.storage import kept_bytes
 from shardweave.ir.sharding.rules.attention import is_attention
-from shardweave.ir.staged import parts_of
-from shardweave.ir.storage import kept_bytes
-from shardweave.ir.types import shape_of
 from shardweave.passes.pipeline import as_mesh
-from shardweave.planners.cost.simulate import simulate
-from shardweave.planners.cost.simulation import Simulation
-from shardweave.planners.lower import local_program, lowered, partitioning_of
-from shardweave.planners.megatron import plan_megatron
-from shardweave.planners.plan import Plan
-from shardweave.planners.plan_parts import Pipeline
-from shardweave.planners.sequence_cut import sequence_cut
+from shardweave.planners.lowering.lower import local_program, lowered, partitioning_of
+from shardweave.planners.megatron.planner import plan_megatron
+from shardweave.planners.megatron.sequence_cut import sequence_cut
+from shardweave.planners.plan.plan import Plan
+from shardweave.planners.plan.plan_parts import Pipeline
+from shardweave.planners.simulate.simulate import simulate
+from shardweave.planners.simulate.simulation import Simulation
 from shardweave.tests.spawn import run_ranks
 from shardweave.tests.zoo import (
     SPECS,

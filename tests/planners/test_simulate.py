@@ -13,15 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from xdsl.ir import Operation, SSAValue
 
-from shardweave.ir.dist import STARTED, AllReduceOp
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.program import Program
-from shardweave.ir.types import num_bytes, tensor_type_of
+from shardweave.ir.dialects.dist import STARTED, AllReduceOp
+from shardweave.ir.dialects.types import num_bytes, tensor_type_of
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.program.program import Program
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.memory import peak_memory
 from shardweave.planners.cost.model import kind_of
-from shardweave.planners.cost.simulate import simulate
-from shardweave.planners.cost.simulation import Simulation
+from shardweave.planners.simulate.simulate import simulate
+from shardweave.planners.simulate.simulation import Simulation
 from shardweave.tests.ir_text import step
 from shardweave.tests.planners.small_clusters import (
     DEVICE,

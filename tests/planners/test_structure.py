@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from shardweave.ir.attributes import ShardingAttr
-from shardweave.ir.placement import Sharding
-from shardweave.ir.types import shape_of
-from shardweave.planners.linear_maps import input_embeddings, parameter_of
-from shardweave.planners.structure import parallel_pairs
+from shardweave.ir.dialects.attributes import ShardingAttr
+from shardweave.ir.dialects.types import shape_of
+from shardweave.ir.mesh.placement import Sharding
+from shardweave.planners.structure.linear_maps import input_embeddings, parameter_of
+from shardweave.planners.structure.structure import parallel_pairs
 from shardweave.tests.ir_text import step
 
 PAIR = """

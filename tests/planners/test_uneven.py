@@ -8,17 +8,19 @@ from random import Random
 
 import pytest
 
-from shardweave.ir.mesh import Mesh
+from shardweave.ir.mesh.mesh import Mesh
 from shardweave.planners.cost.cluster import Cluster, DeviceType, NodeType
-from shardweave.planners.cost.pipeline.simulation import PipelineSimulation
-from shardweave.planners.lower import Lowerings
-from shardweave.planners.pipelines import find_schedule, in_order
-from shardweave.planners.pipelines.balance import balanced_stages
-from shardweave.planners.pipelines.choose import devices_of_plan, shortened, with_pipeline
-from shardweave.planners.pipelines.list_order import UNIT_COSTS, PassCosts, list_table, time_of
-from shardweave.planners.pipelines.schedules import Schedule
-from shardweave.planners.pipelines.table import Table, gives_of
-from shardweave.planners.pipelines.uneven import (
+from shardweave.planners.lowering.lower import Lowerings
+from shardweave.planners.lowering.stages.balance import balanced_stages
+from shardweave.planners.lowering.stages.choose import devices_of_plan, shortened, with_pipeline
+from shardweave.planners.plan.plan import Plan
+from shardweave.planners.plan.plan_parts import PIPELINE_SCHEDULES, Pipeline, PlanError
+from shardweave.planners.predict.pipeline.simulation import PipelineSimulation
+from shardweave.planners.predict.predict import simulation_of
+from shardweave.planners.schedules.list_order import UNIT_COSTS, PassCosts, list_table, time_of
+from shardweave.planners.schedules.schedules import Schedule, find_schedule
+from shardweave.planners.schedules.table import Table, gives_of, in_order
+from shardweave.planners.schedules.uneven import (
     check_shares,
     fitted_shares,
     read_shares,
@@ -27,9 +29,6 @@ from shardweave.planners.pipelines.uneven import (
     uneven_table,
     uneven_tables,
 )
-from shardweave.planners.plan import Plan
-from shardweave.planners.plan_parts import PIPELINE_SCHEDULES, Pipeline, PlanError
-from shardweave.planners.predict import simulation_of
 from shardweave.tests.zoo import captured, megatron
 
 GPT = "gpt:layers=2,hidden=16,heads=2,vocab=32,seq=8,batch=8"

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from shardweave.ir.dist import COLLECTIVES
+from shardweave.ir.dialects.dist import COLLECTIVES
 from shardweave.ir.inspect.stats import stats
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.program import Program
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.program.program import Program
 from shardweave.planners.cost.model import CostModel, kind_of
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.cost.workload import Workload, workload_of
-from shardweave.planners.lower import local_program
-from shardweave.planners.megatron import plan_megatron
+from shardweave.planners.lowering.lower import local_program
+from shardweave.planners.megatron.planner import plan_megatron
 from shardweave.tests.ir_text import step
 from shardweave.tests.planners.small_clusters import cluster
 from shardweave.tests.zoo import SPECS, captured

@@ -16,15 +16,15 @@ from xdsl.ir import Operation, SSAValue
 
 from shardweave.driver.report.explorer.words import Words
 from shardweave.driver.report.shardings import Picture, sharding_svg
-from shardweave.ir.annotations import sharding_attrs_of
-from shardweave.ir.attributes import ShardingAttr
+from shardweave.ir.dialects.annotations import sharding_attrs_of
+from shardweave.ir.dialects.attributes import ShardingAttr
+from shardweave.ir.dialects.types import shape_of
 from shardweave.ir.inspect.diff_lines import Lines
 from shardweave.ir.inspect.diff_table import ProgramTable
 from shardweave.ir.inspect.side_by_side import LayerPairs, sources_of
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.placement import Sharding
-from shardweave.ir.program import Slot, shardings_of
-from shardweave.ir.types import shape_of
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.mesh.placement import Sharding
+from shardweave.ir.program.program import Slot, shardings_of
 
 KINDS = ("same", "added", "removed", "moved", "changed")
 """What happened to an op; the page has their numbers."""

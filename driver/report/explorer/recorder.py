@@ -11,7 +11,7 @@ from typing import Any
 from xdsl.ir import Operation
 from xdsl.passes import ModulePass
 
-from shardweave.driver.report.diff_text import (
+from shardweave.driver.report.diff.diff_text import (
     Simulated,
     number_cells,
     program_numbers,
@@ -21,7 +21,7 @@ from shardweave.driver.report.explorer.part import KINDS, FunctionPart
 from shardweave.driver.report.explorer.words import Words
 from shardweave.driver.report.page import groups_text
 from shardweave.driver.report.pictures import memory_html, timeline_html
-from shardweave.ir.dist import ReshardOp
+from shardweave.ir.dialects.dist import ReshardOp
 from shardweave.ir.inspect.diff_table import Interner, table_of
 from shardweave.ir.inspect.side_by_side import (
     ancestors_of,
@@ -30,18 +30,18 @@ from shardweave.ir.inspect.side_by_side import (
     same_by_name,
     unchanged,
 )
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.program import Program
-from shardweave.ir.program_stats import ProgramStats
-from shardweave.ir.staged import functions_of, is_staged
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.program.program import Program
+from shardweave.ir.program.program_stats import ProgramStats
+from shardweave.ir.program.staged import functions_of, is_staged
 from shardweave.passes.observers import Observer
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.memory import memory_over_time
 from shardweave.planners.cost.quantity import bytes_text, seconds_text
-from shardweave.planners.cost.simulation import Simulation
-from shardweave.planners.pipelines.picture import moments_of
-from shardweave.planners.pipelines.picture import table_of as schedule_of
-from shardweave.planners.predict import simulate_step
+from shardweave.planners.lowering.stages.picture import moments_of
+from shardweave.planners.lowering.stages.picture import table_of as schedule_of
+from shardweave.planners.predict.predict import simulate_step
+from shardweave.planners.simulate.simulation import Simulation
 
 Json = dict[str, Any]
 

@@ -7,7 +7,7 @@ from xdsl.ir import SSAValue
 from shardweave.ir.capture.builder import Builder
 from shardweave.ir.capture.canonical.base import Call, Result, form, normalized
 from shardweave.ir.capture.canonical.layout import sliced
-from shardweave.ir.types import shape_of
+from shardweave.ir.dialects.types import shape_of
 
 
 def log_sigmoid_of(b: Builder, source: SSAValue) -> SSAValue:

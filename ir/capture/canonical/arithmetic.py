@@ -12,7 +12,7 @@ from shardweave.ir.capture.canonical.base import (
     form,
     normalized,
 )
-from shardweave.ir.types import dtype_of_value, shape_of, tensor_type
+from shardweave.ir.dialects.types import dtype_of_value, shape_of, tensor_type
 
 _WITH_SCALAR = ("add", "sub", "mul", "div", "eq", "ne", "lt", "le", "gt", "ge", "remainder",
                 "fmod", "bitwise_and", "bitwise_or", "bitwise_xor")  # fmt: skip

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from xdsl.ir import SSAValue
 
-from shardweave.ir.aten import overload_named
 from shardweave.ir.capture.builder import Builder
-from shardweave.ir.syntax import Operands
-from shardweave.ir.types import AnyTensor, dtype_of_type, shape_of_type
+from shardweave.ir.dialects.aten import overload_named
+from shardweave.ir.dialects.syntax import Operands
+from shardweave.ir.dialects.types import AnyTensor, dtype_of_type, shape_of_type
 
 
 class CanonicalError(ValueError):

@@ -13,7 +13,7 @@ from xdsl.ir import SSAValue
 
 from shardweave.ir.capture.builder import Builder
 from shardweave.ir.capture.canonical.base import Call, form
-from shardweave.ir.types import dtype_of_type, dtype_of_value, shape_of
+from shardweave.ir.dialects.types import dtype_of_type, dtype_of_value, shape_of
 
 
 @dataclass

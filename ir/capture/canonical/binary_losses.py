@@ -7,7 +7,7 @@ from xdsl.ir import SSAValue
 from shardweave.ir.capture.canonical.activations import log_sigmoid_of
 from shardweave.ir.capture.canonical.base import Call, Result, form
 from shardweave.ir.capture.canonical.losses import reduced, spread
-from shardweave.ir.types import shape_of
+from shardweave.ir.dialects.types import shape_of
 
 _LEAST_LOG = -100.0
 _LEAST_SLOPE = 1e-12

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from shardweave.ir.capture.canonical.base import Call, Result, form
-from shardweave.ir.pure_ops import UNWRITTEN
+from shardweave.ir.library.pure_ops import UNWRITTEN
 
 _FILL: dict[str, float | None] = {
     "_efficientzerotensor": 0,

@@ -6,14 +6,14 @@ import math
 
 from xdsl.ir import SSAValue
 
-from shardweave.ir.aten import AtenOp
 from shardweave.ir.capture.canonical.base import (
     Call,
     Result,
     form,
     normalized,
 )
-from shardweave.ir.types import dtype_of_value, shape_of, shape_of_type, tensor_type
+from shardweave.ir.dialects.aten import AtenOp
+from shardweave.ir.dialects.types import dtype_of_value, shape_of, shape_of_type, tensor_type
 
 
 @form(

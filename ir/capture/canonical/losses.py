@@ -12,14 +12,14 @@ import math
 import torch
 from xdsl.ir import SSAValue
 
-from shardweave.ir.aten import AtenOp
 from shardweave.ir.capture.canonical.base import (
     Call,
     Result,
     form,
     normalized,
 )
-from shardweave.ir.types import dtype_of_value, shape_of
+from shardweave.ir.dialects.aten import AtenOp
+from shardweave.ir.dialects.types import dtype_of_value, shape_of
 
 _NONE, _MEAN, _SUM = 0, 1, 2
 

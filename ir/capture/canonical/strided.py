@@ -9,7 +9,7 @@ from xdsl.ir import SSAValue
 
 from shardweave.ir.capture.canonical.base import Call, Result, form
 from shardweave.ir.capture.site import CaptureError, site_of_node
-from shardweave.ir.types import num_elements, tensor_type
+from shardweave.ir.dialects.types import num_elements, tensor_type
 
 _NAMES = ("aten.as_strided", "aten.as_strided_copy", "aten.as_strided_scatter")
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shardweave.ir.types import dtype_word
+from shardweave.ir.dialects.types import dtype_word
 
 _CONSTANTS = (
     type(None),

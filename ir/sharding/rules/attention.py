@@ -13,10 +13,14 @@ from functools import cache
 import torch
 from xdsl.ir import SSAValue
 
-from shardweave.ir.aten import AtenOp
-from shardweave.ir.positional_attention import ATTENTION, ATTENTION_BACKWARD, logsumexp_dtype
+from shardweave.ir.dialects.aten import AtenOp
+from shardweave.ir.dialects.types import dtype_of_value, shape_of
+from shardweave.ir.library.positional_attention import (
+    ATTENTION,
+    ATTENTION_BACKWARD,
+    logsumexp_dtype,
+)
 from shardweave.ir.sharding.rules.base import Localize, Localizer, Notation, Rule, rule
-from shardweave.ir.types import dtype_of_value, shape_of
 
 FLASH = "aten._scaled_dot_product_flash_attention_for_cpu"
 FLASH_BACKWARD = f"{FLASH}_backward"

@@ -17,8 +17,9 @@ from typing import Literal
 
 from xdsl.ir import SSAValue
 
-from shardweave.ir.aten import AtenOp
-from shardweave.ir.placement import (
+from shardweave.ir.dialects.aten import AtenOp
+from shardweave.ir.dialects.types import shape_of
+from shardweave.ir.mesh.placement import (
     DimSharding,
     Placement,
     Reduction,
@@ -29,7 +30,6 @@ from shardweave.ir.placement import (
     ordered,
 )
 from shardweave.ir.sharding.localizer import Localizer
-from shardweave.ir.types import shape_of
 
 Dims = tuple[tuple[int, ...], ...]
 """For each dim of a value the factors it is made of, major to minor."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from xdsl.ir import SSAValue
 
-from shardweave.ir.aten import AtenOp
+from shardweave.ir.dialects.aten import AtenOp
+from shardweave.ir.dialects.types import shape_of
 from shardweave.ir.sharding.rules.base import Notation, Rule, rule
 from shardweave.ir.sharding.rules.dims import dividing
-from shardweave.ir.types import shape_of
 
 WINDOWS = {
     1: """

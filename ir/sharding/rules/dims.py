@@ -7,8 +7,8 @@ from functools import cache
 
 from xdsl.ir import SSAValue
 
-from shardweave.ir.aten import AtenOp
-from shardweave.ir.placement import part_size
+from shardweave.ir.dialects.aten import AtenOp
+from shardweave.ir.mesh.placement import part_size
 from shardweave.ir.sharding.rules.base import Factor, Localize, Localizer, Names
 
 

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import torch
 from xdsl.ir import SSAValue
 
-from shardweave.ir.aten import AtenOp
-from shardweave.ir.philox import RANDOM
+from shardweave.ir.dialects.aten import AtenOp
+from shardweave.ir.dialects.types import dtype_of_value, shape_of
+from shardweave.ir.library.philox import RANDOM
 from shardweave.ir.sharding.rules.base import (
     Localizer,
     Notation,
@@ -18,7 +19,6 @@ from shardweave.ir.sharding.rules.base import (
     rule,
 )
 from shardweave.ir.sharding.rules.dims import passing
-from shardweave.ir.types import dtype_of_value, shape_of
 
 
 @rule("aten.full")

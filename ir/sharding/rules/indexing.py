@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from xdsl.ir import SSAValue
 
-from shardweave.ir.aten import AtenOp
-from shardweave.ir.placement import DimSharding, Reduction, is_even
+from shardweave.ir.dialects.aten import AtenOp
+from shardweave.ir.dialects.types import dtype_of_value, shape_of
+from shardweave.ir.mesh.placement import DimSharding, Reduction, is_even
 from shardweave.ir.sharding.rules.base import (
     Factor,
     Localizer,
@@ -24,7 +25,6 @@ from shardweave.ir.sharding.rules.base import (
     rule,
 )
 from shardweave.ir.sharding.rules.dims import broadcast, dim_of, passing
-from shardweave.ir.types import dtype_of_value, shape_of
 
 
 @rule("aten.embedding")

@@ -8,10 +8,10 @@ from importlib import import_module
 
 from xdsl.ir import Operation
 
-from shardweave.ir.annotations import layer_of
-from shardweave.ir.aten import AtenOp, OpKey, key_of_op
+from shardweave.ir.dialects.annotations import layer_of
+from shardweave.ir.dialects.aten import AtenOp, OpKey, key_of_op
+from shardweave.ir.dialects.types import shape_of
 from shardweave.ir.sharding.rules.base import RULES, Rule, RuleFunction, replicated_rule
-from shardweave.ir.types import shape_of
 
 FAMILIES = (
     "attention",

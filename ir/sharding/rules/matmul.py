@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from shardweave.ir.aten import AtenOp
+from shardweave.ir.dialects.aten import AtenOp
+from shardweave.ir.dialects.types import shape_of
 from shardweave.ir.sharding.rules.base import Notation, Rule, rule
-from shardweave.ir.types import shape_of
 
 PRODUCTS = {
     "aten.mm": "i k, k j -> i j",

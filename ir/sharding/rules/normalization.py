@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from shardweave.ir.aten import AtenOp
-from shardweave.ir.aten_args import DERIVED
+from shardweave.ir.dialects.aten import AtenOp
+from shardweave.ir.dialects.types import shape_of
+from shardweave.ir.ops.aten_args import DERIVED
 from shardweave.ir.sharding.rules.base import Notation, Rule, rule
 from shardweave.ir.sharding.rules.dims import dividing
-from shardweave.ir.types import shape_of
 
 
 def _normalized_rank(op: AtenOp) -> int:

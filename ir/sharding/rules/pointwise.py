@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import torch
 
-from shardweave.ir.aten import AtenOp
+from shardweave.ir.dialects.aten import AtenOp
+from shardweave.ir.dialects.types import dtype_of_value, shape_of
 from shardweave.ir.sharding.rules.base import Rule, named_rule, rule
 from shardweave.ir.sharding.rules.dims import broadcast, passing
-from shardweave.ir.types import dtype_of_value, shape_of
 
 UNARY = """
     abs acos acosh asin asinh atan atanh bitwise_not ceil celu cos cosh digamma elu erf erfc

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import torch
 
-from shardweave.ir.aten import AtenOp
-from shardweave.ir.placement import Reduction
+from shardweave.ir.dialects.aten import AtenOp
+from shardweave.ir.dialects.types import dtype_of_value, shape_of
+from shardweave.ir.mesh.placement import Reduction
 from shardweave.ir.sharding.rules.base import Names, Rule, named_rule, rule
 from shardweave.ir.sharding.rules.dims import named_dims, passing
-from shardweave.ir.types import dtype_of_value, shape_of
 
 REDUCED: dict[str, Reduction] = {
     "aten.sum": "sum",

@@ -8,10 +8,10 @@ from math import gcd, prod
 
 from xdsl.ir import SSAValue
 
-from shardweave.ir.aten import AtenOp
+from shardweave.ir.dialects.aten import AtenOp
+from shardweave.ir.dialects.types import shape_of
 from shardweave.ir.sharding.rules.base import Factor, Names, Rule, named_rule, replicated_rule, rule
 from shardweave.ir.sharding.rules.dims import broadcast, dim_of, dividing, named_dims, passing
-from shardweave.ir.types import shape_of
 
 
 @rule("aten.view")

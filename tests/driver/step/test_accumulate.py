@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from shardweave.ir.rewrite.pending_gradients import leave_gradients_pending
 from shardweave.ir.verify.program import check
+from shardweave.passes.messages.pending_gradients import leave_gradients_pending
 from shardweave.tests.driver.step.models import (
     F64,
     Normed,

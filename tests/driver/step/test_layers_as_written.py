@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 import shardweave as sw
-from shardweave.driver.lowering import compile_program
-from shardweave.driver.request import Request
-from shardweave.ir.staged import is_staged
-from shardweave.planners.plan_parts import Pipeline
+from shardweave.driver.step.lowering import compile_program
+from shardweave.driver.step.request import Request
+from shardweave.ir.program.staged import is_staged
+from shardweave.planners.plan.plan_parts import Pipeline
 from shardweave.tests.driver.step.models import Masked, Mixed
 from shardweave.tests.eager import ROUNDING, assert_step_equals_eager
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import shardweave as sw
-from shardweave.driver.models import build_example
+from shardweave.driver.models.models import build_example
 from shardweave.tests.driver.step.models import (
     F64,
     Normed,

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.nn.utils import prune
 
 import shardweave as sw
-from shardweave.backends.distributed import step_of
+from shardweave.backends.distributed.distributed import step_of
 from shardweave.ir.capture.capture import capture
 from shardweave.passes.notes import PassNote
 from shardweave.tests.driver.step.models import Normed, batch

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial, Shard
 
 import shardweave as sw
-from shardweave.driver import plan_choice, world
+from shardweave.driver.processes import world
+from shardweave.driver.step import plan_choice
 from shardweave.tests.driver.step.models import Masked, Mixed, Normed, batch, close, two_devices
 from shardweave.tests.spawn import run_ranks
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 import shardweave as sw
-from shardweave.passes.apply_plan import ApplyPlanPass
 from shardweave.passes.pipeline import run_passes
-from shardweave.planners.lower import local_program
+from shardweave.planners.lowering.apply_plan import ApplyPlanPass
+from shardweave.planners.lowering.lower import local_program
 from shardweave.tests import zoo
 from shardweave.tests.driver.step.models import F64, assert_same_state, batch, close, compiled
 from shardweave.tests.spawn import run_ranks

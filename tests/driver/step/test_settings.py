@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import shardweave as sw
-from shardweave.driver.settings import EACH, Settings, changes
+from shardweave.driver.step.model.settings import EACH, Settings, changes
 
 X = torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
 

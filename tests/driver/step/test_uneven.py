@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 
 import shardweave as sw
-from shardweave.driver.check import scalar_loss
-from shardweave.driver.gpt import GPT, GPTConfig, build_gpt
-from shardweave.driver.models import build_example
+from shardweave.driver.checking.check import scalar_loss
+from shardweave.driver.models.gpt import GPT, GPTConfig, build_gpt
+from shardweave.driver.models.models import build_example
 from shardweave.tests.driver.step.models import close
 from shardweave.tests.spawn import run_ranks
 

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.attention.varlen import varlen_attn
 
-from shardweave.backends.step import Step
-from shardweave.driver.compile import compile
+from shardweave.backends.step.step import Step
+from shardweave.driver.step.compile import compile
 from shardweave.ir.capture.capture import CaptureError, capture
 from shardweave.tests.marks import slow
 from shardweave.tests.torch_versions import new_torch

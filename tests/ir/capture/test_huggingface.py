@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from shardweave.backends.reference import run_reference
-from shardweave.driver.compile import compile
-from shardweave.driver.models import build_example
+from shardweave.backends.reference.reference import run_reference
+from shardweave.driver.models.models import build_example
+from shardweave.driver.step.compile import compile
 from shardweave.tests.eager import assert_three_steps_equal_eager
 from shardweave.tests.marks import slow
 from shardweave.tests.zoo import assert_equals_eager, captured

@@ -170,7 +170,7 @@ def test_layer_of_torch_that_looks_at_values_is_refused_with_its_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     as_torch_has_it = nn.modules.batchnorm._BatchNorm.forward
-    monkeypatch.setattr("shardweave.ir.capture.written_out.batch_norm", as_torch_has_it)
+    monkeypatch.setattr("shardweave.ir.capture.substitutes.written_out.batch_norm", as_torch_has_it)
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4, momentum=None))
     with pytest.raises(sw.CaptureError, match=r"write out .* torch's nn/\w+(/\w+)?\.py, line \d+"):
         sw.compile(model, (torch.randn(4, 4),), mesh="data=2", backend="reference")

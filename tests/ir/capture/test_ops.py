@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from shardweave.driver.compile import compile
+from shardweave.driver.step.compile import compile
 from shardweave.ir.capture.capture import CaptureError, capture
 from shardweave.tests.eager import Model, assert_three_steps_equal_eager
 from shardweave.tests.torch_versions import new_torch

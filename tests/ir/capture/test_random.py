@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import shardweave as sw
-from shardweave.backends.reference import run_reference, values_of
+from shardweave.backends.reference.reference import run_reference, values_of
 from shardweave.ir.capture.capture import CaptureError, capture
 
 F64 = torch.float64

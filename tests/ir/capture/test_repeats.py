@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from shardweave.driver.models import build_example
+from shardweave.driver.models.models import build_example
 from shardweave.tests.ir.capture.stacks import Block, Holder, Net, both_ways, in_a_row, subclass
 from shardweave.tests.marks import slow
 from shardweave.tests.torch_versions import new_torch

@@ -12,7 +12,7 @@ from torch.distributions import Categorical, Normal
 from torch.nn import functional as F
 
 import shardweave as sw
-from shardweave.ir.capture.written_out import (
+from shardweave.ir.capture.substitutes.written_out import (
     adaptive_log_softmax,
     corrcoef,
     cov,

@@ -9,8 +9,8 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from shardweave.backends.reference import Key, run_reference
-from shardweave.ir.program import Program
+from shardweave.backends.reference.reference import Key, run_reference
+from shardweave.ir.program.program import Program
 from shardweave.ir.proof.ops import ProofError
 from shardweave.ir.proof.prove import prove
 from shardweave.tests.ir.proof.mutants import distinct, mutant

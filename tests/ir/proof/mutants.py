@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from xdsl.dialects import func
 from xdsl.ir import Attribute, Operation, SSAValue
 
-from shardweave.ir import dist
-from shardweave.ir.annotations import describe
-from shardweave.ir.facts import facts_of
-from shardweave.ir.kernel import FusedOp, YieldOp
-from shardweave.ir.program import Program, Slot
+from shardweave.ir.dialects import dist
+from shardweave.ir.dialects.annotations import describe
+from shardweave.ir.dialects.kernel import FusedOp, YieldOp
+from shardweave.ir.ops.facts import facts_of
+from shardweave.ir.program.program import Program, Slot
+from shardweave.ir.program.staged import HELD, StageFunction, functions_of, is_staged, parts_of
 from shardweave.ir.proof.stages import RETURNED
-from shardweave.ir.staged import HELD, StageFunction, functions_of, is_staged, parts_of
 from shardweave.tests.ir.proof import value_slips
 from shardweave.tests.ir.proof.slips import SLIPS
 from shardweave.tests.ir.proof.stage_slips import STAGE_SLIPS

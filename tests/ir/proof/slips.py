@@ -8,12 +8,12 @@ from typing import TypeVar
 
 from xdsl.ir import Operation, SSAValue
 
-from shardweave.ir import dist
-from shardweave.ir.annotations import annotate
-from shardweave.ir.aten import AtenOp
-from shardweave.ir.kernel import FusedOp
-from shardweave.ir.literals import to_attribute, to_python
-from shardweave.ir.program import Program
+from shardweave.ir.dialects import dist
+from shardweave.ir.dialects.annotations import annotate
+from shardweave.ir.dialects.aten import AtenOp
+from shardweave.ir.dialects.kernel import FusedOp
+from shardweave.ir.dialects.literals import to_attribute, to_python
+from shardweave.ir.program.program import Program
 
 Slip = Callable[[Program, random.Random], bool]
 """Changes a program in one place; whether there is such a place."""

@@ -9,10 +9,10 @@ from typing import TypeVar
 from xdsl.dialects.builtin import StringAttr
 from xdsl.ir import Operation
 
-from shardweave.ir.dist import RecvOp, RunOp, SendOp
-from shardweave.ir.literals import to_attribute
-from shardweave.ir.program import Program, Slot
-from shardweave.ir.staged import StageFunction, functions_of
+from shardweave.ir.dialects.dist import RecvOp, RunOp, SendOp
+from shardweave.ir.dialects.literals import to_attribute
+from shardweave.ir.program.program import Program, Slot
+from shardweave.ir.program.staged import StageFunction, functions_of
 from shardweave.tests.ir.proof.slips import Slip, in_flight, one
 
 STAGE_SLIPS: dict[str, Slip] = {}

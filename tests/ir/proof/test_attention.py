@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from shardweave.backends.reference import run_reference
-from shardweave.ir.aten import AtenOp
-from shardweave.ir.placement import Placement, Sharding
-from shardweave.ir.program import Program
+from shardweave.backends.reference.reference import run_reference
+from shardweave.ir.dialects.aten import AtenOp
+from shardweave.ir.mesh.placement import Placement, Sharding
+from shardweave.ir.program.program import Program
 from shardweave.ir.proof.attention import merged
 from shardweave.ir.proof.held import AttentionPart, Held, Local, Relation, Value
 from shardweave.ir.proof.ops import ProofError

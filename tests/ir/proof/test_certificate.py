@@ -14,18 +14,18 @@ import pytest
 
 import shardweave as sw
 from shardweave.driver.plans import partition
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.program import Program
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.program.program import Program
 from shardweave.ir.proof import check
 from shardweave.ir.proof.certificate import certificate_of
 from shardweave.ir.proof.check import check_certificate
 from shardweave.ir.proof.expressions import Expressions
 from shardweave.ir.proof.ops import ProofError
 from shardweave.ir.proof.prove import arguments_of, prove, walked
-from shardweave.passes.apply_plan import ApplyPlanPass
-from shardweave.planners.megatron import plan_megatron
-from shardweave.planners.pipelines.balance import balanced_stages
-from shardweave.planners.plan_parts import Pipeline
+from shardweave.planners.lowering.apply_plan import ApplyPlanPass
+from shardweave.planners.lowering.stages.balance import balanced_stages
+from shardweave.planners.megatron.planner import plan_megatron
+from shardweave.planners.plan.plan_parts import Pipeline
 from shardweave.tests.ir.proof.cases import Case
 from shardweave.tests.ir.proof.mutants import mutant
 from shardweave.tests.ir.proof.slips import SLIPS

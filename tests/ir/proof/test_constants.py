@@ -6,8 +6,8 @@ import pytest
 
 from shardweave.ir.proof.ops import ProofError
 from shardweave.ir.proof.prove import prove
-from shardweave.passes.apply_plan import ApplyPlanPass
 from shardweave.passes.pipeline import run_passes
+from shardweave.planners.lowering.apply_plan import ApplyPlanPass
 from shardweave.tests.ir_text import step
 from shardweave.tests.zoo import captured, megatron
 

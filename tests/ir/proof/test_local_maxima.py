@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from shardweave.backends.reference import run_reference
-from shardweave.ir.program import Program
+from shardweave.backends.reference.reference import run_reference
+from shardweave.ir.program.program import Program
 from shardweave.ir.proof.certificate import certificate_of
 from shardweave.ir.proof.check import check_certificate
 from shardweave.ir.proof.expressions import Expressions

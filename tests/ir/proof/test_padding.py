@@ -10,12 +10,12 @@ import torch
 from xdsl.ir import Operation
 
 import shardweave as sw
-from shardweave.backends.reference import run_reference
-from shardweave.ir.literals import to_attribute
-from shardweave.ir.program import Program
+from shardweave.backends.reference.reference import run_reference
+from shardweave.ir.dialects.literals import to_attribute
+from shardweave.ir.program.program import Program
 from shardweave.ir.proof.ops import ProofError
 from shardweave.ir.proof.prove import prove
-from shardweave.passes.apply_plan import ApplyPlanPass
+from shardweave.planners.lowering.apply_plan import ApplyPlanPass
 from shardweave.tests.ir.proof.cases import Case as SlipCase
 from shardweave.tests.ir.proof.cases import refused_slips
 from shardweave.tests.ir.proof.slips import SLIPS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardweave.ir.program import Program
+from shardweave.ir.program.program import Program
 from shardweave.ir.proof.ops import ProofError
 from shardweave.ir.proof.prove import prove
 from shardweave.passes.pipeline import run_passes

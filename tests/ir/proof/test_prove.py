@@ -11,16 +11,16 @@ from xdsl.context import Context
 
 import shardweave as sw
 from shardweave.driver.plans import partition
-from shardweave.ir.literals import to_attribute
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.program import Program
+from shardweave.ir.dialects.literals import to_attribute
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.program.program import Program
 from shardweave.ir.proof.ops import ProofError
 from shardweave.ir.proof.prove import prove
-from shardweave.passes.apply_plan import ApplyPlanPass
 from shardweave.passes.pipeline import PassPipeline
-from shardweave.planners.megatron import plan_megatron
-from shardweave.planners.pipelines.balance import balanced_stages
-from shardweave.planners.plan_parts import Pipeline
+from shardweave.planners.lowering.apply_plan import ApplyPlanPass
+from shardweave.planners.lowering.stages.balance import balanced_stages
+from shardweave.planners.megatron.planner import plan_megatron
+from shardweave.planners.plan.plan_parts import Pipeline
 from shardweave.tests.driver.defects import DEFECTS, Defect, broken
 from shardweave.tests.driver.test_validate_mutations import PIPELINES, pipeline, program_before
 from shardweave.tests.ir.proof.cases import Case, refused_slips

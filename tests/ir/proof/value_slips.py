@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from xdsl.dialects.builtin import ArrayAttr, IntegerAttr
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
-from shardweave.ir import dist
-from shardweave.ir.annotations import ANNOTATIONS, annotate, copy_of, layer_of
-from shardweave.ir.aten import create
-from shardweave.ir.literals import to_attribute, to_python
-from shardweave.ir.philox import RANDOM
-from shardweave.ir.program import Program
+from shardweave.ir.dialects import dist
+from shardweave.ir.dialects.annotations import ANNOTATIONS, annotate, copy_of, layer_of
+from shardweave.ir.dialects.aten import create
+from shardweave.ir.dialects.literals import to_attribute, to_python
+from shardweave.ir.library.philox import RANDOM
+from shardweave.ir.program.program import Program
 from shardweave.tests.ir.proof.slips import (
     all_ops,
     aten_ops,

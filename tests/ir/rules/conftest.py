@@ -8,10 +8,10 @@ import pytest
 import torch
 from xdsl.ir import Block
 
-from shardweave.ir.aten import AtenOp, create
+from shardweave.ir.dialects.aten import AtenOp, create
+from shardweave.ir.dialects.types import tensor_type
 from shardweave.ir.sharding.rules import Rule, rule_of
 from shardweave.ir.sharding.rules.base import Dims
-from shardweave.ir.types import tensor_type
 
 
 def _type(given: Any) -> Any:

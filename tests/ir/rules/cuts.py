@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from random import Random
 
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.placement import DimSharding, Placement
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.mesh.placement import DimSharding, Placement
 from shardweave.ir.sharding.rules import Rule
 from shardweave.tests.ir.rules.sharded_op import Cut
 from shardweave.tests.ir.strategies import random_placements

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from shardweave.ir.positional_attention import ATTENTION, ATTENTION_BACKWARD
+from shardweave.ir.library.positional_attention import ATTENTION, ATTENTION_BACKWARD
 from shardweave.tests.ir.rules.sharded_op import Sample, sample
 from shardweave.tests.ir.rules.tensors import above_one, booleans, integers, normal
 

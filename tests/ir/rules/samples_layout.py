@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from shardweave.ir.philox import RANDOM, random_state
+from shardweave.ir.library.philox import RANDOM, random_state
 from shardweave.tests.ir.rules.sharded_op import sample
 from shardweave.tests.ir.rules.tensors import booleans, integers, normal, permutation, positions
 

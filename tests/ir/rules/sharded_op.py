@@ -20,19 +20,33 @@ from torch._decomp import get_decompositions
 from xdsl.dialects import builtin, func
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 
-from shardweave.backends.calls import FUNCTIONS
-from shardweave.backends.reference import run_reference
-from shardweave.ir.annotations import ANNOTATIONS, properties_without, set_wanted_attrs
-from shardweave.ir.aten import NOT_STORED, OWN_OPS, AtenOp, create, overload_named, signature_of
-from shardweave.ir.aten_args import DERIVED
-from shardweave.ir.attributes import ShardingAttr
-from shardweave.ir.dist import DistOp, ShardIndexOp, SliceOp
-from shardweave.ir.infer import infer_types
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.placement import DimSharding, Sharding, contiguous, fits, is_contiguous, is_even
-from shardweave.ir.program import Program
+from shardweave.backends.emit.calls import FUNCTIONS
+from shardweave.backends.reference.reference import run_reference
+from shardweave.ir.dialects.annotations import ANNOTATIONS, properties_without, set_wanted_attrs
+from shardweave.ir.dialects.aten import (
+    NOT_STORED,
+    OWN_OPS,
+    AtenOp,
+    create,
+    overload_named,
+    signature_of,
+)
+from shardweave.ir.dialects.attributes import ShardingAttr
+from shardweave.ir.dialects.dist import DistOp, ShardIndexOp, SliceOp
+from shardweave.ir.dialects.types import shape_of, shape_of_type, tensor_type
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.mesh.placement import (
+    DimSharding,
+    Sharding,
+    contiguous,
+    fits,
+    is_contiguous,
+    is_even,
+)
+from shardweave.ir.ops.aten_args import DERIVED
+from shardweave.ir.ops.infer import infer_types
+from shardweave.ir.program.program import Program
 from shardweave.ir.sharding.rules import Rule, rule_of
-from shardweave.ir.types import shape_of, shape_of_type, tensor_type
 from shardweave.passes.pipeline import PassPipeline
 
 PARTITION = PassPipeline("propagate-shardings,insert-collectives")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from shardweave.ir.philox import positions_of
+from shardweave.ir.library.philox import positions_of
 
 _GENERATOR = torch.Generator().manual_seed(0)
 

@@ -26,10 +26,10 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from shardweave.ir.aten import OWN_OPS
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.placement import Sharding, is_contiguous
-from shardweave.ir.sharding.shards import assemble, take_shard
+from shardweave.ir.dialects.aten import OWN_OPS
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.mesh.placement import Sharding, is_contiguous
+from shardweave.ir.mesh.shards import assemble, take_shard
 from shardweave.tests.ir.rules.cuts import single_cuts
 from shardweave.tests.ir.rules.sharded_op import Instance, Sample, kernel_of
 from shardweave.tests.ir.rules.test_property import OPS, SAMPLES, instances

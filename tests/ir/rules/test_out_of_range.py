@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from shardweave.driver.compile import compile
+from shardweave.driver.step.compile import compile
 
 ROWS = 8
 

@@ -8,8 +8,8 @@ from random import Random
 import pytest
 import torch
 
-from shardweave.ir.mesh import Axis, Mesh
-from shardweave.ir.placement import Sharding
+from shardweave.ir.mesh.mesh import Axis, Mesh
+from shardweave.ir.mesh.placement import Sharding
 from shardweave.ir.sharding.rules import has_rule
 from shardweave.ir.sharding.rules.base import RULES
 from shardweave.tests.ir.rules.cuts import PAIRS, random_cut, single_cuts

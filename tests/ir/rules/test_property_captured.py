@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 from xdsl.ir import SSAValue
 
-from shardweave.backends.calls import callee_of
-from shardweave.backends.reference import values_of
-from shardweave.driver.models import build_example
-from shardweave.ir.aten import AtenOp, OpKey, key_of_op
-from shardweave.ir.aten_args import arguments
+from shardweave.backends.emit.calls import callee_of
+from shardweave.backends.reference.reference import values_of
+from shardweave.driver.models.models import build_example
 from shardweave.ir.capture.capture import capture
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.placement import DimSharding, Placement
-from shardweave.ir.program import Program
+from shardweave.ir.dialects.aten import AtenOp, OpKey, key_of_op
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.mesh.placement import DimSharding, Placement
+from shardweave.ir.ops.aten_args import arguments
+from shardweave.ir.program.program import Program
 from shardweave.ir.sharding.rules import Rule, has_rule
 from shardweave.tests.ir.rules.sharded_op import Cut, Instance, check_cut
 from shardweave.tests.marks import slow_where

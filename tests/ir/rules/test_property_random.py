@@ -8,7 +8,7 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardweave.ir.mesh import Mesh
+from shardweave.ir.mesh.mesh import Mesh
 from shardweave.tests.ir.rules.cuts import random_cut
 from shardweave.tests.ir.rules.sharded_op import (
     Cut,

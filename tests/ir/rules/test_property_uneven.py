@@ -16,13 +16,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from shardweave.backends.virtual_ranks import run_ops, spread
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.placement import DimSharding, Placement, Sharding, is_even
+from shardweave.backends.reference.virtual_ranks import run_ops, spread
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.mesh.placement import DimSharding, Placement, Sharding, is_even
+from shardweave.ir.mesh.shards import resized
 from shardweave.ir.sharding.padding import KEEP_ZERO, Padding
 from shardweave.ir.sharding.rules import has_rule
 from shardweave.ir.sharding.rules.base import Rule
-from shardweave.ir.sharding.shards import resized
 from shardweave.tests.ir.rules.samples_compute import COMPUTE
 from shardweave.tests.ir.rules.samples_layout import LAYOUT
 from shardweave.tests.ir.rules.samples_pointwise import POINTWISE
@@ -65,8 +65,8 @@ def _poisoned(tensor: Tensor, shape: Sequence[int]) -> Tensor:
 def poison() -> Iterator[None]:
     """Arguments have poison as their padding, and nothing is taken to be 0."""
     with (
-        patch("shardweave.ir.sharding.partition.zeros_of", lambda *_: frozenset()),
-        patch("shardweave.backends.virtual_ranks.resized", _poisoned),
+        patch("shardweave.passes.partition.insert_collectives.zeros_of", lambda *_: frozenset()),
+        patch("shardweave.backends.reference.virtual_ranks.resized", _poisoned),
     ):
         yield
 
@@ -168,7 +168,7 @@ def test_padding_that_is_said_to_be_zero_is(monkeypatch: pytest.MonkeyPatch) -> 
         seen.append(Padding())
         return seen[-1]
 
-    monkeypatch.setattr("shardweave.ir.sharding.partition.Padding", observed)
+    monkeypatch.setattr("shardweave.passes.partition.insert_collectives.Padding", observed)
     random, said = Random(5), set[str]()
     for index, sample in enumerate(SAMPLES):
         if sample.op not in KEEP_ZERO:

@@ -2,7 +2,7 @@
 
 from unittest.mock import patch
 
-from shardweave.ir.aten import OWN_OPS, AtenOp, aten_dialect
+from shardweave.ir.dialects.aten import OWN_OPS, AtenOp, aten_dialect
 from shardweave.ir.sharding.rules import has_rule, lookup, notes_on_rules, rule_of
 from shardweave.ir.sharding.rules.base import RULES, Notation, Rule, rule
 from shardweave.tests.ir_text import step

@@ -1,0 +1,1 @@
+"""Steps on torch.distributed: one process per rank."""

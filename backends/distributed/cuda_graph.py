@@ -1,0 +1,109 @@
+"""Replaying a whole step as one CUDA graph, so that no launch waits for Python."""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shardweave.backends.emit.emit import StepFunction
+from shardweave.backends.programs import Key
+
+WARM_UP_CALLS = 3
+"""Calls before the capture: kernels are compiled and tuned, libraries take their workspace."""
+
+
+class GraphedStep:
+    """A step function that captures its first call on a GPU and replays it from then on.
+
+    Inputs are copied into the memory that the graph reads. Parameters and buffers are read where
+    they are: they may change in place; where one is given in other memory, the step is captured
+    again. Gradients are handed out in the memory that the graph writes, and not copied: before the
+    next replay, what is still held of them moves to memory of its own. So those that are set to
+    None between steps are never copied. Other results are. Raises ValueError off the GPU.
+    """
+
+    def __init__(self, run: StepFunction) -> None:
+        self._run = run
+        self._places: dict[Key, int] = {}
+        self._given: dict[Key, Tensor] = {}
+        self._results: dict[Key, Tensor] = {}
+        self._users: dict[Key, int] = {}
+        """Of the memory of each result, before it was handed out."""
+        self._handed: dict[Key, weakref.ref[Tensor]] = {}
+        self._copied: set[Key] = set()
+        """Gradients of which views were held when they were due to change: they are copied."""
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    def __call__(self, runtime: Any, given: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
+        if runtime.device.type != "cuda":
+            raise ValueError(
+                f"a CUDA graph cannot be captured on {runtime.device}; leave cuda_graph out, or "
+                "make the step on a GPU (device='cuda')."
+            )
+        places = {key: tensor.data_ptr() for key, tensor in given.items() if _stays(key)}
+        if self._graph is None or places != self._places or not self._is_free():
+            self._capture(runtime, given)
+            self._places = places
+        for key, tensor in given.items():
+            if not _stays(key):
+                self._given[key].copy_(tensor)
+        assert self._graph is not None
+        self._graph.replay()
+        return {key: self._hand_out(key) for key in self._results}
+
+    def _hand_out(self, key: Key) -> Tensor:
+        result = self._results[key]
+        if key in self._copied or key[0] != "grad":
+            return result.clone()
+        handed = result.detach()
+        self._handed[key] = weakref.ref(handed)
+        return handed
+
+    def _is_free(self) -> bool:
+        """Move what is held of the last gradients out of the graph's memory; whether all could."""
+        stuck: set[Key] = set()
+        for key, reference in self._handed.items():
+            num_others = _num_users(self._results[key]) - self._users[key]
+            handed = reference()
+            if num_others == 1 and handed is not None:
+                handed.set_(handed.clone())  # pyright: ignore[reportArgumentType]
+            elif num_others:
+                stuck.add(key)
+        self._handed.clear()
+        self._copied |= stuck
+        return not stuck
+
+    def _capture(self, runtime: Any, given: Mapping[Key, Tensor]) -> None:
+        self._given = {key: t if _stays(key) else t.clone() for key, t in given.items()}
+        stream = torch.cuda.Stream(runtime.device)
+        stream.wait_stream(torch.cuda.current_stream(runtime.device))
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_UP_CALLS):
+                self._run(runtime, self._given)
+        torch.cuda.current_stream(runtime.device).wait_stream(stream)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            self._results = self._run(runtime, self._given)
+        held = {t.untyped_storage().data_ptr() for t in self._given.values()}
+        shared = Counter(t.untyped_storage().data_ptr() for t in self._results.values())
+        for key, result in self._results.items():
+            place = result.untyped_storage().data_ptr()
+            if place in held or shared[place] > 1:
+                self._copied.add(key)
+        self._users = {key: _num_users(result) for key, result in self._results.items()}
+        self._handed.clear()
+
+
+def _num_users(tensor: Tensor) -> int:
+    """How many tensors use the memory of one, and the storage that asks."""
+    return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+
+
+def _stays(key: Key) -> bool:
+    """Whether an argument is in the same memory at each call."""
+    return key[0] in ("param", "buffer")

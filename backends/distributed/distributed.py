@@ -1,0 +1,269 @@
+"""torch.distributed: each rank of a mesh is a process that holds its shards."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from shardweave.backends.distributed.cuda_graph import GraphedStep
+from shardweave.backends.distributed.layout import as_dtensor, placements_of, whole
+from shardweave.backends.distributed.parts import Parts
+from shardweave.backends.distributed.pipeline import Home, StagedRunner, homes_of
+from shardweave.backends.distributed.runtime import Runtime
+from shardweave.backends.emit.emit import StepFunction
+from shardweave.backends.emit.emitted import JoinedRunner
+from shardweave.backends.programs import Key
+from shardweave.backends.step.backend import Backend, Pending
+from shardweave.backends.step.bound import BoundProgram, device_of
+from shardweave.backends.step.step import Step
+from shardweave.backends.step.step_programs import GivenProgram
+from shardweave.backends.watch.agreement import require_same_model
+from shardweave.ir.mesh.placement import Sharding
+from shardweave.ir.mesh.shards import take_shard
+from shardweave.ir.program.program import Program
+from shardweave.ir.program.staged import is_staged
+
+
+class EmittedRunner(JoinedRunner):
+    """The Python module that runs a program, loaded. source: the module."""
+
+    def __init__(
+        self,
+        program: Program,
+        runtime: Runtime,
+        *,
+        kernels: bool,
+        cuda_graph: bool,
+        pending: Collection[str] = (),
+    ) -> None:
+        super().__init__(runtime)
+        self.source, run = self.load(program, kernels=kernels, pending=pending)
+        self.agree(self.source, _by_layer)
+        self._run: StepFunction = GraphedStep(run) if cuda_graph else run
+        self._parts = Parts(program, runtime.coordinates)
+        runtime.prepare(program)
+
+    def results_of(self, given: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
+        given = self._parts.padded(given)
+        if isinstance(self._run, GraphedStep):  # replays in memory of its own
+            given = {key: tensor for key, tensor in given.items() if key[0] != "grad"}
+        return self._parts.held(self._run(self.runtime, given))
+
+
+def _by_layer(source: str) -> list[str]:
+    """The statements of emitted source, each with its layer."""
+    layer, lines = "", list[str]()
+    for line in source.splitlines():
+        if line.startswith("    # "):
+            layer = line.removeprefix("    # ")
+        lines.append(f"{line.strip()} ({layer})" if layer else line.strip())
+    return lines
+
+
+class DistributedBackend(Backend):
+    """Tensors are DTensors that hold this rank's shard; on one device they are plain tensors.
+
+    kernels: whether fused regions run as generated Triton kernels; on the CPU, and where no
+    template fits, they run on ATen, as `explain()` says. cuda_graph: whether a whole program is
+    captured on the GPU at its first call, and replayed then. holders: by kind and name of
+    parameters and buffers, the coordinates on the stage axis that have them; all, if they are none.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        *,
+        kernels: bool = False,
+        cuda_graph: bool = False,
+        holders: Mapping[Key, tuple[int, ...]] | None = None,
+    ) -> None:
+        self.runtime = runtime
+        self.device = runtime.device
+        self.is_joint = runtime.mesh.num_devices > 1
+        self.kernels = kernels
+        self.cuda_graph = cuda_graph
+        self.holders = holders or {}
+        if self.is_joint:
+            for places in sorted(set(self.holders.values())):
+                runtime.mesh_at(places)
+        self.homes: dict[str, Home] = {}
+        """By name of an output, where it is, if only one stage has it."""
+        self.adds_pending = not cuda_graph  # which replays in memory of its own
+
+    def check(self, program: Program) -> None:
+        mesh = self.runtime.mesh
+        own = program.mesh
+        if program.is_local and own is not None and own.device_axes != mesh.device_axes:
+            raise ValueError(
+                f"the program is for mesh {program.mesh}, but the runtime has mesh {mesh}."
+            )
+        if not program.is_local and mesh.num_devices > 1:
+            raise ValueError(
+                f"the program is not partitioned for mesh {mesh}; run the passes "
+                "propagate-shardings and insert-collectives on it first."
+            )
+
+    def load(self, program: Program, pending: Collection[str] = ()) -> EmittedRunner | StagedRunner:
+        if self.cuda_graph and self.is_joint:
+            raise ValueError(
+                f"cuda_graph=True: a step on mesh {self.runtime.mesh} sends messages, and a graph "
+                "of those is not supported; leave it out, or take a mesh of one device."
+            )
+        if is_staged(program):
+            if self.is_joint:
+                self.homes |= homes_of(program)
+            return StagedRunner(program, self.runtime, kernels=self.kernels)
+        return EmittedRunner(
+            program,
+            self.runtime,
+            kernels=self.kernels,
+            cuda_graph=self.cuda_graph,
+            pending=pending,
+        )
+
+    def stored(self, tensor: Tensor, sharding: Sharding, key: Key) -> Tensor:
+        places = self.holders.get(key)
+        if places is not None and self.runtime.device_mesh is not None:
+            return self._stored_at(tensor, sharding, places)
+        return as_dtensor(self._copied(tensor, sharding), sharding, self.runtime)
+
+    def _copied(self, tensor: Tensor, sharding: Sharding) -> Tensor:
+        """This rank's shard, in memory of its own: training a step must not change the model."""
+        shard = take_shard(tensor.detach(), sharding, self.runtime.coordinates)
+        return torch.empty_like(shard, device=self.device).copy_(shard)
+
+    def _stored_at(self, tensor: Tensor, sharding: Sharding, places: tuple[int, ...]) -> Tensor:
+        """A tensor that only some stages have: elsewhere its local part is empty."""
+        local = torch.empty(0, dtype=tensor.dtype, device=self.device)
+        if self.runtime.place in places:
+            local = self._copied(tensor, sharding)
+        device_mesh = self.runtime.mesh_at(places)
+        return as_dtensor(local, sharding, self.runtime, device_mesh, tensor.shape)
+
+    def local(self, tensor: Tensor) -> Tensor:
+        return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+    def argument(self, tensor: Tensor, sharding: Sharding) -> Tensor:
+        device_mesh = self.runtime.device_mesh
+        if isinstance(tensor, DTensor) and tensor.device_mesh == device_mesh:
+            goal = placements_of(sharding, tensor.shape, self.runtime.mesh)
+            local = tensor.redistribute(device_mesh, goal).to_local()
+        else:
+            whole_tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+            local = take_shard(whole_tensor, sharding, self.runtime.coordinates)
+        return local.detach().to(self.device)
+
+    def returned(self, result: Tensor, sharding: Sharding, name: str) -> Tensor:
+        if result.ndim == 0:
+            return whole(result, sharding, self.runtime)
+        home = self.homes.get(name)
+        shape = sharding.global_shape(result.shape) if home is None else home.shape
+        if not sharding.is_chunked(shape):
+            result = whole(result, sharding, self.runtime)
+            sharding = Sharding.replicated(result.ndim)
+        if home is None:
+            return as_dtensor(result, sharding, self.runtime)
+        device_mesh = self.runtime.mesh_at((home.place,))
+        return as_dtensor(result, sharding, self.runtime, device_mesh, home.shape)
+
+    def whole(self, tensor: Tensor, sharding: Sharding) -> Tensor:
+        if isinstance(tensor, DTensor) and tensor.device_mesh != self.runtime.device_mesh:
+            return self._whole_of_stage(tensor, sharding)
+        return whole(self.local(tensor).detach().clone(), sharding, self.runtime)
+
+    def _whole_of_stage(self, tensor: DTensor, sharding: Sharding) -> Tensor:
+        """A tensor that only some stages have, from the first of these on all ranks."""
+        axis = self.runtime.mesh.stage_axis
+        assert axis is not None
+        ranks = tensor.device_mesh.mesh.flatten().tolist()
+        at = [self.runtime.mesh.coordinates(self.runtime.processes.index(rank)) for rank in ranks]
+        places = sorted({coordinates[axis.name] for coordinates in at})
+        if self.runtime.place in places:
+            found = whole(tensor.to_local().detach().clone(), sharding, self.runtime)
+        else:
+            found = torch.empty(tensor.shape, dtype=tensor.dtype, device=self.device)
+        group = self.runtime.group((axis.name,))
+        assert group is not None
+        source = self.runtime.rank_at(places[0])
+        torch.distributed.broadcast(found, src=source, group=group.process_group)
+        return found
+
+    def like(self, local: Tensor, stored: Tensor) -> Tensor:
+        # Much faster than `as_dtensor`.
+        if isinstance(stored, DTensor):
+            return DTensor(local, stored._spec, requires_grad=False)
+        return local
+
+    def fitted(self, value: Tensor, stored: Tensor, sharding: Sharding) -> Tensor:
+        if isinstance(stored, DTensor) and stored.device_mesh.get_coordinate() is None:
+            return self.like(stored.to_local(), stored)
+        if isinstance(value, DTensor):
+            if value.placements == getattr(stored, "placements", None):
+                return self.like(value.to_local(), stored)
+            value = value.full_tensor()
+        shard = take_shard(value.detach(), sharding, self.runtime.coordinates)
+        return self.like(shard.to(self.device, stored.dtype), stored)
+
+    def batch(self, local: Tensor, sharding: Sharding) -> Tensor:
+        return as_dtensor(local.to(self.device), sharding, self.runtime)
+
+    def rows(self, num_rows: int, sharding: Sharding) -> Sequence[int]:
+        held = take_shard(torch.arange(num_rows), sharding, self.runtime.coordinates).tolist()
+        if not held:
+            return range(0)
+        first, last = held[0], held[-1]
+        return range(first, last + 1) if last - first + 1 == len(held) else held
+
+    # Gradients that are pending sums
+
+    def pending(self, local: Tensor, sharding: Sharding) -> Tensor:
+        return as_dtensor(local, sharding, self.runtime)
+
+    def reduced(self, gradients: Mapping[str, Pending]) -> dict[str, Tensor]:
+        by_axes: dict[tuple[str, ...], list[Tensor]] = {}
+        for pending in gradients.values():
+            local = self.local(pending.gradient)
+            by_axes.setdefault(pending.sharding.unreduced, []).append(local)
+        for axes, tensors in by_axes.items():
+            sent = [local.to(self.reduce_dtype or local.dtype) for local in tensors]
+            self.runtime.all_reduce_in_place(sent, axes)
+            for local, total in zip(tensors, sent, strict=True):
+                if total is not local:
+                    local.copy_(total)
+        return {
+            name: as_dtensor(self.local(one.gradient), one.sharding.whole(), self.runtime)
+            for name, one in gradients.items()
+        }
+
+    def is_first(self, axes: Sequence[str]) -> bool:
+        return not any(self.runtime.coordinates[axis] for axis in axes)
+
+
+def step_of(
+    program: Program,
+    model: nn.Module,
+    runtime: Runtime | None = None,
+    *,
+    kernels: bool = False,
+    cuda_graph: bool = False,
+    sync: bool = True,
+) -> Step:
+    """A step that runs one program, a local one or a global one on one device, as this rank.
+
+    sync: as in `Step`. Making it is collective. Raises ValueError if model, program and mesh do
+    not fit together.
+    """
+    runtime = runtime or _runtime_for(program, model)
+    backend = DistributedBackend(runtime, kernels=kernels, cuda_graph=cuda_graph)
+    if backend.is_joint:
+        require_same_model(model)
+    return Step(model, backend, GivenProgram(BoundProgram(program, backend)), sync=sync)
+
+
+def _runtime_for(program: Program, model: nn.Module) -> Runtime:
+    mesh = program.mesh if program.is_local else None
+    is_wide = mesh is not None and mesh.num_devices > 1
+    return Runtime(mesh, None if is_wide else device_of(model), program.devices)

@@ -1,0 +1,281 @@
+"""Collectives that are started and waited for apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
+
+from shardweave.backends.distributed.maxima import ordered, unordered
+from shardweave.ir.mesh.shards import merge_blocks
+
+
+@dataclass(frozen=True)
+class Group:
+    """The ranks that a collective over some axes joins with this one.
+
+    ranks: their global ranks by position along the axes, the first axis slowest.
+    order: for each position the rank within `process_group`, which torch sorts by global rank.
+    """
+
+    process_group: dist.ProcessGroup
+    ranks: tuple[int, ...]
+    order: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+    @cached_property
+    def own(self) -> int:
+        """This rank's number within `process_group`."""
+        return dist.get_rank(self.process_group)
+
+    @cached_property
+    def is_sorted(self) -> bool:
+        return self.order == tuple(range(self.size))
+
+    def by_position(self, by_group_rank: Tensor) -> list[Tensor]:
+        """Entries of dim 0, which stand by rank within the process group, by position."""
+        return [by_group_rank[rank] for rank in self.order]
+
+    def block_cyclic(self, x: Tensor, dim: int, block: int) -> Tensor:
+        """The part of each rank in a block-cyclic cut of `dim`, by rank within the process group.
+
+        It is `take_blocks` for every index at once, stacked in a contiguous dim 0.
+        """
+        shape = list(x.shape)
+        rounds = shape[dim] // (self.size * block)
+        cut = x.reshape(*shape[:dim], rounds, self.size, block, *shape[dim + 1 :])
+        parts = cut.movedim(dim + 1, 0).reshape(
+            self.size, *shape[:dim], rounds * block, *shape[dim + 1 :]
+        )
+        if not self.is_sorted:
+            parts = parts[[self.order.index(rank) for rank in range(self.size)]]
+        return parts.contiguous()
+
+
+# torch 2.13 deprecates the older names, which are all that 2.11 has.
+gather_single: Callable[..., Any] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+scatter_single: Callable[..., Any] = getattr(
+    dist, "reduce_scatter_single", dist.reduce_scatter_tensor
+)
+
+_REDUCTIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
+
+
+@dataclass(slots=True)
+class InFlight:
+    """One tensor that a collective is bringing.
+
+    work: torch's handle, None if nothing has to be waited for. arrive: gives the tensor once
+    the work is done. The buffers of the message live as long as this does.
+    """
+
+    work: Any
+    arrive: Callable[[], Tensor]
+
+    def wait(self) -> Tensor:
+        """The tensor, arrived. On a GPU the current stream waits, on the CPU this thread."""
+        if self.work is not None:
+            self.work.wait()
+        return self.arrive()
+
+
+def here(x: Tensor) -> InFlight:
+    """A tensor that needs no message."""
+    return InFlight(None, lambda: x)
+
+
+def start_all_reduce(x: Tensor, group: Group, op: str = "sum", in_place: bool = False) -> InFlight:
+    """The sum (or maximum) of `x` over the group, on every rank.
+
+    in_place: whether it may be written where `x` is.
+    """
+    if _is_ordered(x, op):
+        return start_maximum(x, group.process_group)
+    # Reducing a strided view in place corrupts it silently under gloo.
+    is_here = in_place and x.is_contiguous()
+    out = x if is_here else x.clone(memory_format=torch.contiguous_format)
+    work = dist.all_reduce(out, _reduction(op), group=group.process_group, async_op=True)
+    return InFlight(work, lambda: out)
+
+
+def _is_ordered(x: Tensor, op: str) -> bool:
+    """Whether a tensor is reduced as whole numbers in its order."""
+    return op == "max" and x.is_floating_point()
+
+
+def start_maximum(x: Tensor, group: dist.ProcessGroup | None = None) -> InFlight:
+    """The maximum of floating-point numbers over a group, by default all ranks; NaN if one is."""
+    numbers = ordered(x)
+    work = dist.all_reduce(numbers, dist.ReduceOp.MAX, group=group, async_op=True)
+    return InFlight(work, lambda: unordered(numbers, x.dtype))
+
+
+def start_all_reduces(tensors: Sequence[Tensor], group: Group, op: str) -> list[InFlight]:
+    """`start_all_reduce` of several tensors, one message per dtype."""
+    if any(_is_ordered(x, op) for x in tensors):
+        return _start_maxima(tensors, group)
+    found: list[InFlight] = [here(x) for x in tensors]
+    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+        chosen = [index for index, tensor in enumerate(tensors) if tensor.dtype == dtype]
+        if len(chosen) == 1:
+            found[chosen[0]] = start_all_reduce(tensors[chosen[0]], group, op)
+            continue
+        terms = [tensors[index] for index in chosen]
+        buffer = _flatten_dense_tensors(terms)
+        work = dist.all_reduce(buffer, _reduction(op), group=group.process_group, async_op=True)
+        for index, out in zip(chosen, _unflatten_dense_tensors(buffer, terms), strict=True):
+            found[index] = InFlight(work, lambda out=out: out)
+    return found
+
+
+def _start_maxima(tensors: Sequence[Tensor], group: Group) -> list[InFlight]:
+    """`start_all_reduces` of maxima, with floating-point numbers as whole ones in their order."""
+    numbers = [ordered(x) if x.is_floating_point() else x for x in tensors]
+    started = start_all_reduces(numbers, group, "max")
+
+    def arrive(x: Tensor, one: InFlight) -> Tensor:
+        return unordered(one.arrive(), x.dtype) if x.is_floating_point() else one.arrive()
+
+    return [
+        InFlight(one.work, partial(arrive, x, one)) for x, one in zip(tensors, started, strict=True)
+    ]
+
+
+SMALL_BYTES = 2**16
+"""Up to here a tensor travels with others: a message takes longer than copying it does."""
+
+
+def all_reduce_in_place(tensors: Sequence[Tensor], group: Group, op: str = "sum") -> None:
+    """Make dense tensors their sums (or maxima) over the group. Small ones travel together."""
+    # What is reduced as other numbers is no less copied alone.
+    are_small = [x.nbytes <= SMALL_BYTES or _is_ordered(x, op) for x in tensors]
+    small = [x for x, is_small in zip(tensors, are_small, strict=True) if is_small]
+    large = [x for x, is_small in zip(tensors, are_small, strict=True) if not is_small]
+    started = [
+        dist.all_reduce(tensor, _reduction(op), group=group.process_group, async_op=True)
+        for tensor in large
+    ]
+    sums = start_all_reduces(small, group, op)
+    for work in started:
+        assert work is not None
+        work.wait()
+    for tensor, total in zip(small, sums, strict=True):
+        tensor.copy_(total.wait())
+
+
+def start_all_gather(x: Tensor, group: Group, dim: int, block: int) -> InFlight:
+    """The shards of all ranks along `dim`, `block` elements in turn."""
+    flat = x.new_empty(group.size * x.numel())
+    work = _gather(x.contiguous().view(-1), flat, group)
+
+    def arrive() -> Tensor:
+        if group.is_sorted and dim == 0 and block == x.shape[0]:
+            return flat.view(group.size * block, *x.shape[1:])
+        return merge_blocks(group.by_position(flat.view(group.size, *x.shape)), dim, block)
+
+    return InFlight(work, arrive)
+
+
+STEPWISE_BYTES = 2**20
+"""From here on a shard goes to several other ranks in messages of its own: as long a time as in
+gloo's gather, without that one's second buffer. Smaller ones are gathered sooner by gloo."""
+
+
+def _gather(shard: Tensor, flat: Tensor, group: Group) -> Any:
+    """Bring the shards of all ranks to `flat`, by rank.
+
+    On the CPU each rank sends its own to every other: gloo's own gather goes through a second
+    buffer as large as `flat`, for as long as that travels, and copies it.
+    """
+    size, own = shard.numel(), group.own
+    is_small = group.size > 2 and shard.nbytes < STEPWISE_BYTES
+    if is_small or not shard.is_cpu:
+        return gather_single(flat, shard, group=group.process_group, async_op=True)
+    works = _Works()
+    for step in range(1, group.size):
+        goal, source = (own + step) % group.size, (own - step) % group.size
+        row = flat[source * size : (source + 1) * size]
+        sent, received = ([0] * group.size for _ in range(2))
+        sent[goal] = received[source] = size
+        works.append(
+            dist.all_to_all_single(
+                row, shard, received, sent, group=group.process_group, async_op=True
+            )
+        )
+    flat[own * size : (own + 1) * size].copy_(shard)
+    return works
+
+
+class _Works(list[Any]):
+    """Handles of torch's that are waited for together."""
+
+    def wait(self) -> None:
+        for work in self:
+            work.wait()
+
+
+def start_reduce_scatter(x: Tensor, group: Group, dim: int, block: int) -> InFlight:
+    """This rank's shard along `dim` of the sum over the group."""
+    if dim == 0 and group.is_sorted and group.size * block == x.shape[0]:
+        parts = x.contiguous()
+        shape = (block, *x.shape[1:])
+    else:
+        parts = group.block_cyclic(x, dim, block)
+        shape = parts.shape[1:]
+    if x.is_cpu:
+        return _exchange_and_add(parts.view(group.size, -1), group, shape)
+    out = x.new_empty(shape)
+    work = scatter_single(out.view(-1), parts.view(-1), group=group.process_group, async_op=True)
+    return InFlight(work, lambda kept=parts: out)
+
+
+def _exchange_and_add(parts: Tensor, group: Group, shape: Sequence[int]) -> InFlight:
+    """The sum of the ranks' terms of this rank's part, of which row i is rank i's.
+
+    They are sent, and added here: gloo's own reduce-scatter is an all-reduce, which sends twice
+    the bytes. Where a rank's own part is the first or the last, it stays out of the message.
+    """
+    own, (ranks, size) = group.own, parts.shape
+    is_at_end = own in (0, ranks - 1)
+    sent = parts
+    if is_at_end:
+        sent = parts[1:] if own == 0 else parts[:-1]
+    sizes = [0 if is_at_end and rank == own else size for rank in range(ranks)]
+    terms = torch.empty_like(sent)
+    work = dist.all_to_all_single(
+        terms.view(-1), sent.view(-1), sizes, sizes, group=group.process_group, async_op=True
+    )
+
+    def arrive() -> Tensor:
+        total = terms[0] if len(terms) == 1 else terms.sum(0, dtype=terms.dtype)
+        return (total.add_(parts[own]) if is_at_end else total).view(shape)
+
+    return InFlight(work, arrive)
+
+
+def start_all_to_all(
+    x: Tensor, group: Group, dim: int, block: int, from_dim: int, from_block: int
+) -> InFlight:
+    """Gather `from_dim` over the group while `dim` is split over it."""
+    parts = group.block_cyclic(x, dim, block)
+    received = torch.empty_like(parts)
+    work = dist.all_to_all_single(received, parts, group=group.process_group, async_op=True)
+    return InFlight(
+        work,
+        lambda kept=parts: merge_blocks(group.by_position(received), from_dim, from_block),
+    )
+
+
+def _reduction(op: str) -> Any:
+    if op not in _REDUCTIONS:
+        raise ValueError(f"dist.all_reduce: found op = '{op}', expected 'sum' or 'max'.")
+    return _REDUCTIONS[op]

@@ -1,0 +1,135 @@
+"""Between shardings and DTensor's placements, and from shards back to whole tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
+from torch.distributed.tensor.placement_types import _StridedShard
+
+from shardweave.backends.distributed.runtime import Runtime
+from shardweave.ir.dialects.attributes import ShardingAttr
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.mesh.placement import Sharding, block_of, is_even
+from shardweave.ir.mesh.shards import resized
+
+
+def _take_strided_shards_as_they_are() -> None:
+    """Before torch 2.13 what an op returns forgets that its strided shards are no order of plain
+    ones, and cannot be gathered. Specs of such shards, which torch refuses, say so themselves."""
+    made = DTensorSpec.__post_init__
+
+    def made_by_shards(self: DTensorSpec) -> None:
+        if self.use_strided_shard_as_shard_order is None and any(
+            isinstance(placement, _StridedShard) for placement in self.placements
+        ):
+            order = DTensorSpec._maybe_convert_StridedShard_to_shard_order(
+                tuple(self.placements), self.mesh
+            )
+            self.use_strided_shard_as_shard_order = order is not None
+        made(self)
+
+    DTensorSpec.__post_init__ = made_by_shards
+
+
+if torch.__version__ < (2, 13):  # pyright: ignore[reportOperatorIssue]
+    _take_strided_shards_as_they_are()
+
+
+def placements_of(sharding: Sharding, shape: Sequence[int], mesh: Mesh) -> tuple[Placement, ...]:
+    """DTensor's placements for a value of global `shape`: one per device axis, in mesh order.
+
+    DTensor applies placements in mesh order, each to what the earlier ones left. A placement
+    of ours is a digit of the index; where its digit does not come next, as in a strided shard
+    or in an axis that is major to an earlier one, it is a `_StridedShard`, which first cuts
+    the dim in `split_factor` parts and then cuts each part over the axis. A dim that is cut
+    unevenly has to be cut as `torch.chunk` does, over one axis (`Sharding.is_chunked`).
+    """
+    if not sharding.is_chunked(shape):
+        found = ShardingAttr.of(sharding, tuple(shape))
+        raise ValueError(
+            f"a tensor of shape {tuple(shape)} cannot be kept as {found}: DTensor cuts a dim that "
+            "does not divide over one mesh axis alone, in plain shards. Give it such a sharding, "
+            "and its uses (`used` of a plan) the other."
+        )
+    placements: list[Placement] = []
+    applied = Sharding.replicated(len(shape))
+    for axis in mesh.device_axes:
+        if axis.name in sharding.unreduced and axis.size > 1:
+            placements.append(Partial(sharding.reduction))
+            continue
+        found = [(d, p) for d, dim in enumerate(sharding.dims) for p in dim if p.axis == axis.name]
+        if not found:
+            placements.append(Replicate())
+            continue
+        dim, placement = found[0]
+        if not is_even(sharding.dims[dim], shape[dim]):
+            placements.append(Shard(dim))
+            continue
+        earlier = applied.dims[dim]
+        run = block_of((*earlier, placement), placement)
+        length = shape[dim] // math.prod(p.size for p in earlier)
+        factor = length // (placement.size * run)
+        placements.append(Shard(dim) if factor == 1 else _StridedShard(dim, split_factor=factor))
+        dims = (*applied.dims[:dim], (*earlier, placement), *applied.dims[dim + 1 :])
+        applied = Sharding(dims)
+    return tuple(placements)
+
+
+def as_dtensor(
+    local: Tensor,
+    sharding: Sharding,
+    runtime: Runtime,
+    device_mesh: DeviceMesh | None = None,
+    shape: Sequence[int] | None = None,
+) -> Tensor:
+    """The DTensor whose local part is `local`; `local` itself where there is one device.
+
+    device_mesh: the devices that have the tensor; all by default. shape: of the whole tensor, which
+    a rank that is not among them cannot tell from its own, empty part.
+    """
+    device_mesh = device_mesh or runtime.device_mesh
+    if device_mesh is None:
+        return local
+    shape = torch.Size(sharding.global_shape(local.shape) if shape is None else shape)
+    if not shape and local.ndim:
+        # Torch takes the shape of a scalar for none, and tells it from the local part, which it
+        # makes empty itself.
+        local = local.new_empty(())
+    placements = placements_of(sharding, shape, runtime.mesh)
+    tensor = DTensor.from_local(
+        local,
+        device_mesh,
+        placements,
+        run_check=False,
+        shape=shape,
+        stride=torch.empty(shape, device="meta").stride(),
+    )
+    if any(isinstance(placement, _StridedShard) for placement in placements):
+        # By default torch takes strided placements for an order of plain ones, and where they
+        # are not, it gathers those of one dim in the wrong order (torch 2.13).
+        meta = tensor._spec.tensor_meta
+        tensor._spec = DTensorSpec(
+            device_mesh, placements, meta, use_strided_shard_as_shard_order=False
+        )
+    return tensor
+
+
+def whole(local: Tensor, sharding: Sharding, runtime: Runtime) -> Tensor:
+    """The global tensor of which this rank holds `local`, with padding or without. Collective."""
+    shape = sharding.global_shape(local.shape)
+    local = resized(local, sharding.local_shape(shape))
+    for axis in sharding.unreduced:
+        local = runtime.all_reduce(local, (axis,), sharding.reduction)
+    for dim, placements in enumerate(sharding.dims):
+        # Minor axes first: what is left is then gathered in larger blocks.
+        for index in reversed(range(len(placements))):
+            placement = placements[index]
+            block = block_of(placements[: index + 1], placement)
+            local = runtime.all_gather(local, (placement.axis,), dim, block)
+    return resized(local, shape)

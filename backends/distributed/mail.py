@@ -1,0 +1,138 @@
+"""Messages between stages: each rank with the ranks of its own coordinates in other stages.
+
+Both sides know from the schedule in which order messages go from one rank to another. So receives
+are posted ahead, before they are asked for, and sends are not waited for until the end of a step.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from shardweave.ir.program.staged import RECEIVES_AHEAD
+
+Address = tuple[int, int, str, int | None]
+"""The stages that a message goes from and to, its name, and its micro-batch."""
+
+
+@dataclass(frozen=True)
+class ExpectedMessage:
+    """A message that comes. shape, dtype: of its tensor. seen: as of `ComingMessage`."""
+
+    address: Address
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    seen: int = 0
+
+
+@dataclass(eq=False)
+class _Inbox:
+    """What one other rank sends: what is expected, in order, and what is posted."""
+
+    rank: int
+    expected: deque[ExpectedMessage]
+    posted: dict[Address, tuple[Any, Tensor, int]]
+
+
+class Mail:
+    """The messages of one rank in one step.
+
+    inbox: by sending rank what it sends, in its order. groups: the process groups of messages, by
+    their two ranks, the sender's first; the default group for others. NCCL runs what two ranks send
+    each other in one group on one stream, in order: were both directions in it, two ranks that both
+    wait to receive would hang. Within one direction both sides have the same order.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        inbox: dict[int, Sequence[ExpectedMessage]],
+        device: torch.device,
+        groups: Mapping[tuple[int, int], Any] = MappingProxyType({}),
+    ) -> None:
+        self.rank = rank
+        self.device = device
+        self._groups = groups
+        self._expected = inbox
+        self._inbox: dict[int, _Inbox] = {}
+        self._here: dict[Address, Tensor] = {}
+        self._sent: dict[int, deque[tuple[Any, Tensor]]] = {}
+        self._arrived: Counter[int] = Counter()
+
+    def open(self) -> None:
+        """Begin a step: post the first receives."""
+        for rank, expected in self._expected.items():
+            self._inbox[rank] = _Inbox(rank, deque(expected), {})
+            self._post(self._inbox[rank])
+
+    def _group(self, source: int, goal: int) -> Any:
+        return self._groups.get((source, goal))
+
+    def _post(self, inbox: _Inbox) -> None:
+        while inbox.expected and len(inbox.posted) < RECEIVES_AHEAD:
+            self._post_one(inbox)
+
+    def send(self, x: Tensor, rank: int, address: Address) -> None:
+        """Send a tensor, which nobody may change before the end of the step."""
+        if rank == self.rank:
+            self._here[address] = x
+            return
+        x = x.contiguous()
+        group = self._group(self.rank, rank)
+        work = dist.isend(x, dst=rank, group=group) if x.numel() else None
+        self._sent.setdefault(rank, deque()).append((work, x))
+
+    def receive(self, rank: int, address: Address) -> Tensor:
+        """Wait for a tensor. Raises RuntimeError, saying for what, where its sender is gone."""
+        if rank == self.rank:
+            return self._here.pop(address)
+        inbox = self._inbox[rank]
+        while address not in inbox.posted:  # messages are read far out of their order
+            self._post_one(inbox)
+        work, buffer, seen = inbox.posted.pop(address)
+        self._post(inbox)
+        if work is not None:
+            try:
+                work.wait()
+            except RuntimeError as error:
+                raise RuntimeError(
+                    f"rank {self.rank} {_waiting(rank, address)}: {error}"
+                ) from error
+        self._forget(rank, seen)
+        return buffer
+
+    def _forget(self, rank: int, count: int) -> None:
+        """Free what was sent to a rank, of which so many messages have arrived there.
+
+        Gloo does not tell whether a message has left before it is waited for.
+        """
+        for _ in range(count - self._arrived[rank]):
+            work, _ = self._sent[rank].popleft()
+            if work is not None:
+                work.wait()
+        self._arrived[rank] = max(count, self._arrived[rank])
+
+    def _post_one(self, inbox: _Inbox) -> None:
+        one = inbox.expected.popleft()
+        buffer = torch.empty(one.shape, dtype=one.dtype, device=self.device)
+        group = self._group(inbox.rank, self.rank)
+        work = dist.irecv(buffer, src=inbox.rank, group=group) if buffer.numel() else None
+        inbox.posted[one.address] = work, buffer, one.seen
+
+    def close(self) -> None:
+        """End a step: wait until all that was sent has left."""
+        for rank, sent in self._sent.items():
+            self._forget(rank, self._arrived[rank] + len(sent))
+
+
+def _waiting(rank: int, address: Address) -> str:
+    source, goal, name, number = address
+    which = "" if number is None else f" of micro-batch {number}"
+    return f"in stage {goal} waited for '{name}'{which} from stage {source}, on rank {rank}"

@@ -1,0 +1,393 @@
+"""Staged programs on torch.distributed: what one rank runs of a schedule, and what it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from shardweave.backends.distributed.joined_totals import JoinedTotals, joined_totals
+from shardweave.backends.distributed.mail import Address, ExpectedMessage, Mail
+from shardweave.backends.distributed.parts import Parts
+from shardweave.backends.distributed.runtime import Runtime
+from shardweave.backends.emit.emit import StepFunction
+from shardweave.backends.emit.emitted import JoinedRunner
+from shardweave.backends.programs import Key, sharding_held
+from shardweave.backends.watch import position
+from shardweave.ir.dialects.types import dtype_of_value, shape_of
+from shardweave.ir.mesh.placement import block_of
+from shardweave.ir.mesh.shards import merge_blocks, take_blocks
+from shardweave.ir.program.messages import coming_messages, places_that_talk
+from shardweave.ir.program.program import Program, Slot
+from shardweave.ir.program.staged import (
+    HELD,
+    Run,
+    StageFunction,
+    StagePlaces,
+    functions_of,
+    micro_axis,
+    runs_of,
+)
+from shardweave.ir.program.storage import is_unshared
+
+Place = tuple[int, str, int | None]
+"""A stage, a name and a micro-batch: what is held there; None: of all micro-batches."""
+
+Cut = tuple[int, int, int]
+"""A dim, into how many parts it is cut for micro-batches, and in blocks of which length."""
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """A function of a stage of this rank, ready to run.
+
+    cuts: of its inputs and parts, by slot. maxima: names of its sums that are maxima. unshared: of
+    those that are in memory of their own.
+    """
+
+    stage: int
+    run: StepFunction
+    arguments: tuple[Slot, ...]
+    results: tuple[Slot, ...]
+    cuts: Mapping[Key, tuple[Cut, ...]]
+    maxima: frozenset[str]
+    unshared: frozenset[str]
+
+    @cached_property
+    def given(self) -> tuple[Key, ...]:
+        """The arguments that are the step's as they are."""
+        return tuple(
+            (slot.kind, slot.name)
+            for slot in self.arguments
+            if slot.kind in _OF_STEP and (slot.kind, slot.name) not in self.cuts
+        )
+
+    @cached_property
+    def made(self) -> tuple[Slot, ...]:
+        """The other arguments, but for those that are kept for one micro-batch."""
+        given = {*self.given, *(("kept", name) for name in self.kept)}
+        return tuple(slot for slot in self.arguments if (slot.kind, slot.name) not in given)
+
+    @cached_property
+    def kept(self) -> tuple[str, ...]:
+        """The names of what was kept for one micro-batch."""
+        return tuple(slot.name for slot in self.arguments if slot.kind == "kept")
+
+    @cached_property
+    def adding(self) -> tuple[Key, ...]:
+        """The results that a function adds to what there is of them."""
+        return tuple(
+            (slot.kind, slot.name)
+            for slot in self.results
+            if slot.kind == "grad" or (slot.kind == "sum" and slot.name not in self.maxima)
+        )
+
+
+_OF_STEP = ("param", "buffer", "tangent", "input")
+"""Kinds of arguments that are the step's."""
+
+
+class StagedRunner(JoinedRunner):
+    """Runs what the ranks of one coordinate on the stage axis run of a step.
+
+    sources: the modules of its functions, by their names.
+    """
+
+    def __init__(self, program: Program, runtime: Runtime, *, kernels: bool) -> None:
+        super().__init__(runtime)
+        self.program = program
+        self.sources: dict[str, str] = {}
+        functions = functions_of(program)
+        self.places = StagePlaces.of(program)
+        self.agree(str(program))
+        self.runs = [run for _, run in runs_of(program) if run.at == runtime.place]
+        self.functions = {
+            name: self._loaded(functions[name], kernels=kernels)
+            for name in dict.fromkeys(run.function for run in self.runs)
+        }
+        self.last_reads = _last_reads(self.runs, self.functions)
+        self.homes = homes_of(program)
+        self.elsewhere = {
+            (slot.kind, slot.name): dtype_of_value(slot.value)
+            for slot in program.results
+            if slot.kind == "output"
+            and slot.name in self.homes
+            and self.homes[slot.name].place != runtime.place
+        }
+        self.groups = runtime.message_groups(places_that_talk(program))
+        self.inbox = _inbox(program, runtime)
+        self._parts = Parts(program, runtime.coordinates)
+        self.joined = joined_totals(program, [functions[name] for name in self.functions], runtime)
+        runtime.prepare(program)
+
+    @property
+    def source(self) -> str:
+        """The modules of this rank's functions, one behind the other."""
+        return "\n\n".join(f"# {name}\n{text}" for name, text in self.sources.items())
+
+    def _loaded(self, function: StageFunction, *, kernels: bool) -> _Loaded:
+        self.sources[function.name], run = self.load(function, kernels=kernels)
+        axis = micro_axis(function)
+        cuts: dict[Key, tuple[Cut, ...]] = {}
+        maxima: set[str] = set()
+        for slot in (*function.arguments, *function.results):
+            sharding = sharding_held(function, slot)
+            if sharding.reduction == "max":
+                maxima.add(slot.name)
+            found = sharding.seat_of(axis.name) if axis is not None else None
+            if found is not None:
+                dim, placement = found
+                cuts[slot.kind, slot.name] = (
+                    (dim, placement.size, block_of(sharding.dims[dim], placement)),
+                )
+        sums = [slot for slot in function.results if slot.kind == "sum"]
+        return _Loaded(
+            function.stage,
+            run,
+            tuple(function.arguments),
+            tuple(function.results),
+            cuts,
+            frozenset(maxima),
+            frozenset(slot.name for slot in sums if is_unshared(slot.value)),
+        )
+
+    def results_of(self, given: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
+        mail = Mail(self.runtime.rank, self.inbox, self.runtime.device, self.groups)
+        mail.open()
+        step = StagedStep(self, self._parts.padded(given), mail)
+        for run, last_reads in zip(self.runs, self.last_reads, strict=True):
+            step.run(run, last_reads)
+        mail.close()
+        for key, dtype in self.elsewhere.items():
+            step.returned[key] = torch.empty(0, dtype=dtype, device=self.runtime.device)
+        return self._parts.held(step.returned)
+
+
+def _place_of(slot: Slot, stage: int, micro_batch: int | None) -> Place:
+    """Where a value that a function leaves, or takes, is held until it is read."""
+    return stage, slot.name, micro_batch if slot.kind == "kept" else None
+
+
+def _last_reads(
+    runs: Sequence[Run], functions: Mapping[str, _Loaded]
+) -> Sequence[frozenset[Place]]:
+    """For each run, what no later one reads."""
+    read: set[Place] = set()
+    found: list[frozenset[Place]] = []
+    for run in reversed(runs):
+        loaded = functions[run.function]
+        taken = {
+            _place_of(slot, loaded.stage, run.micro_batch)
+            for slot in loaded.arguments
+            if slot.kind in HELD
+        }
+        found.append(frozenset(taken - read))
+        read |= taken
+    return found[::-1]
+
+
+@dataclass(frozen=True)
+class Home:
+    """Where an output is: a coordinate on the stage axis. shape: of the whole output."""
+
+    place: int
+    shape: tuple[int, ...]
+
+
+def homes_of(program: Program) -> dict[str, Home]:
+    """By name of an output of one or more dims, where it is: elsewhere there is nothing of it."""
+    found: dict[str, Home] = {}
+    functions = functions_of(program)
+    for _, run in runs_of(program):
+        function = functions[run.function]
+        for slot in function.results:
+            if slot.kind == "output" and shape_of(slot.value) and slot.name not in found:
+                sharding = sharding_held(function, slot)
+                found[slot.name] = Home(run.at, sharding.global_shape(shape_of(slot.value)))
+    return found
+
+
+def holders_of(program: Program) -> dict[Key, tuple[int, ...]]:
+    """By kind and name of parameters and buffers, the coordinates on the stage axis that read them,
+    or that write a buffer.
+
+    What nobody does either with is at the first one.
+    """
+    found: dict[Key, set[int]] = {
+        (slot.kind, slot.name): set()
+        for slot in program.arguments
+        if slot.kind in ("param", "buffer")
+    }
+    functions = functions_of(program)
+    for _, run in runs_of(program):
+        function = functions[run.function]
+        for slot in (*function.arguments, *function.results):
+            if (slot.kind, slot.name) in found:
+                found[slot.kind, slot.name].add(run.at)
+    return {key: tuple(sorted(places or {0})) for key, places in found.items()}
+
+
+def _inbox(program: Program, runtime: Runtime) -> dict[int, Sequence[ExpectedMessage]]:
+    """By sending rank, what it sends to this one in a step, in its order."""
+    found: dict[int, Sequence[ExpectedMessage]] = {}
+    for place, messages in coming_messages(program, runtime.place).items():
+        expected: list[ExpectedMessage] = []
+        for one in messages:
+            address = one.stage, one.op.to, one.op.message, one.run.micro_batch
+            value = one.op.operands[0]
+            form = shape_of(value), dtype_of_value(value)
+            expected.append(ExpectedMessage(address, *form, one.seen))
+        found[runtime.rank_at(place)] = tuple(expected)
+    return found
+
+
+@dataclass(frozen=True)
+class _MicroBatchMail:
+    """The messages of one run."""
+
+    mail: Mail
+    runner: StagedRunner
+    stage: int
+    run: Run
+
+    def send(self, x: Tensor, to: int, name: str) -> None:
+        for place in self.runner.places.goals(self.run, self.stage, to):
+            goal = self.runner.runtime.rank_at(place)
+            self.mail.send(x, goal, (self.stage, to, name, self.run.micro_batch))
+
+    def recv(self, source: int, name: str) -> Tensor:
+        place = self.runner.places.source(source, self.run.micro_batch)
+        address: Address = source, self.stage, name, self.run.micro_batch
+        return self.mail.receive(self.runner.runtime.rank_at(place), address)
+
+
+class StagedStep:
+    """One step of one rank: what its stages hold between their runs.
+
+    kept: what is kept for one micro-batch, or for the whole step. totals: what micro-batches gave,
+    put together, or (of parts) one by one; owned: those of them in memory of their own, to which
+    more may be added in place.
+    """
+
+    def __init__(self, runner: StagedRunner, given: Mapping[Key, Tensor], mail: Mail) -> None:
+        self.runner = runner
+        self.given = given
+        self.mail = mail
+        self.kept: dict[Place, Tensor] = {}
+        self.totals: dict[Place, list[Tensor]] = {}
+        self.cuts: dict[Place, tuple[Cut, ...]] = {}
+        self.owned: set[Place] = set()
+        self.returned: dict[Key, Tensor] = {}
+
+    def run(self, run: Run, last_reads: frozenset[Place]) -> None:
+        loaded, runtime = self.runner.functions[run.function], self.runner.runtime
+        joined = self.runner.joined.get(run.function)
+        if joined is not None:
+            self._join(loaded.stage, joined)
+        arguments = self._arguments(loaded, run.micro_batch, last_reads)
+        runtime.messages = _MicroBatchMail(self.mail, self.runner, loaded.stage, run)
+        position.at_micro_batch(run.micro_batch)
+        results = loaded.run(runtime, arguments)
+        runtime.messages = None
+        stage, number, kept = loaded.stage, run.micro_batch, self.kept
+        for slot in loaded.results:
+            kind, name = key = slot.kind, slot.name
+            if kind == "kept":
+                kept[stage, name, number] = results[key]
+            elif kind in ("output", "grad", "buffer"):
+                self.returned[key] = results[key]
+            else:
+                self._keep(slot, results[key], loaded)
+
+    def _arguments(
+        self, loaded: _Loaded, number: int | None, last_reads: frozenset[Place]
+    ) -> dict[Key, Tensor]:
+        """What a function is given, and what it is to add its gradients and sums to.
+
+        The function takes its arguments out of it, so that each is freed after its last use.
+        """
+        stage, kept, given = loaded.stage, self.kept, self.given
+        found = {key: given[key] for key in loaded.given}
+        for name in loaded.kept:
+            place = stage, name, number
+            found["kept", name] = kept.pop(place) if place in last_reads else kept[place]
+        for slot in loaded.made:
+            found[slot.kind, slot.name] = self._argument(slot, loaded, number, last_reads)
+        for key in loaded.adding:
+            place = stage, key[1], None
+            if key[0] == "grad" and key in given:
+                found[key] = given[key]
+            elif key[0] == "sum" and place in self.owned:
+                found[key] = self.totals[place][0]
+        return found
+
+    def _argument(
+        self, slot: Slot, loaded: _Loaded, number: int | None, last_reads: frozenset[Place]
+    ) -> Tensor:
+        if slot.kind in _OF_STEP:
+            return self._part(slot, self.given[slot.kind, slot.name], loaded, number)
+        if slot.kind == "micro_batch":
+            dtype = dtype_of_value(slot.value)
+            return torch.full((), number or 0, dtype=dtype, device=self.runner.runtime.device)
+        place = loaded.stage, slot.name, None
+        is_last = place in last_reads
+        if slot.kind == "whole":
+            tensor = self.kept.pop(place) if is_last else self.kept[place]
+            return self._part(slot, tensor, loaded, number)
+        parts = self.totals.pop(place) if is_last else self.totals[place]
+        for dim, _, block in self.cuts.get(place, ()):
+            parts = [merge_blocks(parts, dim, block)]
+        return parts[0]
+
+    def _part(self, slot: Slot, tensor: Tensor, loaded: _Loaded, number: int | None) -> Tensor:
+        """What a micro-batch reads of a value of all of them."""
+        if number is not None:
+            for dim, size, block in loaded.cuts.get((slot.kind, slot.name), ()):
+                tensor = take_blocks(tensor, dim, size, block, number)
+        return tensor
+
+    def _join(self, stage: int, joined: JoinedTotals) -> None:
+        """Put together what the coordinates of a stage have of all micro-batches."""
+        by_reduction: dict[str, list[Tensor]] = {}
+        for name, reduction in joined.sums.items():
+            place = stage, name, None
+            total = self.totals[place][0]
+            if place not in self.owned or not total.is_contiguous():
+                total = total.clone(memory_format=torch.contiguous_format)
+                self.totals[place] = [total]
+                self.owned.add(place)
+            by_reduction.setdefault(reduction, []).append(total)
+        for reduction, totals in by_reduction.items():
+            joined.reduce(totals, reduction)
+        for name in joined.parts:
+            self.totals[stage, name, None] = joined.gathered(self.totals[stage, name, None])
+
+    def _keep(self, slot: Slot, tensor: Tensor, loaded: _Loaded) -> None:
+        """Hold what a function leaves of all micro-batches."""
+        place = loaded.stage, slot.name, None
+        if slot.kind == "whole":
+            self.kept[place] = tensor
+        elif slot.kind == "part":
+            self.totals.setdefault(place, []).append(tensor)
+            self.cuts[place] = loaded.cuts[slot.kind, slot.name]
+        elif slot.kind == "sum" and place in self.totals:
+            self._add(place, tensor, is_max=slot.name in loaded.maxima)
+        else:
+            self.totals[place] = [tensor]
+            if slot.name in loaded.unshared:
+                self.owned.add(place)
+
+    def _add(self, place: Place, tensor: Tensor, *, is_max: bool) -> None:
+        total = self.totals[place][0]
+        if total is tensor:  # the function has added to it
+            return
+        if is_max:
+            self.totals[place] = [torch.maximum(total, tensor)]
+        elif place in self.owned:
+            total.add_(tensor)
+        else:  # the first may share its memory with what others still read
+            self.totals[place] = [total + tensor]
+            self.owned.add(place)

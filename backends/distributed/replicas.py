@@ -1,0 +1,96 @@
+"""Ranks compare what they are to hold alike: inputs on the first calls of a step, and with
+SHARDWEAVE_CHECK=1 everything on every call."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from shardweave.backends.programs import Key
+from shardweave.backends.watch import watchdog
+from shardweave.backends.watch.agreement import (
+    AgreementError,
+    gathered,
+    tensor_digest,
+    who_has_what,
+)
+
+CHECK = "SHARDWEAVE_CHECK"
+"""Environment variable: 1 compares replicas on every call, which takes time; 0 never."""
+
+FIRST_CALLS = 3
+"""Of a step, whose inputs are compared unless the environment says otherwise."""
+
+
+class _Part(NamedTuple):
+    """What a rank holds of a tensor. shard: which part it is; equal parts are to be the same."""
+
+    name: str
+    shard: tuple[int, ...]
+    digest: str
+
+
+def are_checked() -> bool:
+    """Whether the environment asks for it."""
+    return os.environ.get(CHECK, "0") not in ("", "0")
+
+
+def inputs_are_checked(num_calls: int) -> bool:
+    """Whether the inputs of a call are compared, before which a step had so many."""
+    return num_calls < FIRST_CALLS and os.environ.get(CHECK, "") == ""
+
+
+def check_call(call: str, inputs: Mapping[str, Tensor], state: Mapping[Key, Tensor]) -> None:
+    """Raises AgreementError on every rank unless all make the same call, and hold the same inputs,
+    parameters and buffers where they hold the same part. Collective."""
+    watchdog.meet("the call", call)
+    check_inputs(inputs)
+    stored = {f"{kind} '{name}'": tensor for (kind, name), tensor in state.items()}
+    check_replicas(stored, "change parameters and buffers alike on every rank")
+
+
+def check_inputs(inputs: Mapping[str, Tensor]) -> None:
+    """Raises AgreementError on every rank unless all give the same inputs. Collective."""
+    named = {f"input '{name}'": tensor for name, tensor in inputs.items()}
+    advice = "give every rank the same global batch, or step.local_batch(..) of its own rows"
+    check_replicas(named, advice)
+
+
+def check_outputs(outputs: Mapping[str, Tensor]) -> None:
+    """The same for what a call returns, as far as it is scalars. Collective."""
+    scalars = {f"output '{name}'": x for name, x in outputs.items() if x.ndim == 0}
+    check_replicas(
+        scalars, "all ranks have summed the same terms: this is a defect, or of a device"
+    )
+
+
+def check_replicas(tensors: Mapping[str, Tensor], advice: str) -> None:
+    """Raises AgreementError on every rank unless ranks with the same part of a tensor have the same
+    values. Collective."""
+    parts = [_Part(name, _shard(x), _digest(x)) for name, x in tensors.items()]
+    everyone = gathered(parts)
+    for number, (name, _, _) in enumerate(parts):
+        held = [each[number] for each in everyone]
+        for shard in {part.shard for part in held}:
+            texts = {rank: p.digest[:8] for rank, p in enumerate(held) if p.shard == shard}
+            if len({*texts.values()}) > 1:
+                words = {rank: f"values of digest {digest}" for rank, digest in texts.items()}
+                raise AgreementError(f"ranks differ in {name}: {who_has_what(words)}; {advice}.")
+
+
+def _shard(tensor: Tensor) -> tuple[int, ...]:
+    """The place of this rank's part of a tensor among the others; `()` for all of it."""
+    if not isinstance(tensor, DTensor):
+        return ()
+    coordinate = tensor.device_mesh.get_coordinate()
+    assert coordinate is not None
+    pairs = zip(coordinate, tensor.placements, strict=True)
+    return tuple(place for place, placement in pairs if not placement.is_replicate())
+
+
+def _digest(tensor: Tensor) -> str:
+    return tensor_digest(tensor.to_local() if isinstance(tensor, DTensor) else tensor)

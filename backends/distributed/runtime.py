@@ -1,0 +1,352 @@
+"""What an emitted module calls: collectives over named mesh axes on torch.distributed.
+
+A collective gives a new tensor and leaves its operand as it was, unless it is told that nobody
+reads that any more (`in_place`). Over axes of size 1 it does nothing, so that a program for one
+device needs no process group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from shardweave.backends.distributed import in_flight
+from shardweave.backends.distributed.in_flight import Group, InFlight, here
+from shardweave.backends.watch import watchdog
+from shardweave.backends.watch.agreement import require_same
+from shardweave.ir.dialects.dist import COLLECTIVES
+from shardweave.ir.dialects.kernel import FusedOp
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.mesh.shards import cut_out
+from shardweave.ir.program.program import Program
+from shardweave.ir.program.staged import parts_of
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+_Start = Callable[Concatenate["Runtime", Tensor, Sequence[str], _P], InFlight]
+_Collective = Callable[Concatenate["Runtime", Tensor, Sequence[str], _P], Tensor]
+
+
+def _over_axes(start: Callable[Concatenate[Tensor, Group, _P], InFlight]) -> _Start[_P]:
+    """What starts a collective over the mesh axes that are named, if it joins several ranks."""
+
+    @wraps(start)
+    def started(
+        self: Runtime, x: Tensor, axes: Sequence[str], *args: _P.args, **kwargs: _P.kwargs
+    ) -> InFlight:
+        group = self.group(axes)
+        return here(x) if group is None else start(x, group, *args, **kwargs)
+
+    return started
+
+
+def _waited(start: _Start[_P]) -> _Collective[_P]:
+    """The collective that waits at once for what `start` starts."""
+
+    @wraps(start)
+    def collective(
+        self: Runtime, x: Tensor, axes: Sequence[str], *args: _P.args, **kwargs: _P.kwargs
+    ) -> Tensor:
+        return start(self, x, axes, *args, **kwargs).wait()
+
+    return collective
+
+
+class Messages(Protocol):
+    """What brings the messages between stages of one micro-batch."""
+
+    def send(self, x: Tensor, to: int, name: str) -> None: ...
+
+    def recv(self, source: int, name: str) -> Tensor: ...
+
+
+class Runtime:
+    """The devices of a mesh as this rank sees them.
+
+    mesh: the mesh that the program is for; None or a mesh of one device needs no
+    torch.distributed. device: where this rank computes; by default the current GPU under
+    NCCL and else the CPU. processes: the process of each rank of the mesh, by number; as the mesh
+    numbers its ranks, if none are given.
+
+    Making one is collective: every rank makes its runtimes in the same order. Raises
+    ValueError if the process group is missing or is not of the mesh's size.
+    """
+
+    def __init__(
+        self,
+        mesh: Mesh | None = None,
+        device: torch.device | str | None = None,
+        processes: Sequence[int] = (),
+    ) -> None:
+        self.mesh = mesh or Mesh()
+        self.processes = tuple(processes) or tuple(range(self.mesh.num_devices))
+        self._groups: dict[tuple[str, ...], Group] = {}
+        self._meshes: dict[tuple[int, ...], DeviceMesh] = {}
+        self._message_groups: dict[tuple[int, int], Any] = {}
+        self.messages: Messages | None = None
+        """What sends and receives while a function of a stage runs."""
+        if self.mesh.num_devices == 1:
+            self.rank = 0
+            self.device = torch.device(device or "cpu")
+            self.device_mesh: DeviceMesh | None = None
+        else:
+            _check_world(self.mesh, self.processes)
+            watchdog.start()
+            require_same("the mesh", str(self.mesh), "give every rank the same one")
+            self.rank = dist.get_rank()
+            self.device = torch.device(device or _default_device())
+            self.device_mesh = self._device_mesh()
+        self.coordinates = self.mesh.coordinates(self.processes.index(self.rank))
+        self._of_places = self._processes_of_places()
+
+    def _device_mesh(self) -> DeviceMesh:
+        sizes = tuple(axis.size for axis in self.mesh.device_axes)
+        names = tuple(axis.name for axis in self.mesh.device_axes)
+        if self.processes == tuple(range(self.mesh.num_devices)):
+            return init_device_mesh(self.device.type, sizes, mesh_dim_names=names)
+        ranks = torch.tensor(self.processes).view(sizes)
+        return DeviceMesh(self.device.type, ranks, mesh_dim_names=names)
+
+    def prepare(self, program: Program) -> None:
+        """Make the process groups that a program needs, which is slow, before it runs."""
+        for part in parts_of(program):
+            for op in part.ops:
+                if isinstance(op, COLLECTIVES):
+                    self.group(op.axes)
+                elif isinstance(op, FusedOp):
+                    self.group(self._axes_in_stage)
+
+    def group(self, axes: Sequence[str]) -> Group | None:
+        """The group that `axes` join, made on first use by all ranks; None if it is one rank."""
+        wide = tuple(axis for axis in axes if self.mesh.size(axis) > 1)
+        if not wide:
+            return None
+        if wide not in self._groups:
+            self._groups[wide] = self._make_group(wide)
+        return self._groups[wide]
+
+    def _make_group(self, axes: tuple[str, ...]) -> Group:
+        groups = [[self.processes[rank] for rank in ranks] for ranks in self.mesh.groups(axes)]
+        mine = next(ranks for ranks in groups if self.rank in ranks)
+        in_mesh_order = tuple(axis.name for axis in self.mesh.device_axes if axis.name in axes)
+        if in_mesh_order != axes and in_mesh_order in self._groups:
+            process_group = self._groups[in_mesh_order].process_group
+        elif len(axes) == 1:
+            assert self.device_mesh is not None
+            process_group = self.device_mesh.get_group(axes[0])
+        elif len(mine) == self.mesh.num_devices:
+            process_group = dist.group.WORLD
+        else:
+            # Every rank takes part in making every group, its own or not.
+            made = [dist.new_group(sorted(ranks)) for ranks in groups]
+            process_group = made[groups.index(mine)]
+        assert isinstance(process_group, dist.ProcessGroup)
+        order = tuple(sorted(mine).index(rank) for rank in mine)
+        return Group(process_group, tuple(mine), order)
+
+    # Collectives: each starts a message, and gives what `wait` turns into the tensor
+
+    start_all_reduce = _over_axes(in_flight.start_all_reduce)
+    start_all_gather = _over_axes(in_flight.start_all_gather)
+    start_reduce_scatter = _over_axes(in_flight.start_reduce_scatter)
+    start_all_to_all = _over_axes(in_flight.start_all_to_all)
+
+    def start_all_reduce_coalesced(
+        self, tensors: Sequence[Tensor], axes: Sequence[str], op: str = "sum"
+    ) -> list[InFlight]:
+        """`start_all_reduce` of several tensors, one message per dtype."""
+        group = self.group(axes)
+        if group is None:
+            return [here(x) for x in tensors]
+        return in_flight.start_all_reduces(tensors, group, op)
+
+    wait = staticmethod(InFlight.wait)
+
+    # The same, waited for
+
+    all_reduce = _waited(start_all_reduce)
+    all_gather = _waited(start_all_gather)
+    reduce_scatter = _waited(start_reduce_scatter)
+    all_to_all = _waited(start_all_to_all)
+
+    def all_reduce_coalesced(
+        self, tensors: Sequence[Tensor], axes: Sequence[str], op: str = "sum"
+    ) -> list[Tensor]:
+        return [one.wait() for one in self.start_all_reduce_coalesced(tensors, axes, op)]
+
+    def broadcast(self, x: Tensor, axes: Sequence[str]) -> Tensor:
+        """The value of the rank at coordinate 0 of `axes`."""
+        group = self.group(axes)
+        if group is None:
+            return x
+        out = x.clone(memory_format=torch.contiguous_format)
+        dist.broadcast(out, src=group.ranks[0], group=group.process_group)
+        return out
+
+    def all_reduce_in_place(self, tensors: Sequence[Tensor], axes: Sequence[str]) -> None:
+        """Make dense tensors the sums over `axes`, without a second copy of large ones."""
+        group = self.group(axes)
+        if group is not None:
+            in_flight.all_reduce_in_place(tensors, group)
+
+    # Stages
+
+    @property
+    def place(self) -> int:
+        """This rank's coordinate on the stage axis; 0 without one."""
+        axis = self.mesh.stage_axis
+        return 0 if axis is None else self.coordinates[axis.name]
+
+    @property
+    def _axes_in_stage(self) -> tuple[str, ...]:
+        """The axes along which ranks run the same functions."""
+        return tuple(axis.name for axis in self.mesh.device_axes if axis != self.mesh.stage_axis)
+
+    def agreed_on_stage(self, choose: Callable[[], _T]) -> _T:
+        """What the first rank that runs the same functions as this one chooses; only it calls
+        `choose`. What it returns must be what pickle takes. Collective among them."""
+        group = self.group(self._axes_in_stage)
+        if group is None:
+            return choose()
+        first = group.ranks[0]
+        chosen = [choose() if self.rank == first else None]
+        dist.broadcast_object_list(chosen, src=first, group=group.process_group)
+        return cast("_T", chosen[0])
+
+    def rank_at(self, place: int) -> int:
+        """The process of this one's other coordinates at a coordinate on the stage axis."""
+        return self._of_places[place]
+
+    def _processes_of_places(self) -> tuple[int, ...]:
+        """`rank_at` of each coordinate, which every message asks for."""
+        axis = self.mesh.stage_axis
+        if axis is None:
+            return (self.rank,)
+        own = ({**self.coordinates, axis.name: place} for place in range(axis.size))
+        return tuple(self.processes[self.mesh.rank(at)] for at in own)
+
+    def group_at(self, places: Sequence[int]) -> Group | None:
+        """This rank and those of its other coordinates at some coordinates on the stage axis.
+
+        None for one of them, and on ranks of others. Collective when first asked for.
+        """
+        axis = self.mesh.stage_axis
+        if axis is None or len(places) == 1:
+            return None
+        device_mesh = self.mesh_at(places)
+        if self.place not in places:
+            return None
+        ranks = tuple(self.rank_at(place) for place in places)
+        order = tuple(sorted(ranks).index(rank) for rank in ranks)
+        return Group(device_mesh.get_group(axis.name), ranks, order)
+
+    def mesh_at(self, places: Sequence[int]) -> DeviceMesh:
+        """The devices at some coordinates on the stage axis. Collective when first asked for."""
+        assert self.device_mesh is not None
+        axis = self.mesh.stage_axis
+        if axis is None or len(places) == axis.size:
+            return self.device_mesh
+        key = tuple(places)
+        if key not in self._meshes:
+            names = self.device_mesh.mesh_dim_names
+            assert names is not None
+            ranks = self.device_mesh.mesh.index_select(names.index(axis.name), torch.tensor(key))
+            self._meshes[key] = DeviceMesh(self.device.type, ranks, mesh_dim_names=names)
+        return self._meshes[key]
+
+    @property
+    def groups_messages(self) -> bool:
+        """Whether each direction between two ranks needs a process group of its own."""
+        return self.device_mesh is not None and "nccl" in dist.get_backend()
+
+    def message_groups(self, places: Iterable[tuple[int, int]]) -> dict[tuple[int, int], Any]:
+        """The groups of messages between this rank and others, by sender and receiver.
+
+        places: of coordinates on the stage axis those that send, and those that they send to, in
+        the same order on all ranks. None where the default group will do. Collective.
+        """
+        if not self.groups_messages:
+            return {}
+        inner = self.mesh.within_stage
+        axis = self.mesh.stage_axis
+        assert axis is not None
+        for pair in places:
+            for rank in range(inner.num_devices):
+                at = inner.coordinates(rank)
+                source, goal = (
+                    self.processes[self.mesh.rank({**at, axis.name: place})] for place in pair
+                )
+                if (source, goal) not in self._message_groups:
+                    # Every rank takes part in making every group, its own or not.
+                    self._message_groups[source, goal] = dist.new_group([source, goal])
+        return {pair: group for pair, group in self._message_groups.items() if self.rank in pair}
+
+    def send(self, x: Tensor, to: int, name: str) -> None:
+        """Send a value to the same rank of another stage."""
+        assert self.messages is not None
+        self.messages.send(x, to, name)
+
+    def recv(self, source: int, name: str) -> Tensor:
+        """Receive what the same rank of another stage sends."""
+        assert self.messages is not None
+        return self.messages.recv(source, name)
+
+    @staticmethod
+    def added(given: Mapping[tuple[str, str], Tensor], key: tuple[str, str], x: Tensor) -> Tensor:
+        """A gradient, added to the one that the caller has, if it gives one."""
+        into = given.get(key)
+        return x if into is None else into.add_(x)
+
+    @staticmethod
+    def added_product(
+        given: Mapping[tuple[str, str], Tensor], key: tuple[str, str], left: Tensor, right: Tensor
+    ) -> Tensor:
+        """`added` of a product of two matrices."""
+        into = given.get(key)
+        return torch.mm(left, right) if into is None else into.addmm_(left, right)
+
+    # What a rank knows of itself
+
+    def position(self, axes: Sequence[str]) -> int:
+        """This rank's position among the ranks of `axes`, the first axis slowest."""
+        return self.mesh.position(axes, self.coordinates)
+
+    def slice(self, x: Tensor, axes: Sequence[str], dim: int, block: int) -> Tensor:
+        """This rank's shard along `dim` of a value that every rank of `axes` holds whole."""
+        return cut_out(x, dim, self.mesh.sizes(axes), block, self.position(axes))
+
+    def shard_index(self, axes: Sequence[str], device: str | None = None) -> Tensor:
+        """`position` as a scalar int64 tensor, where this rank computes if no device is named."""
+        found = self.position(axes)
+        return torch.full((), found, dtype=torch.int64, device=device or self.device)
+
+
+def _default_device() -> torch.device:
+    if "nccl" in dist.get_backend():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def _check_world(mesh: Mesh, processes: Sequence[int]) -> None:
+    if not (dist.is_available() and dist.is_initialized()):
+        raise ValueError(
+            f"mesh {mesh} has {mesh.num_devices} devices, but this process is alone: start one "
+            f"process for each (torchrun --nproc-per-node {mesh.num_devices} ...) and call "
+            "torch.distributed.init_process_group() first."
+        )
+    if dist.get_world_size() != mesh.num_devices:
+        raise ValueError(
+            f"mesh {mesh} has {mesh.num_devices} devices, but {dist.get_world_size()} processes "
+            "were started; start one for each device."
+        )
+    if sorted(processes) != list(range(mesh.num_devices)):
+        raise ValueError(
+            f"the program is for devices {list(processes)}, but its processes have the numbers 0 "
+            f"to {mesh.num_devices - 1}; number them so in the plan's 'ranks'."
+        )

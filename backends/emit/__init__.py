@@ -1,0 +1,1 @@
+"""The emitted Python module and the functions that its statements call."""

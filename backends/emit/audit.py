@@ -1,0 +1,120 @@
+"""What emitted source may do: call pure ATen ops, the runtime's collectives, and given kernels.
+
+A program's text may come from anywhere, and the source of it is run. So a module is looked at
+before it is run, whatever it was emitted from: a name or a string that became code is found here.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Collection
+
+import torch
+
+from shardweave.backends.emit.calls import DIRECT, TRANSPOSE
+from shardweave.ir.library.pure_ops import pure_ops
+
+_STRUCTURE = (
+    ast.FunctionDef, ast.arguments, ast.arg, ast.Assign, ast.Delete, ast.Return,
+    ast.Expr, ast.Constant, ast.Name, ast.Load, ast.Store, ast.Del, ast.Tuple, ast.List, ast.Dict,
+    ast.Subscript, ast.Attribute, ast.Call, ast.keyword, ast.UnaryOp, ast.USub, ast.BinOp, ast.Add,
+    ast.Sub,
+)  # fmt: skip
+
+
+_TAKEN = "given.pop"
+"""How a function of a stage takes an argument that nobody else holds."""
+
+_DIRECT = frozenset({*DIRECT.values(), TRANSPOSE})
+
+KNOWN = ("aten", "kernels", "rt", "torch")
+"""Names by which a step reaches what is not its own; no variable has one."""
+
+
+class SourceError(ValueError):
+    """Emitted source does what no step does; the message says what, and in which line."""
+
+
+def audit(source: str, header: str, functions: Collection[str]) -> None:
+    """Raises SourceError unless `source` is a header, and one function of what a step may do.
+
+    header: the lines between the docstring and the function, word for word. functions: the names
+    from it that may be called. Linear in the source.
+    """
+    tree = ast.parse(source)
+    body = tree.body
+    statements = ast.parse(header).body
+    if [*map(ast.dump, body[1:-1])] != [*map(ast.dump, statements)] or not (
+        _is_text(body[0]) and isinstance(body[-1], ast.FunctionDef)
+    ):
+        raise SourceError("emitted source has other statements than its header and `step`.")
+    for node in ast.walk(body[-1]):
+        if not isinstance(node, _STRUCTURE):
+            raise _error(node, f"is a {type(node).__name__}")
+        if isinstance(node, ast.Call):
+            _check_callee(node, functions)
+        elif isinstance(node, ast.Attribute) and not _is_of_torch(node):
+            _check_attribute(node)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            if node.id in {*KNOWN, *functions}:
+                raise _error(node, f"assigns {node.id}")
+
+
+def _is_text(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
+def _check_callee(node: ast.Call, functions: Collection[str]) -> None:
+    callee = _dotted(node.func)
+    is_method = isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Name)
+    allowed = (
+        callee in pure_ops()
+        or callee.removesuffix(".default") in pure_ops()
+        or callee in functions
+        or callee in _DIRECT
+        or (isinstance(node.func, ast.Subscript) and _is_kernel(node.func))
+        or (is_method and callee.startswith("rt.") and "_" != callee[3])
+        or (is_method and callee.endswith(".contiguous"))
+        or callee == _TAKEN
+    )
+    if not allowed:
+        raise _error(node, f"calls {callee}")
+
+
+def _dotted(node: ast.expr) -> str:
+    """The text of an expression: of the names that stand in most, much faster than `unparse`."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        return f"{_dotted(node.value)}.{node.attr}"
+    return ast.unparse(node)
+
+
+def _is_kernel(node: ast.Subscript) -> bool:
+    is_number = isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, int)
+    return is_number and isinstance(node.value, ast.Name) and node.value.id == "kernels"
+
+
+def _is_of_torch(node: ast.Attribute) -> bool:
+    """Whether a dtype is read, or a function that ops are called by."""
+    if not (isinstance(node.value, ast.Name) and node.value.id == "torch"):
+        return False
+    is_dtype = isinstance(getattr(torch, node.attr, None), torch.dtype)
+    return is_dtype or f"torch.{node.attr}" in _DIRECT
+
+
+def _check_attribute(node: ast.Attribute) -> None:
+    """Attributes are read for calls, whose callees are checked, and of the runtime."""
+    root = node.value
+    while isinstance(root, ast.Attribute):
+        root = root.value
+    is_known = isinstance(root, ast.Name) and (
+        root.id in ("aten", "rt") or node.attr == "contiguous" or _dotted(node) == _TAKEN
+    )
+    if not is_known or node.attr.startswith("__"):
+        raise _error(node, f"reads {ast.unparse(node)}")
+
+
+def _error(node: ast.AST, what: str) -> SourceError:
+    line = getattr(node, "lineno", 0)
+    return SourceError(f"line {line} of emitted source {what}, which no step does.")

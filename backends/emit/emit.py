@@ -1,0 +1,190 @@
+"""Programs as readable Python modules.
+
+A module has one function, `step(rt, given)`: one statement per op in the order of the program,
+each value freed after its last use. `rt` is the rank's runtime (`backends.distributed.runtime`); `given` and
+the result map the kind and name of each argument and result to this rank's tensor.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import keyword
+import linecache
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from io import StringIO
+from typing import Any
+
+from torch import Tensor
+from xdsl.ir import Operation, SSAValue
+from xdsl.printer import Printer
+
+from shardweave.backends.emit.additions import additions_of
+from shardweave.backends.emit.audit import KNOWN, audit
+from shardweave.backends.emit.calls import FUNCTIONS
+from shardweave.backends.emit.statements import Code, fused_statement, key_text, statement
+from shardweave.backends.programs import Key, free_name, last_uses
+from shardweave.backends.triton.source.parts import joins
+from shardweave.ir.dialects import dist
+from shardweave.ir.dialects.annotations import joined_layers, phase_of, shortened
+from shardweave.ir.dialects.kernel import FusedOp
+from shardweave.ir.dialects.types import dtype_of_value, dtype_word, shape_of
+from shardweave.ir.program.program import Program
+from shardweave.ir.program.staged import STAGE_KINDS
+from shardweave.passes.kernels.unfuse_kernels import without_regions
+from shardweave.passes.messages.pending_gradients import pending_terms
+
+StepFunction = Callable[[Any, Mapping[Key, Tensor]], dict[Key, Tensor]]
+"""`step(rt, given)`. That of a function of a stage takes out of `given`, a dict, what it frees."""
+
+_HEADER = '''\
+"""{what}
+
+Written by shardweave: {num_ops} ops. `rt` is this rank's runtime, which holds the collectives;
+`given` maps the kind and name of each argument to this rank's part of it; to a gradient or a sum in
+it, the new one is added. Returns this rank's part of each result by kind and name.
+"""
+'''
+
+_IMPORTS = """
+from math import inf, nan
+
+import torch
+
+from shardweave.backends.emit.attention import flash_attention, flash_attention_backward
+from shardweave.backends.emit.positional_attention import (
+    positional_attention,
+    positional_attention_backward,
+)
+from shardweave.backends.emit.random_numbers import random_numbers
+
+aten = torch.ops.aten
+"""
+
+_FUNCTIONS = tuple(function.__name__ for function in FUNCTIONS.values())
+_RESERVED = {*KNOWN, *_FUNCTIONS, "given", "step", "inf", "nan", "_"}
+
+
+def emit(program: Program, *, kernels: bool = False, pending: Collection[str] = ()) -> str:
+    """The source of a module that runs a program on one rank.
+
+    kernels: fused regions are called as `kernels[0]`, `kernels[1]`, .. in their order, and after
+    them one more that joins the results which they left in parts; `load_step` is to be given
+    them. Else their ops run one by one. pending: names of gradients whose
+    terms are added, before they are reduced, to what `given` has under `"pending"`. Raises
+    ValueError for an op that has no Python form.
+    """
+    program = program if kernels else without_regions(program)
+    names = _names(program)
+    lines = [_header(program) + _IMPORTS, "", "def step(rt, given):"]
+    lines += _argument_lines(program, names)
+    found = pending_terms(program) if pending else {}
+    terms = {gradient: found[gradient] for gradient in pending}
+    joined = joins(program, set(terms.values())) if kernels else {}
+    additions = additions_of(program, names, terms, joined)
+    dying, place, num_fused = last_uses(program), None, 0
+    for op in program.ops:
+        if place != (place := (_layers(op), phase_of(op))):
+            lines += ["", f"    # {_one_line(place[0])}, {place[1]}"]
+        lines += [f"    {line}" for line in additions.before.get(op, ())]
+        if isinstance(op, FusedOp):
+            lines.append(f"    # {', '.join(inner.name for inner in op.fused_ops)}")
+            line = fused_statement(op, names, num_fused)
+            num_fused += 1
+        else:
+            line = additions.products.get(op) or statement(op, names)
+        lines.append(f"    {line}{_type_comment(op)}")
+        lines += [f"    {line}" for line in additions.behind.get(op, ())]
+        if op in dying:
+            lines.append(f"    del {', '.join(names[value] for value in dying[op])}")
+    lines += [f"    {line}" for line in additions.before.get(program.return_op, ())]
+    lines += ["", "    return {"]
+    lines += [f"        ({key_text(slot)}): {names[slot.value]}," for slot in program.results]
+    return "\n".join([*lines, "    }", ""])
+
+
+def _layers(op: Operation) -> str:
+    """The layer of an op; of a message, the layers of what it joins."""
+    return ", ".join(shortened(joined_layers(op))) or "model"
+
+
+def load_step(source: str, kernels: Sequence[Callable[..., Any]] = ()) -> StepFunction:
+    """The `step` of an emitted module. Tracebacks show its lines.
+
+    Raises SourceError for source that does more than a step does.
+    """
+    audit(source, _IMPORTS, _FUNCTIONS)
+    name = f"<shardweave step {hashlib.sha256(source.encode()).hexdigest()[:12]}>"
+    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+    module: dict[str, Any] = {"__name__": name, "kernels": kernels}
+    exec(compile(source, name, "exec"), module)
+    return module["step"]
+
+
+def _header(program: Program) -> str:
+    mesh = program.mesh
+    where = f"on every rank of mesh {mesh}" if mesh and program.is_local else "on one device"
+    kinds = {slot.kind for slot in program.results}
+    what = "A training step" if "grad" in kinds else "A forward pass"
+    return _HEADER.format(what=f"{what}, as it runs {where}.", num_ops=len(list(program.ops)))
+
+
+# Names
+
+
+def _names(program: Program) -> dict[SSAValue, Code]:
+    """A variable for each value, close to its name in the program's text."""
+    printer = Printer(stream=StringIO())
+    taken = set(_RESERVED)
+    names: dict[SSAValue, Code] = {}
+    made = (result for op in program.ops for result in op.results)
+    for value in (*program.function.body.block.args, *made):
+        word = _identifier(printer.print_ssa_value(value))
+        names[value] = Code(free_name(word, taken, "__"))
+    return names
+
+
+def _identifier(name: str) -> str:
+    word = re.sub(r"\W", "_", name)
+    if word[:1].isdigit():
+        word = f"v{word}"
+    return f"{word}_" if keyword.iskeyword(word) else word
+
+
+# Parts of the function
+
+
+def _argument_lines(program: Program, names: Mapping[SSAValue, Code]) -> Iterable[str]:
+    kind = None
+    for slot in program.arguments:
+        if slot.kind != kind:
+            kind = slot.kind
+            yield f"    # {_one_line(kind)}"
+        sharding = f", {slot.sharding_attr}" if slot.sharding_attr is not None else ""
+        comment = _one_line(f"{_type(slot.value)}{sharding}")
+        # What earlier functions of a stage have left is freed here, after its last use.
+        key = f".pop(({key_text(slot)}))" if slot.kind in STAGE_KINDS else f"[{key_text(slot)}]"
+        yield f"    {names[slot.value]} = given{key}  # {comment}"
+
+
+def _one_line(comment: str) -> str:
+    # A program's text may come from anywhere; a line break in a name must not become code.
+    return " ".join(comment.split())
+
+
+def _type(value: SSAValue) -> str:
+    return f"{dtype_word(dtype_of_value(value))}{list(shape_of(value))}"
+
+
+def _type_comment(op: Operation) -> str:
+    if not op.results:
+        return ""
+    started = "in flight: " if isinstance(op, dist.STARTED) else ""
+    return f"  # {started}{', '.join(_type(result) for result in op.results)}"
+
+
+def ops_by_variable(program: Program, *, kernels: bool) -> dict[str, Operation]:
+    """The ops of emitted source by the variables that it gives their results."""
+    program = program if kernels else without_regions(program)
+    names = _names(program)
+    return {names[result]: op for op in program.ops for result in op.results}

@@ -1,0 +1,75 @@
+"""What all runners of emitted source share: it is agreed on, and explained where ranks are lost."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Mapping
+
+from torch import Tensor
+
+from shardweave.backends.distributed.runtime import Runtime
+from shardweave.backends.emit.emit import StepFunction, emit, load_step
+from shardweave.backends.programs import Key
+from shardweave.backends.step.backend import Runner
+from shardweave.backends.triton.launch.launch import FusedCall, explain_calls, join_parts
+from shardweave.backends.triton.source.parts import PartsQueue
+from shardweave.backends.watch import position, watchdog
+from shardweave.backends.watch.agreement import digest_of, require_same
+from shardweave.ir.dialects.kernel import FusedOp
+from shardweave.ir.program.program import Program
+
+
+class JoinedRunner(Runner):
+    """Runs emitted source as one rank of a mesh.
+
+    kernels: fused regions of what was loaded, generated.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+        self.kernels: list[FusedCall] = []
+        self._number = 0
+
+    def load(
+        self, program: Program, *, kernels: bool, pending: Collection[str] = ()
+    ) -> tuple[str, StepFunction]:
+        """The source of a program or a function of a stage, and what runs it.
+
+        kernels: whether fused regions run as generated kernels. pending: as in `emit`.
+        """
+        fused = [op for op in program.ops if isinstance(op, FusedOp)] if kernels else []
+        runtime = self.runtime
+        queue = PartsQueue(join_parts)
+        calls = [
+            FusedCall(op, runtime.device, agreed=runtime.agreed_on_stage, queue=queue)
+            for op in fused
+        ]
+        self.kernels += calls
+        source = emit(program, kernels=kernels, pending=pending)
+        run = load_step(source, [*calls, queue.join])
+        position.register(run.__code__.co_filename, program, kernels=kernels)
+        return source, run
+
+    def agree(self, text: str, lines_of: Callable[[str], list[str]] = str.splitlines) -> None:
+        """Raises AgreementError on every rank unless all run what this text says. Collective."""
+        self._number = int(digest_of(text.encode())[:15], 16)
+        if self.runtime.mesh.num_devices > 1:
+            require_same("the program", text, "give every rank the same one", lines_of)
+
+    def __call__(self, given: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
+        if self.runtime.mesh.num_devices == 1:
+            return self.results_of(given)
+        watchdog.begin(self._number)
+        try:
+            return self.results_of(given)
+        except RuntimeError as error:
+            watchdog.explain(error)
+            raise
+
+    @abstractmethod
+    def results_of(self, given: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
+        """As `Runner.__call__`, which watches over it."""
+
+    def explain(self) -> str:
+        """What runs each fused region: its kernel, or ATen and why. A line for each."""
+        return explain_calls(self.kernels, self.runtime.device)

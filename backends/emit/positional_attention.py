@@ -1,0 +1,168 @@
+"""`dist.attention` and its backward: attention by positions, without a mask where that can be.
+
+What queries see by their positions is taken apart into rectangles and triangles
+(`ir/library/attention_pieces.py`), whose results merge by their log-sum-exp.
+
+Shapes are those of `backends.emit.attention`. A query that sees no key gives zeros, and -inf for its
+log-sum-exp, so that it adds nothing to a merge.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shardweave.backends.emit.attention import flash_attention, flash_attention_backward
+from shardweave.ir.library.attention_pieces import Piece, pieces_of
+from shardweave.ir.library.positional_attention import logsumexp_dtype
+
+
+def positional_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    query_positions: Tensor | None = None,
+    key_positions: Tensor | None = None,
+    *,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """(output, logsumexp) of queries that see the keys at their positions and before.
+
+    Without positions they see all keys. attn_mask: is added to the scores.
+    """
+    pieces = _pieces(attn_mask, query_positions, key_positions)
+    if pieces is None:
+        mask = _whole_mask(query, attn_mask, query_positions, key_positions)
+        out, rows = flash_attention(query, key, value, attn_mask=mask, scale=scale)
+        return out, _empty_rows(rows, mask)
+    if len(pieces) == 1 and _is_whole(pieces[0], query, key):
+        return flash_attention(query, key, value, 0.0, pieces[0].is_causal, scale=scale)
+    dtype = logsumexp_dtype(query.dtype)
+    out = _like(query, dtype)
+    rows = query.new_full(query.shape[:3], -math.inf, dtype=dtype)
+    for piece in pieces:
+        part, own = flash_attention(
+            query[:, :, piece.queries],
+            key[:, :, piece.keys],
+            value[:, :, piece.keys],
+            is_causal=piece.is_causal,
+            scale=scale,
+        )
+        before, total = rows[:, :, piece.queries], out[:, :, piece.queries]
+        merged = torch.logaddexp(before, own)
+        total.mul_((before - merged).exp_().unsqueeze(-1))
+        total.add_((own - merged).exp_().unsqueeze(-1) * part)
+        before.copy_(merged)
+    return out.to(query.dtype), rows
+
+
+def positional_attention_backward(
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    attn_mask: Tensor | None = None,
+    query_positions: Tensor | None = None,
+    key_positions: Tensor | None = None,
+    *,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of query, key and value.
+
+    out, logsumexp: of all keys of the queries, of which these may be a part; the gradient of the
+    queries is then that of the part.
+    """
+    # Of a query that sees nothing all weights are 0, whatever finite number stands here.
+    logsumexp = logsumexp.masked_fill(logsumexp == -math.inf, 0.0)
+    pieces = _pieces(attn_mask, query_positions, key_positions)
+    if pieces is None:
+        mask = _whole_mask(query, attn_mask, query_positions, key_positions)
+        return flash_attention_backward(
+            grad_out, query, key, value, out, logsumexp, 0.0, False, attn_mask=mask, scale=scale
+        )
+    dtype = logsumexp_dtype(query.dtype)
+    found = tuple(_like(x, dtype) for x in (query, key, value))
+    for piece in pieces:
+        gradients = flash_attention_backward(
+            grad_out[:, :, piece.queries],
+            query[:, :, piece.queries],
+            key[:, :, piece.keys],
+            value[:, :, piece.keys],
+            out[:, :, piece.queries].contiguous(),
+            logsumexp[:, :, piece.queries].contiguous(),
+            0.0,
+            piece.is_causal,
+            scale=scale,
+        )
+        places = (piece.queries, piece.keys, piece.keys)
+        for total, place, part in zip(found, places, gradients, strict=True):
+            total[:, :, place].add_(part)
+    dq, dk, dv = (total.to(query.dtype) for total in found)
+    return dq, dk, dv
+
+
+def _pieces(
+    attn_mask: Tensor | None, query_positions: Tensor | None, key_positions: Tensor | None
+) -> list[Piece] | None:
+    """The pieces to compute; None where a mask says what queries see.
+
+    For positions on a GPU too: looking at them would wait for all that is on its way. Steps give
+    those that they can count on the host.
+    """
+    if query_positions is None or key_positions is None or attn_mask is not None:
+        return None
+    if query_positions.device.type != "cpu" or key_positions.device.type != "cpu":
+        return None
+    return _pieces_of_bytes(*(x.numpy().tobytes() for x in (query_positions, key_positions)))
+
+
+@lru_cache(maxsize=16)
+def _pieces_of_bytes(queries: bytes, keys: bytes) -> list[Piece] | None:
+    """The pieces of int64 positions, which each layer of a model asks for."""
+    rows, columns = (np.frombuffer(x, dtype=np.int64).tolist() for x in (queries, keys))
+    return pieces_of(rows, columns)
+
+
+def _whole_mask(
+    query: Tensor,
+    attn_mask: Tensor | None,
+    query_positions: Tensor | None,
+    key_positions: Tensor | None,
+) -> Tensor | None:
+    """The mask with -inf for keys behind their query's position."""
+    if query_positions is None or key_positions is None:
+        return attn_mask
+    rows, columns = (x.to(query.device) for x in (query_positions, key_positions))
+    is_behind = columns > rows.unsqueeze(-1)
+    mask = query.new_zeros(()) if attn_mask is None else attn_mask
+    return torch.where(is_behind, -math.inf, mask)
+
+
+def _empty_rows(logsumexp: Tensor, mask: Tensor | None) -> Tensor:
+    """-inf for queries that the mask leaves no key; kernels give 0."""
+    if mask is None:
+        return logsumexp
+    return logsumexp.masked_fill((mask == -math.inf).all(-1), -math.inf)
+
+
+def _is_whole(piece: Piece, query: Tensor, key: Tensor) -> bool:
+    sizes = zip((piece.queries, piece.keys), (query.shape[2], key.shape[2]), strict=True)
+    return all(len(range(*place.indices(size))) == size for place, size in sizes)
+
+
+def _like(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Zeros of a tensor's shape, with heads last but one in memory, as kernels give results."""
+    samples, heads, length, width = x.shape
+    return x.new_zeros((samples, length, heads, width), dtype=dtype).transpose(1, 2)
+
+
+_LIBRARY = torch.library.Library("shardweave", "FRAGMENT")
+_LIBRARY.impl("attention", positional_attention, "CompositeExplicitAutograd")
+_LIBRARY.impl("attention_backward", positional_attention_backward, "CompositeExplicitAutograd")

@@ -1,0 +1,157 @@
+"""Ops as Python: of each the statement that calls it in an emitted module."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from xdsl.ir import Operation, SSAValue
+
+from shardweave.backends.emit.calls import (
+    DIRECT,
+    FUNCTIONS,
+    NEED_CONTIGUOUS,
+    TRANSPOSE,
+    callee_of,
+    takes_device,
+)
+from shardweave.ir.dialects import dist
+from shardweave.ir.dialects.annotations import ANNOTATIONS, properties_without
+from shardweave.ir.dialects.aten import AtenOp, overload_named
+from shardweave.ir.dialects.kernel import FusedOp
+from shardweave.ir.dialects.literals import to_python
+from shardweave.ir.library.positional_attention import ATTENTION, ATTENTION_BACKWARD
+from shardweave.ir.ops.aten_args import arguments
+from shardweave.ir.ops.seen_keys import are_counted
+from shardweave.ir.program.program import Slot
+from shardweave.ir.program.storage import reduces_in_place
+
+_HOST = '"cpu"'
+"""Where positions of attention are counted."""
+
+
+class Code(str):
+    """Text that is code already, such as a variable's name."""
+
+
+def key_text(slot: Slot) -> str:
+    """The kind and name of an argument or a result, as a tuple holds them: `"grad", "fc.bias"`."""
+    return f"{json.dumps(slot.kind)}, {json.dumps(slot.name)}"
+
+
+def statement(op: Operation, names: Mapping[SSAValue, Code]) -> str:
+    """The statement of an op that is in no kernel. names: the variable of each value.
+
+    Raises ValueError for an op that has no Python form.
+    """
+    if isinstance(op, AtenOp):
+        return _aten_statement(op, names)
+    if isinstance(op, dist.DistOp):
+        return _dist_statement(op, names)
+    raise ValueError(f"the distributed backend has no Python form for '{op.name}'; lower it first.")
+
+
+def fused_statement(op: FusedOp, names: Mapping[SSAValue, Code], number: int) -> str:
+    """The statement of a fused region, which calls the kernel of a number."""
+    operands = ", ".join(names[operand] for operand in op.operands)
+    comma = "," if len(op.results) == 1 else ""
+    return f"{_targets(op, names)}{comma} = kernels[{number}]({operands})"
+
+
+def _targets(op: Operation, names: Mapping[SSAValue, Code]) -> str:
+    return ", ".join(names[result] for result in op.results)
+
+
+def _call(function: str, positional: list[Any], keywords: Mapping[str, Any]) -> str:
+    parts = [_literal(value) for value in positional]
+    parts += [f"{name}={_literal(value)}" for name, value in keywords.items()]
+    return f"{function}({', '.join(parts)})"
+
+
+def _literal(value: Any) -> str:
+    """Python for a value: `inf`, `torch.float32`, `("tensor",)`."""
+    if isinstance(value, Code):
+        return value
+    if isinstance(value, str):
+        return json.dumps(value)
+    if isinstance(value, list):
+        return f"[{', '.join(_literal(item) for item in value)}]"
+    if isinstance(value, tuple):
+        return f"({', '.join(_literal(item) for item in value)}{',' if len(value) == 1 else ''})"
+    return repr(value)
+
+
+def _aten_statement(op: AtenOp, names: Mapping[SSAValue, Code]) -> str:
+    counted = _counted(op)
+    call = _aten_call(op, {**names, **counted} if counted else names)
+    return f"{_aten_targets(op, names)} = {call}"
+
+
+def _aten_call(op: AtenOp, names: Mapping[SSAValue, Code], device: str = "rt.device") -> str:
+    form = "{}.contiguous()" if op.name in NEED_CONTIGUOUS else "{}"
+    positional, keywords = arguments(op, lambda value: Code(form.format(names[value])))
+    if takes_device(op):
+        keywords["device"] = Code(device)
+    # The name of a function of ours; an overload prints as `aten.add.Tensor`.
+    function = callee_of(op)
+    name = function.__name__ if op.name in FUNCTIONS else DIRECT.get(op.name, str(function))
+    if op.name == "aten.permute" and op.value("dims") == [1, 0]:
+        name, positional = TRANSPOSE, positional[:1]
+    return _call(name, positional, keywords)
+
+
+def _counted(op: AtenOp) -> dict[SSAValue, Code]:
+    """The positions of an attention as the host counts them, which need not wait for a GPU."""
+    if op.name not in (ATTENTION, ATTENTION_BACKWARD):
+        return {}
+    found = (op.tensor("query_positions"), op.tensor("key_positions"))
+    return {
+        value: _on_host(value)
+        for value in found
+        if isinstance(value, SSAValue) and are_counted(value)
+    }
+
+
+def _on_host(value: SSAValue) -> Code:
+    op = value.owner
+    assert isinstance(op, AtenOp | dist.DistOp), "positions are counted by these"
+    names = {operand: _on_host(operand) for operand in op.operands}
+    if isinstance(op, AtenOp):
+        return Code(_aten_call(op, names, _HOST))
+    return Code(_dist_call(op, names, _HOST if isinstance(op, dist.ShardIndexOp) else ""))
+
+
+def _aten_targets(op: AtenOp, names: Mapping[SSAValue, Code]) -> str:
+    returns = overload_named(op.name)._schema.returns
+    if len(returns) == 1:
+        is_list = isinstance(returns[0].type, torch.ListType)
+        return _targets(op, names) + ("," if is_list else "")
+    # A gradient that the op's mask leaves out is None, and not a result of the op.
+    has_mask = op.signature.parameter("output_mask") is not None
+    mask = op.value("output_mask") if has_mask else [True] * len(returns)
+    results = iter(op.results)
+    return ", ".join(names[next(results)] if given else "_" for given in mask)
+
+
+def _dist_statement(op: dist.DistOp, names: Mapping[SSAValue, Code]) -> str:
+    call = _dist_call(op, names)
+    return f"{_targets(op, names)} = {call}" if op.results else call
+
+
+def _dist_call(op: dist.DistOp, names: Mapping[SSAValue, Code], device: str = "") -> str:
+    method = f"rt.{op.name.removeprefix('dist.')}"
+    arguments = properties_without(op, *ANNOTATIONS)
+    keywords: dict[str, Any] = {name: to_python(value) for name, value in arguments.items()}
+    if "axes" in keywords:
+        keywords["axes"] = op.axes
+    if reduces_in_place(op):
+        keywords["in_place"] = True
+    if device:
+        keywords["device"] = Code(device)
+    operands = [names[operand] for operand in op.operands]
+    if isinstance(op, dist.AllReduceOp) and len(operands) > 1:
+        return _call(f"{method}_coalesced", [operands], keywords)
+    each = [[operand] for operand in operands] if operands else [[]]
+    return ", ".join(_call(method, one, keywords) for one in each)

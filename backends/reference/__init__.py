@@ -1,0 +1,1 @@
+"""All ranks of a virtual mesh in one process."""

@@ -1,0 +1,86 @@
+"""The reference backend: every rank of a virtual mesh in one process, on plain torch.
+
+It runs a local program op by op on lists that hold one tensor per rank, so that a program for
+64 ranks can be compared with the model on a laptop; a staged one function by function, in the order
+of its schedule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from shardweave.backends.programs import Key, sharding_held
+from shardweave.backends.reference.virtual_ranks import (
+    ReplicaMismatchError,
+    argument_of,
+    collect,
+    run_ops,
+    spread,
+    virtual_mesh,
+)
+from shardweave.backends.reference.virtual_stages import run_staged
+from shardweave.ir.library.philox import STATE, random_state
+from shardweave.ir.program.program import Program
+from shardweave.ir.program.staged import is_staged
+from shardweave.passes.kernels.unfuse_kernels import without_regions
+
+__all__ = ["Key", "ReplicaMismatchError", "run_reference", "values_of"]
+
+
+@torch.no_grad()
+def run_reference(program: Program, values: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
+    """Run a program on all ranks of its mesh; returns the global results by kind and name.
+
+    `values` holds the global tensor of each argument by kind and name, on the CPU (`values_of`
+    takes them from a model); the tangent, d(loss)/d(loss), is 1 unless given. Each rank gets
+    its shard. A program that is not local runs on one device; fused regions run op by op.
+
+    Raises ValueError for a missing tensor or one of another shape or dtype, and
+    ReplicaMismatchError (a ValueError) if ranks that should hold the same part of a result
+    differ, which means that the program was partitioned wrongly.
+    """
+    program = without_regions(program)
+    if is_staged(program):
+        return run_staged(program, values)
+    mesh = virtual_mesh(program)
+    environment = {
+        slot.value: spread(argument_of(program, slot, values), sharding_held(program, slot), mesh)
+        for slot in program.arguments
+    }
+    run_ops(program, environment, mesh)
+    return {
+        (slot.kind, slot.name): collect(slot, environment[slot.value], program, mesh)
+        for slot in program.results
+    }
+
+
+def values_of(
+    program: Program, model: nn.Module, batch: Mapping[str, Tensor], seed: int = 0
+) -> dict[Key, Tensor]:
+    """The arguments of a program: parameters and buffers of `model`, inputs of `batch` by name.
+
+    seed: of the random numbers that the program draws. Raises ValueError naming what the model or
+    the batch lacks.
+    """
+    sources: dict[str, Mapping[str, Tensor]] = {
+        "param": dict(model.named_parameters(remove_duplicate=False)),
+        "buffer": {
+            STATE: random_state(seed),
+            **dict(model.named_buffers(remove_duplicate=False)),
+        },
+        "input": batch,
+    }
+    found: dict[Key, Tensor] = {}
+    for slot in program.arguments:
+        if slot.kind == "tangent":
+            continue
+        if slot.name not in sources[slot.kind]:
+            raise ValueError(
+                f"{slot.kind} '{slot.name}' of the program was not given; "
+                f"found {sorted(sources[slot.kind])}."
+            )
+        found[slot.kind, slot.name] = sources[slot.kind][slot.name].detach()
+    return found

@@ -1,0 +1,190 @@
+"""One program on all ranks of a virtual mesh: its values, a tensor for each rank.
+
+Ranks that hold the same tensor share the object, and what is computed from shared tensors is
+computed once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from xdsl.ir import Operation, SSAValue
+
+from shardweave.backends.emit.calls import prepared
+from shardweave.backends.programs import Key, last_uses, sharding_held
+from shardweave.backends.reference.virtual_collectives import run_collective
+from shardweave.ir.dialects import dist
+from shardweave.ir.dialects.aten import AtenOp
+from shardweave.ir.dialects.dist import DistOp
+from shardweave.ir.dialects.types import dtype_of_value, shape_of
+from shardweave.ir.mesh.mesh import Axis, Mesh
+from shardweave.ir.mesh.placement import Sharding
+from shardweave.ir.mesh.shards import assemble, held, resized, take_shard
+from shardweave.ir.program.program import Program, Slot
+
+PerRank = list[Tensor]
+"""One value on every rank, by rank number."""
+
+Messages = Callable[[dist.DistOp, list[PerRank]], list[PerRank]]
+"""The results of a send or a receive, given its operands."""
+
+_T = TypeVar("_T")
+
+TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+"""By dtype, the largest difference between replicas, relative to the largest element."""
+
+
+class ReplicaMismatchError(ValueError):
+    """Two ranks that should hold the same part of a result hold different values."""
+
+
+def run_ops(
+    program: Program,
+    environment: dict[SSAValue, PerRank],
+    mesh: Mesh,
+    messages: Messages | None = None,
+) -> None:
+    """Run the ops of a program without regions: add their results, drop what is read no more."""
+    dying = last_uses(program)
+    for op in program.ops:
+        if messages is not None and isinstance(op, (dist.SendOp, dist.RecvOp)):
+            found = messages(op, [environment[value] for value in op.operands])
+        else:
+            found = _run(op, environment, mesh)
+        for value, tensors in zip(op.results, found, strict=True):
+            environment[value] = tensors
+        for value in dying.get(op, ()):
+            del environment[value]
+
+
+def virtual_mesh(program: Program) -> Mesh:
+    """The mesh of a local program, sub-batches not unrolled yet as ranks, too; else one device."""
+    if program.mesh is None or not program.is_local:
+        return Mesh()
+    return Mesh(Axis(axis.name, axis.size) for axis in program.mesh.axes)
+
+
+def argument_of(program: Program, slot: Slot, values: Mapping[Key, Tensor]) -> Tensor:
+    """The global tensor given for an argument."""
+    shape = sharding_held(program, slot).global_shape(shape_of(slot.value))
+    dtype = dtype_of_value(slot.value)
+    tensor = values.get((slot.kind, slot.name))
+    if tensor is None:
+        if slot.kind == "tangent":
+            return torch.ones(shape, dtype=dtype)
+        raise ValueError(
+            f"no tensor for {slot.kind} '{slot.name}': give one of shape {shape} and {dtype} "
+            f"under the key ('{slot.kind}', '{slot.name}')."
+        )
+    if tuple(tensor.shape) != shape or tensor.dtype != dtype:
+        raise ValueError(
+            f"{slot.kind} '{slot.name}' has shape {tuple(tensor.shape)} and {tensor.dtype}, "
+            f"expected the global shape {shape} and {dtype}."
+        )
+    return tensor.detach()
+
+
+def spread(
+    tensor: Tensor, sharding: Sharding, mesh: Mesh, also: Mapping[str, int] | None = None
+) -> PerRank:
+    """The shard of each rank, with its padding; ranks with equal shards share one tensor.
+
+    also: where all of them stand on axes that the mesh does not have.
+    """
+    also = also or {}
+    shape = sharding.local_shape(tensor.shape)
+    return once_per_key(
+        range(mesh.num_devices),
+        lambda rank: _shard_key(sharding, {**mesh.coordinates(rank), **also}),
+        lambda rank: resized(
+            take_shard(tensor, sharding, {**mesh.coordinates(rank), **also}), shape
+        ),
+    )
+
+
+def _shard_key(sharding: Sharding, coordinates: Mapping[str, int]) -> tuple[int, ...]:
+    """Equal for the ranks that hold the same part of a value."""
+    return tuple(coordinates[axis] for axis in sorted(sharding.axes))
+
+
+def once_per_key(
+    ranks: range, key_of: Callable[[int], Any], compute: Callable[[int], _T]
+) -> list[_T]:
+    """`compute(rank)` for each rank, computed once for ranks of equal key."""
+    found: dict[Any, _T] = {}
+    results: list[_T] = []
+    for rank in ranks:
+        key = key_of(rank)
+        if key not in found:
+            found[key] = compute(rank)
+        results.append(found[key])
+    return results
+
+
+def _run(op: Operation, environment: Mapping[SSAValue, PerRank], mesh: Mesh) -> list[PerRank]:
+    """The results of one op on every rank."""
+    operands = [environment[value] for value in op.operands]
+    if isinstance(op, DistOp):
+        return run_collective(op, operands, mesh)
+    if not isinstance(op, AtenOp):
+        raise ValueError(f"the reference backend does not run '{op.name}'; lower it first.")
+    per_rank = once_per_key(
+        range(mesh.num_devices),
+        lambda rank: tuple(id(tensors[rank]) for tensors in operands),
+        lambda rank: _call(op, rank, environment),
+    )
+    return [list(tensors) for tensors in zip(*per_rank, strict=True)]
+
+
+def _call(op: AtenOp, rank: int, environment: Mapping[SSAValue, PerRank]) -> list[Tensor]:
+    """The results of an ATen op on one rank."""
+    call = prepared(op, lambda value: environment[value][rank])
+    try:
+        results = call()
+    except (RuntimeError, IndexError, TypeError, ValueError) as error:
+        shapes = [tuple(environment[value][rank].shape) for value in op.operands]
+        raise ValueError(f"{op.name} failed on operands of shapes {shapes}: {error}") from error
+    for value, tensor in zip(op.results, results, strict=True):
+        if tuple(tensor.shape) != shape_of(value):
+            raise ValueError(
+                f"%{value.name_hint or '?'} = {op.name} gave shape {tuple(tensor.shape)}, but its "
+                f"type says {shape_of(value)}; the types of the program do not fit its operands."
+            )
+    return results
+
+
+def collect(slot: Slot, tensors: PerRank, program: Program, mesh: Mesh) -> Tensor:
+    """The global value of a result, after checking that its replicas agree."""
+    sharding = sharding_held(program, slot)
+    shape = sharding.global_shape(shape_of(slot.value))
+    parts = [held(one, sharding, shape, mesh.coordinates(r)) for r, one in enumerate(tensors)]
+    first: dict[tuple[int, ...], int] = {}
+    for rank, tensor in enumerate(parts):
+        owner = first.setdefault(_shard_key(sharding, mesh.coordinates(rank)), rank)
+        error = difference(parts[owner], tensor)
+        if error > TOLERANCES.get(tensor.dtype, 0.0):
+            raise ReplicaMismatchError(
+                f"{slot.kind} '{slot.name}': ranks {owner} and {rank} of mesh {mesh} should hold "
+                f"the same part, but differ by {error:.3g} relative to its largest element; "
+                "the program lacks a collective or has one too many."
+            )
+    return assemble(lambda at: tensors[mesh.rank(at)], sharding, mesh)
+
+
+def difference(a: Tensor, b: Tensor) -> float:
+    """Largest difference of two tensors, relative to the largest element; inf for odd ones."""
+    if a is b or torch.equal(a, b):
+        return 0.0
+    if a.shape != b.shape or not a.is_floating_point():
+        return float("inf")
+    finite = a.isfinite()
+    if not torch.equal(finite, b.isfinite()):
+        return float("inf")
+    if not torch.equal(a[~finite].nan_to_num(), b[~finite].nan_to_num()):
+        return float("inf")
+    a, b = a[finite].double(), b[finite].double()
+    scale = max(a.abs().max().item(), b.abs().max().item()) if a.numel() else 0.0
+    return (a - b).abs().max().item() / scale if scale else 0.0

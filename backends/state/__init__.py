@@ -1,0 +1,1 @@
+"""Parameters, optimizer state and checkpoints of a step."""

@@ -1,0 +1,313 @@
+"""What a checkpoint holds of a training run: tensors, saved in shards, and a tree of plain values.
+
+Tensors have keys of their own, `entry/name` or, of an optimizer, `entry/parameter/name`. Optimizer
+state is kept by the names of parameters, so that it moves between meshes as they do.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor, nn
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.tensor import DTensor, Replicate
+from torch.optim import Optimizer
+
+from shardweave.backends.state.checkpoint import checkpointable
+from shardweave.backends.state.state import ShardedState
+from shardweave.backends.watch.watch import first_line
+from shardweave.ir.library.philox import STATE
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be saved, or not be read, or does not fit what it is loaded into."""
+
+
+class Part(NamedTuple):
+    """Where a tensor belongs in its entry: its path there, and its key in the checkpoint."""
+
+    path: tuple[Any, ...]
+    key: str
+
+
+@dataclass(frozen=True)
+class SavedState:
+    """A state in two halves. values: by entry, what is no tensor in shards; parts: by entry, where
+    the tensors belong."""
+
+    tensors: dict[str, Tensor]
+    values: dict[str, Any]
+    parts: dict[str, list[Part]]
+
+    def index(self) -> bytes:
+        """Values and parts, as a file.
+
+        Raises CheckpointError for values of which torch.load could not be sure that they are data.
+        """
+        parts = {entry: [tuple(part) for part in parts] for entry, parts in self.parts.items()}
+        for entry, value in self.values.items():
+            _packed(f"entry '{entry}' of the state", value)
+        return _packed("the state", {"values": self.values, "parts": parts})
+
+
+def take_apart(state: Mapping[str, Any]) -> SavedState:
+    """The halves of a state: of modules, optimizers, what else has a `state_dict`, and values."""
+    found = SavedState({}, {}, {})
+    for entry, content in state.items():
+        if not isinstance(entry, str) or not entry or "/" in entry:
+            raise CheckpointError(f"a state's entry is called {entry!r}; give a name without '/'.")
+        tree, parts = _taken_apart(entry, content, state)
+        found.values[entry], found.parts[entry] = tree, [Part(p, _key(entry, p)) for p, _ in parts]
+        for part, (_, tensor) in zip(found.parts[entry], parts, strict=True):
+            if part.key in found.tensors:
+                raise CheckpointError(f"two tensors of the state are called '{part.key}'.")
+            found.tensors[part.key] = checkpointable(tensor.detach())
+    return found
+
+
+_Parts = list[tuple[tuple[Any, ...], Tensor]]
+
+
+def _taken_apart(entry: str, content: Any, state: Mapping[str, Any]) -> tuple[Any, _Parts]:
+    """What is no tensor in shards, and the tensors by their paths."""
+    if isinstance(content, nn.Module):
+        own = content.state_dict()
+        tensors = [((name,), x) for name, x in own.items() if isinstance(x, Tensor)]
+        return {name: x for name, x in own.items() if not isinstance(x, Tensor)}, tensors
+    if isinstance(content, Optimizer):
+        return _optimizer_apart(content, _names(entry, content, state))
+    value = content.state_dict() if is_stateful(content) else content
+    # NumPy's scalars are numbers; torch.load would not take them for data.
+    value = pytree.tree_map_only(np.generic, lambda number: number.item(), value)
+    if any(isinstance(leaf, DTensor) for leaf in pytree.tree_leaves(value)):
+        raise CheckpointError(
+            f"entry '{entry}' of the state, a {type(content).__name__}, holds tensors in shards; "
+            "only those of modules and optimizers are saved. Make them buffers of a module."
+        )
+    return value, []
+
+
+def is_stateful(content: Any) -> bool:
+    """Whether an object gives and takes its state, as schedulers do."""
+    return callable(getattr(content, "state_dict", None)) and callable(
+        getattr(content, "load_state_dict", None)
+    )
+
+
+def _key(entry: str, path: tuple[Any, ...]) -> str:
+    return "/".join([entry, *map(str, path)])
+
+
+def _packed(what: str, value: Any) -> bytes:
+    buffer = io.BytesIO()
+    try:
+        torch.save(value, buffer)
+        torch.load(io.BytesIO(buffer.getvalue()), weights_only=True)
+    except Exception as error:  # pickle raises whatever the objects do
+        raise CheckpointError(
+            f"{what} cannot be saved: {first_line(error)}. Give numbers, text, tensors, and "
+            "lists, tuples and dicts of them."
+        ) from error
+    return buffer.getvalue()
+
+
+# Optimizers
+
+
+def _names(entry: str, optimizer: Optimizer, state: Mapping[str, Any]) -> list[list[str]]:
+    """The names of an optimizer's parameters by group, among the modules of the state."""
+    modules = {name: module for name, module in state.items() if isinstance(module, nn.Module)}
+    known: dict[int, str] = {}
+    for owner, module in modules.items():
+        prefix = f"{owner}." if len(modules) > 1 else ""
+        for name, parameter in module.named_parameters():
+            known.setdefault(id(parameter), prefix + name)
+    groups = [[known.get(id(p), "") for p in group["params"]] for group in optimizer.param_groups]
+    if not all(all(group) for group in groups):
+        raise CheckpointError(
+            f"optimizer '{entry}' has a parameter that is of no module in the state; add the step "
+            "whose parameters it updates."
+        )
+    return groups
+
+
+def _optimizer_apart(optimizer: Optimizer, names: list[list[str]]) -> tuple[Any, _Parts]:
+    flat = [name for group in names for name in group]
+    parameters = _parameters(optimizer)
+    own = optimizer.state_dict()
+    groups = [
+        {**group, "params": named} for group, named in zip(own["param_groups"], names, strict=True)
+    ]
+    values: dict[str, dict[str, Any]] = {}
+    tensors: _Parts = []
+    for index, entries in own["state"].items():
+        if not isinstance(index, int):  # torch lets optimizers keep more under other keys
+            raise CheckpointError(f"the optimizer keeps state of {index!r}, not of a parameter.")
+        values[flat[index]] = {}
+        for key, value in entries.items():
+            if _is_saved_in_shards(key, value, parameters[index]):
+                tensors.append(((flat[index], key), value))
+            else:
+                values[flat[index]][key] = value
+    return {"groups": groups, "state": values}, tensors
+
+
+def _is_saved_in_shards(key: Any, value: Any, parameter: Tensor) -> bool:
+    """Whether a value is a tensor beside its parameter, rather than a count of steps."""
+    if not isinstance(value, Tensor) or key == "step":
+        return False
+    return isinstance(value, DTensor) or value.ndim > 0 or value.shape == parameter.shape
+
+
+def _parameters(optimizer: Optimizer) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+# Loading
+
+
+class SavedIndex(NamedTuple):
+    """The values and parts of a checkpoint that is read."""
+
+    values: dict[str, Any]
+    parts: dict[str, list[Part]]
+
+
+def read_index(text: bytes, keys: Iterable[str]) -> SavedIndex:
+    """The index of a checkpoint that holds tensors of these keys. Raises CheckpointError."""
+    try:
+        read = torch.load(io.BytesIO(text), weights_only=True)
+        parts = {
+            entry: [Part(tuple(path), key) for path, key in rows]
+            for entry, rows in read["parts"].items()
+        }
+        index = SavedIndex(dict(read["values"]), parts)
+    except Exception as error:  # torch.load raises whatever a damaged file leads to
+        raise CheckpointError(f"its index cannot be read: {first_line(error)}") from error
+    missing = {part.key for rows in parts.values() for part in rows} - {*keys}
+    if missing:
+        raise CheckpointError(f"it has no tensor '{min(missing)}', of which its index speaks.")
+    return index
+
+
+def check_entries(index: SavedIndex, state: Mapping[str, Any]) -> None:
+    """Raises CheckpointError unless the checkpoint has an entry for each of the state's."""
+    for entry in state:
+        if entry not in index.values:
+            raise CheckpointError(
+                f"it has no entry '{entry}', only {', '.join(index.values) or 'none'}."
+            )
+
+
+def targets(index: SavedIndex, state: Mapping[str, Any], saved: Metadata) -> dict[str, Tensor]:
+    """Tensors to load into, by key: those of modules themselves, new ones for optimizers."""
+    found: dict[str, Tensor] = {}
+    for entry, content in state.items():
+        rows = index.parts.get(entry, [])
+        sizes = {part.key: _tensor_of(saved, part.key) for part in rows}
+        if isinstance(content, nn.Module):
+            found |= _module_targets(entry, content, rows, sizes)
+        elif isinstance(content, Optimizer):
+            flat = [name for group in _names(entry, content, state) for name in group]
+            parameters = dict(zip(flat, _parameters(content), strict=True))
+            for part in rows:
+                parameter = parameters.get(part.path[0])
+                if parameter is not None:
+                    found[part.key] = _beside(parameter, sizes[part.key])
+    return {key: checkpointable(tensor) for key, tensor in found.items()}
+
+
+def _tensor_of(saved: Metadata, key: str) -> TensorStorageMetadata:
+    stored = saved.state_dict_metadata[key]
+    if not isinstance(stored, TensorStorageMetadata):
+        raise CheckpointError(f"'{key}' of it is not a tensor.")
+    return stored
+
+
+def _module_targets(
+    entry: str,
+    module: nn.Module,
+    rows: Iterable[Part],
+    sizes: Mapping[str, TensorStorageMetadata],
+) -> dict[str, Tensor]:
+    saved = {part.path[0]: part.key for part in rows}
+    if STATE in saved and isinstance(module, ShardedState) and STATE not in module.state_dict():
+        module.draw_from(0)  # the state follows
+    own = {name: x for name, x in module.state_dict().items() if isinstance(x, Tensor)}
+    for name in own.keys() ^ saved.keys():
+        where, other = ("the checkpoint", entry) if name in own else (f"'{entry}'", "checkpoint")
+        raise CheckpointError(
+            f"{where} has no tensor '{name}', which the {other} has; load it into the same model."
+        )
+    for name, key in saved.items():
+        if tuple(own[name].shape) != tuple(sizes[key].size):
+            raise CheckpointError(
+                f"'{name}' of '{entry}' has shape {tuple(own[name].shape)}, in the checkpoint "
+                f"{tuple(sizes[key].size)}; load it into the same model."
+            )
+    return {key: own[name].detach() for name, key in saved.items()}
+
+
+def _beside(parameter: Tensor, saved: TensorStorageMetadata) -> Tensor:
+    """A new tensor of optimizer state: in the parameter's shards, if it has its shape."""
+    parameter = parameter.detach()
+    dtype = saved.properties.dtype
+    if tuple(saved.size) == tuple(parameter.shape):
+        return torch.empty_like(parameter, dtype=dtype)
+    if isinstance(parameter, DTensor):
+        mesh = parameter.device_mesh
+        local = torch.empty(saved.size, dtype=dtype, device=parameter.to_local().device)
+        return DTensor.from_local(local, mesh, [Replicate()] * mesh.ndim, run_check=False)
+    return torch.empty(saved.size, dtype=dtype, device=parameter.device)
+
+
+def put_together(index: SavedIndex, state: Mapping[str, Any], loaded: Mapping[str, Tensor]) -> None:
+    """Give each module, optimizer and other object of the state what was loaded for it."""
+    for entry, content in state.items():
+        value, rows = index.values[entry], index.parts.get(entry, [])
+        if isinstance(content, nn.Module):
+            content.load_state_dict({**value, **{p.path[0]: loaded[p.key] for p in rows}})
+        elif isinstance(content, Optimizer):
+            tensors = {part.path: loaded[part.key] for part in rows if part.key in loaded}
+            _load_optimizer(entry, content, _names(entry, content, state), value, tensors)
+        else:
+            content.load_state_dict(value)
+
+
+def _load_optimizer(
+    entry: str,
+    optimizer: Optimizer,
+    names: list[list[str]],
+    value: Mapping[str, Any],
+    tensors: Mapping[tuple[Any, ...], Tensor],
+) -> None:
+    groups = value["groups"]
+    if [set(group["params"]) for group in groups] != [set(group) for group in names]:
+        raise CheckpointError(
+            f"optimizer '{entry}' has other groups of parameters than the checkpoint's; make it as "
+            "it was when it was saved."
+        )
+    own = optimizer.param_groups[0].keys() - {"initial_lr"}
+    other = own ^ (groups[0].keys() - {"initial_lr"})
+    if other:
+        raise CheckpointError(
+            f"optimizer '{entry}' is of another kind than the checkpoint's: only one of them has "
+            f"{', '.join(sorted(map(repr, other)))}; make it as it was when it was saved."
+        )
+    numbers = {name: n for n, name in enumerate(name for group in names for name in group)}
+    state: dict[int, dict[Any, Any]] = {
+        numbers[name]: dict(own) for name, own in value["state"].items()
+    }
+    for (name, key), tensor in tensors.items():
+        state[numbers[name]][key] = tensor
+    packed = [
+        {**group, "params": [numbers[name] for name in named]}
+        for group, named in zip(groups, names, strict=True)
+    ]
+    optimizer.load_state_dict({"state": state, "param_groups": packed})

@@ -1,0 +1,1 @@
+"""The compiled step: call, accumulation, gradients."""

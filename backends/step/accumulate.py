@@ -1,0 +1,255 @@
+"""Gradients of a step's parameters: added where they are made, and reduced once.
+
+Under `no_sync`, and for the micro-batches of one call, programs leave gradients as pending sums
+where they can: `.grad` is then a DTensor that says over which axes (`Partial`). The first call
+outside reduces them, in place.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from shardweave.backends.programs import Key
+from shardweave.backends.state.state import ShardedState
+from shardweave.backends.step.backend import Pending
+from shardweave.backends.step.bound import BoundProgram
+from shardweave.ir.mesh.placement import Sharding
+
+UNUSED_CALLS = 16
+"""After so many calls that made gradients, and no change of a parameter, a step warns."""
+
+SAMPLE = 64
+"""Values of each parameter by which a change is seen; a sparse gradient may miss those of one."""
+
+
+class Gradients:
+    """The `.grad` of the parameters of a state."""
+
+    def __init__(self, state: ShardedState) -> None:
+        self.backend = state.backend
+        self._by_name: dict[str, nn.Parameter] = {}
+        for (kind, name), tensor in state.stored.items():
+            if kind == "param":
+                assert isinstance(tensor, nn.Parameter)
+                self._by_name[name] = tensor
+        self.parameters = list(self._by_name.values())
+        self._pending: dict[str, Sharding] = {}
+        self._closed: set[str] = set()
+        self._is_synced = True
+        self._num_finished = 0
+        self._first: list[Tensor] = []
+        """Some values of each parameter in the first call."""
+
+    def _some_values(self) -> list[Tensor]:
+        """A few of each parameter's. (Not versions: foreach optimizers count none on DTensors.)"""
+        locals_ = (self.backend.local(parameter).detach() for parameter in self.parameters)
+        return [one.flatten()[:SAMPLE].clone() for one in locals_ if one.numel()]
+
+    @property
+    def are_pending(self) -> bool:
+        """Whether some gradient is a pending sum; those that were set to None are not."""
+        for name in [name for name in self._pending if self._by_name[name].grad is None]:
+            del self._pending[name]
+        return bool(self._pending)
+
+    @property
+    def are_unfinished(self) -> bool:
+        """Whether they are of calls under `no_sync` alone, which others are to follow."""
+        return not self._is_synced and any(p.grad is not None for p in self.parameters)
+
+    def _unreduced(self, name: str) -> frozenset[str]:
+        pending = self._pending.get(name)
+        return frozenset(pending.unreduced if pending else ())
+
+    def program_of(self, bound: BoundProgram, *, is_last: bool) -> BoundProgram:
+        """The form of a call's program that treats pending sums as is due.
+
+        is_last: whether everything is to be reduced after the call.
+        """
+        if not self.are_pending:
+            return bound if is_last else bound.pending
+        closing = bound.closing if is_last else None
+        if closing is None:
+            return bound.pending
+        held = {name: frozenset(s.unreduced) for name, s in self._pending.items()}
+        added = {name: frozenset(s.unreduced) for name, s in closing.adds.items()}
+        return closing if held.items() <= added.items() else bound.pending
+
+    def into(self, bound: BoundProgram) -> dict[Key, Tensor]:
+        """The gradients that a program may add its own to, as soon as these are made.
+
+        Pending sums that it adds to are replaced by what it returns.
+        """
+        self._closed = bound.adds.keys() & self._pending.keys()
+        found: dict[Key, Tensor] = {}
+        for name in self._closed:
+            gradient = self._by_name[name].grad
+            assert gradient is not None
+            found["pending", name] = self.backend.local(gradient)
+        for key, sharding in bound.results.items():
+            if key[0] != "grad":
+                continue
+            parameter = self._by_name[key[1]]
+            if parameter.grad is None or not parameter.requires_grad:
+                continue
+            if self._unreduced(key[1]) == frozenset(sharding.unreduced):
+                found[key] = self.backend.local(parameter.grad)
+        return found
+
+    def add(self, name: str, gradient: Tensor, sharding: Sharding) -> None:
+        """Add a new gradient in these shards, of which the memory is ours."""
+        parameter = self._by_name[name]
+        if not parameter.requires_grad:
+            return
+        if parameter.grad is None or name in self._closed:
+            self._set(name, parameter, gradient, sharding)
+            return
+        held, new = self._unreduced(name), frozenset(sharding.unreduced)
+        local = self.backend.local(parameter.grad)
+        # What is whole counts once in a sum over ranks.
+        if not self.backend.is_first(sorted(new - held)):
+            local.zero_()
+        if self.backend.is_first(sorted(held - new)):
+            local.add_(gradient)
+        if new - held:
+            axes = tuple(axis for axis in (*sharding.unreduced, *sorted(held - new)))
+            self._set(name, parameter, local, Sharding(sharding.dims, axes))
+
+    def _set(self, name: str, parameter: Tensor, local: Tensor, sharding: Sharding) -> None:
+        if sharding.unreduced:
+            parameter.grad = self.backend.pending(local, sharding)
+            self._pending[name] = sharding
+        else:
+            parameter.grad = self.backend.like(local, parameter)
+            if self._pending:
+                self._pending.pop(name, None)
+
+    def finish(self, *, is_synced: bool) -> None:
+        """After a call: reduce what is pending, if it is to be, and call the parameters' hooks."""
+        self._is_synced = is_synced
+        if is_synced and self.are_pending:
+            pending: dict[str, Pending] = {}
+            for name, sharding in self._pending.items():
+                gradient = self._by_name[name].grad
+                assert gradient is not None
+                pending[name] = Pending(gradient, sharding)
+            for name, gradient in self.backend.reduced(pending).items():
+                self._by_name[name].grad = gradient
+            self._pending.clear()
+        if is_synced:
+            self._check_they_are_used()
+        for parameter in self.parameters:
+            hooks = parameter._post_accumulate_grad_hooks
+            if hooks and parameter.grad is not None:
+                for hook in list(hooks.values()):
+                    hook(parameter)
+
+    def _check_they_are_used(self) -> None:
+        """Warn once, after some calls, if no parameter has changed since the beginning."""
+        self._num_finished += 1
+        if self._num_finished == 1:
+            self._first = self._some_values()
+        if self._num_finished != UNUSED_CALLS or not self._first:
+            return
+        first, self._first = self._first, []
+        if all(map(torch.equal, first, self._some_values())):
+            warnings.warn(
+                f"no parameter of the step has changed in {UNUSED_CALLS} calls with gradients; an "
+                "optimizer is to be made of step.parameters(), after sw.compile, since those of "
+                "the model itself are no longer used",
+                stacklevel=7,
+            )
+
+    def check_hooks(self) -> None:
+        """Raises ValueError for hooks on parameters that a step would never call."""
+        for parameter in self.parameters:
+            if parameter._backward_hooks:
+                raise ValueError(
+                    "a parameter of the step has a gradient hook (register_hook), which a step "
+                    "does not call; register it on the model's parameter before it is compiled, "
+                    "or register_post_accumulate_grad_hook on this one."
+                )
+
+
+def micro_batches(inputs: Mapping[str, Tensor], count: int) -> list[dict[str, Tensor]]:
+    """The inputs split along dim 0 into `count` parts; scalars are in each.
+
+    Of inputs that are each rank's rows, each rank's rows are split. Raises ValueError for inputs
+    that cannot be split alike.
+    """
+    if type(count) is not int or count < 1:
+        raise ValueError(f"accumulate={count!r}; give a number of micro-batches, 1 or more.")
+    rows = {name: (tensor.shape[0], _cut(tensor)) for name, tensor in inputs.items() if tensor.ndim}
+    again = f"or call the step {count} times, all but the last under step.no_sync()"
+    if any(tensor.requires_grad for tensor in inputs.values()):
+        raise ValueError(f"accumulate={count}: an input requires a gradient; detach it, {again}.")
+    if len(set(rows.values())) > 1:
+        found = ", ".join(f"'{name}' {size}" for name, (size, _) in rows.items())
+        raise ValueError(
+            f"accumulate={count} splits every input along dim 0, but they differ in their rows, or "
+            f"in who holds them: {found}; give all in one form, {again}."
+        )
+    # Of uneven parts the first rank's, which every rank knows.
+    local_rows = {_most_rows(tensor) for tensor in inputs.values() if tensor.ndim}
+    local_rows |= {tensor.shape[0] for tensor in inputs.values() if tensor.ndim}
+    for size in sorted(local_rows):
+        if size % count:
+            divisors = [n for n in range(1, size + 1) if size % n == 0]
+            raise ValueError(
+                f"accumulate={count} does not divide the {size} rows of the batch; use one of "
+                f"{divisors}, {again}."
+            )
+    return [
+        {name: _part(tensor, index, count) for name, tensor in inputs.items()}
+        for index in range(count)
+    ]
+
+
+def _cut(tensor: Tensor) -> str:
+    """How rows are spread over ranks."""
+    if not isinstance(tensor, DTensor):
+        return ""
+    cuts = [(i, str(p)) for i, p in enumerate(tensor.placements) if p.is_shard(0)]
+    return str(cuts) if cuts else ""
+
+
+def _most_rows(tensor: Tensor) -> int:
+    """The rows that the first rank has of an input."""
+    rows = tensor.shape[0]
+    if isinstance(tensor, DTensor):
+        for dim, placement in enumerate(tensor.placements):
+            if placement.is_shard(0):
+                rows = -(-rows // tensor.device_mesh.size(dim))
+    return rows
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _part(tensor: Tensor, index: int, count: int) -> Tensor:
+    if not tensor.ndim:
+        return tensor
+    part = _local(tensor).chunk(count)[index]
+    if not isinstance(tensor, DTensor):
+        return part
+    shape = torch.Size((tensor.shape[0] // count, *tensor.shape[1:]))
+    stride = torch.empty(shape, device="meta").stride()
+    mesh, placements = tensor.device_mesh, tensor.placements
+    return DTensor.from_local(part, mesh, placements, run_check=False, shape=shape, stride=stride)
+
+
+def merged(outputs: Sequence[Mapping[str, Tensor]]) -> dict[str, Any]:
+    """The outputs of micro-batches: the mean of floating-point scalars, and lists of the others."""
+    found: dict[str, Any] = {}
+    for name, first in outputs[0].items():
+        parts = [output[name] for output in outputs]
+        is_mean = first.ndim == 0 and first.is_floating_point()
+        found[name] = torch.stack(parts).mean() if is_mean else parts
+    return found

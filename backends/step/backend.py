@@ -1,0 +1,116 @@
+"""A backend: where the tensors of a step are, and what runs its programs, on one rank."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from shardweave.backends.programs import Key
+from shardweave.ir.mesh.placement import Sharding
+from shardweave.ir.program.program import Program
+
+
+class Runner(ABC):
+    """A program, ready to be run on this rank's parts of its arguments."""
+
+    @abstractmethod
+    def __call__(self, given: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
+        """The results by kind and name.
+
+        A gradient under whose key `given` has a tensor may be added to that, and be it.
+        """
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A gradient of which each rank of some axes holds one term of a sum."""
+
+    gradient: Tensor
+    sharding: Sharding
+
+
+class Backend(ABC):
+    """Places tensors by their shardings, and loads programs.
+
+    device: where this rank computes. is_joint: whether ranks are processes of their own, which are
+    to agree. reduce_dtype: in which gradients that are pending sums are added up; None: their own.
+    adds_pending: whether programs can add gradients to pending sums that they are given, and reduce
+    both.
+    """
+
+    device: torch.device
+    is_joint: bool = False
+    reduce_dtype: torch.dtype | None = None
+    adds_pending: bool = False
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Itself: a copy of a step is where the step is."""
+        return self
+
+    @abstractmethod
+    def check(self, program: Program) -> None:
+        """Raises ValueError for a program that this backend does not run."""
+
+    @abstractmethod
+    def load(self, program: Program, pending: Collection[str] = ()) -> Runner:
+        """The program, ready to run. Collective.
+
+        pending: names of gradients whose terms are to be added to pending sums (`adds_pending`).
+        """
+
+    @abstractmethod
+    def stored(self, tensor: Tensor, sharding: Sharding, key: Key) -> Tensor:
+        """A copy of this rank's part of a whole tensor, in the form that a step keeps."""
+
+    @abstractmethod
+    def local(self, tensor: Tensor) -> Tensor:
+        """What the runner takes of a stored tensor, sharing its memory."""
+
+    @abstractmethod
+    def argument(self, tensor: Tensor, sharding: Sharding) -> Tensor:
+        """What the runner takes of an input: a whole tensor, or a DTensor."""
+
+    @abstractmethod
+    def returned(self, result: Tensor, sharding: Sharding, name: str) -> Tensor:
+        """What a step returns of an output of the runner: scalars are whole. Collective."""
+
+    @abstractmethod
+    def whole(self, tensor: Tensor, sharding: Sharding) -> Tensor:
+        """A copy of a stored tensor that is whole, and plain, on every rank. Collective."""
+
+    @abstractmethod
+    def like(self, local: Tensor, stored: Tensor) -> Tensor:
+        """A part of a tensor that is placed as `stored` is, in the form that a step keeps."""
+
+    @abstractmethod
+    def fitted(self, value: Tensor, stored: Tensor, sharding: Sharding) -> Tensor:
+        """A given tensor, whole or in any shards, in the form of the stored one. Collective."""
+
+    @abstractmethod
+    def batch(self, local: Tensor, sharding: Sharding) -> Tensor:
+        """The input of which this rank gives its part."""
+
+    @abstractmethod
+    def rows(self, num_rows: int, sharding: Sharding) -> Sequence[int]:
+        """The rows, of so many, that are this rank's."""
+
+    # Gradients that are pending sums
+
+    def pending(self, local: Tensor, sharding: Sharding) -> Tensor:
+        """The form of a gradient that is a pending sum; it is whole where one process has it."""
+        del sharding
+        return local
+
+    def reduced(self, gradients: Mapping[str, Pending]) -> dict[str, Tensor]:
+        """The sums of pending gradients, each in its own memory. Collective."""
+        return {name: pending.gradient for name, pending in gradients.items()}
+
+    def is_first(self, axes: Sequence[str]) -> bool:
+        """Whether this rank is the one of `axes` that holds what all of them hold."""
+        del axes
+        return True

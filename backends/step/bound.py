@@ -1,0 +1,225 @@
+"""A program bound to a backend, and to the tensors of a step when it is run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from typing import Any, Self, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from shardweave.backends.distributed.parts import is_uneven
+from shardweave.backends.programs import Key, sharding_held
+from shardweave.backends.state.state import ShardedState
+from shardweave.backends.step.backend import Backend
+from shardweave.ir.dialects.aten import AtenOp
+from shardweave.ir.dialects.types import dtype_of_value, shape_of
+from shardweave.ir.library.philox import STATE
+from shardweave.ir.mesh.placement import Sharding
+from shardweave.ir.program.program import Program
+from shardweave.ir.program.storage import makes_memory, storage_of
+from shardweave.passes.messages.pending_gradients import leave_gradients_pending, pending_terms
+
+_K = TypeVar("_K")
+
+
+class BoundProgram:
+    """A program that a backend has loaded. Making one is collective.
+
+    returned: how what the model returns is made of the outputs; None for a program that a person
+    gives, whose outputs are returned as they are. adds: the gradients that the program adds to
+    pending sums, of these shardings, before it reduces both.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        backend: Backend,
+        returned: Any = None,
+        adds: Mapping[str, Sharding] | None = None,
+    ) -> None:
+        backend.check(program)
+        self.program = program
+        self.backend = backend
+        self.returned = returned
+        self.slots = {(slot.kind, slot.name): slot for slot in program.arguments}
+        self.shardings = {key: sharding_held(program, slot) for key, slot in self.slots.items()}
+        self.results = {
+            (slot.kind, slot.name): sharding_held(program, slot) for slot in program.results
+        }
+        self.has_gradients = any(kind == "grad" for kind, _ in self.results)
+        self.adds = adds or {}
+        self.runner = backend.load(program, tuple(self.adds))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Itself: a copy of a step runs the same programs."""
+        return self
+
+    @property
+    def inputs(self) -> list[str]:
+        return [name for kind, name in self.slots if kind == "input"]
+
+    @property
+    def draws(self) -> bool:
+        """Whether the program draws random numbers."""
+        return ("buffer", STATE) in self.slots
+
+    @property
+    def state_shardings(self) -> dict[Key, Sharding]:
+        """Of the model's parameters and buffers that the program reads."""
+        return {
+            key: s
+            for key, s in self.shardings.items()
+            if key[0] in ("param", "buffer") and key[1] != STATE
+        }
+
+    @cached_property
+    def shared(self) -> list[Key]:
+        """The results that, as far as the program says, may share memory with others."""
+        program = self.program
+        roots = [storage_of(slot.value, program.mesh) for slot in program.results]
+        counts = Counter(roots)
+        return [
+            (slot.kind, slot.name)
+            for slot, root in zip(program.results, roots, strict=True)
+            if counts[root] > 1
+            or not isinstance(root.owner, AtenOp)
+            or not makes_memory(root.owner.name)
+        ]
+
+    @cached_property
+    def pending(self) -> BoundProgram:
+        """The program that leaves gradients as pending sums where it can."""
+        program = self.program.clone()
+        if not program.is_local or not leave_gradients_pending(program):
+            return self
+        return BoundProgram(program, self.backend, self.returned)
+
+    @cached_property
+    def closing(self) -> BoundProgram | None:
+        """The program that adds its gradients to those that are pending, and reduces both.
+
+        They travel during the backward pass, as without accumulation. None where some cannot.
+        """
+        left = {
+            name: sharding
+            for (kind, name), sharding in self.pending.results.items()
+            if kind == "grad" and sharding != self.results[kind, name]
+        }
+        if not self.backend.adds_pending or not left.keys() <= pending_terms(self.program).keys():
+            return None
+        if any(is_uneven(self.program, slot) for slot in self.program.results if slot.name in left):
+            return None  # a program adds to tensors that have padding, as its own do
+        return BoundProgram(self.program, self.backend, self.returned, left)
+
+    def run(
+        self,
+        state: ShardedState,
+        batch: Mapping[str, Tensor],
+        scale: float | Tensor = 1.0,
+        into: Mapping[Key, Tensor] | None = None,
+    ) -> dict[Key, Tensor]:
+        """The results by kind and name, each in memory of its own. Collective.
+
+        scale: what the loss is multiplied by for its gradients. into: gradients to add to, where
+        the runner can; what it has added is left out.
+        """
+        backend, stored = self.backend, state.stored
+        given = {key: backend.local(stored[key]) for key in self.slots if key in stored}
+        for name in self.inputs:
+            given["input", name] = backend.argument(batch[name], self.shardings["input", name])
+        given |= self._tangents(scale)
+        if into:
+            given |= into
+        results = self.runner(given)
+        if into:
+            results = {key: one for key, one in results.items() if one is not into.get(key)}
+        found = {key: tensor.contiguous() for key, tensor in results.items()}
+        shared = {key: found[key] for key in self.shared if key in found}
+        return found | owned(shared, given.values()) if shared else found
+
+    def _tangents(self, scale: float | Tensor) -> dict[Key, Tensor]:
+        device = self.backend.device
+        return {
+            key: torch.as_tensor(scale, dtype=dtype_of_value(slot.value), device=device)
+            for key, slot in self.slots.items()
+            if slot.kind == "tangent"
+        }
+
+    # Checks
+
+    def check_model(self, model: nn.Module) -> None:
+        """Raises ValueError unless a model has what the program reads, and the program writes back
+        what it has read in the same shards."""
+        tensors: dict[Key, Tensor] = {("param", name): p for name, p in model.named_parameters()}
+        tensors |= {("buffer", name): b for name, b in model.named_buffers()}
+        missing = [f"{kind} '{name}'" for kind, name in self.state_shardings.keys() - tensors]
+        if missing:
+            missing = [f"{k} '{n}'" for k, n in self.state_shardings if (k, n) not in tensors]
+            raise ValueError(f"the model lacks {', '.join(missing)}; capture this model.")
+        for key in self.state_shardings:
+            self._check_tensor(key, tensors[key])
+        for (kind, name), sharding in self.results.items():
+            if kind not in ("grad", "buffer"):
+                continue
+            stored = self.shardings.get(("param" if kind == "grad" else "buffer", name))
+            if sharding != stored:
+                raise ValueError(
+                    f"{kind} '{name}' is sharded as {sharding}, but what it updates is stored as "
+                    f"{stored}; give both the same dist.sharding."
+                )
+
+    def _check_tensor(self, key: Key, tensor: Tensor) -> None:
+        value = self.slots[key].value
+        shape = self.shardings[key].global_shape(shape_of(value))
+        if tuple(tensor.shape) != shape or tensor.dtype != dtype_of_value(value):
+            raise ValueError(
+                f"{key[0]} '{key[1]}' of the model has shape {tuple(tensor.shape)} and "
+                f"{tensor.dtype}, but the program has {shape} and {dtype_of_value(value)}; "
+                "capture this model."
+            )
+
+    def check_batch(self, batch: Mapping[str, Tensor]) -> None:
+        """Raises ValueError unless a batch has the program's inputs, in their global shapes."""
+        if set(batch) != set(self.inputs):
+            raise ValueError(
+                f"the step was called with {sorted(batch)}, but it was captured with "
+                f"{sorted(self.inputs)}; give exactly these (positional ones are arg0, arg1, ..)."
+            )
+        for name in self.inputs:
+            value, tensor = self.slots["input", name].value, batch[name]
+            shape = self.shardings["input", name].global_shape(shape_of(value))
+            if tuple(tensor.shape) != shape or tensor.dtype != dtype_of_value(value):
+                raise ValueError(
+                    f"input '{name}' has shape {tuple(tensor.shape)} and {tensor.dtype}, expected "
+                    f"{dtype_of_value(value)} and the global shape {shape}; this rank's rows alone "
+                    "are given by step.local_batch(..)."
+                )
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where a model's parameters are; the CPU if it has none."""
+    first = next(model.parameters(), None)
+    return torch.device("cpu") if first is None else first.device
+
+
+def owned(results: Mapping[_K, Tensor], held: Iterable[Tensor]) -> dict[_K, Tensor]:
+    """The results, each contiguous and in memory that no other one nor any of `held` shares.
+
+    A program may return a value twice, or a view of an argument; but gradients and buffers
+    are changed in place. What shares memory is copied; disjoint parts of one buffer are not.
+    """
+    found = {key: tensor.contiguous() for key, tensor in results.items()}
+    held_storages = {tensor.untyped_storage().data_ptr() for tensor in held if tensor.numel()}
+    end = 0
+    filled = [key for key in found if found[key].numel()]
+    for key in sorted(filled, key=lambda key: found[key].data_ptr()):
+        tensor = found[key]
+        is_held = tensor.untyped_storage().data_ptr() in held_storages
+        if is_held or tensor.data_ptr() < end:
+            found[key] = tensor.clone()
+        if not is_held:
+            end = max(end, tensor.data_ptr() + tensor.nbytes)
+    return found

@@ -1,0 +1,338 @@
+"""A step: a module that holds a model's sharded parameters, and runs programs on them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from shardweave.backends.distributed import replicas
+from shardweave.backends.state.state import ShardedState
+from shardweave.backends.step.accumulate import Gradients, merged, micro_batches
+from shardweave.backends.step.after_backward import BackwardRan
+from shardweave.backends.step.backend import Backend
+from shardweave.backends.step.bound import BoundProgram
+from shardweave.backends.step.grad_scaler import loss_scale_of
+from shardweave.backends.step.input_gradients import give
+from shardweave.backends.step.step_call import StepCall, autocast_dtype
+from shardweave.backends.step.step_programs import Programs
+from shardweave.backends.step.summary import summary_of
+from shardweave.backends.watch import watchdog
+from shardweave.backends.watch.failure_guard import FailureGuard
+from shardweave.ir.capture.outputs import LOSS
+from shardweave.ir.dialects.types import shape_of
+from shardweave.ir.library.philox import STATE
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.mesh.placement import Sharding, contiguous
+from shardweave.ir.program.program import INPUT_GRADIENT, Program
+from shardweave.ir.suggest import did_you_mean
+from shardweave.planners.plan.plan import Plan
+
+
+class Step(ShardedState):
+    """A model's training step on a mesh: an `nn.Module` with the model's parameters, sharded.
+
+    Calling it runs forward and, in training mode with gradients enabled, backward: gradients are
+    added to `.grad`, as `loss.backward()` does, and buffers are updated. It returns what the model
+    returns. In evaluation mode (`step.eval()`), or under `torch.no_grad()`, it means what it means
+    for the model. Calls are collective: every rank makes the same ones.
+
+    Inputs are the global batch, the same on every rank; `local_batch` makes it from each rank's
+    rows. On a mesh of several devices, outputs of one or more dims are DTensors in the shards that
+    the program leaves them in (`.full_tensor()` gathers); scalars are plain tensors.
+
+    accumulate: of a call: split the batch into so many micro-batches, run one after another; the
+    gradients are those of the mean of their losses. loss_scale: what the loss is multiplied by for
+    the gradients (1 by default), a number, a tensor or a GradScaler; the loss that is returned
+    is not.
+
+    sync: parameters and buffers start with the values of rank 0's model; with False, ranks compare
+    digests of theirs, and all raise AgreementError if they differ. That the ranks' models are the
+    same but for values is the caller's to make sure of (`agreement.require_same_model`).
+    """
+
+    def __init__(
+        self, model: nn.Module, backend: Backend, programs: Programs, *, sync: bool = True
+    ) -> None:
+        programs.first.check_model(model)
+        super().__init__(model, backend, programs.first.state_shardings, sync=sync)
+        if programs.first.draws:
+            self.draw_from(programs.seed)
+        programs.stored = self.shardings
+        self._programs = programs
+        self._bound = programs.first
+        self._gradients = Gradients(self)
+        self._ran = BackwardRan(self._gradients.parameters)
+        self._is_synced = True
+        self._failure_guard = FailureGuard(is_joint=backend.is_joint)
+        self._num_calls = 0
+
+    @property
+    def programs(self) -> Programs:
+        """Where the programs of calls are found."""
+        return self._programs
+
+    @property
+    def bound(self) -> BoundProgram:
+        """The program of the last call; before the first one, that of the example inputs."""
+        return self._bound
+
+    @property
+    def gradients(self) -> Gradients:
+        """The `.grad` of the parameters."""
+        return self._gradients
+
+    # Calls
+
+    @torch.compiler.disable  # torch.compile(step) would trace what runs compiled programs.
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the model returns for a batch; see the class. Collective."""
+        options = {name: kwargs.pop(name) for name in self._programs.options & kwargs.keys()}
+        count = options.get("accumulate", 1)
+        scale = loss_scale_of(options.get("loss_scale"), self.backend.device, self._mesh)
+        call = self.call_of(args, kwargs)
+        self._failure_guard.check()
+        self.check_own()
+        self._gradients.check_hooks()
+        is_checked = self.backend.is_joint and replicas.are_checked()
+        if is_checked:
+            words = f"{call}, accumulate={count}, loss_scale={scale}"
+            replicas.check_call(words, call.inputs, self.stored)
+        elif self.backend.is_joint and replicas.inputs_are_checked(self._num_calls):
+            watchdog.meet("the call", str(call))
+            replicas.check_inputs(call.inputs)
+        self._num_calls += 1
+        # Programs have the casts in them; they are not to be cast once more.
+        with torch.no_grad(), torch.autocast(self.backend.device.type, enabled=False):
+            if count == 1:
+                outputs = self._run(call, scale, self._is_synced)
+            else:
+                outputs = self._accumulate(call, count, scale)
+            if call.grad:
+                self._gradients.finish(is_synced=self._is_synced)
+        if is_checked:
+            replicas.check_outputs(outputs)
+        return self._returned(call, outputs)
+
+    def call_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> StepCall:
+        """A call with these arguments, in the modes that the step is in now. Raises ValueError
+        under a transform of torch.func."""
+        if torch._C._are_functorch_transforms_active():  # pyright: ignore[reportAttributeAccessIssue]
+            raise ValueError(
+                "a step runs compiled programs, which torch.func (vmap, grad, jvp, ..) does not "
+                "transform; apply it to the model."
+            )
+        form, inputs = self._programs.taken_apart(args, kwargs)
+        return StepCall(
+            form,
+            inputs,
+            self.training and torch.is_grad_enabled(),
+            tuple([module.training for module in self.modes]),
+            tuple([parameter.requires_grad for parameter in self._gradients.parameters]),
+            autocast_dtype(self.backend.device.type) or self._programs.autocast,
+        )
+
+    def _run(self, call: StepCall, scale: float | Tensor, is_last: bool) -> dict[str, Any]:
+        if self.backend.is_joint:
+            watchdog.enter(call)
+        bound = self._bound = self._programs.find(call)
+        if bound.draws and ("buffer", STATE) not in self.stored:
+            self.draw_from(self._programs.seed)
+        if call.grad:
+            bound = self._gradients.program_of(bound, is_last=is_last)
+        into = self._gradients.into(bound) if call.grad else {}
+        with self._failure_guard:
+            results = bound.run(self, call.inputs, scale, into)
+        outputs: dict[str, Tensor] = {}
+        of_inputs: dict[str, Tensor] = {}
+        for key, tensor in results.items():
+            kind, name = key
+            if kind == "grad":
+                self._gradients.add(name, tensor, bound.results[key])
+            elif kind == "buffer":
+                self.backend.local(self.stored[key]).copy_(tensor)
+            elif name.startswith(INPUT_GRADIENT):
+                given = name.removeprefix(INPUT_GRADIENT)
+                like = call.inputs[given]
+                of_inputs[given] = self._of_input(tensor, bound.results[key], name, like)
+            else:
+                outputs[name] = self.backend.returned(tensor, bound.results[key], name)
+        if of_inputs:
+            give(of_inputs, call.inputs)
+        return outputs
+
+    def _of_input(self, gradient: Tensor, sharding: Sharding, name: str, like: Tensor) -> Tensor:
+        """The gradient of an input in the form of the input."""
+        if isinstance(like, DTensor):
+            return self.backend.returned(gradient, sharding, name)
+        return self.backend.whole(gradient, sharding)
+
+    def _accumulate(self, call: StepCall, count: int, scale: float | Tensor) -> dict[str, Any]:
+        parts = micro_batches(call.inputs, count)
+        outputs = [
+            self._run(
+                replace(call, inputs=part),
+                scale / count,
+                is_last=self._is_synced and index == count - 1,
+            )
+            for index, part in enumerate(parts)
+        ]
+        return merged(outputs)
+
+    def _returned(self, call: StepCall, outputs: dict[str, Any]) -> Any:
+        """What the model returns, with these outputs, which say that backward has run."""
+        returned = self._bound.returned
+        loss = "0" if returned is None else LOSS
+        if self._bound.has_gradients:
+            differentiable = () if returned is None else returned.differentiable
+            given = call.inputs.values()
+            outputs = self._ran.mark(outputs, loss, differentiable, given, call.trained)
+        if returned is not None:
+            return returned.build(outputs)
+        return next(iter(outputs.values())) if len(outputs) == 1 else tuple(outputs.values())
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Calls meanwhile add to `.grad` without reducing it over ranks where that can wait.
+
+        The first call after it reduces everything, once. Until then such a `.grad` is a DTensor
+        with a `Partial` placement.
+        """
+        before, self._is_synced = self._is_synced, False
+        try:
+            yield
+        finally:
+            self._is_synced = before
+
+    # Inputs
+
+    def local_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """The global batch of which each rank gives its own rows, as many on each.
+
+        Where the rows that the step was compiled with are not as many on each rank, `rows` of them
+        are taken for such a batch.
+
+        `step(**step.local_batch(x=x, y=y))`, or `step(*step.local_batch(x, y))`: DTensors, in the
+        form in which the tensors are given. `rows` says which rows are a rank's. Raises ValueError
+        for inputs of which some are given by position, some by keyword.
+        """
+        if args and kwargs:
+            raise ValueError("local_batch: give all inputs by position, or all by keyword.")
+        _, inputs = self._programs.taken_apart(args, kwargs, is_whole=False)
+        batch = {id(tensor): self._global(name, tensor) for name, tensor in inputs.items()}
+        return pytree.tree_map(lambda leaf: batch.get(id(leaf), leaf), args or kwargs)
+
+    def _global(self, name: str, tensor: Tensor) -> Tensor:
+        if not tensor.ndim:
+            return tensor
+        axes = self._programs.row_axes(name)
+        num_rows = self._num_rows(name, axes, tensor.shape[0])
+        dims = (contiguous(axes, num_rows, self._mesh), *((),) * (tensor.ndim - 1))
+        return self.backend.batch(tensor, Sharding(dims))
+
+    def _num_rows(self, name: str, axes: Sequence[str], own: int) -> int:
+        """The rows of a global input of which this rank gives `own`."""
+        first = self._programs.first
+        slot = first.slots.get(("input", name))
+        even = own * self._mesh.sizes(axes)
+        if slot is None:
+            return even
+        num_rows = first.shardings["input", name].global_shape(shape_of(slot.value))[0]
+        dim = contiguous(axes, num_rows, self._mesh)
+        is_uneven = not Sharding((dim,)).is_even((num_rows,))
+        given = len(self.backend.rows(num_rows, Sharding((dim,))))
+        return num_rows if is_uneven and own == given else even
+
+    def rows(self, name: str, num_rows: int | None = None) -> Sequence[int]:
+        """The rows of a global input that are this rank's, for a sampler: a range, if it is one.
+
+        name: as in the model's forward. num_rows: of the global input; by default as many as the
+        step was compiled with. Raises ValueError for too few rows.
+        """
+        first, known = self._programs.first, self._programs.names()
+        slot = first.slots.get(("input", self._programs.input_name(name)))
+        if num_rows is None:
+            if slot is None:
+                raise ValueError(
+                    f"there is no input '{name}'; {did_you_mean(name, known)}the inputs are "
+                    f"{', '.join(known)}."
+                )
+            num_rows = first.shardings["input", slot.name].global_shape(shape_of(slot.value))[0]
+        axes = self._programs.row_axes(self._programs.input_name(name))
+        dim = contiguous(axes, num_rows, self._mesh)
+        return self.backend.rows(num_rows, Sharding((dim,)))
+
+    @property
+    def _mesh(self) -> Mesh:
+        return self._programs.first.program.mesh or Mesh()
+
+    # Programs
+
+    def compile_for(
+        self, *args: Any, train: bool | None = None, grad: bool | None = None, **kwargs: Any
+    ) -> None:
+        """Compile the program of calls with such inputs ahead. Collective.
+
+        train: as after `step.train(train)`; by default the modes are those of now. grad: as under
+        `torch.set_grad_enabled(grad)`; by default as it is now.
+        """
+        modes = [module.training for module in self.modes]
+        try:
+            if train is not None:
+                self.train(train)
+            with torch.set_grad_enabled(torch.is_grad_enabled() if grad is None else grad):
+                call = self.call_of(args, kwargs)
+                if self.backend.is_joint:
+                    watchdog.meet("step.compile_for", str(call))
+                self._programs.compile_ahead(call)
+        finally:
+            for module, mode in zip(self.modes, modes, strict=True):
+                module.training = mode
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan that is followed; None on one device without one, and for a given program."""
+        return self._programs.plan
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What there is to say of the plan: what it leaves whole, or idle."""
+        return tuple(self._programs.notes)
+
+    def summary(self) -> str:
+        """Mesh, parameters, programs and notes, in a few lines."""
+        return summary_of(self._mesh, self._gradients.parameters, self._programs.kept(), self.notes)
+
+    @property
+    def program(self) -> Program:
+        """The program of the last call; before the first one, that of the example inputs."""
+        return self._bound.program
+
+    @property
+    def source(self) -> str:
+        """The Python module that runs it."""
+        return self._runner.source
+
+    @property
+    def kernels(self) -> list[Any]:
+        """Its fused regions, as kernels."""
+        return self._runner.kernels
+
+    @property
+    def runtime(self) -> Any:
+        """This rank's process groups."""
+        return self._runner.runtime
+
+    def explain(self) -> str:
+        """What runs each of its fused regions: its kernel, or ATen and why. A line for each."""
+        return self._runner.explain()
+
+    @property
+    def _runner(self) -> Any:
+        return self._bound.runner

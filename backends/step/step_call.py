@@ -1,0 +1,68 @@
+"""A call of a step: its inputs, and the modes that it is made in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shardweave.ir.capture.arguments import Form
+from shardweave.ir.dialects.types import dtype_word, form_of
+
+
+@dataclass(frozen=True)
+class StepCall:
+    """One call of a step: its inputs by name, the form that held them, and the modes it is made in.
+
+    grad: whether gradients are computed. modes: whether each module is in training mode.
+    trained: whether each parameter requires a gradient. autocast: in which dtype, if any,
+    torch.autocast has the model compute.
+    """
+
+    form: Form
+    inputs: Mapping[str, Tensor]
+    grad: bool
+    modes: tuple[bool, ...]
+    trained: tuple[bool, ...]
+    autocast: torch.dtype | None = None
+
+    @property
+    def shapes(self) -> tuple[Any, ...]:
+        """Shape and dtype of each input, and whether it requires a gradient: hashable."""
+        tensors = self.inputs.values()
+        return tuple([(t.shape, t.dtype, self.grad and t.requires_grad) for t in tensors])
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Equal for calls that the same program runs."""
+        trained = self.trained if self.grad else ()
+        return self.form, self.shapes, self.grad, self.modes, trained, self.autocast
+
+    def __str__(self) -> str:
+        return f"{self.shapes_text} in {self.mode}"
+
+    @property
+    def mode(self) -> str:
+        """The mode, in words."""
+        cast = f" in {dtype_word(self.autocast)}" if self.autocast else ""
+        if self.grad:
+            return f"training{cast}"
+        if not any(self.modes):
+            return f"evaluation{cast}"
+        modes = "training mode without gradients" if self.modes[0] else "evaluation of some modules"
+        return modes + cast
+
+    @property
+    def shapes_text(self) -> str:
+        """`x (4, 8) float32`, for each input."""
+        tensors = [f"{name} {form_of(tensor)}" for name, tensor in self.inputs.items()]
+        constants = [f"{name}={value!r}" for name, value in self.form.constants]
+        return ", ".join([*tensors, *constants]) or "no inputs"
+
+
+def autocast_dtype(device: str) -> torch.dtype | None:
+    """The dtype of the torch.autocast that is on for a device type; None if none is."""
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None

@@ -1,0 +1,109 @@
+"""Where a step finds the program of a call."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from shardweave.backends.programs import Key
+from shardweave.backends.step.bound import BoundProgram
+from shardweave.backends.step.input_gradients import check_required
+from shardweave.backends.step.step_call import StepCall
+from shardweave.ir.capture.arguments import Form, taken_apart
+from shardweave.ir.mesh.placement import Sharding
+from shardweave.planners.plan.plan import Plan
+
+OPTIONS = ("accumulate", "loss_scale")
+"""Arguments of a call that are the step's own, unless the model's forward has one of the name."""
+
+
+class Programs(ABC):
+    """Where a step finds the program of a call.
+
+    first: the program by which parameters are sharded. stored: how the step keeps parameters and
+    buffers, which it writes here. options: the arguments of a call that are the step's own. plan,
+    notes: what is followed, and what there is to say of it. autocast: the dtype in which the model
+    computes where no torch.autocast around the call says another. seed: of random numbers.
+    """
+
+    autocast: torch.dtype | None = None
+    seed: int = 0
+    first: BoundProgram
+    stored: Mapping[Key, Sharding]
+    options: frozenset[str] = frozenset(OPTIONS)
+    plan: Plan | None = None
+    notes: Sequence[str] = ()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Itself: a copy of a step runs the same programs."""
+        return self
+
+    @abstractmethod
+    def taken_apart(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], *, is_whole: bool = True
+    ) -> tuple[Form, dict[str, Tensor]]:
+        """The arguments of a call, or some of them, as the programs name them."""
+
+    @abstractmethod
+    def find(self, call: StepCall) -> BoundProgram:
+        """The program that runs a call, made if it has to be. Collective."""
+
+    def compile_ahead(self, call: StepCall) -> BoundProgram:
+        """`find` for a call that is to come."""
+        return self.find(call)
+
+    def input_name(self, name: str) -> str:
+        """How programs name the input that the model's forward takes under a name."""
+        return name
+
+    def names(self) -> list[str]:
+        """The inputs as the model's forward names them."""
+        return self.first.inputs
+
+    def kept(self) -> list[tuple[str, BoundProgram]]:
+        """The programs there are, and what each is for."""
+        return [("every call", self.first)]
+
+    def row_axes(self, name: str) -> tuple[str, ...]:
+        """The mesh axes that cut the rows of an input, of a name in programs.
+
+        Those of an input that the first program does not have are those of the others.
+        """
+        inputs = {n: s for (kind, n), s in self.first.shardings.items() if kind == "input"}
+        chosen = [inputs[name]] if name in inputs else list(inputs.values())
+        return tuple(dict.fromkeys(p.axis for s in chosen if s.dims for p in s.dims[0]))
+
+
+class GivenProgram(Programs):
+    """One program for every call."""
+
+    def __init__(self, program: BoundProgram, seed: int = 0) -> None:
+        self.first = program
+        self.seed = seed
+
+    def taken_apart(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], *, is_whole: bool = True
+    ) -> tuple[Form, dict[str, Tensor]]:
+        del is_whole
+        return taken_apart(args, kwargs)
+
+    def find(self, call: StepCall) -> BoundProgram:
+        self.first.check_batch(call.inputs)
+        if call.autocast is not None:
+            raise ValueError(
+                "the step runs one given program, in the dtypes that it has; torch.autocast around "
+                "the call would change nothing. Leave it out, or compile without `program`."
+            )
+        if self.first.has_gradients:
+            if not call.grad:
+                raise ValueError(
+                    "the step runs one given program, which computes gradients and updates "
+                    "buffers as in training; to evaluate, make a step of a program captured with "
+                    "train=False, or leave `program` out so that programs are compiled."
+                )
+            check_required(self.first.program.results, call.inputs)
+        return self.first

@@ -1,0 +1,1 @@
+"""Kinds of generated kernels: loops, reductions, products, lookups."""

@@ -1,0 +1,33 @@
+"""From a fused region to its kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shardweave.backends.triton.kernels.lookups import lookup_kernel
+from shardweave.backends.triton.kernels.loops import pointwise_kernel, reduction_kernel
+from shardweave.backends.triton.kernels.matmul import matmul_kernel
+from shardweave.backends.triton.source.region import Region, region_of
+from shardweave.backends.triton.source.source import Kernel
+from shardweave.ir.dialects.kernel import FusedOp
+from shardweave.ir.ops.strides import expected_strides
+
+
+def generate(op: FusedOp, strides: Sequence[Sequence[int]] | None = None) -> Kernel:
+    """The kernel of a region whose inputs have these strides (those expected, if None).
+
+    Raises UnfitError, a ValueError, if no template computes the region. Linear in the ops.
+    """
+    given = [expected_strides(value) for value in op.operands] if strides is None else strides
+    return kernel_of(region_of(op), given)
+
+
+def kernel_of(region: Region, strides: Sequence[Sequence[int]], precision: str = "ieee") -> Kernel:
+    """The kernel of an analysed region. precision: of float32 products, "ieee" or "tf32"."""
+    if region.space.family == "pointwise":
+        return pointwise_kernel(region, strides)
+    if region.space.family == "lookups":
+        return lookup_kernel(region, strides)
+    if region.space.family == "matmul":
+        return matmul_kernel(region, strides, precision)
+    return reduction_kernel(region, strides)

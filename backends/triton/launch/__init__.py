@@ -1,0 +1,1 @@
+"""Builds, tunes and launches generated kernels."""

@@ -1,0 +1,200 @@
+"""Compiling generated kernels ahead of time, without the device they are for."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from shardweave.backends.triton.launch.launch import launch_options, load_function
+from shardweave.backends.triton.launch.occupancy import (
+    VECTOR_BITS,
+    loaded_bytes,
+    narrow_statements,
+    occupancy,
+    resident_warps,
+)
+from shardweave.backends.triton.source.source import Config, KernelSource
+
+SHARED_LIMIT_BYTES = {
+    "sm_75": 64 << 10,
+    "sm_80": 163 << 10,
+    "sm_86": 99 << 10,
+    "sm_89": 99 << 10,
+    "sm_90": 227 << 10,
+    "sm_100": 227 << 10,
+    "gfx90a": 64 << 10,
+    "gfx942": 64 << 10,
+}
+"""Shared memory that one program may have (CUDA C++ programming guide; LDS on AMD)."""
+
+_TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+
+ALIGNED = [["tt.divisibility", 16]]
+
+
+@dataclass(frozen=True)
+class Built:
+    """One kernel compiled for one target.
+
+    files: by extension, what was made (ptx, cubin, hsaco, ..). registers: of one thread; on AMD
+    vector registers. spilled_bytes: of one thread, stored to memory for want of registers.
+    """
+
+    kernel: KernelSource
+    target: str
+    config: Config
+    files: dict[str, bytes]
+    registers: int
+    shared_bytes: int
+    spilled_bytes: int
+
+    @property
+    def problem(self) -> str | None:
+        """Why the kernel cannot run on its target, or not well; None if it can."""
+        limit = SHARED_LIMIT_BYTES[self.target]
+        if self.shared_bytes > limit:
+            return f"needs {self.shared_bytes} bytes of shared memory, {self.target} has {limit}"
+        return f"spills {self.spilled_bytes} bytes a thread" if self.spilled_bytes else None
+
+    @property
+    def occupancy(self) -> float | None:
+        """The part of an SM's warps that its registers and memory allow; None on AMD."""
+        warps = self._warps
+        return None if warps is None else occupancy(self.target, warps)
+
+    @property
+    def bytes_in_flight(self) -> int | None:
+        """Bytes that the threads of one SM have asked memory for at once, at most; None on AMD."""
+        warps = self._warps
+        return None if warps is None else 32 * warps * loaded_bytes(self.files["ptx"].decode())
+
+    @property
+    def narrow(self) -> dict[str, int]:
+        """Statements along the contiguous dim with less than 128 bits an access; none on AMD."""
+        ptx = self.files.get("ptx")
+        return {} if ptx is None else narrow_statements(ptx.decode(), self.kernel.source)
+
+    @property
+    def access_bits(self) -> int | None:
+        """Bits of the narrowest access along the contiguous dim, up to 128; None on AMD."""
+        return min(self.narrow.values(), default=VECTOR_BITS) if "ptx" in self.files else None
+
+    @property
+    def _warps(self) -> int | None:
+        if not self.target.startswith("sm_"):
+            return None
+        return resident_warps(
+            self.target,
+            num_warps=self.config.get("num_warps", 4),
+            registers=self.registers,
+            shared_bytes=self.shared_bytes,
+        )
+
+
+def parse_target(text: str) -> GPUTarget:
+    """`sm_90` or `gfx942` as Triton's target. Raises ValueError for others."""
+    if text not in SHARED_LIMIT_BYTES:
+        raise ValueError(
+            f"target '{text}' is unknown; use some of {', '.join(SHARED_LIMIT_BYTES)}."
+        )
+    if text.startswith("sm_"):
+        return GPUTarget("cuda", int(text.removeprefix("sm_")), 32)
+    return GPUTarget("hip", text, 64)
+
+
+def build(kernel: KernelSource, target: str, config: Config | None = None) -> Built:
+    """Compile a kernel for a target, at its default configuration unless one is given.
+
+    The default there is the first of its configurations that has no problem, or, where all have
+    one, the first. Pointers and sizes are taken to be as aligned as they are: pointers to 16 bytes.
+    """
+    if config is not None:
+        return _build(kernel, target, config)
+    first = _build(kernel, target, kernel.configs[0])
+    if first.problem is None:
+        return first
+    others = (_build(kernel, target, other) for other in kernel.configs[1:])
+    return next((other for other in others if other.problem is None), first)
+
+
+def _build(kernel: KernelSource, target: str, config: Config) -> Built:
+    goal = parse_target(target)
+    # Pipelines no deeper than the target's memory for them.
+    is_shallow = goal.backend == "hip" and config.get("num_stages", 0) > 2
+    chosen = {**config, "num_stages": 2} if is_shallow else config
+    function = load_function(kernel.source, kernel.name, kernel.key)
+    names: Sequence[str] = function.arg_names
+    signature: dict[str, str] = {}
+    attributes: dict[tuple[int, ...], Any] = {}
+    values = kernel.fixed | chosen
+    for position, name in enumerate(names):
+        if position < len(kernel.pointers):
+            signature[name] = kernel.pointers[position]
+            attributes[position,] = ALIGNED
+        elif name in kernel.sizes:
+            signature[name] = "i32"
+            if kernel.sizes[name] % 16 == 0:
+                attributes[position,] = ALIGNED
+        else:
+            signature[name] = "constexpr"
+    constants = {(names.index(name),): values[name] for name in kernel.constants}
+    source = ASTSource(fn=function, signature=signature, constexprs=constants, attrs=attributes)
+    options = launch_options(kernel, chosen)
+    made: Any = triton.compile(source, target=goal, options=options)
+    files = {
+        kind: text.encode() if isinstance(text, str) else text
+        for kind, text in made.asm.items()
+        if kind in ("ttir", "ptx", "cubin", "amdgcn", "hsaco")
+    }
+    shared = int(made.metadata.shared)
+    if goal.backend == "cuda":
+        registers, on_stack = _resources_of_cubin(files["cubin"])
+        # A stack may also hold an array, such as that of a sine's argument reduction.
+        spilled = _spilled_by_ptxas(files["ptx"], target) if on_stack else 0
+    else:
+        registers, spilled = _resources_of_amdgcn(files["amdgcn"].decode())
+    return Built(kernel, target, chosen, files, registers, shared, spilled)
+
+
+def _resources_of_cubin(cubin: bytes) -> tuple[int, int]:
+    """Registers and bytes of stack of one thread, as cuobjdump reads them."""
+    tool = _TOOLS / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [str(tool), "--dump-resource-usage", file.name]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = dict(re.findall(r"(REG|STACK|LOCAL):(\d+)", said))
+    if "REG" not in found:
+        raise ValueError(f"cuobjdump said nothing of registers: {said.strip()}")
+    return int(found["REG"]), int(found.get("STACK", 0)) + int(found.get("LOCAL", 0))
+
+
+def _spilled_by_ptxas(ptx: bytes, target: str) -> int:
+    """Bytes of one thread that the assembler spills, as it says itself."""
+    tool = _TOOLS / ("ptxas-blackwell" if target == "sm_100" else "ptxas")
+    suffix = "a" if target in ("sm_90", "sm_100") else ""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.ptx"
+        path.write_bytes(ptx)
+        command = [str(tool), "-v", f"--gpu-name={target}{suffix}", str(path), "-o", f"{path}.o"]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    return sum(map(int, re.findall(r"(\d+) bytes spill stores", said)))
+
+
+def _resources_of_amdgcn(text: str) -> tuple[int, int]:
+    """Vector registers and bytes of scratch memory, as the compiler notes them."""
+    registers = re.search(r"\.vgpr_count:\s+(\d+)", text)
+    scratch = re.search(r"\.private_segment_fixed_size:\s+(\d+)", text)
+    if registers is None or scratch is None:
+        raise ValueError("the AMD compiler noted no registers in its assembly.")
+    return int(registers[1]), int(scratch[1])

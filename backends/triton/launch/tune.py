@@ -1,0 +1,113 @@
+"""Choosing the configuration of a kernel by measuring, once for each device and shape."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from shardweave.backends.triton.launch.cache import cache_folder, write_file
+from shardweave.backends.triton.source.source import Config, Kernel
+
+logger = logging.getLogger(__name__)
+
+ATEN: Config = {"aten": 1}
+"""The choice not to use the kernel: the region's ops, one after another, took less time."""
+
+
+Runner = Callable[[Config], Callable[[], object]]
+"""Of a configuration, what runs a kernel with it (or the ops, for `ATEN`) on the inputs at hand."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The configuration to use. failures: those that did not run, and why."""
+
+    config: Config
+    failures: tuple[str, ...] = ()
+
+
+class NothingRunsError(RuntimeError):
+    """No configuration of a kernel runs on this device, nor do its ops on ATen."""
+
+
+def choose(kernel: Kernel, device_name: str, runner: Runner) -> Choice:
+    """The fastest configuration on this device, from the cache on disk or measured now.
+
+    Raises NothingRunsError.
+    """
+    path = entry_path(kernel, device_name)
+    known = read_choice(path, kernel)
+    if known is not None:
+        return Choice(known)
+    best = measure(kernel, runner)
+    record_choice(path, kernel, best.config)
+    return best
+
+
+def measure(kernel: Kernel, runner: Runner) -> Choice:
+    """The configuration that takes the least time; one that fails, for any reason, is left out.
+
+    Raises NothingRunsError if all fail.
+    """
+    from triton.testing import do_bench
+
+    times: list[tuple[float, int, Config]] = []
+    failures: list[str] = []
+    for number, config in enumerate((*kernel.configs, ATEN)):
+        try:
+            seconds = cast(Any, do_bench)(runner(config), warmup=5, rep=20)
+        except Exception as error:  # noqa: BLE001
+            # Compilers and drivers raise what they like, and one candidate must not end the step.
+            words = next(iter(str(error).strip().splitlines()), "")
+            failures.append(f"{_named(config)}: {type(error).__name__} {words}".strip())
+            logger.warning("%s with %s", kernel.name, failures[-1])
+            continue
+        times.append((seconds, number, config))
+    if not times:
+        raise NothingRunsError(f"{kernel.name}: nothing runs: {'; '.join(failures)}.")
+    return Choice(min(times)[2], tuple(failures))
+
+
+def _named(config: Config) -> str:
+    return "ATen" if config == ATEN else str(config)
+
+
+def entry_path(kernel: Kernel, device_name: str) -> Path:
+    """Where the choice for a kernel on a device is kept."""
+    what = json.dumps(
+        [
+            kernel.key,
+            kernel.pointers,
+            kernel.sizes,
+            kernel.fixed,
+            torch.__version__,
+            version("triton"),
+        ],
+        sort_keys=True,
+    )
+    word = "".join(c if c.isalnum() else "_" for c in device_name)
+    name = f"{kernel.name}_{hashlib.sha256(what.encode()).hexdigest()[:16]}.json"
+    return cache_folder() / "tuned" / word / name
+
+
+def read_choice(path: Path, kernel: Kernel) -> Config | None:
+    """The choice in a file; None if there is none, or none that this kernel knows."""
+    try:
+        found = json.loads(path.read_text())["config"]
+    except (OSError, ValueError, KeyError, TypeError):  # a corrupt entry is no entry
+        return None
+    return found if found in (*kernel.configs, ATEN) else None
+
+
+def record_choice(path: Path, kernel: Kernel, config: Config) -> None:
+    """Write down which config of a kernel was the fastest, for `read_choice`."""
+    entry = {"kernel": kernel.name, "sizes": kernel.sizes, "config": config}
+    write_file(path, json.dumps(entry, indent=1))

@@ -1,0 +1,1 @@
+"""Triton source text from a fused region."""

@@ -1,0 +1,257 @@
+"""What each pointwise ATen op is in Triton.
+
+Half-precision operands are widened to float32 when they are loaded, so that all arithmetic here
+is in float32 (or float64), as in ATen's own kernels, and rounds once, when the result is stored.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import reduce
+from typing import Any
+
+import torch
+
+from shardweave.ir.dialects.aten import AtenOp
+from shardweave.ir.dialects.types import dtype_of_value
+
+_TYPES = {
+    torch.float64: "tl.float64",
+    torch.float32: "tl.float32",
+    torch.float16: "tl.float16",
+    torch.bfloat16: "tl.bfloat16",
+    torch.int64: "tl.int64",
+    torch.int32: "tl.int32",
+    torch.int16: "tl.int16",
+    torch.int8: "tl.int8",
+    torch.uint8: "tl.uint8",
+    torch.bool: "tl.int1",
+}
+
+Formula = Callable[..., str]
+"""From the op and its operands' variables to an expression."""
+
+
+def type_text(dtype: torch.dtype) -> str:
+    """Triton's name of a dtype."""
+    return _TYPES[dtype]
+
+
+def computed_in(dtype: torch.dtype) -> torch.dtype:
+    """The dtype that values of a dtype have while a kernel computes with them."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+def number(value: float | bool) -> str:
+    """A Python number as Triton reads it."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return f'float("{value}")'
+    if value == 0 and math.copysign(1, value) < 0:  # Triton reads a written -0.0 as 0
+        return "tl.full((), -2147483648, tl.int32).to(tl.float32, bitcast=True)"
+    return f"({value!r})" if value < 0 else repr(value)
+
+
+def rounded(value: float | bool, dtype: torch.dtype) -> float | bool:
+    """A number as a tensor of a dtype holds it: for halves another one than was written."""
+    return torch.tensor(value, dtype=dtype).item()
+
+
+def _infix(symbol: str) -> Formula:
+    return lambda op, a, b: f"{a} {symbol} {b}"
+
+
+def _with_other(symbol: str) -> Formula:
+    return lambda op, a: f"{a} {symbol} {number(op.value('other'))}"
+
+
+def _compared_with_other(symbol: str) -> Formula:
+    """ATen brings the number to the operand's dtype first, as 0.1 to bfloat16's 0.10009765625."""
+
+    def formula(op: AtenOp, a: str) -> str:
+        other, dtype = op.value("other"), dtype_of_value(op.operands[0])
+        return f"{a} {symbol} {number(rounded(other, dtype) if dtype.is_floating_point else other)}"
+
+    return formula
+
+
+def _extreme(function: str) -> Formula:
+    """NaN is the largest and the smallest, as in ATen; PTX's max and min would drop it."""
+    return lambda op, a, b: f"{function}({a}, {b}, propagate_nan=tl.PropagateNan.ALL)"
+
+
+def _negative(op: AtenOp, a: str) -> str:
+    """Triton's minus is 0 - a, which makes 0 of 0."""
+    return f"{a} * -1.0" if dtype_of_value(op.results[0]).is_floating_point else f"-{a}"
+
+
+def _tanh(op: AtenOp, a: str) -> str:
+    """2 sigmoid(2 a) - 1, and near 0, where that cancels, a convergent of Lambert's fraction.
+
+    Not a library call: it must run in the interpreter and on every target. Where it is used, the
+    convergent is right to 1e-17 (a^14 / (13!! 15!!)).
+    """
+    square = f"({a} * {a})"
+    above = f"(135135.0 + {square} * (17325.0 + {square} * (378.0 + {square})))"
+    below = f"(135135.0 + {square} * (62370.0 + {square} * (3150.0 + {square} * 28.0)))"
+    far = f"2.0 * tl.sigmoid(2.0 * ({a})) - 1.0"
+    return f"tl.where(tl.abs({a}) < 0.4, {a} * {above} / {below}, {far})"
+
+
+def _call(function: str) -> Formula:
+    return lambda op, *given: f"{function}({', '.join(given)})"
+
+
+def _sum(symbol: str) -> Formula:
+    def formula(op: AtenOp, a: str, b: str) -> str:
+        alpha = op.value("alpha")
+        return f"{a} {symbol} {b}" if alpha == 1 else f"{a} {symbol} {b} * {number(alpha)}"
+
+    return formula
+
+
+def _sum_with_other(symbol: str) -> Formula:
+    def formula(op: AtenOp, a: str) -> str:
+        return f"{a} {symbol} {number(op.value('other') * op.value('alpha'))}"
+
+    return formula
+
+
+def _power(op: AtenOp, a: str) -> str:
+    exponent = op.value("exponent")
+    if exponent in (0.5, -0.5):
+        return f"tl.sqrt({a})" if exponent > 0 else f"1.0 / tl.sqrt({a})"
+    product = " * ".join([a] * abs(int(exponent)))
+    return product if exponent > 0 else f"1.0 / ({product})"
+
+
+_SQRT_HALF = math.sqrt(0.5)
+_SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
+_CUBIC = 0.044715
+
+
+def _gelu_inner(a: str) -> str:
+    return f"{_SQRT_2_OVER_PI} * ({a} + {_CUBIC} * {a} * {a} * {a})"
+
+
+def _gelu(op: AtenOp, a: str) -> str:
+    if op.value("approximate") == "tanh":
+        # 0.5 (1 + tanh(u)) is sigmoid(2 u).
+        return f"{a} * tl.sigmoid(2.0 * ({_gelu_inner(a)}))"
+    return f"0.5 * {a} * (1.0 + tl.erf({a} * {_SQRT_HALF}))"
+
+
+def _gelu_backward(op: AtenOp, grad: str, a: str) -> str:
+    if op.value("approximate") == "tanh":
+        half = f"tl.sigmoid(2.0 * ({_gelu_inner(a)}))"
+        slope = f"{2 * _SQRT_2_OVER_PI} * (1.0 + {3 * _CUBIC} * {a} * {a})"
+        return f"{grad} * {half} * (1.0 + {a} * (1.0 - {half}) * {slope})"
+    density = f"{1 / math.sqrt(2 * math.pi)} * tl.exp(-0.5 * {a} * {a})"
+    return f"{grad} * (0.5 * (1.0 + tl.erf({a} * {_SQRT_HALF})) + {a} * {density})"
+
+
+def _silu_backward(op: AtenOp, grad: str, a: str) -> str:
+    gate = f"tl.sigmoid({a})"
+    return f"{grad} * {gate} * (1.0 + {a} * (1.0 - {gate}))"
+
+
+def _threshold_backward(op: AtenOp, grad: str, a: str) -> str:
+    dtype = dtype_of_value(op.results[0])  # operands are brought to it first
+    threshold = rounded(op.value("threshold"), dtype)
+    zero = "0.0" if dtype.is_floating_point else "0"
+    return f"tl.where({a} <= {number(threshold)}, {zero}, {grad})"
+
+
+def _masked_fill(op: AtenOp, a: str, mask: str) -> str:
+    value = rounded(op.value("value"), dtype_of_value(op.results[0]))
+    return f"tl.where({mask}, {number(value)}, {a})"
+
+
+def _whole_quotient(op: AtenOp, a: str) -> str:
+    """Of integers by a positive one; `//` and `%` are C's, towards 0."""
+    other = op.value("other")
+    if op.value("rounding_mode") == "trunc":
+        return f"{a} // {other}"
+    return f"({a} - ({a} % {other} + {other}) % {other}) // {other}"
+
+
+_COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+
+COMPARISONS: dict[str, Formula] = {
+    **{f"aten.{name}.Tensor": _infix(symbol) for name, symbol in _COMPARISONS.items()},
+    **{f"aten.{name}.Scalar": _compared_with_other(s) for name, s in _COMPARISONS.items()},
+}
+"""Ops whose operands are compared in their own common dtype, not in the result's."""
+
+MIXED: dict[str, Formula] = {
+    "aten.where.self": lambda op, mask, a, b: f"tl.where({mask}, {a}, {b})",
+    "aten.masked_fill.Scalar": _masked_fill,
+}
+"""Ops with a mask among operands of another dtype; by position, False for the mask."""
+
+MASK_POSITION = {"aten.where.self": 0, "aten.masked_fill.Scalar": 1}
+
+ARITHMETIC: dict[str, Formula] = {
+    "aten._to_copy": lambda op, a: a,
+    "aten.abs": _call("tl.abs"),
+    "aten.add.Scalar": _sum_with_other("+"),
+    "aten.add.Tensor": _sum("+"),
+    "aten.bitwise_and.Tensor": _infix("&"),
+    "aten.bitwise_not": lambda op, a: f"~{a}",
+    "aten.bitwise_or.Tensor": _infix("|"),
+    "aten.cos": _call("tl.cos"),
+    "aten.div.Scalar": _with_other("/"),
+    "aten.div.Scalar_mode": _whole_quotient,
+    "aten.div.Tensor": _infix("/"),
+    "aten.exp": _call("tl.exp"),
+    "aten.gelu": _gelu,
+    "aten.gelu_backward": _gelu_backward,
+    "aten.log": _call("tl.log"),
+    "aten.maximum": _extreme("tl.maximum"),
+    "aten.minimum": _extreme("tl.minimum"),
+    "aten.mul.Scalar": _with_other("*"),
+    "aten.mul.Tensor": _infix("*"),
+    "aten.neg": _negative,
+    "aten.pow.Tensor_Scalar": _power,
+    "aten.reciprocal": lambda op, a: f"1.0 / {a}",
+    "aten.relu": lambda op, a: f"tl.where({a} < 0, 0, {a})",
+    "aten.rsqrt": lambda op, a: f"1.0 / tl.sqrt({a})",
+    "aten.sigmoid": _call("tl.sigmoid"),
+    "aten.sigmoid_backward": lambda op, g, y: f"{g} * {y} * (1.0 - {y})",
+    "aten.silu": lambda op, a: f"{a} * tl.sigmoid({a})",
+    "aten.silu_backward": _silu_backward,
+    "aten.sin": _call("tl.sin"),
+    "aten.sqrt": _call("tl.sqrt"),
+    "aten.sub.Scalar": _sum_with_other("-"),
+    "aten.sub.Tensor": _sum("-"),
+    "aten.tanh": _tanh,
+    "aten.tanh_backward": lambda op, g, y: f"{g} * (1.0 - {y} * {y})",
+    "aten.threshold_backward": _threshold_backward,
+}
+"""Ops whose operands are first brought to the dtype of the result."""
+
+INFIX = frozenset({f"aten.{name}.Tensor" for name in ("add", "sub", "mul", "div")})
+
+LOGICAL: dict[str, Formula] = {
+    "aten.logical_and": _infix("&"),
+    "aten.logical_not": lambda op, a: f"~{a}",
+    "aten.logical_or": _infix("|"),
+}
+"""Ops on booleans."""
+
+FORMULAS: dict[str, Formula] = {**COMPARISONS, **MIXED, **ARITHMETIC, **LOGICAL}
+
+
+def common_dtype(dtypes: list[torch.dtype]) -> torch.dtype:
+    """What operands of these dtypes are compared in."""
+    return computed_in(reduce(torch.promote_types, dtypes))
+
+
+def converted(name: str, source: torch.dtype, target: torch.dtype) -> str:
+    """A variable in another dtype."""
+    return name if source == target else f"{name}.to({type_text(target)})"
+
+
+def literal(value: Any, dtype: torch.dtype) -> str:
+    """The value of a `full` of a dtype."""
+    return number(rounded(value, dtype))

@@ -1,0 +1,161 @@
+"""Results that kernels leave in parts: which wait, until when, and what joins them.
+
+A reduction over all rows is known when its kernel has ended, so that another joins its parts.
+Gradients of biases and norms are seldom read soon: those of several kernels wait for one launch.
+So does a sum of a few rows that are in memory: they are parts as they lie. The kernel of a lookup's
+gradient takes what waits along, so that it needs no launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from xdsl.ir import Operation, SSAValue
+
+from shardweave.backends.triton.kernels.reductions import EXTREMES
+from shardweave.backends.triton.source.joining import PartialResult, parts_of
+from shardweave.backends.triton.source.region import Region, region_of
+from shardweave.backends.triton.source.source import Config, Kernel
+from shardweave.ir.dialects.kernel import FusedOp
+from shardweave.ir.ops.fusible import column_results
+from shardweave.ir.program.iteration_space import IterationSpace, space_of, sum_of_few_rows
+from shardweave.ir.program.program import Program
+from shardweave.ir.program.storage import is_view, layout_source
+
+MAX_RESULTS = 24
+"""Results that one launch joins: it has two pointers for each."""
+
+MAX_BYTES = 32 << 20
+"""Of parts that wait. They fit into the cache (50 MiB on an H100, 40 on an A100)."""
+
+Place = tuple[Tensor, Tensor]
+"""The parts of a result, and where it is wanted."""
+
+
+class PartsQueue:
+    """Parts that wait. join: makes results of them; `places` are those that `add` was given."""
+
+    def __init__(self, join: Callable[[Sequence[PartialResult], Sequence[Any]], None]) -> None:
+        self._join = join
+        self._results: list[PartialResult] = []
+        self._places: list[Any] = []
+
+    def add(self, results: Sequence[PartialResult], places: Sequence[Any]) -> None:
+        """Let the results of a kernel wait; if they are too many, those before are joined."""
+        both = [*self._results, *results]
+        made = sum(parts.num_bytes for parts in both if not parts.in_memory)
+        if len(both) > MAX_RESULTS or made > MAX_BYTES:
+            self.join()
+        self._results += results
+        self._places += places
+
+    def join(self) -> None:
+        """Join all that waits; from then on it may be read."""
+        if self._results:
+            self._join(*self.take())
+
+    def take(self) -> tuple[list[PartialResult], list[Any]]:
+        """All that waits, with its places, for a kernel that joins it beside its own work."""
+        taken = self._results, self._places
+        self._results, self._places = [], []
+        return taken
+
+
+def joins(program: Program, at_once: Collection[SSAValue] = ()) -> dict[SSAValue, Operation]:
+    """For each value that may come in parts, and its views, the op before which they are joined.
+
+    That is the first op that reads one of those which wait, or the return; for a value of `at_once`
+    what follows its maker. Linear in the ops.
+    """
+    waiting: list[SSAValue] = []
+    found: dict[SSAValue, Operation] = {}
+
+    def join_before(op: Operation) -> None:
+        found.update(dict.fromkeys(waiting, op))
+        waiting.clear()
+
+    for op in program.ops:
+        if is_view(op):
+            waiting += op.results if op.operands[0] in waiting else ()
+        elif any(value in waiting for value in op.operands):
+            join_before(op)
+        waiting += in_parts(op)
+        if any(value in at_once for value in op.results) and op.next_op is not None:
+            join_before(op.next_op)
+    join_before(program.return_op)
+    return found
+
+
+def in_parts(op: Operation) -> list[SSAValue]:
+    """The results of an op that are left in parts if a kernel computes it."""
+    if not isinstance(op, FusedOp):
+        return []
+    if is_sum_in_memory(op):
+        return list(op.results)
+    space = space_of(op.fused_ops, list(map(layout_source, op.yielded)))
+    if isinstance(space, IterationSpace) and space.holds_columns:
+        return []
+    columns = {value for inner in op.fused_ops for value in column_results(inner)}
+    pairs = zip(op.results, op.yielded, strict=True)
+    return [result for result, value in pairs if layout_source(value) in columns]
+
+
+def is_sum_in_memory(op: FusedOp) -> bool:
+    """Whether a region is a reduction of a few rows, which are parts as they lie."""
+    reducing = sum_of_few_rows(op.fused_ops)
+    return reducing is not None and reducing.operands[0] in op.block.args
+
+
+def sum_in_memory(region: Region) -> tuple[int, PartialResult]:
+    """Which input of such a region has the rows, and these as parts of its result."""
+    op = sum_of_few_rows(region.ops)
+    assert op is not None
+    rows, (made,) = op.operands[0], region.stored
+    shape = region.space.rows, region.space.columns
+    types = region.dtype_of(rows), region.dtype_of(made)
+    parts = PartialResult(EXTREMES.get(op.name, "sum"), *shape, *types, in_memory=True)
+    return region.inputs.index(rows), parts
+
+
+def results_in_parts(op: FusedOp, kernel: Kernel | None, config: Config) -> list[PartialResult]:
+    """What a region leaves in parts. kernel: its own, if it has one. config: of that."""
+    if is_sum_in_memory(op):
+        return [sum_in_memory(region_of(op))[1]]
+    return [] if kernel is None else parts_of(kernel, config)
+
+
+def joins_others(kernel: Kernel) -> bool:
+    """Whether a kernel joins what waits before it, in programs of its own behind the others.
+
+    That of a lookup's gradient is often a step's last, so that no launch is left for joining.
+    """
+    return kernel.family == "lookups"
+
+
+@dataclass(frozen=True)
+class Joining:
+    """Results that one launch joins. beside: the region whose kernel does it, if one does."""
+
+    results: list[PartialResult]
+    beside: FusedOp | None = None
+
+
+def joined_together(program: Program, kernels: Mapping[FusedOp, Kernel]) -> list[Joining]:
+    """By launch, the results of a program that are joined, at the default configurations."""
+    found: list[Joining] = []
+    queue = PartsQueue(lambda results, _: found.append(Joining(list(results))))
+    places = set(joins(program).values())
+    for op in program.ops:
+        if op in places:
+            queue.join()
+        if isinstance(op, FusedOp):
+            kernel = kernels.get(op)
+            if kernel is not None and joins_others(kernel) and (taken := queue.take()[0]):
+                found.append(Joining(taken, op))
+            results = results_in_parts(op, kernel, {} if kernel is None else kernel.configs[0])
+            queue.add(results, results)
+    queue.join()
+    return found

@@ -1,0 +1,109 @@
+"""A fused region as the templates see it: inputs with their strides, ops, and what to write."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+from xdsl.ir import Operation, SSAValue
+
+from shardweave.backends.triton.source.writer import UnfitError
+from shardweave.ir.dialects.aten import AtenOp
+from shardweave.ir.dialects.kernel import FusedOp
+from shardweave.ir.dialects.types import dtype_of_value, shape_of
+from shardweave.ir.ops.facts import LOOKUP_GRADIENT, facts_of
+from shardweave.ir.ops.fusible import role_of
+from shardweave.ir.ops.gpu_types import dtype_on_gpu
+from shardweave.ir.program.iteration_space import (
+    IterationSpace,
+    computed_aside,
+    space_of,
+    sum_of_few_rows,
+)
+from shardweave.ir.program.storage import copies
+
+
+@dataclass(frozen=True)
+class Output:
+    """A result of a region: a stored value or an input, seen through views.
+
+    stored: number among the stored values, or None; then `given` is the number of the input.
+    """
+
+    stored: int | None
+    given: int
+    views: tuple[AtenOp, ...]
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """The result, from the tensor that it is a view of."""
+        for op in self.views:
+            shape = shape_of(op.results[0])
+            if op.name == "aten.permute":
+                tensor = tensor.permute(op.value("dims"))
+            else:
+                tensor = tensor.expand(shape) if op.name == "aten.expand" else tensor.reshape(shape)
+        return tensor
+
+
+@dataclass(frozen=True)
+class Region:
+    """The parts of a `kernel.fused`. stored: the values that its kernel writes, dense.
+
+    on_gpu: whether values have the dtypes of a GPU (`ir.ops.gpu_types`), or those of the program.
+    """
+
+    op: FusedOp
+    inputs: tuple[SSAValue, ...]
+    ops: tuple[AtenOp, ...]
+    stored: tuple[SSAValue, ...]
+    outputs: tuple[Output, ...]
+    space: IterationSpace
+    on_gpu: bool
+
+    @cached_property
+    def aside(self) -> tuple[SSAValue, ...]:
+        """The stored values that are computed beside the rows, in order."""
+        found = computed_aside(self.ops, self.stored) if self.space.aside else set[SSAValue]()
+        return tuple(value for value in self.stored if value in found)
+
+    def dtype_of(self, value: SSAValue) -> torch.dtype:
+        """The dtype that an input or a stored value has in memory."""
+        return dtype_on_gpu(value) if self.on_gpu else dtype_of_value(value)
+
+
+def region_of(op: FusedOp, *, on_gpu: bool = True) -> Region:
+    """The parts of a fused op. Raises UnfitError if no family of kernels has this region."""
+    for inner in op.fused_ops:
+        if role_of(inner) is None:
+            raise UnfitError(f"{inner.name} has no form in a kernel")
+    inputs = tuple(op.block.args)
+    stored: dict[SSAValue, int] = {}
+    outputs: list[Output] = []
+    is_sum = sum_of_few_rows(op.fused_ops) is not None
+    for value in op.yielded:
+        views: list[AtenOp] = []
+        while isinstance(value.owner, AtenOp) and _shows_operand(value.owner, is_sum=is_sum):
+            if copies(value.owner):
+                break
+            views.insert(0, value.owner)
+            value = value.owner.operands[0]
+        if isinstance(value.owner, Operation):
+            outputs.append(Output(stored.setdefault(value, len(stored)), 0, tuple(views)))
+        else:
+            outputs.append(Output(None, inputs.index(value), tuple(views)))
+    space = space_of(op.fused_ops, list(stored))
+    if isinstance(space, str):
+        raise UnfitError(space)
+    for value in (*inputs, *stored):
+        if dtype_of_value(value).is_complex:
+            raise UnfitError("complex numbers have no kernel")
+    ops = tuple(op.fused_ops)
+    return Region(op, inputs, ops, tuple(stored), tuple(outputs), space, on_gpu)
+
+
+def _shows_operand(op: AtenOp, *, is_sum: bool) -> bool:
+    """Whether an op gives its operand in another layout. is_sum: of a region that sums few rows,
+    where the gradient of a lookup of all rows is the operand."""
+    return facts_of(op).is_layout or (is_sum and op.name == LOOKUP_GRADIENT)

@@ -1,0 +1,188 @@
+"""A generated kernel: its source, its parameters, and what a launch needs to know of it."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from types import MappingProxyType
+from typing import Literal
+
+import torch
+from xdsl.ir import SSAValue
+
+from shardweave.backends.programs import free_name
+from shardweave.backends.triton.source.formulas import computed_in, type_text
+from shardweave.backends.triton.source.region import Region
+from shardweave.backends.triton.source.writer import Writer, short_name
+from shardweave.ir.dialects.annotations import ANNOTATIONS, properties_without
+from shardweave.ir.dialects.literals import to_python
+from shardweave.ir.dialects.syntax import STRUCTURE
+from shardweave.ir.dialects.types import shape_of
+from shardweave.ir.ops.strides import dense_strides
+from shardweave.ir.program.iteration_space import Family
+
+Kind = Literal["sum", "max", "min"]
+"""Of a reduction."""
+
+Config = dict[str, int]
+"""Values of the constexpr parameters, and num_warps and num_stages."""
+
+LAUNCH = ("num_warps", "num_stages", "programs")
+"""Keys of a configuration that are no parameters."""
+
+HEADER = '''\
+"""A kernel of the family '{family}'.
+
+Written by shardweave. Computes
+{ops}
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def {name}(
+    {parameters},
+):
+'''
+
+
+@dataclass(frozen=True)
+class KernelSource:
+    """A Triton function as text, with what it takes to compile and launch it.
+
+    source: a Python module with one Triton function, `name`. pointers: the types of the pointer
+    parameters, which come first. sizes: values of the integer parameters, by name, in order.
+    asserts: whether it stops with an error for indices out of range. fixed: constexpr parameters
+    that are decided. constants: all of them, in order. configs: values of the others to choose of.
+    """
+
+    name: str
+    source: str
+    pointers: tuple[str, ...]
+    sizes: dict[str, int]
+    asserts: bool
+    fixed: dict[str, int]
+    constants: tuple[str, ...]
+    configs: tuple[Config, ...]
+
+    @cached_property
+    def key(self) -> str:
+        """Equal for kernels with equal source."""
+        return hashlib.sha256(self.source.encode()).hexdigest()[:16]
+
+    @cached_property
+    def pointer_names(self) -> tuple[str, ...]:
+        """The names of the pointer parameters, in order."""
+        found = re.search(rf"^def {self.name}\(\n(.*?)\n\):", self.source, re.DOTALL | re.MULTILINE)
+        assert found is not None
+        names = [line.strip().rstrip(",") for line in found[1].splitlines()]
+        return tuple(names[: len(self.pointers)])
+
+
+@dataclass(frozen=True)
+class Kernel(KernelSource):
+    """A kernel and how its region calls it: with the region's inputs, then what it stores.
+
+    partial: numbers of the stored values that come as one sum (or maximum, or minimum) per
+    program, still to be joined by `joining.finishing_kernel`. overwrites: the input that the kernel
+    changes in place and gives as its result, if it does.
+    """
+
+    region: Region
+    partial: Mapping[int, Kind]
+    overwrites: int | None = None
+
+    @property
+    def family(self) -> Family:
+        return self.region.space.family
+
+    @property
+    def partial_dtypes(self) -> tuple[torch.dtype, ...]:
+        """Of the parts of each partial result, in order."""
+        region = self.region
+        return tuple(computed_in(region.dtype_of(region.stored[n])) for n in self.partial)
+
+
+class KernelDraft:
+    """A kernel while it is written. outputs: the parameter of each stored value.
+
+    strides: of the inputs, in elements; dense ones if None.
+    """
+
+    def __init__(self, region: Region, strides: Sequence[Sequence[int]] | None) -> None:
+        taken: set[str] = set()
+        given = strides or [dense_strides(shape_of(value)) for value in region.inputs]
+        pointers = {v: free_name(f"{short_name(v)}_ptr", taken) for v in region.inputs}
+        self.region = region
+        self.outputs = {v: free_name(f"out_{short_name(v)}_ptr", taken) for v in region.stored}
+        self.writer = Writer(pointers, dict(zip(region.inputs, given, strict=True)))
+
+    def kernel(
+        self,
+        sizes: dict[str, int],
+        configs: Sequence[Config],
+        partial: Mapping[int, Kind] = MappingProxyType({}),
+        fixed: Mapping[str, int] = MappingProxyType({}),
+        overwrites: int | None = None,
+    ) -> Kernel:
+        """The kernel of what is written. The arguments are as in `Kernel`."""
+        region = self.region
+        words = dict.fromkeys(op.name.split(".")[1].strip("_") for op in region.ops)
+        core = [w for w in words if w not in ("view", "permute", "expand", "full", "to_copy")]
+        name = f"{region.space.family}_" + "_".join(core[:4])
+        constants = (*fixed, *(key for key in configs[0] if key not in LAUNCH))
+        parameters = [
+            *self.writer.pointers.values(),
+            *self.outputs.values(),
+            *sizes,
+            *(f"{constant}: tl.constexpr" for constant in constants),
+        ]
+        head = HEADER.format(
+            family=region.space.family,
+            ops="\n".join(f"    {line}" for line in _op_lines(region)),
+            name=name,
+            parameters=",\n    ".join(parameters),
+        )
+        source = head + "\n".join(self.writer.lines) + "\n"
+        return Kernel(
+            name, source, self._pointer_types(partial), sizes, self.writer.requires, dict(fixed),
+            constants, tuple(configs), region, partial, overwrites,
+        )  # fmt: skip
+
+    def _pointer_types(self, partial: Iterable[int]) -> tuple[str, ...]:
+        """The types of all pointer parameters, as Triton writes them in signatures."""
+        dtypes = [self.region.dtype_of(v) for v in (*self.region.inputs, *self.region.stored)]
+        for number in partial:
+            place = len(self.region.inputs) + number
+            dtypes[place] = computed_in(dtypes[place])
+        return tuple(pointer_type(type_text(dtype)) for dtype in dtypes)
+
+
+def pointer_type(text: str) -> str:
+    """`*fp32` of `tl.float32`."""
+    names = {"float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+    word = text.removeprefix("tl.")
+    return "*" + names.get(word, word.replace("uint", "u").replace("int", "i"))
+
+
+def _op_lines(region: Region) -> list[str]:
+    """The ops without names and layers, so that equal bodies have equal sources."""
+    numbers: dict[SSAValue, str] = {v: f"%{short_name(v)}" for v in region.inputs}
+    lines: list[str] = []
+    for op in region.ops:
+        words = [numbers[value] for value in op.operands]
+        words += [
+            f"{name} = {to_python(value)}"
+            for name, value in properties_without(op, *ANNOTATIONS, STRUCTURE).items()
+        ]
+        given = ", ".join(words)
+        for result in op.results:
+            numbers[result] = f"%{len(numbers)}"
+        made = ", ".join(numbers[result] for result in op.results)
+        lines.append(f"{made} = {op.name}({given})")
+    return lines

@@ -1,0 +1,172 @@
+"""Ranks that are to hold the same, and what is said where they do not."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby, zip_longest
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from shardweave.ir.dialects.types import form_of
+
+T = TypeVar("T")
+
+MESSAGE_BYTES = 25 * 2**20
+"""Tensors travel together in messages of about so many bytes, as in DDP."""
+
+ALIGNMENT = 16
+"""Tensors of any dtype begin at a multiple of so many bytes of a message."""
+
+
+class AgreementError(ValueError):
+    """Ranks differ in what must be the same on all; raised on every one, and names them."""
+
+
+def is_alone() -> bool:
+    """Whether there are no other ranks to agree with."""
+    return not dist.is_initialized() or dist.get_world_size() == 1
+
+
+def gathered(here: T) -> list[T]:
+    """The values of all ranks, by rank. They must be ones that pickle takes. Collective."""
+    if is_alone():
+        return [here]
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, here)
+    return values
+
+
+def require_same(
+    what: str, text: str, advice: str, lines_of: Callable[[str], list[str]] = str.splitlines
+) -> None:
+    """Raises AgreementError on every rank unless all have the same text. Collective.
+
+    Digests travel, and the text only where they differ. lines_of: the text as lines, of which the
+    first that differs is shown.
+    """
+    if is_alone() or len({*gathered(digest_of(text.encode()))}) == 1:
+        return
+    difference = first_difference(gathered(lines_of(text)))
+    raise AgreementError(f"ranks differ in {what}: {difference}; {advice}.")
+
+
+def first_difference(texts: Sequence[Sequence[str]]) -> str:
+    """The first line in which texts by rank differ, and who has it how."""
+    rows = zip_longest(*texts, fillvalue="nothing")
+    row = next((row for row in rows if len({*row}) > 1), tuple("" for _ in texts))
+    return who_has_what(dict(enumerate(row)))
+
+
+def who_has_what(lines: Mapping[int, str]) -> str:
+    """`rank 0 has a, ranks 1-3 have b`, of texts by rank."""
+    by_line: dict[str, list[int]] = {}
+    for rank, line in sorted(lines.items()):
+        by_line.setdefault(line, []).append(rank)
+    return ", ".join(
+        f"{ranks_text(ranks)} {'has' if len(ranks) == 1 else 'have'} {line.strip()}"
+        for line, ranks in by_line.items()
+    )
+
+
+def ranks_text(ranks: Iterable[int]) -> str:
+    """`rank 3`, or `ranks 0-2, 5`."""
+    numbers = sorted(ranks)
+    runs = [
+        [number for _, number in run]
+        for _, run in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])
+    ]
+    parts = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
+    return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(parts)}"
+
+
+def digest_of(content: bytes) -> str:
+    """The SHA-256 of some bytes, in hexadecimal."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def tensor_digest(tensor: Tensor) -> str:
+    """A digest of the bytes of a tensor, in the order of its elements."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return hashlib.sha256(flat.view(torch.uint8).numpy().data).hexdigest()
+
+
+# Models
+
+
+def describe_model(model: nn.Module) -> str:
+    """A model's modules, parameters and buffers, a line for each."""
+    lines = [
+        f"module '{path}': {type(module).__name__}({module.extra_repr()})"
+        f"{'' if module.training else ' in evaluation mode'}"
+        for path, module in model.named_modules()
+    ]
+    lines += [
+        f"param '{name}' {form_of(p)}{'' if p.requires_grad else ', frozen'}"
+        for name, p in model.named_parameters(remove_duplicate=False)
+    ]
+    buffers = model.named_buffers(remove_duplicate=False)
+    lines += [f"buffer '{name}' {form_of(buffer)}" for name, buffer in buffers]
+    return without_addresses("\n".join(lines))
+
+
+def without_addresses(text: str) -> str:
+    """Text in which no object is told by its place in the memory of one process."""
+    return re.sub(r"\bat 0x[0-9a-f]+", "", text)
+
+
+def require_same_model(model: nn.Module) -> None:
+    """Raises AgreementError on every rank unless models have the same modules and tensors, which
+    may have other values. Collective."""
+    require_same("the model", describe_model(model), "make the same model on every rank")
+
+
+def require_same_values(tensors: Mapping[str, Tensor]) -> None:
+    """Raises AgreementError on every rank unless the tensors of a name are equal. Collective."""
+    if is_alone():
+        return
+    digests = [f"{name} with digest {tensor_digest(t)[:8]}" for name, t in tensors.items()]
+    advice = "start from the same seed or checkpoint, or leave sync=False out: rank 0's are used"
+    require_same("the model's values", "\n".join(digests), advice)
+
+
+def broadcast(tensors: Sequence[Tensor], device: torch.device) -> Iterator[Tensor]:
+    """The values that tensors have on rank 0, one after the other, in a few messages. Collective.
+
+    On rank 0 they are the tensors themselves. All are to be taken.
+    """
+    for group in _messages(tensors):
+        offsets, end = [], 0
+        for tensor in group:
+            offsets.append(end)
+            end += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
+        message = torch.empty(end, dtype=torch.uint8, device=device)
+        parts = [
+            message[offset : offset + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+            for offset, tensor in zip(offsets, group, strict=True)
+        ]
+        if dist.get_rank() == 0:
+            for part, tensor in zip(parts, group, strict=True):
+                part.copy_(tensor.detach())
+        dist.broadcast(message, src=0)
+        for part, tensor in zip(parts, group, strict=True):
+            if dist.get_rank() == 0:
+                yield tensor
+            else:  # in the memory format of this rank's own
+                yield torch.empty_like(tensor.detach(), device=device).copy_(part)
+
+
+def _messages(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    group, size = list[Tensor](), 0
+    for tensor in tensors:
+        group.append(tensor)
+        size += tensor.nbytes
+        if size >= MESSAGE_BYTES:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group

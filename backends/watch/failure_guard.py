@@ -1,0 +1,103 @@
+"""Calls after one that failed while its program ran, on a rank among others."""
+
+from __future__ import annotations
+
+import time
+from itertools import count
+from types import TracebackType
+from typing import Any, Self
+
+import torch.distributed as dist
+
+from shardweave.backends.watch import watchdog
+from shardweave.backends.watch.position import computing_line
+from shardweave.backends.watch.watch import MEETING_S, SILENCE_S, LostRankError, first_line
+from shardweave.backends.watch.watchdog import is_broken
+
+_numbers = count()
+"""Of steps, which all ranks make in the same order."""
+
+
+class FailureGuard:
+    """Stands around what ranks run together. After an error in there it refuses the next call,
+    unless all ranks failed at the same line.
+
+    The others may wait in the message that a failed rank would have sent next. What this rank
+    sent then would be taken for it, and added up, in silence. Where all ranks failed at the same
+    line, they have sent the same messages. is_joint: whether there are others.
+    """
+
+    def __init__(self, *, is_joint: bool) -> None:
+        self._is_joint = is_joint
+        self._number = next(_numbers) if is_joint else 0
+        self._num_runs = 0
+        self._error = ""
+        self._line = ""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Itself: a copy of a step sends by the same groups."""
+        return self
+
+    def __enter__(self) -> None:
+        self._num_runs += 1
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None or not self._is_joint:
+            return
+        self._error, self._line = first_line(error), computing_line(traceback)
+        if not (isinstance(error, LostRankError) or is_broken(error)):  # with it the store may go
+            self._tell(self._line)
+
+    def check(self) -> None:
+        """Raises RuntimeError if the last run failed, and not at the same line on all ranks.
+
+        Waits some seconds for the others to fail. It sends nothing that could be taken for a
+        message of theirs.
+        """
+        if not self._error:
+            return
+        if not self._is_on_all_ranks():
+            raise RuntimeError(
+                f"an earlier call of the step failed on this rank ({self._error}), and other ranks "
+                "did not fail with it: they may wait for the rest of it, and what follows would be "
+                "added to that. Look at batches before the call (ids in range, no empty ones); end "
+                "the processes, and go on from the last checkpoint."
+            )
+        self._error = self._line = ""
+
+    def _is_on_all_ranks(self) -> bool:
+        """Whether all have failed at this rank's line. Once they have not, they never have."""
+        until_s = time.monotonic() + SILENCE_S
+        if not self._line:
+            return False
+        with watchdog.asking():
+            ranks = range(dist.get_world_size())
+            is_same = all(self._told(rank, until_s) == self._line for rank in ranks)
+        if is_same:
+            return True
+        self._line = ""
+        self._tell("")
+        return False
+
+    def _told(self, rank: int, until_s: float) -> str | None:
+        """Where a rank says that it failed; None if it has said nothing by then."""
+        store, key = self._store(), str(rank)
+        while not store.check([key]):
+            if time.monotonic() > until_s:
+                return None
+            time.sleep(MEETING_S)
+        return store.get(key).decode()
+
+    def _tell(self, line: str) -> None:
+        """Tell the others where this rank failed; empty: where none can have failed with it."""
+        self._store().set(str(dist.get_rank()), line)
+
+    def _store(self) -> Any:
+        """What ranks tell of this run."""
+        prefix = f"shardweave/failed/{self._number}/{self._num_runs}"
+        return dist.PrefixStore(prefix, dist.distributed_c10d._get_default_store())  # pyright: ignore[reportPrivateImportUsage]

@@ -1,0 +1,166 @@
+"""Where a rank is, read off its main thread from outside; a step only notes its micro-batch."""
+
+from __future__ import annotations
+
+import linecache
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import NamedTuple
+
+import torch.distributed as dist
+from xdsl.ir import Operation
+
+from shardweave.backends.emit.emit import ops_by_variable
+from shardweave.ir.dialects.annotations import describe
+from shardweave.ir.dialects.aten import AtenOp
+from shardweave.ir.dialects.dist import DistOp, RecvOp, WaitOp
+from shardweave.ir.program.program import Program
+from shardweave.ir.program.staged import StageFunction
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+_OWN = tuple(f"{_PACKAGE / layer}/" for layer in ("backends", "driver", "ir", "passes", "planners"))
+_DISTRIBUTED = f"{Path(dist.__file__).parent}/"
+_TORCH = f"{Path(dist.__file__).parent.parent}/"
+_COLLECTIVES = ("distributed_c10d.py", "_functional_collectives.py")
+_WAITING = tuple(
+    str(_PACKAGE / "backends" / name) for name in ("in_flight.py", "mail.py", "runtime.py")
+)
+_NOT_OURS = (*_OWN, _TORCH, "<")
+"""How the names of files begin that are no user's: `<` begins those of no file."""
+
+
+class _Emitted(NamedTuple):
+    program: Program
+    kernels: bool
+
+
+_emitted: dict[str, _Emitted] = {}
+"""What emitted functions run, by the file names that tracebacks give to their source."""
+
+_MOST_EMITTED = 64
+"""So many are remembered, the last ones: others have been dropped by their steps."""
+
+
+class _Now:
+    """The micro-batch on which the main thread runs a function of a stage, if it runs one."""
+
+    micro_batch: int | None = None
+
+
+def at_micro_batch(number: int | None) -> None:
+    """Note on which micro-batch a function of a stage begins to run; None: on all of them."""
+    _Now.micro_batch = number
+
+
+def register(code_name: str, program: Program, *, kernels: bool) -> None:
+    """Remember which program an emitted function runs."""
+    _emitted.pop(code_name, None)
+    _emitted[code_name] = _Emitted(program, kernels)
+    if len(_emitted) > _MOST_EMITTED:
+        del _emitted[next(iter(_emitted))]
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a thread is. text: in words. is_waiting: whether it may wait there for other ranks.
+
+    frame: the innermost one; it keeps what it holds in memory.
+    """
+
+    text: str
+    is_waiting: bool
+    frame: FrameType | None = None
+
+
+def main_position() -> Position:
+    """Where the main thread is."""
+    return position_of(sys._current_frames().get(threading.main_thread().ident or 0))
+
+
+def position_of(frame: FrameType | None) -> Position:
+    """Where the thread is that runs a frame: which op of a step, or which function of torch."""
+    function = ""
+    for each in _outward(frame):
+        name = each.f_code.co_filename
+        if name in _emitted:
+            op = _op_at(name, each.f_lineno)
+            is_waiting = isinstance(op, DistOp) if each is frame else _may_wait(frame)
+            text = f"{_in_step(op, each.f_lineno)}{_in_stage(_emitted[name].program)}"
+            return Position(text, is_waiting, frame)
+        if name.startswith(_DISTRIBUTED) and name.endswith(_COLLECTIVES):
+            function = each.f_code.co_name
+        elif not name.startswith(_NOT_OURS):
+            break
+    return Position(_in_code(frame, function), _may_wait(frame), frame)
+
+
+def computing_line(traceback: TracebackType | None) -> str:
+    """The line of a whole step's emitted source through which an error came, if it calls ATen.
+
+    Ranks that have come to the same such line have sent the same messages. Empty for lines that
+    send any themselves, for those of stages, which differ from rank to rank, and for other code.
+    """
+    while traceback is not None:
+        name, line = traceback.tb_frame.f_code.co_filename, traceback.tb_lineno
+        if name in _emitted:
+            is_whole = not isinstance(_emitted[name].program, StageFunction)
+            return f"{name}:{line}" if is_whole and isinstance(_op_at(name, line), AtenOp) else ""
+        traceback = traceback.tb_next
+    return ""
+
+
+def _may_wait(frame: FrameType | None) -> bool:
+    return frame is not None and frame.f_code.co_filename.startswith((_DISTRIBUTED, *_WAITING))
+
+
+def _outward(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _in_step(op: Operation | None, line: int) -> str:
+    where = f"line {line} of the step's source"
+    if op is None:
+        return where
+    sender = f", which stage {op.source} sends" if isinstance(op, RecvOp) else ""
+    return f"{describe(op)}{sender} ({where})"
+
+
+def _in_stage(program: Program) -> str:
+    """The function of a stage that runs, and on which micro-batch; empty for a whole step."""
+    if not isinstance(program, StageFunction):
+        return ""
+    number = _Now.micro_batch
+    which = "" if number is None else f", micro-batch {number}"
+    return f" in {program.name} of stage {program.stage}{which}"
+
+
+def _op_at(name: str, number: int) -> Operation | None:
+    """The op of a line; of a wait, the collective that it waits for."""
+    targets = linecache.getline(name, number).strip().partition(" = ")[0].rstrip(",").split(", ")
+    op = next((op for op in map(_variables(name).get, targets) if op is not None), None)
+    if isinstance(op, WaitOp) and isinstance(op.operands[0].owner, Operation):
+        return op.operands[0].owner
+    return op
+
+
+@lru_cache(maxsize=_MOST_EMITTED)
+def _variables(name: str) -> dict[str, Operation]:
+    program, kernels = _emitted[name]
+    return ops_by_variable(program, kernels=kernels)
+
+
+def _in_code(frame: FrameType | None, function: str) -> str:
+    """The function of torch.distributed that is called, and the user's line."""
+    called = f"torch.distributed.{function}, called at " if function else ""
+    for each in _outward(frame):
+        name = each.f_code.co_filename
+        if not name.startswith(_NOT_OURS):
+            return f"{called}{name}:{each.f_lineno} ({each.f_code.co_name})"
+    return called or "an unknown place"

@@ -1,0 +1,444 @@
+"""This rank's part of the watchdog: a thread that tells where it is, and looks at the others."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import torch.distributed as dist
+
+from shardweave.backends.watch.agreement import AgreementError, ranks_text, who_has_what
+from shardweave.backends.watch.alive import is_running, own_identity
+from shardweave.backends.watch.position import main_position, position_of
+from shardweave.backends.watch.store_guard import StoreGuard, keeper
+
+SILENCE_S = 10.0
+"""After so many seconds without a record a process is taken to be dead, or stopped, unless it is
+one of this machine that is seen to run: on a core that many share one was silent for 13 s."""
+
+BEAT_S = 1.0
+
+MEETING_S = 0.05
+"""Ranks that meet look for the others so often."""
+
+TRAIL_CALLS = 16
+"""After each so many calls, ranks can tell by a number whether they have run the same programs."""
+
+NUM_TRAILS = 1024
+"""So many of these numbers are kept: the others compare within a second."""
+
+NUM_WATCHED = 8
+"""How many ranks each one watches: the store answers so many questions a second for each."""
+
+EXIT_CODE = 1
+
+
+class LostRankError(ConnectionError):
+    """A rank died, stalled or failed; the message names it, and where this one waited for it."""
+
+
+@dataclass(frozen=True)
+class SignOfLife:
+    """What a rank tells the others. beat: its number. state: "running", "left", "cut off" by the
+    failure of another, or "failed: .."; entered, started: calls of steps that it has begun, and of
+    which the program runs; call: the last one in words; at: where its main thread is; trail: one of
+    its calls, and a number that stands for all programs that have run up to it. identity: see
+    `own_identity`."""
+
+    beat: int
+    state: str
+    entered: int
+    started: int
+    call: str
+    at: str
+    process: str
+    trail: tuple[int, int] = (0, 0)
+    identity: str = ""
+
+    @property
+    def place(self) -> str:
+        """Where the rank was last, in words."""
+        call = f" in call {self.entered} ({self.call})" if self.entered else ""
+        return f"{self.at}{call}"
+
+
+@dataclass
+class _Seen:
+    """The last record of another rank, and when it changed."""
+
+    record: SignOfLife
+    since_s: float
+
+
+@dataclass
+class _Waiting:
+    """Where the main thread waits. frame: the innermost one, once it has waited for long."""
+
+    key: tuple[Any, ...]
+    since_s: float
+    frame: FrameType | None = None
+
+
+class Watch:
+    """This rank's watchdog. Making one is collective.
+
+    timeout_s: how long a rank may wait in one collective. last_words: told why this rank ends.
+    """
+
+    def __init__(
+        self,
+        store: Any,
+        rank: int,
+        size: int,
+        timeout_s: float,
+        last_words: Callable[[str], None],
+    ) -> None:
+        self.rank, self.size = rank, size
+        self._last_words = last_words
+        self.on_gpu = "nccl" in dist.get_backend()
+        self.set_timeout(timeout_s)
+        self.entered = self.started = 0
+        self.call: Callable[[], Any] = str
+        self.state = "running"
+        self.problem = ""
+        self._trail, self._trails = 0, {0: 0}
+        self._num_meetings = 0
+        self._asks_at: str | None = None
+        self._store = dist.PrefixStore("shardweave", store.clone())  # pyright: ignore[reportPrivateImportUsage]
+        self._beat = 0
+        self._identity = own_identity()
+        self._seen: dict[int, _Seen] = {}
+        self._waiting: _Waiting | None = None
+        self._ended = threading.Event()
+        self._lock = threading.RLock()
+        self._write()
+        self._guard = StoreGuard(self._ended, lambda: self.beat_s, self._unanswered)
+        self._thread = threading.Thread(target=self._run, name="shardweave-watch", daemon=True)
+        self._thread.start()
+
+    def set_timeout(self, timeout_s: float) -> None:
+        """Let ranks wait for so long."""
+        self.timeout_s = timeout_s
+        self.silence_s = min(SILENCE_S, timeout_s)
+        self.beat_s = min(BEAT_S, self.silence_s / 5)
+
+    # Records
+
+    def _write(self) -> None:
+        self._beat += 1
+        position = main_position()
+        record = SignOfLife(
+            self._beat,
+            self.state,
+            self.entered,
+            self.started,
+            str(self.call() or ""),
+            position.text,
+            f"process {os.getpid()} on {socket.gethostname()}",
+            next(reversed(self._trails.items())),
+            self._identity,
+        )
+        self._store.set(f"rank/{self.rank}", json.dumps(vars(record)))
+
+    def _read(self, key: str) -> str | None:
+        return self._store.get(key).decode() if self._store.check([key]) else None
+
+    def _look_at(self, ranks: Iterable[int]) -> None:
+        """Read the records of some ranks."""
+        for rank in ranks:
+            text = self._read(f"rank/{rank}")
+            if text is None:
+                continue  # it has not come so far
+            record, seen = SignOfLife(**json.loads(text)), self._seen.get(rank)
+            if seen is None or record.beat != seen.record.beat:
+                self._seen[rank] = _Seen(record, time.monotonic())
+                self._compare_trails(rank, *record.trail)
+
+    def _compare_trails(self, rank: int, call: int, trail: int) -> None:
+        """Note that ranks have run different programs: the next call of a step raises it."""
+        if not self.problem and self._trails.get(call, trail) != trail:
+            self.problem = (
+                f"rank {self.rank} and rank {rank} have run different programs in call {call} or "
+                "before it: one had a batch of another shape, or was in another mode. Set "
+                "SHARDWEAVE_CHECK=1 to see which call it is"
+            )
+
+    def _cause(self, silence_s: float) -> tuple[int, str] | None:
+        """The rank for which others cannot go on, and why, if there is one that was looked at."""
+        with self._lock:
+            everyone = sorted(self._seen.items())
+        for rank, seen in everyone:
+            if seen.record.state.startswith("failed"):
+                return rank, f"rank {rank} {seen.record.state}"
+        for rank, seen in everyone:
+            silent_s = time.monotonic() - seen.since_s
+            is_silent = seen.record.state == "running" and silent_s > silence_s
+            if is_silent and not is_running(seen.record.identity):
+                return rank, (
+                    f"rank {rank} ({seen.record.process}) has given no sign of life for "
+                    f"{silent_s:.0f} s: it was killed, or stopped, or its machine is gone. It was "
+                    f"last at {seen.record.place}"
+                )
+        return None
+
+    # The thread
+
+    def _run(self) -> None:
+        last_s = time.monotonic()
+        while not self._ended.wait(self.beat_s):
+            late_s = time.monotonic() - last_s - self.beat_s
+            if late_s > self.beat_s:  # this process was asleep itself
+                for seen in self._seen.values():
+                    seen.since_s += late_s
+            last_s = time.monotonic()
+            try:
+                with self._guard:
+                    with self._lock:
+                        self._write()
+                        self._look_at(self._watched())
+                    self._judge()
+            except RuntimeError as error:  # of the store
+                if not dist.is_initialized():
+                    return
+                self._without_store(error)
+
+    def _watched(self) -> list[int]:
+        return [(self.rank + n) % self.size for n in range(1, min(self.size, NUM_WATCHED + 1))]
+
+    def _judge(self) -> None:
+        """End this process if it waits for what will not come."""
+        waited_s = self._waited_s()
+        if waited_s is None or self._asks_at is not None:
+            return
+        told = self._read("stop")
+        cause = self._cause(self.silence_s)
+        left = self._left()
+        if cause is not None and self._is_stale(cause[0], waited_s):
+            self._end(cause[1], waited_s)
+        elif told is not None and waited_s > 3 * self.beat_s:
+            self._end(told, waited_s)
+        elif left and waited_s > self.silence_s:
+            self._end(f"{ranks_text(left)} ended the program", waited_s)
+        elif waited_s > self.timeout_s and main_position().is_waiting:
+            self._end(self._who_is_late(), waited_s)
+
+    def _left(self) -> list[int]:
+        """The ranks whose programs have come to their end."""
+        with self._lock:
+            return [rank for rank, seen in self._seen.items() if seen.record.state == "left"]
+
+    def _is_stale(self, rank: int, waited_s: float) -> bool:
+        """Whether what broke with a rank had the time to reach the main thread as an error."""
+        is_failed = self._seen[rank].record.state.startswith("failed")
+        return waited_s > (3 * self.beat_s if is_failed else self.beat_s)
+
+    def _waited_s(self) -> float | None:
+        """For how long the main thread has been in a collective; None if it is in none.
+
+        On a GPU it waits wherever it waits for the device, so anywhere, if it stays for long.
+        """
+        position, now_s = main_position(), time.monotonic()
+        if not position.is_waiting and not (self.on_gpu and self.entered):
+            self._waiting = None
+            return None
+        key = id(position.frame), position.text, self.entered, self.started
+        was = self._waiting
+        if was is None or was.key != key or was.frame not in (None, position.frame):
+            was = self._waiting = _Waiting(key, now_s)
+        elif now_s - was.since_s > 3 * self.beat_s:
+            # Held, its place in memory goes to no other frame; but so does what it holds.
+            was.frame = position.frame
+        waited_s = now_s - was.since_s
+        return waited_s if position.is_waiting or waited_s > self.silence_s else None
+
+    def _who_is_late(self) -> str:
+        """Where the ranks are that do not wait for others, or where all are."""
+        self._look_at(rank for rank in range(self.size) if rank != self.rank)
+        own = self.entered, self.started
+        late = {
+            rank: seen.record.place
+            for rank, seen in self._seen.items()
+            if (seen.record.entered, seen.record.started) < own or "dist." not in seen.record.at
+        }
+        chosen = late or {rank: seen.record.place for rank, seen in self._seen.items()}
+        places = "; ".join(f"rank {rank} is at {place}" for rank, place in sorted(chosen.items()))
+        return (
+            f"no answer within {self.timeout_s:g} s (timeout=.., or SHARDWEAVE_TIMEOUT): {places}"
+        )
+
+    def _without_store(self, error: RuntimeError) -> None:
+        waited_s = self._waited_s()
+        if waited_s is not None and waited_s > self.silence_s:
+            self._end(f"{keeper()} does not answer: {first_line(error)}", waited_s)
+
+    def _unanswered(self, silent_s: float) -> None:
+        """The store has not answered for so long. Called on a thread of its own."""
+        waited_s = self._waited_s() if self._asks_at is None else silent_s
+        if silent_s > self.silence_s and waited_s is not None and waited_s > 3 * self.beat_s:
+            gone = "it was stopped, or its machine is gone"
+            cause = f"{keeper()} has not answered for {silent_s:.0f} s: {gone}"
+            self._end(cause, waited_s, tell=False)
+
+    def _end(self, cause: str, waited_s: float, tell: bool = True) -> None:
+        """Say why, and end this process: its main thread waits in C++, and would for ever.
+
+        tell: the others too, by the store.
+        """
+        at = main_position().text if self._asks_at is None else self._asks_at
+        text = f"{cause}. Rank {self.rank} waited for {waited_s:.0f} s at {at}"
+        print(f"shardweave: rank {self.rank} stops: {text}.", file=sys.stderr, flush=True)
+        self._last_words(f"{text}.")
+        if tell:
+            self._tell_end(cause)
+        os._exit(EXIT_CODE)
+
+    def _tell_end(self, cause: str) -> None:
+        self.state = "cut off"
+        try:
+            self._store.set("stop", cause)
+            self._write()
+        except RuntimeError:
+            return  # the store is gone: the others see it as well
+
+    # The main thread
+
+    @contextmanager
+    def asking(self, at: str) -> Iterator[None]:
+        """Where the main thread asks the store itself: only that it does not answer ends this rank.
+
+        at: where it waits, in words, or waited before it came to ask.
+        """
+        self._asks_at = at
+        try:
+            yield
+        finally:
+            self._asks_at = None
+
+    def begin(self, program: int) -> None:
+        """The program of the call that was entered begins to run. program: its number, which is the
+        same on all ranks."""
+        self.started = self.entered
+        self._trail = hash((self._trail, program))
+        if self.started % TRAIL_CALLS == 0:
+            self._trails[self.started] = self._trail
+            if len(self._trails) > NUM_TRAILS:
+                del self._trails[next(iter(self._trails))]
+
+    def explain(self, error: BaseException, frame: Any = None) -> LostRankError:
+        """What to raise for a broken connection: which rank broke it. Takes a few seconds."""
+        position = position_of(frame).text if frame is not None else main_position().text
+        self.state = "cut off"
+        with self.asking(position):
+            cause = self._found_cause()
+        why = f"a connection broke ({first_line(error)})" if cause is None else cause[1]
+        if cause is None and self._left():
+            why = f"{ranks_text(self._left())} ended the program"
+        return self._lost(f"{why}. Rank {self.rank} waited for it at {position}.")
+
+    def _found_cause(self) -> tuple[int, str] | None:
+        """As `_cause`, of all ranks, once one of them has been silent for a few seconds."""
+        until_s = time.monotonic() + self.silence_s + 3 * self.beat_s
+        cause = None
+        while cause is None and time.monotonic() < until_s:
+            try:
+                with self._lock:
+                    self._look_at(rank for rank in range(self.size) if rank != self.rank)
+            except RuntimeError:
+                break
+            cause = self._cause(min(self.silence_s, 4 * self.beat_s))
+            time.sleep(self.beat_s / 4)
+        return cause
+
+    def _lost(self, text: str) -> LostRankError:
+        """What the main thread raises, and this rank ends with."""
+        self._last_words(text)
+        return LostRankError(text)
+
+    def fail(self, error: BaseException) -> None:
+        """Tell the others that this rank ends with an error."""
+        if self.state == "running":
+            self.state = f"failed: {type(error).__name__}: {first_line(error)}"
+            with self.asking(main_position().text), self._lock:
+                self._write()
+
+    def meet(self, what: str, text: str, advice: str) -> None:
+        """Raises AgreementError on every rank unless all come here with the same text. Collective.
+
+        what: the kind of thing that they are at, which ranks may differ in as well. Unlike a
+        collective of torch's, it does not hang if others run a step instead.
+        """
+        self._num_meetings += 1
+        key = f"meet/{self._num_meetings}"
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        with self.asking(main_position().text):
+            self._store.set(f"{key}/{self.rank}", json.dumps([what, text]))
+            found = {rank: self._met(rank, f"{key}/{rank}", what, text) for rank in others}
+        found[self.rank] = what, text
+        if len(set(found.values())) > 1:
+            raise AgreementError(f"{_difference(found)}; {advice}.")
+
+    def _met(self, rank: int, key: str, what: str, text: str) -> tuple[str, str]:
+        """What another rank comes to a meeting for, and what it has to say."""
+        begin_s, pause_s = time.monotonic(), 0.001
+        while (found := self._read(key)) is None:
+            with self._lock:
+                self._look_at([rank])
+            seen = self._seen.get(rank)
+            # Between two calls this rank may be ahead of one that still runs the last.
+            if seen is not None and seen.record.started > self.started:
+                told = f"rank {rank} runs call {seen.record.started} with {seen.record.call}"
+                message = f"ranks differ in {what}: rank {self.rank} has {text}, {told}"
+                self._store.set("stop", message)
+                raise AgreementError(f"{message}; let every rank do the same.")
+            cause = self._cause(self.silence_s)
+            if cause is not None:
+                raise self._lost(f"{cause[1]}. Rank {self.rank} waited to agree on {what}.")
+            if rank in self._left() and self._read(key) is None:
+                gone = f"{ranks_text([rank])} ended the program"
+                raise self._lost(f"{gone}. Rank {self.rank} waited to agree on {what}.")
+            if time.monotonic() - begin_s > self.timeout_s:
+                raise self._lost(f"{self._who_is_late()}. Rank {self.rank} waited on {what}.")
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, MEETING_S)
+        what, text = json.loads(found)
+        return what, text
+
+    def stop(self) -> None:
+        """End the thread, and say that this rank has left."""
+        if self._ended.is_set():
+            return
+        self._ended.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(self.silence_s)
+            if self._thread.is_alive():
+                return  # the store does not answer
+        if self.state == "running":
+            self.state = "left"
+        try:
+            self._write()
+        except RuntimeError:
+            return  # the store has gone already
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, or its kind if it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _difference(found: Mapping[int, tuple[str, str]]) -> str:
+    """In what ranks differ that have met, by what each came for, and what it had to say."""
+    kinds = {what for what, _ in found.values()}
+    if len(kinds) == 1:
+        lines = {rank: text for rank, (_, text) in found.items()}
+        return f"ranks differ in {kinds.pop()}: {who_has_what(lines)}"
+    lines = {rank: f"{what}: {text}" for rank, (what, text) in found.items()}
+    return f"ranks differ in what they do: {who_has_what(lines)}"

@@ -1,0 +1,1 @@
+"""Comparison of programs and steps with eager PyTorch."""

@@ -1,0 +1,309 @@
+"""Is a sharded step equal to the eager model? Loss, every gradient and every updated buffer.
+
+The error of a gradient g against eager's e is the relative L2 error per parameter,
+||g - e|| / ||e||. Some gradients are zero but for rounding (the bias of an attention's keys:
+a softmax does not see it); relative to itself such a one has no digit that is right. So the
+divisor is at least a small fraction of the norm of all gradients together, and the check names
+the gradients that are below it. Buffers are measured in the same way.
+
+One step does not show what a step leaves for the next, so a check takes two, with other inputs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from shardweave.backends.state.state import ShardedState
+from shardweave.ir.capture.outputs import NO_LOSS, loss_of
+from shardweave.ir.dialects.types import dtype_of_value
+from shardweave.ir.program.program import Program
+from shardweave.ir.program.staged import ops_of_parts
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """The largest relative error that counts as equal, and the smallest divisor of an error.
+
+    `floor` is a fraction of the norm of all gradients together.
+    """
+
+    bound: float
+    floor: float
+
+
+TOLERANCES: dict[torch.dtype, Tolerance] = {
+    torch.float64: Tolerance(bound=1e-9, floor=1e-6),
+    torch.float32: Tolerance(bound=1e-4, floor=1e-3),
+    torch.bfloat16: Tolerance(bound=1e-1, floor=1e-2),
+}
+"""By dtype.
+
+A sum taken in another order differs by some 1e-13 in float64 and 1e-6 in float32 for models of a
+few layers, a wrong program by 1e-1 or more; the bounds lie between, with room for deeper models.
+A gradient that is zero in exact arithmetic comes out as less than a tenth of eps times the norm of
+all gradients, for which bound * floor leaves room.
+
+bfloat16 has 3 digits: the gradients of small transformers in eager mode are themselves up to
+5e-2 away from those in float64. Its bound tells a wrong program from a right one, and no
+more; a model that amplifies rounding (batch norm over few samples) can fail it, and is better
+checked in float64.
+"""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What the eager model computes: its loss, and by name its gradients and buffers after."""
+
+    loss: float
+    gradients: Mapping[str, Tensor]
+    buffers: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """Errors of a step against eager, and whether all are within `bound`.
+
+    `worst_parameter` has the largest gradient error. `at_floor` names the parameters whose
+    gradient is so small that its error is measured against `floor` (see the module's
+    docstring). `worst_buffer` is None for a model that has no buffer.
+    """
+
+    bound: float
+    loss: float
+    eager_loss: float
+    loss_error: float
+    max_rel_grad_error: float
+    worst_parameter: str
+    num_parameters: int
+    floor: float
+    at_floor: tuple[str, ...]
+    buffer_error: float = 0.0
+    worst_buffer: str | None = None
+    num_steps: int = 1
+    bound_of: str = ""
+    """What the bound is, if it is not that of the model's dtype."""
+
+    @property
+    def ok(self) -> bool:
+        """False for an error that is not a number, too."""
+        errors = (self.loss_error, self.max_rel_grad_error, self.buffer_error)
+        return all(error <= self.bound for error in errors)
+
+
+def tolerance_of(dtype: torch.dtype) -> Tolerance:
+    """The tolerance for a dtype. Raises ValueError for one that has none."""
+    if dtype not in TOLERANCES:
+        known = ", ".join(str(known) for known in TOLERANCES)
+        raise ValueError(f"there is no error bound for {dtype}; check in one of {known}.")
+    return TOLERANCES[dtype]
+
+
+CONDITION = 20.0
+"""Times its own error that a model may be away: a sum in another order changes many last digits."""
+
+
+def check_steps(
+    found: Sequence[Expected],
+    eager: Sequence[Expected],
+    dtype: torch.dtype,
+    program: Program,
+    moved: Callable[[], Sequence[Expected]],
+) -> CheckResult:
+    """Compare steps by the tolerance of `dtype`; where that is not met, by what the model allows.
+
+    A model that computes a part of itself in float32 (norms, angles, losses) has no more digits
+    than that, so it is held to the bound of the coarsest dtype that the program needs. One that
+    multiplies rounding is held to what eager itself loses by it, but never to more than float32's
+    bound. moved: what eager computes where all that it reads differs in its last digit
+    (`moved_steps`).
+    """
+    result = compare_steps(found, eager, dtype)
+    coarsest = coarsest_dtype(program, dtype)
+    if not result.ok and coarsest != dtype:
+        why = f"that of {coarsest}, in which the model computes a part"
+        result = replace(compare_steps(found, eager, coarsest), bound_of=why)
+    return result if result.ok else _conditioned(result, compare_steps(moved(), eager, dtype))
+
+
+def _conditioned(result: CheckResult, own: CheckResult) -> CheckResult:
+    """The result with the bound that a model's condition allows, if that is a larger one."""
+    own_error = max(own.loss_error, own.max_rel_grad_error, own.buffer_error)
+    bound = min(CONDITION * own_error, TOLERANCES[torch.float32].bound)
+    why = (
+        f"{CONDITION:.0f} times {own_error:.0e}, by which eager itself moves where weights and "
+        "inputs change in their last digit"
+    )
+    return replace(result, bound=bound, bound_of=why) if bound > result.bound else result
+
+
+def moved_steps(model: nn.Module, batches: Sequence[Mapping[str, Tensor]]) -> list[Expected]:
+    """Eager steps of a model whose weights and inputs differ in their last digit, up or down.
+
+    The model, as it was before its first step, is changed.
+    """
+    generator = torch.Generator().manual_seed(0)
+
+    def moved(value: Tensor) -> Tensor:
+        if not value.is_floating_point():
+            return value
+        signs = torch.randint(0, 2, value.shape, generator=generator).to(value) * 2 - 1
+        return value.detach() * (1 + torch.finfo(value.dtype).eps * signs)
+
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(moved(parameter))
+    steps = [{name: moved(value) for name, value in batch.items()} for batch in batches]
+    return [run_eager(model, step) for step in steps]
+
+
+def coarsest_dtype(program: Program, dtype: torch.dtype) -> torch.dtype:
+    """The floating-point dtype of fewest digits that a program computes in, or `dtype`."""
+    dtypes = {dtype_of_value(value) for op in ops_of_parts(program) for value in op.results}
+    known = [known for known in (*dtypes, dtype) if known in TOLERANCES]
+    return max(known, key=lambda known: torch.finfo(known).eps, default=dtype)
+
+
+def eager_step(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+    """One forward and backward pass of the model, which adds to its gradients; the loss."""
+    loss = scalar_loss(model(**batch))
+    loss.backward()
+    return loss
+
+
+def scalar_loss(output: object) -> Tensor:
+    """The loss in what a model returns. Raises ValueError if there is none."""
+    loss = loss_of(output)
+    if loss is None:
+        raise ValueError(NO_LOSS)
+    return loss
+
+
+def run_eager(model: nn.Module, batch: Mapping[str, Tensor]) -> Expected:
+    """What one forward and backward pass gives; the gradients and buffers are left changed."""
+    model.zero_grad(set_to_none=True)
+    return results_of(model, eager_step(model, batch))
+
+
+def results_of(module: nn.Module, loss: Tensor) -> Expected:
+    """What a model or a step has computed, as whole tensors of their own. Collective."""
+    if isinstance(module, ShardedState):
+        gradients, buffers = module.full_gradients(), module.full_buffers()
+    else:
+        gradients = {
+            name: _whole(torch.zeros_like(p) if p.grad is None else p.grad)
+            for name, p in module.named_parameters()
+        }
+        buffers = {name: _whole(buffer) for name, buffer in module.named_buffers()}
+    return Expected(loss.detach().double().item(), gradients, buffers)
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """A copy, whole on every rank."""
+    tensor = tensor.detach()
+    # A DTensor that is whole on this rank shows its own memory, which later steps write.
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).clone()
+
+
+def compare_steps(
+    found: Sequence[Expected], eager: Sequence[Expected], dtype: torch.dtype
+) -> CheckResult:
+    """Compare several steps; of each kind of error the largest, and the loss of the first step.
+
+    Raises ValueError as `compare` does.
+    """
+    steps = [compare(step, wanted, dtype) for step, wanted in zip(found, eager, strict=True)]
+    gradients = max(steps, key=lambda step: _by_size(step.max_rel_grad_error))
+    buffers = max(steps, key=lambda step: _by_size(step.buffer_error))
+    return replace(
+        gradients,
+        loss=steps[0].loss,
+        eager_loss=steps[0].eager_loss,
+        loss_error=max((step.loss_error for step in steps), key=_by_size),
+        buffer_error=buffers.buffer_error,
+        worst_buffer=buffers.worst_buffer,
+        num_steps=len(steps),
+    )
+
+
+def compare(found: Expected, eager: Expected, dtype: torch.dtype) -> CheckResult:
+    """Compare a step's results, as global tensors, with eager's.
+
+    Raises ValueError if the step lacks a parameter of the model, or has one of another shape.
+    """
+    tolerance = tolerance_of(dtype)
+    everything = math.sqrt(sum(_norm(g) ** 2 for g in eager.gradients.values()))
+    floor = tolerance.floor * everything
+    errors = {
+        name: _error(_named(found.gradients, name, g), g, floor)
+        for name, g in eager.gradients.items()
+    }
+    buffer_floor = tolerance.floor * math.sqrt(sum(_norm(b) ** 2 for b in _floats(eager.buffers)))
+    buffers = {
+        name: _error(_named(found.buffers, name, b), b, buffer_floor if _is_float(b) else 0.0)
+        for name, b in eager.buffers.items()
+        if name in found.buffers
+    }
+    worst, worst_buffer = _worst(errors), _worst(buffers)
+    return CheckResult(
+        bound=tolerance.bound,
+        loss=found.loss,
+        eager_loss=eager.loss,
+        loss_error=relative_error(found.loss, eager.loss),
+        max_rel_grad_error=errors.get(worst or "", 0.0),
+        worst_parameter=worst or "",
+        num_parameters=len(errors),
+        floor=floor,
+        at_floor=tuple(n for n, g in eager.gradients.items() if _norm(g) < floor),
+        buffer_error=buffers.get(worst_buffer or "", 0.0),
+        worst_buffer=worst_buffer,
+    )
+
+
+def relative_error(found: float, expected: float) -> float:
+    """|found - expected| / |expected|; absolute if nothing is expected."""
+    return abs(found - expected) / (abs(expected) or 1.0)
+
+
+def _named(tensors: Mapping[str, Tensor], name: str, like: Tensor) -> Tensor:
+    tensor = tensors.get(name)
+    if tensor is None:
+        raise ValueError(f"the step has no value for '{name}', which the model has.")
+    if tensor.shape != like.shape:
+        raise ValueError(
+            f"'{name}' has shape {tuple(tensor.shape)} in the step, but {tuple(like.shape)} in "
+            "the model."
+        )
+    return tensor
+
+
+def _error(found: Tensor, expected: Tensor, floor: float) -> float:
+    difference = _norm(found.to(expected.device, torch.float64) - expected.double())
+    scale = max(_norm(expected), floor)
+    return difference / scale if scale else difference
+
+
+def _norm(tensor: Tensor) -> float:
+    return torch.linalg.vector_norm(tensor.detach().double()).item()
+
+
+def _is_float(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _floats(tensors: Mapping[str, Tensor]) -> list[Tensor]:
+    return [tensor for tensor in tensors.values() if _is_float(tensor)]
+
+
+def _worst(errors: Mapping[str, float]) -> str | None:
+    """The name of the largest error; one that is not a number is larger than all."""
+    return max(errors, key=lambda name: _by_size(errors[name]), default=None)
+
+
+def _by_size(error: float) -> tuple[bool, float]:
+    return math.isnan(error), error

@@ -1,0 +1,267 @@
+"""Proof by execution: a pass must not change what the program computes.
+
+A program runs on random arguments, in float64 and on all ranks of its virtual mesh, before the
+first pass and after each that changed it, and every output, gradient and buffer is compared.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from xdsl.ir import Operation
+from xdsl.passes import ModulePass
+
+from shardweave.backends.programs import Key
+from shardweave.backends.reference.reference import run_reference
+from shardweave.driver.checking.prover import Prover
+from shardweave.driver.checking.sample import sample_values
+from shardweave.ir.capture.precision import in_float64
+from shardweave.ir.dialects.annotations import layer_of
+from shardweave.ir.dialects.types import shape_of
+from shardweave.ir.inspect.stats import stats
+from shardweave.ir.ops.facts import is_random
+from shardweave.ir.program.program import Program, Slot
+from shardweave.ir.program.staged import ops_of_parts
+from shardweave.passes import pipeline
+from shardweave.passes.observers import Observer, Observers
+from shardweave.passes.pipeline import MeshLike, PassError
+
+BOUND = 1e-9
+"""Largest difference that counts as equal, relative to the largest element of the value. Sums
+taken in another order differ by some 1e-13; a wrong program is wrong by 1e-3 and more."""
+
+FLOOR = 1e-4
+"""Smallest size a value is measured against, as a fraction of the largest element of all values
+of its kind: gradients that are zero but for rounding have no digit that is right."""
+
+LIMIT = 2e10
+"""Work of one run, in FLOPs, up to which a program is validated; a few seconds of one core."""
+
+ELEMENT_FLOPS = 100
+"""What an element of a result costs, in FLOPs: memory and Python, not arithmetic, take time."""
+
+
+class ValidationError(PassError):
+    """A pass changed what the program computes."""
+
+
+class TooLargeError(ValueError):
+    """A program is too large to be validated in reasonable time."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A value of which `num_different` elements of `size` differ; index: of the first of them."""
+
+    key: Key
+    layer: str
+    index: tuple[int, ...]
+    expected: float
+    found: float
+    num_different: int
+    size: int
+
+    def __str__(self) -> str:
+        kind, name = self.key
+        layer = f" of layer '{self.layer}'" if self.layer else ""
+        at = f"[{', '.join(map(str, self.index))}]" if self.index else ""
+        return (
+            f"{_WORDS[kind]} '{name}'{layer}: {at + ': ' if at else ''}expected "
+            f"{self.expected:.12g}, found {self.found:.12g}; {self.num_different} of {self.size} "
+            f"elements {'differs' if self.num_different == 1 else 'differ'}"
+        )
+
+
+_WORDS = {"output": "output", "grad": "gradient", "buffer": "buffer"}
+
+
+class Validator(Observer):
+    """Validates each pass of a pipeline. `num_runs` counts the runs of programs.
+
+    inputs: tensors to use for the inputs of these names instead of random ones. limit: the work
+    (FLOPs of one run) above which TooLargeError is raised.
+    """
+
+    def __init__(
+        self,
+        *,
+        inputs: Mapping[str, Tensor] | None = None,
+        seed: int = 0,
+        limit: float = LIMIT,
+    ) -> None:
+        self.num_runs = 0
+        self._inputs = inputs
+        self._seed = seed
+        self._limit = limit
+        self._values: dict[Key, Tensor] = {}
+        self._expected: dict[Key, Tensor] = {}
+        self._last: Program | None = None
+
+    @property
+    def num_values(self) -> int:
+        """How many outputs, gradients and buffers are compared after a pass."""
+        return len(self._expected)
+
+    def before(self, one: ModulePass, program: Program) -> None:
+        if self._last is not None:
+            return
+        _check_size(program, self._limit)
+        _check_not_random(program)
+        exact = in_float64(program)
+        self._values = sample_values(exact, seed=self._seed, inputs=self._inputs)
+        self._expected = self._run(exact)
+        bad = [key for key, value in self._expected.items() if not value.isfinite().all()]
+        if bad:
+            raise ValueError(
+                f"{_WORDS[bad[0][0]]} '{bad[0][1]}' of the program before the passes is not "
+                "finite on random arguments, so that nothing can be compared; validate a program "
+                "that is finite on normal inputs."
+            )
+        self._last = program.clone()
+
+    def after(self, one: ModulePass, program: Program) -> None:
+        if program == self._last:
+            return
+        exact = in_float64(program)
+        try:
+            found = self._run(exact)
+        except ValueError as error:
+            raise ValidationError(f"pass '{one.name}' broke the program: {error}") from error
+        differences = find_differences(program, self._expected, found)
+        if differences:
+            more = f" ({len(differences) - 1} more values differ)" if len(differences) > 1 else ""
+            raise ValidationError(
+                f"pass '{one.name}' changed what the program computes: {differences[0]}{more}."
+            )
+        self._last = program.clone()
+
+    def _run(self, program: Program) -> dict[Key, Tensor]:
+        self.num_runs += 1
+        return run_reference(program, self._values)
+
+
+def work_of(program: Program) -> float:
+    """FLOPs of a run on all ranks; elements count too: small ops take time without arithmetic."""
+    elements = sum(math.prod(shape_of(r)) for op in ops_of_parts(program) for r in op.results)
+    elements += sum(math.prod(shape_of(slot.value)) for slot in program.arguments)
+    ranks = program.mesh.num_devices if program.is_local and program.mesh else 1
+    return ranks * (sum(stats(program).flops.values()) + ELEMENT_FLOPS * elements)
+
+
+def find_differences(
+    program: Program, expected: Mapping[Key, Tensor], found: Mapping[Key, Tensor]
+) -> list[Difference]:
+    """The values that differ, in the order in which the program makes them.
+
+    A value that is missing or has another shape differs as a whole.
+    """
+    places: dict[Operation, int] = {op: place for place, op in enumerate(program.ops)}
+    slots = {(slot.kind, slot.name): slot for slot in program.results}
+    scales = _scales(expected)
+    differences: list[tuple[int, Difference]] = []
+    for key, wanted in expected.items():
+        slot = slots.get(key)
+        layer, value = (_layer(slot), found.get(key)) if slot else ("", None)
+        difference = _compare(key, layer, wanted, value, scales[key[0]])
+        if difference is not None:
+            owner = slot.value.owner if slot else None
+            place = places.get(owner, -1) if isinstance(owner, Operation) else -1
+            differences.append((place, difference))
+    differences.sort(key=lambda item: item[0])
+    return [difference for _, difference in differences]
+
+
+def _scales(expected: Mapping[Key, Tensor]) -> dict[str, float]:
+    """By kind, the size of the largest element of all values."""
+    found: dict[str, float] = {}
+    for (kind, _), value in expected.items():
+        found[kind] = max(found.get(kind, 0.0), _largest(value))
+    return found
+
+
+def _largest(value: Tensor) -> float:
+    return value.double().abs().max().item() if value.numel() else 0.0
+
+
+def _compare(
+    key: Key, layer: str, wanted: Tensor, value: Tensor | None, scale: float
+) -> Difference | None:
+    if value is None or value.shape != wanted.shape:
+        first = wanted.flatten()[0].item() if wanted.numel() else math.nan
+        return Difference(key, layer, (), first, math.nan, wanted.numel(), wanted.numel())
+    bound = BOUND * max(_largest(wanted), FLOOR * scale)
+    # Not "> bound": what is not a number is different, too.
+    differs = ~((value.double() - wanted.double()).abs() <= bound)
+    if not differs.any():
+        return None
+    first = int(differs.flatten().to(torch.uint8).argmax())
+    index = tuple(int(i) for i in torch.unravel_index(torch.tensor(first), wanted.shape))
+    pair = wanted.flatten()[first].item(), value.flatten()[first].item()
+    return Difference(key, layer, index, *pair, int(differs.sum()), wanted.numel())
+
+
+def _layer(slot: Slot) -> str:
+    """The layer of a parameter or buffer, or of the op that makes an output."""
+    if slot.kind != "output":
+        return slot.name.rpartition(".")[0]
+    return layer_of(slot.value.owner) if isinstance(slot.value.owner, Operation) else ""
+
+
+def _check_size(program: Program, limit: float) -> None:
+    work = work_of(program)
+    if work > limit:
+        enough = 10 ** math.ceil(math.log10(work))
+        raise TooLargeError(
+            f"validating the program takes {work:.2g} FLOPs for each run, more than the limit of "
+            f"{limit:.2g}; raise the limit (--validate-limit {enough:.0e}), "
+            "or validate the same passes on a smaller model of the same kind."
+        )
+
+
+def _check_not_random(program: Program) -> None:
+    for op in ops_of_parts(program):
+        # Attention ops count as random whatever they drop.
+        if is_random(op) and not (
+            op.signature.parameter("dropout_p") and op.value("dropout_p") == 0
+        ):
+            raise ValueError(
+                f"{op.name} in layer '{layer_of(op)}' draws random numbers, so that two runs "
+                "cannot be compared; validate the program without it."
+            )
+
+
+def run_passes(
+    program: Program,
+    passes: str | Iterable[ModulePass | str],
+    *,
+    mesh: MeshLike | None = None,
+    validate: bool = False,
+    prove: bool = False,
+    inputs: Mapping[str, Tensor] | None = None,
+    validate_limit: float = LIMIT,
+    dump_dir: str | Path | None = None,
+) -> Program:
+    """Run passes over a copy of a program, on `mesh` if one is given.
+
+    validate: run the program before and after each pass, in float64 and on all ranks of the
+    virtual mesh, and compare outputs, gradients and buffers. inputs: tensors to validate with,
+    by the names of inputs; by default all arguments are random. validate_limit: the work, in
+    FLOPs of one run, up to which programs are validated. prove: prove each pass's result against
+    the program before the first, without running it (docs/proof.md). dump_dir: a folder for the
+    program before the first pass and after each, as numbered files; of a failing pass, what it was
+    given.
+
+    Raises PassError if a pass fails, ValidationError (a PassError) if it changes a result,
+    ProvedPassError (a PassError) if its result is not proved, and TooLargeError (a ValueError) for
+    a program above the limit.
+    """
+    observers: list[Observer] = [Prover()] if prove else []
+    if validate:
+        observers.append(Validator(inputs=inputs, limit=validate_limit))
+    observer = Observers(observers)
+    return pipeline.run_passes(program, passes, mesh=mesh, dump_dir=dump_dir, observer=observer)

@@ -1,0 +1,76 @@
+"""The `plan` command: lets a planner choose, and says what it chose and why."""
+
+from __future__ import annotations
+
+import argparse
+
+from shardweave.driver.commands.arguments import (
+    DTYPES,
+    MODEL_HELP,
+    Commands,
+    add_cluster,
+    add_time_limit,
+    new_command,
+)
+from shardweave.planners.registry import DEFAULT_PLANNER, PLANNERS
+
+
+def add_parser(commands: Commands) -> None:
+    command = new_command(commands, "plan", "Choose how to train a program on a cluster.")
+    command.add_argument(
+        "file", metavar="PROGRAM", help=f"a captured program's text, or a model: {MODEL_HELP}"
+    )
+    add_cluster(command, required=False, why="needed by all but rules on a given mesh: ")
+    command.add_argument(
+        "--planner", metavar="NAME",
+        help=f"{', '.join(PLANNERS)} (default: {DEFAULT_PLANNER})",
+    )  # fmt: skip
+    command.add_argument(
+        "--mesh", default="", help="as in data=2,tensor=2; default: the planner chooses"
+    )
+    command.add_argument(
+        "-O",
+        dest="option",
+        action="append",
+        default=[],
+        metavar="OPTION=VALUE",
+        help="an option of the planner; may be given several times",
+    )
+    _add_limits(command)
+    command.add_argument(
+        "-o", "--output", metavar="FILE", help="write the plan there; - for standard output"
+    )
+    command.add_argument(
+        "--explain",
+        action="store_true",
+        help="show the best plans: time and memory by part, and why each lost",
+    )
+    command.add_argument(
+        "--compare", metavar="A,B", help="two planners or plan files, side by side, instead"
+    )
+    command.add_argument("--plot", metavar="FILE", help="draw the best plans there")
+    command.add_argument("--dtype", choices=DTYPES, help=f"of a model (default: {DTYPES[0]})")
+    command.set_defaults(func=plan_command)
+
+
+def _add_limits(command: argparse.ArgumentParser) -> None:
+    """What a search may look at, and for how long."""
+    for name, help_text in (
+        ("--fix", "look at plans with this value alone, as tensor=8; several times or with commas"),
+        ("--forbid", "look at no plan with this value, as zero=3; several times or with commas"),
+    ):
+        command.add_argument(
+            name, action="append", default=[], metavar="DIMENSION=VALUE", help=help_text
+        )
+    command.add_argument(
+        "--memory",
+        metavar="SIZE",
+        help="of each device that a plan may take, as 70GiB (default: all)",
+    )
+    add_time_limit(command, "take the best plan so far")
+
+
+def plan_command(options: argparse.Namespace) -> int:
+    from shardweave.driver.commands.plans.planning import plan_program
+
+    return plan_program(options)

@@ -1,0 +1,211 @@
+"""Planning a program for a person: a plan, why it was chosen, and two plans side by side."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from rich.console import Console
+
+from shardweave.driver.commands.arguments import DTYPES, check_output, check_picture, messages
+from shardweave.driver.commands.read_programs import is_text, read_or_capture
+from shardweave.driver.models.models import parse_options
+from shardweave.driver.plans import on_cluster, plan
+from shardweave.driver.processes.trials import host_of
+from shardweave.driver.report.plan import comparison_table, print_candidates, print_plan
+from shardweave.driver.report.text import status
+from shardweave.ir.program.program import Program
+from shardweave.planners.call import require_cluster
+from shardweave.planners.cost.presets import find_cluster
+from shardweave.planners.cost.quantity import bytes_text
+from shardweave.planners.plan.plan import Plan
+from shardweave.planners.plan.plan_check import check_plan
+from shardweave.planners.plan.plan_parts import Candidate
+from shardweave.planners.predict.plan_plot import plot_candidates
+from shardweave.planners.registry import DEFAULT_PLANNER, PLANNERS, no_such_plan
+
+DIFFERENCES = 20
+"""How many lines of what differs between two plans are shown."""
+
+
+def plan_program(options: argparse.Namespace) -> int:
+    """Plan a program, or compare two plans of it."""
+    check_output(options.output)
+    check_picture(options.plot)
+    _check_useful(options)
+    # Before the work that a cluster is needed for.
+    if options.cluster:
+        find_cluster(options.cluster)
+    for name in _planners(options):
+        require_cluster(name, options.cluster, is_mesh_given=True)
+    given = _options(options)
+    program = _program(options)
+    out = messages(options.output or "")
+    if options.compare:
+        return _compare(options, given, program)
+    (planner,) = _planners(options)
+    with status(f"planning with {planner}") as shown:
+        found = _planned(options, planner, given, program, tell=shown.update)
+    considered = found.candidates or _rows([found.planner], [found])
+    if options.explain:
+        print_candidates(considered, out)
+    print_plan(found, out)
+    _plot(considered, options.plot, out)
+    _check_fits(found)
+    if options.output == "-":
+        sys.stdout.write(found.to_json() + "\n")
+    elif options.output:
+        found.save(options.output)
+        print(f"wrote {options.output}")
+    return 0
+
+
+def _planners(options: argparse.Namespace) -> list[str]:
+    """The planners that are to plan: of two that are compared those that are no files."""
+    if not options.compare:
+        return [options.planner or DEFAULT_PLANNER]
+    return [name for name in _compared(options) if name in PLANNERS]
+
+
+def _compared(options: argparse.Namespace) -> list[str]:
+    names = [name.strip() for name in options.compare.split(",")]
+    if len(names) != 2 or not all(names):
+        raise ValueError(
+            f"--compare '{options.compare}' must name two planners or plan files, such as "
+            "megatron,amp."
+        )
+    return names
+
+
+def _check_useful(options: argparse.Namespace) -> None:
+    """Raises ValueError for an argument that would do nothing."""
+    if options.compare:
+        _check_useful_to_compare(options)
+    if not options.cluster and (options.explain or (options.plot and not options.compare)):
+        raise ValueError(
+            f"{'--explain' if options.explain else '--plot'} shows what plans are predicted to "
+            "take; say on what, by --cluster."
+        )
+    if options.dtype and is_text(options.file):
+        raise ValueError(
+            f"--dtype {options.dtype} is for a model, and '{options.file}' is a captured program, "
+            "which has its dtypes; leave it out, or plan the model."
+        )
+
+
+def _check_useful_to_compare(options: argparse.Namespace) -> None:
+    if options.output:
+        raise ValueError(
+            "--compare shows two plans and writes none; leave -o out, or --compare to plan."
+        )
+    if options.explain or options.planner:
+        useless = "--explain" if options.explain else "--planner"
+        raise ValueError(
+            f"--compare names what plans, and shows it in its own table; leave {useless} out, or "
+            "--compare to plan."
+        )
+    if _options(options) and not _planners(options):
+        raise ValueError(
+            f"--compare {options.compare} compares plans that are made already; leave "
+            f"{', '.join(_options(options))} out, which are options of planners."
+        )
+
+
+def _options(options: argparse.Namespace) -> dict[str, Any]:
+    """The planner's options: those of -O, and those that have an argument of their own."""
+    given: dict[str, Any] = dict(parse_options(",".join(text.strip() for text in options.option)))
+    own = {
+        "fix": ",".join(options.fix),
+        "forbid": ",".join(options.forbid),
+        "memory": options.memory,
+        "time_limit_s": options.time_limit,
+    }
+    for name, value in own.items():
+        if value and name in given:
+            raise ValueError(f"option '{name}' is given twice, once by -O; keep one of them.")
+    return given | {name: value for name, value in own.items() if value}
+
+
+def _program(options: argparse.Namespace) -> Program:
+    program = read_or_capture(options.file, options.dtype or DTYPES[0])
+    if program.is_local:
+        raise ValueError(
+            f"'{options.file}' is the program of one rank already; plan the captured one, which "
+            "`shardweave capture` writes."
+        )
+    return program
+
+
+def _check_fits(plan: Plan) -> None:
+    """Raises ValueError for a plan that needs more memory than the cluster's devices have."""
+    found = plan.predicted
+    if found is not None and found.capacity_bytes and not found.fits:
+        missing = bytes_text(found.peak_bytes - found.capacity_bytes)
+        raise ValueError(
+            f"the plan of '{plan.planner}' does not fit, by {missing} on its fullest device, and "
+            "is not written; plan with 'auto', which looks for one that fits, or use more devices."
+        )
+
+
+def _planned(
+    options: argparse.Namespace,
+    planner: str,
+    given: dict[str, Any],
+    program: Program,
+    *,
+    tell: Callable[[str], None] | None = None,
+) -> Plan:
+    model = None if is_text(options.file) else options.file
+    host = host_of(model, dtype=options.dtype or DTYPES[0], tell=tell)
+    return plan(program, options.mesh or None, planner, cluster=options.cluster, host=host, **given)
+
+
+def _compare(options: argparse.Namespace, given: dict[str, Any], program: Program) -> int:
+    names, plans = _compared(options), list[Plan]()
+    for name in names:
+        with status(f"planning with {name}"):
+            plans.append(_plan_named(options, name, given, program))
+    Console().print(comparison_table(names, plans))
+    lines = [line for line in plans[0].diff(plans[1]) if not _is_outcome(line)]
+    for line in lines[:DIFFERENCES]:
+        print(line)
+    if len(lines) > DIFFERENCES:
+        print(f"and {len(lines) - DIFFERENCES} more lines")
+    for name, one in zip(names, plans, strict=True):
+        for note in one.notes:
+            print(f"note: {name}: {note}")
+    _plot(_rows(names, plans), options.plot, sys.stdout)
+    return 0
+
+
+def _plan_named(
+    options: argparse.Namespace, name: str, given: dict[str, Any], program: Program
+) -> Plan:
+    if name in PLANNERS:
+        return _planned(options, name, given, program)
+    if not Path(name).is_file():
+        raise ValueError(no_such_plan(name))
+    found = Plan.load(name)
+    check_plan(found, program)
+    return on_cluster(program, found, options.cluster) if options.cluster else found
+
+
+def _is_outcome(line: str) -> bool:
+    """Whether a line of a difference says what came of a plan, which the table says."""
+    what = line[2:].split(":")[0].split(" ")[0]
+    return what in ("predicted", "reasons", "candidates", "planner", "notes")
+
+
+def _rows(names: Sequence[str], plans: Sequence[Plan]) -> tuple[Candidate, ...]:
+    """The plans of which something is predicted, as rows of a table."""
+    pairs = zip(names, plans, strict=True)
+    return tuple(Candidate(name, one.predicted) for name, one in pairs if one.predicted)
+
+
+def _plot(rows: Sequence[Candidate], path: str | None, out: TextIO) -> None:
+    if path:
+        plot_candidates(rows, path)
+        print(f"wrote {path} (a picture)", file=out)

@@ -1,0 +1,72 @@
+"""The `report` command: a step on a cluster as one HTML page."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from shardweave.driver.commands.arguments import (
+    Commands,
+    add_cluster,
+    add_optimizer,
+    add_program,
+    check_output,
+    new_command,
+    optimizer_state,
+)
+
+
+def add_parser(commands: Commands) -> None:
+    command = new_command(commands, "report", "Write what a step does as an HTML page.")
+    add_program(command)
+    add_cluster(command)
+    command.add_argument(
+        "--plan",
+        metavar="FILE",
+        help="the plan, to be shown; a program without shardings is partitioned by it",
+    )
+    command.add_argument("-o", "--output", metavar="FILE", required=True, help="the page")
+    add_optimizer(command)
+    command.set_defaults(func=report_command)
+
+
+def report_command(options: argparse.Namespace) -> int:
+    from shardweave.driver.commands.read_programs import note_what_is_simulated, read
+    from shardweave.driver.report.page import report_page
+    from shardweave.driver.report.reshards import local_with_reshards
+    from shardweave.ir.sharding.flow import is_propagated
+    from shardweave.ir.verify.program import check
+    from shardweave.planners.cost.quantity import bytes_text
+    from shardweave.planners.plan.plan import Plan
+    from shardweave.planners.plan.plan_check import check_followed
+    from shardweave.planners.predict.predict import simulate_step
+
+    check_output(options.output)
+    program = read(options.file)
+    check(program)
+    plan = Plan.load(options.plan) if options.plan else None
+    if plan is not None and (program.is_local or is_propagated(program)):
+        check_followed(plan, program)
+    program, reshards = local_with_reshards(program, plan)
+    note_what_is_simulated(options.cluster, program)
+    state, precision = optimizer_state(options), plan.precision if plan else ""
+    found = simulate_step(
+        program,
+        options.cluster,
+        optimizer_multiplier=state,
+        precision=precision,
+        pipeline=plan.pipeline if plan else None,
+    )
+    page = report_page(
+        program,
+        found,
+        title=Path(options.file).name,
+        plan=plan,
+        reshards=reshards,
+        optimizer_multiplier=state,
+        precision=precision,
+    )
+    Path(options.output).write_text(page)
+    print(found.summary())
+    print(f"wrote {options.output} ({bytes_text(len(page.encode()))})")
+    return 0

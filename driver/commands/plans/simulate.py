@@ -1,0 +1,83 @@
+"""The `simulate` command: what a program's schedule takes on a cluster."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import TYPE_CHECKING
+
+from shardweave.driver.commands.arguments import (
+    Commands,
+    add_cluster,
+    add_optimizer,
+    check_output,
+    check_picture,
+    new_command,
+    optimizer_state,
+)
+
+if TYPE_CHECKING:
+    from shardweave.ir.program.program import Program
+    from shardweave.planners.predict.pipeline.simulation import PipelineSimulation
+    from shardweave.planners.simulate.simulation import Simulation
+
+
+def add_parser(commands: Commands) -> None:
+    command = new_command(commands, "simulate", "Say what a program's schedule takes on a cluster.")
+    command.add_argument(
+        "file",
+        metavar="FILE",
+        help="the text of a local or staged program, or with --plan of a captured one; - reads "
+        "standard input",
+    )
+    add_cluster(command)
+    command.add_argument(
+        "--plan", metavar="FILE", help="simulate the program under this plan, stages and ZeRO too"
+    )
+    command.add_argument("--trace", metavar="FILE", help="write a trace for ui.perfetto.dev there")
+    command.add_argument("--plot", metavar="FILE", help="write a picture of the streams there")
+    command.add_argument("--json", action="store_true", help="print the numbers as JSON instead")
+    add_optimizer(command)
+    command.set_defaults(func=simulate_command)
+
+
+def simulate_command(options: argparse.Namespace) -> int:
+    """Simulate a program, or one under a plan; print a summary, or the numbers as JSON."""
+    from shardweave.driver.commands.read_programs import read
+    from shardweave.ir.verify.program import check
+
+    check_output(options.trace)
+    check_picture(options.plot)
+    program = read(options.file)
+    check(program)
+    found = _simulated(program, options)
+    if options.json:
+        print(json.dumps(found.record(), indent=2))
+    else:
+        print(found.summary())
+    out = sys.stderr if options.json else sys.stdout
+    if options.trace:
+        found.save_trace(options.trace)
+        print(f"wrote {options.trace} ({len(found.events)} events)", file=out)
+    if options.plot:
+        found.plot(options.plot)
+        print(f"wrote {options.plot} (a picture)", file=out)
+    return 0
+
+
+def _simulated(program: Program, options: argparse.Namespace) -> Simulation | PipelineSimulation:
+    from shardweave.driver.commands.read_programs import note_what_is_simulated
+    from shardweave.driver.plans import simulate_plan
+    from shardweave.planners.predict.predict import simulate_step
+
+    state = optimizer_state(options)
+    if options.plan is None:
+        note_what_is_simulated(options.cluster, program)
+        return simulate_step(program, options.cluster, optimizer_multiplier=state)
+    if program.is_local:
+        raise ValueError(
+            f"'{options.file}' is the program of one rank already; with --plan give the captured "
+            "one, which `shardweave capture` writes."
+        )
+    return simulate_plan(program, options.plan, options.cluster, optimizer_multiplier=state)

@@ -1,0 +1,1 @@
+"""Commands that read or change a program."""

@@ -1,0 +1,57 @@
+"""The `capture` command: a model's training step as the text of a program."""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+from shardweave.driver.commands.arguments import (
+    Commands,
+    add_model,
+    add_program_output,
+    check_output,
+    messages,
+    new_command,
+)
+
+
+def add_parser(commands: Commands) -> None:
+    command = new_command(commands, "capture", "Capture a model's training step as text.")
+    add_model(command)
+    add_program_output(command)
+    command.add_argument("--mesh", help=argparse.SUPPRESS)  # to say where it belongs
+    command.add_argument(
+        "--eval", action="store_true", help="the forward pass in evaluation mode alone"
+    )
+    command.set_defaults(func=capture_command)
+
+
+def capture_command(options: argparse.Namespace) -> int:
+    if options.mesh is not None:
+        raise ValueError(
+            "capture writes the global program, which is for any mesh; give --mesh to what "
+            f"shards it: 'shardweave opt FILE --mesh {options.mesh} --passes ...', or 'shardweave "
+            f"run {options.model} --mesh {options.mesh}'."
+        )
+    import torch
+
+    from shardweave.driver.commands.read_programs import program_line, write
+    from shardweave.driver.models.models import announce, build_example
+    from shardweave.driver.report.text import status
+    from shardweave.ir.capture.capture import capture
+
+    check_output(options.output)
+    dtype = getattr(torch, options.dtype)
+    announce(options.model, dtype)
+    with status(f"building {options.model}"):
+        example = build_example(options.model, dtype=dtype, seed=options.seed)
+    start_s = time.perf_counter()
+    with status(f"capturing {options.model}"):
+        program = capture(example.module, kwargs=example.kwargs, train=not options.eval)
+    seconds = time.perf_counter() - start_s
+    out = messages(options.output)
+    for text in example.notes:
+        print(f"note: {text}", file=out)
+    print(f"captured {options.model} in {seconds:.1f} s: {program_line(program)}", file=out)
+    write(program, options.output)
+    return 0

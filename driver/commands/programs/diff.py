@@ -1,0 +1,76 @@
+"""The `diff` command: its options and what it does."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from shardweave.driver.commands.arguments import Commands, add_cluster, check_output, new_command
+from shardweave.driver.errors import report_error
+
+DIFFERENT = 1
+"""Exit code under --exit-code for programs that differ, as git has it."""
+
+TROUBLE = 2
+"""Exit code under --exit-code for bad input, which then must not look like a difference."""
+
+
+def add_parser(commands: Commands) -> None:
+    command = new_command(commands, "diff", "Say what changed between two programs.")
+    command.add_argument("before", metavar="A", help="a program's text; - reads standard input")
+    command.add_argument("after", metavar="B", help="another program's text")
+    add_cluster(command, required=False, why="simulate both on it: ")
+    command.add_argument("--json", action="store_true", help="print the diff as JSON instead")
+    command.add_argument("--html", metavar="FILE", help="write both side by side, as one page")
+    command.add_argument("--all", action="store_true", help="show every change of a layer")
+    command.add_argument(
+        "--color",
+        choices=("auto", "always", "never"),
+        default="auto",
+        help="default: auto, which is for terminals",
+    )
+    command.add_argument(
+        "--exit-code",
+        action="store_true",
+        help=f"end with {DIFFERENT} if the programs differ, and {TROUBLE} for bad input",
+    )
+    command.set_defaults(func=diff_command)
+
+
+def diff_command(options: argparse.Namespace) -> int:
+    if not options.exit_code:
+        _diff(options)
+        return 0
+    try:
+        return 0 if _diff(options) else DIFFERENT
+    except (ValueError, OSError) as error:
+        report_error(error, options.debug)
+        return TROUBLE
+
+
+def _diff(options: argparse.Namespace) -> bool:
+    """Print and write what was asked for; returns whether the programs are the same."""
+    from rich.console import Console
+
+    from shardweave.driver.commands.read_programs import note_what_is_simulated, read
+    from shardweave.driver.diff import diff
+    from shardweave.driver.report.diff.diff_text import SHOWN, print_diff
+
+    check_output(options.html)
+    if options.before == options.after == "-":
+        raise ValueError("both programs cannot be standard input; give the path of one of them.")
+    before, after = read(options.before), read(options.after)
+    found = diff(before, after, cluster=options.cluster)
+    if options.cluster:
+        note_what_is_simulated(options.cluster, before, after)
+    if options.json:
+        print(json.dumps(found.to_dict(), indent=2))
+    else:
+        colour = {"auto": None, "always": True, "never": False}[options.color]
+        console = Console(force_terminal=colour, no_color=colour is False, highlight=False)
+        print_diff(found.structure, found.numbers(), console, shown=None if options.all else SHOWN)
+    if options.html:
+        found.save_html(options.html, (options.before, options.after))
+        print(f"wrote {options.html}", file=sys.stderr if options.json else sys.stdout)
+    return found.is_empty

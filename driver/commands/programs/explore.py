@@ -1,0 +1,93 @@
+"""The `explore` command: what passes do to a program, as a page for a browser."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shardweave.driver.commands.arguments import (
+    Commands,
+    add_cluster,
+    add_optimizer,
+    add_passes,
+    add_program,
+    check_output,
+    new_command,
+    optimizer_state,
+)
+
+if TYPE_CHECKING:
+    from shardweave.driver.explore import Exploration
+    from shardweave.ir.program.program import Program
+
+
+def add_parser(commands: Commands) -> None:
+    command = new_command(commands, "explore", "Show what each pass does, as an HTML page.")
+    add_program(command)
+    add_passes(command)
+    add_cluster(command)
+    command.add_argument(
+        "--plan",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="in place of passes: those of this plan; several are shown beside one another",
+    )
+    command.add_argument("--mesh", help="as in data=2,tensor=2; default: the program's own")
+    command.add_argument("-o", "--output", metavar="FILE", required=True, help="the page")
+    add_optimizer(command)
+    command.set_defaults(func=explore_command)
+
+
+def explore_command(options: argparse.Namespace) -> int:
+    from shardweave.driver.commands.read_programs import program_line, read
+    from shardweave.driver.report.text import status
+    from shardweave.planners.cost.quantity import bytes_text
+
+    if options.plan and (options.passes or options.mesh):
+        raise ValueError(
+            "--plan says which passes run, and on which mesh; leave --passes and --mesh out, or "
+            "name the plan among the passes: --passes 'apply-plan{file=\"plan.json\"},...'."
+        )
+    check_output(options.output)
+    program = read(options.file)
+    with status("running passes, and noting what each does"):
+        found = _explored(program, options)
+    found.save(options.output)
+    print(program_line(found.program))
+    print(f"wrote {options.output} ({bytes_text(len(found.html.encode()))})")
+    return 0
+
+
+def _explored(program: Program, options: argparse.Namespace) -> Exploration:
+    from shardweave.driver.explore import explore, explore_plans
+    from shardweave.planners.lowering.plan_passes import plan_passes
+    from shardweave.planners.plan.plan import Plan
+
+    title, passes, mesh = Path(options.file).name, options.passes, options.mesh
+    state, precision = optimizer_state(options), ""
+    if len(options.plan) > 1:
+        names = {path: Path(path).name for path in options.plan}
+        are_distinct = len(set(names.values())) == len(options.plan)
+        plans = {names[path] if are_distinct else path: Plan.load(path) for path in options.plan}
+        return explore_plans(
+            program,
+            plans,
+            options.cluster,
+            title=title,
+            optimizer_multiplier=state,
+        )
+    if options.plan:
+        plan = Plan.load(options.plan[0])
+        passes = plan_passes(plan)
+        mesh, precision = plan.mesh, plan.precision
+    return explore(
+        program,
+        passes,
+        options.cluster,
+        mesh=mesh,
+        title=title,
+        optimizer_multiplier=state,
+        precision=precision,
+    )

@@ -1,0 +1,210 @@
+"""The `opt` command: passes over a program, and what is seen of them."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shardweave.driver.commands.arguments import (
+    Commands,
+    add_passes,
+    add_program_output,
+    add_prove_option,
+    add_validate_options,
+    check_output,
+    messages,
+    new_command,
+)
+
+if TYPE_CHECKING:
+    from shardweave.driver.checking.validate import Validator
+    from shardweave.ir.program.program import Program
+    from shardweave.passes.observers import Observer, PassWatch
+    from shardweave.passes.pipeline import PassPipeline
+
+
+def add_parser(commands: Commands) -> None:
+    command = new_command(commands, "opt", "Run passes over a program.")
+    command.add_argument(
+        "file", metavar="FILE", nargs="?", help="a program's text; - reads standard input"
+    )
+    add_passes(command)
+    command.add_argument("--mesh", help="as in data=2,tensor=2; default: the program's own")
+    add_program_output(command)
+    _add_pass_options(command)
+    add_validate_options(command)
+    add_prove_option(command, "what each pass gives")
+    command.set_defaults(func=opt_command)
+
+
+def opt_command(options: argparse.Namespace) -> int:
+    from shardweave.driver.checking.prover import Prover
+    from shardweave.driver.checking.validate import LIMIT, Validator
+    from shardweave.driver.commands.read_programs import read, write
+    from shardweave.ir.verify.program import check
+    from shardweave.passes.observers import Observers, PassWatch
+    from shardweave.passes.pipeline import as_mesh
+
+    load_passes(options.load)
+    if options.list_passes:
+        print(list_of_passes())
+        return 0
+    pipeline = pipeline_of(options)
+    if options.print_pipeline:
+        print(pipeline)
+        return 0
+    if options.file is None:
+        raise ValueError("opt needs the FILE to read; give its path, or - for standard input.")
+    check_output(options.output)
+    program = read(options.file)
+    if options.mesh is not None:
+        program.set_mesh(as_mesh(options.mesh))
+    check(program)
+    watch, validator = PassWatch(), None
+    observers = observers_of(options, pipeline)
+    if options.validate:
+        validator = Validator(limit=options.validate_limit or LIMIT)
+        observers.append(validator)
+    if options.prove:
+        observers.append(Prover())
+    observer = Observers((*observers, watch))
+    result = pipeline.run(program, observer=observer, verify_each=options.verify_each)
+    _print_summary(result, options, watch, validator)
+    write(result, options.output)
+    return 0
+
+
+def _print_summary(
+    result: Program, options: argparse.Namespace, watch: PassWatch, validator: Validator | None
+) -> None:
+    """Print what the passes did, and how it was checked."""
+    from shardweave.driver.commands.read_programs import program_line
+    from shardweave.planners.cost.quantity import seconds_text
+
+    changed = sum(one.changed for one in watch.seen)
+    out = messages(options.output)
+    print(
+        f"{len(watch.seen)} passes, {changed} of which changed the program, in "
+        f"{seconds_text(sum(one.seconds for one in watch.seen))}: {program_line(result)}",
+        file=out,
+    )
+    if validator is not None:
+        compared = f"{validator.num_values} values compared in {validator.num_runs} runs"
+        print(f"validated every pass: {compared}", file=out)
+    if options.prove:
+        print("proved every pass, without running the program", file=out)
+    if options.time_passes:
+        print(watch.table(), file=out)
+
+
+def _add_pass_options(command: argparse.ArgumentParser) -> None:
+    """Declare which passes run and what is seen of them."""
+    command.add_argument(
+        "--load",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="a Python file that registers passes of one's own (sw.register_pass)",
+    )
+    command.add_argument(
+        "--stop-after", metavar="PASS", help="run no pass after the first of this name"
+    )
+    command.add_argument(
+        "--print-after-change",
+        action="store_true",
+        help="print what each pass changes, as a diff, on standard error",
+    )
+    for when in ("before", "after"):
+        command.add_argument(
+            f"--print-{when}",
+            action="append",
+            default=[],
+            metavar="PASS",
+            help=f"print the program {when} this pass, on standard error",
+        )
+    command.add_argument(
+        "--print-after-all",
+        action="store_true",
+        help="print the program after each pass, on standard error",
+    )
+    command.add_argument(
+        "--dump-dir",
+        metavar="FOLDER",
+        help="write the program there: 000-input.mlir, 001-<first pass>.mlir, ...",
+    )
+    command.add_argument(
+        "--time-passes", action="store_true", help="print the seconds and the ops of each pass"
+    )
+    command.add_argument(
+        "--verify-each",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="verify the program after each pass, not at the end alone (default: yes)",
+    )
+    command.add_argument(
+        "--print-pipeline", action="store_true", help="print the passes with presets written out"
+    )
+    command.add_argument(
+        "--list-passes", action="store_true", help="list the passes and presets and end"
+    )
+
+
+def pipeline_of(options: argparse.Namespace) -> PassPipeline:
+    """The pipeline that the options name. Raises ValueError for passes that it does not have."""
+    from shardweave.passes.pipeline import PassPipeline
+
+    pipeline = PassPipeline(options.passes)
+    if options.stop_after is not None:
+        pipeline = pipeline.until(options.stop_after)
+    for name in (*options.print_before, *options.print_after):
+        pipeline.until(name)  # says what there is, if it is not there
+    return pipeline
+
+
+def load_passes(paths: Sequence[str]) -> None:
+    """Run Python files that register passes. Raises ValueError for what is no such file."""
+    for path in paths:
+        file = Path(path)
+        if not file.is_file() or file.suffix != ".py":
+            raise ValueError(f"--load {path}: expected a Python file that registers passes.")
+        # A name of its own: a file may be called as a module that is there already.
+        name = f"shardweave_loaded_{file.stem}"
+        spec = importlib.util.spec_from_file_location(name, file)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        spec.loader.exec_module(module)
+
+
+def observers_of(options: argparse.Namespace, pipeline: PassPipeline) -> list[Observer]:
+    """What the options ask to see. A failing pass always leaves the program before it in a file."""
+    from shardweave.passes.observers import DumpFiles, KeepFailed, PrintChanges, PrintPrograms
+
+    found: list[Observer] = [DumpFiles(options.dump_dir) if options.dump_dir else KeepFailed()]
+    if options.print_after_change:
+        found.append(PrintChanges())
+    every = [one.name for one in pipeline.passes] if options.print_after_all else []
+    after = every or options.print_after
+    if options.print_before or after:
+        found.append(PrintPrograms(options.print_before, after))
+    return found
+
+
+def list_of_passes() -> str:
+    """A line for each pass and each preset."""
+    from inspect import getdoc
+
+    from shardweave.passes.pipeline import pass_class
+    from shardweave.passes.presets import PREFIX, SUMMARIES
+    from shardweave.passes.registry import PASSES
+
+    passes = {name: (getdoc(pass_class(name)) or "").splitlines()[0] for name in PASSES}
+    presets = {PREFIX + name: text for name, text in SUMMARIES.items()}
+    rows = [*sorted(passes.items()), *sorted(presets.items())]
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"{name:{width}} {text}" for name, text in rows)

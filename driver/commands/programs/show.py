@@ -1,0 +1,64 @@
+"""The `show` command: a program by its layers, or the ops of some."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from shardweave.driver.commands.arguments import Commands, add_program, new_command
+
+if TYPE_CHECKING:
+    from shardweave.ir.program.program import Program
+
+PHASES = ("forward", "recompute", "backward", "optimizer")
+
+
+def add_parser(commands: Commands) -> None:
+    command = new_command(commands, "show", "Show a program's layers, or some of its ops.")
+    add_program(command)
+    command.add_argument(
+        "--layer", metavar="NAME", help="the ops of this layer, as h.0 or h.*.attn"
+    )
+    command.add_argument("--phase", choices=PHASES, help="the ops of this phase")
+    command.add_argument("--op", metavar="NAME", help="the ops of this name, as aten.mm or dist.*")
+    command.add_argument("--counts", action="store_true", help="count ops, do not print them")
+    command.add_argument(
+        "--all", action="store_true", help="print each layer, also those equal to the one before"
+    )
+    command.add_argument(
+        "--schedule",
+        action="store_true",
+        help="when each rank of a staged program works on which micro-batch",
+    )
+    command.set_defaults(func=show_command)
+
+
+def show_command(options: argparse.Namespace) -> int:
+    """Print the layers of a program, or the ops that the options select."""
+    from shardweave.driver.commands.read_programs import program_line, read
+    from shardweave.driver.report.outline import outline, selection
+
+    program = read(options.file)
+    if options.schedule:
+        print(_schedule(program))
+        return 0
+    wanted = {"layer": options.layer, "phase": options.phase, "op": options.op}
+    if all(pattern is None for pattern in wanted.values()):
+        print(program_line(program))
+        print(outline(program, is_folded=not options.all))
+        return 0
+    print(selection(program, wanted, is_counted=options.counts, is_folded=not options.all))
+    return 0
+
+
+def _schedule(program: Program) -> str:
+    """The picture of a staged program's schedule. Raises ValueError for one without stages."""
+    from shardweave.ir.program.staged import is_staged
+    from shardweave.planners.lowering.stages.picture import picture_of, table_of
+
+    if not is_staged(program):
+        raise ValueError(
+            "the program is not cut into stages, so that it has no schedule of micro-batches; run "
+            "the pass cut-stages on it first."
+        )
+    return picture_of(*table_of(program))

@@ -1,0 +1,1 @@
+"""Models by name: `gpt:..`, `hf:..`, vision models and modules of the user."""

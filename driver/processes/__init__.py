@@ -1,0 +1,1 @@
+"""Processes of a run: launch, rendezvous, trials."""

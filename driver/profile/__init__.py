@@ -1,0 +1,1 @@
+"""Measurement of a machine: ops, links, pieces."""

@@ -1,0 +1,146 @@
+"""One rank of `shardweave profile`: `python -m shardweave.driver.profile.profile_worker REQUEST`.
+
+Rank 0 writes what was measured as JSON to the file that the request names.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from shardweave.driver.processes import launch, world
+from shardweave.driver.profile import steady
+from shardweave.driver.profile.profile_links import (
+    measure_collectives,
+    measure_message,
+    measure_overlap,
+    measure_start,
+)
+from shardweave.driver.profile.profile_ops import (
+    Points,
+    measure_ops,
+    measure_peaks,
+    measure_program,
+)
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.program.program import Program
+from shardweave.planners.cost.degrees import divisors
+
+_K = TypeVar("_K")
+
+PROGRAM_SECONDS = 20.0
+"""Of measuring all given programs together."""
+
+
+def main() -> int:
+    """Measure with all other ranks; a failure is told to the launcher."""
+    try:
+        request: dict[str, Any] = json.loads(Path(sys.argv[1]).read_text())
+        steady.pin(int(os.environ["LOCAL_RANK"]))
+        torch.set_num_threads(1)
+        count = int(os.environ["WORLD_SIZE"])
+        world.join(Mesh(rank=count), torch.device("cpu"))
+        try:
+            with steady.awake():
+                found = measure(request)
+            if world.rank() == 0:
+                Path(request["output"]).write_text(json.dumps(found))
+        finally:
+            world.leave()
+    except Exception as error:  # noqa: BLE001  the launcher shows it
+        launch.report_failure(error, is_plain=isinstance(error, (ValueError, OSError)))
+        return 1
+    return 0
+
+
+def measure(request: dict[str, Any]) -> dict[str, Any]:
+    """All measurements; see `profile.cluster_of` for what becomes of them. Collective."""
+    with torch.no_grad():
+        clock = _Clock()
+        ops = _averaged(measure_ops())
+        peaks = measure_peaks(max(work / s for work, s in ops["aten.mm"]))
+        clock.say(f"{len(ops)} ops by size")
+        measured: dict[str, list[float]] = {}
+        paths = request["programs"]
+        for path in paths:
+            program = Program.load(path)
+            for name, seconds in measure_program(program, PROGRAM_SECONDS / len(paths)).items():
+                measured.setdefault(name, []).extend(seconds)
+        if paths:
+            clock.say(f"{len(measured)} distinct ops of {len(paths)} programs")
+        found: dict[str, Any] = {"ops": ops, "peaks": peaks, "collectives": []}
+        found["measured"] = _averaged_times({name: _middle(s) for name, s in measured.items()})
+        if dist.is_initialized():
+            found |= _measure_links(clock)
+    return found
+
+
+def _measure_links(clock: _Clock) -> dict[str, Any]:
+    count = dist.get_world_size()
+    collectives: list[dict[str, Any]] = []
+    for size in divisors(count)[1:]:
+        made = [dist.new_group(list(range(first, first + size))) for first in range(0, count, size)]
+        group = made[dist.get_rank() // size]
+        assert isinstance(group, dist.ProcessGroup)
+        dist.barrier(group)
+        steady.hasten_network_threads()
+        for kind, points in measure_collectives(group, size).items():
+            collectives.append({"kind": kind, "ranks": size, "points": points})
+        clock.say(f"collectives of {size} ranks")
+    everyone = dist.group.WORLD
+    assert everyone is not None
+    start = measure_start(everyone)
+    (points,) = [
+        c["points"] for c in collectives if c["kind"] == "all_reduce" and c["ranks"] == count
+    ]
+    overlap = measure_overlap(everyone, points)
+    clock.say("compute beside communication")
+    message = measure_message()
+    clock.say("messages")
+    return {"collectives": collectives, "start": start, "overlap": overlap, "message": message}
+
+
+class _Clock:
+    """Says on rank 0 what has been measured, and how long that took."""
+
+    def __init__(self) -> None:
+        self._start_s = time.monotonic()
+
+    def say(self, what: str) -> None:
+        now_s = time.monotonic()
+        if world.rank() == 0:
+            print(f"measured {what} in {now_s - self._start_s:.1f} s", flush=True)
+        self._start_s = now_s
+
+
+def _middle(seconds: list[float]) -> float:
+    """The mean of the middle half: less noise than a mean, less bias than a median."""
+    ordered = sorted(seconds)
+    cut = len(ordered) // 4
+    return statistics.fmean(ordered[cut : len(ordered) - cut])
+
+
+def _averaged_times(own: dict[_K, float]) -> dict[_K, float]:
+    """The mean over all ranks, which have the same names in the same order."""
+    if not dist.is_initialized() or not own:
+        return own
+    all_s = torch.tensor(list(own.values()), dtype=torch.float64)
+    dist.all_reduce(all_s)
+    return dict(zip(own, (all_s / dist.get_world_size()).tolist(), strict=True))
+
+
+def _averaged(own: dict[str, Points]) -> dict[str, Points]:
+    mean = _averaged_times({(name, work): s for name, points in own.items() for work, s in points})
+    return {name: [(work, mean[name, work]) for work, _ in points] for name, points in own.items()}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

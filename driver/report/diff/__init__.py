@@ -1,0 +1,1 @@
+"""Differences of programs as text and HTML."""

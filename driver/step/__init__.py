@@ -1,0 +1,1 @@
+"""`sw.compile`: from a request to a step."""

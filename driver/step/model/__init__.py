@@ -1,0 +1,1 @@
+"""What users do to the compiled model afterwards: settings, hooks, attributes."""

@@ -1,0 +1,248 @@
+"""Checkpoints of a training run: saved by all ranks together, and loaded on any mesh."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
+from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
+
+from shardweave.backends.state.checkpoint import DataReader
+from shardweave.backends.state.saved_state import (
+    CheckpointError,
+    check_entries,
+    put_together,
+    read_index,
+    take_apart,
+    targets,
+)
+from shardweave.backends.step.step import Step
+from shardweave.backends.watch import watchdog
+from shardweave.backends.watch.agreement import gathered
+from shardweave.driver.processes import world
+from shardweave.driver.training.checkpoint_files import (
+    INDEX,
+    SAVING,
+    begin,
+    check_files,
+    choose,
+    delete_before,
+    digests_of,
+    finish,
+)
+from shardweave.passes.notes import warn
+from shardweave.planners.cost.quantity import bytes_text
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint that was loaded. number: that it was saved as; path: its folder; values: the
+    plain ones that it was saved with."""
+
+    number: int
+    path: Path
+    values: dict[str, Any]
+
+
+def save_checkpoint(
+    folder: str | os.PathLike[str],
+    number: int,
+    state: Mapping[str, Any],
+    *,
+    keep: int | None = None,
+) -> Path:
+    """Save a state as checkpoint `number` of a folder that all ranks see. Collective.
+
+    state: by names of your choice a step (or other modules), optimizers of its parameters, what
+    else has a `state_dict` (schedulers, scalers), and plain values, of which rank 0's are saved.
+    keep: delete all but so many of the last checkpoints, once this one is there. Returns its path.
+
+    Raises CheckpointError on every rank if one cannot write; the checkpoints before it stay.
+    """
+    root = Path(folder)
+    unfinished, goal = root / f"{SAVING}{number}", root / f"checkpoint-{number}"
+    with _explained(f"checkpoint {number} was not saved in '{root}'"):
+        _check_call(number, keep)
+        watchdog.meet("sw.save_checkpoint", f"checkpoint {number}")
+        _warn_of_gradients(number, state)
+        saved = _on_each_rank(lambda: take_apart(state))
+        index = _on_each_rank(saved.index)
+        try:
+            _on_rank_0(lambda: begin(root, unfinished))
+            _on_each_rank(lambda: _write_tensors(saved.tensors, unfinished))
+            own = _on_each_rank(lambda: digests_of(unfinished, f"__{world.rank()}_*"))
+            files = {name: of for each in gathered(own) for name, of in each.items()}
+            _on_rank_0(lambda: finish(unfinished, goal, index, files))
+        except CheckpointError as error:
+            # Of a full disk, torch says how many bytes it has not written where.
+            free = shutil.disk_usage(root).free if root.is_dir() else 0
+            if world.rank() == 0:
+                shutil.rmtree(unfinished, ignore_errors=True)
+            raise CheckpointError(f"{error} ({bytes_text(free)} were free there)") from error
+        if keep is not None:
+            _on_rank_0(lambda: delete_before(root, keep))
+    return goal
+
+
+def load_checkpoint(
+    folder: str | os.PathLike[str], state: Mapping[str, Any], *, number: int | None = None
+) -> Checkpoint | None:
+    """Load the last complete checkpoint of a folder, or that of a number, into a state. Collective.
+
+    state: the modules, optimizers and other objects to fill, as they were given to be saved; the
+    mesh, the plan and the number of processes may be others. None if the folder holds none.
+
+    Raises CheckpointError on every rank for one that is damaged, or that does not fit.
+    """
+    root = Path(folder)
+    with _explained(f"no checkpoint was loaded from '{root}'"):
+        _check_call(number or 0, None)
+        watchdog.meet("sw.load_checkpoint", "the last one" if number is None else str(number))
+        chosen = _on_rank_0(lambda: choose(root, number))
+    if chosen is None:
+        return None
+    number, path = chosen
+    with _explained(f"checkpoint '{path}' was not loaded"):
+        _on_each_rank(lambda: check_files(path, world.rank(), world.world_size()))
+        values = _load(path, state)
+    return Checkpoint(number, path, values)
+
+
+# Saving
+
+
+def _warn_of_gradients(number: int, state: Mapping[str, Any]) -> None:
+    """Say of gradients to which other calls were to add that no checkpoint has them."""
+    for entry, content in state.items():
+        if isinstance(content, Step) and content.gradients.are_unfinished and world.rank() == 0:
+            warn(
+                f"checkpoint {number} lacks the gradients of '{entry}', which calls under "
+                "no_sync() have made so far: a run that goes on from it does without these "
+                "micro-batches. Save after the optimizer's step.",
+                UserWarning,
+            )
+
+
+def _write_tensors(tensors: Mapping[str, Tensor], unfinished: Path) -> None:
+    """Collective."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*single process", category=UserWarning)
+        save_tensors(
+            dict(tensors),
+            storage_writer=FileSystemWriter(unfinished),
+            planner=DefaultSavePlanner(flatten_state_dict=False),
+            no_dist=not dist.is_initialized(),
+        )
+
+
+# Loading
+
+
+def _load(path: Path, state: Mapping[str, Any]) -> dict[str, Any]:
+    """Fill a state, and give the values that it does not ask for. Collective."""
+    reader = DataReader(path)
+    saved = _on_each_rank(lambda: _read(reader.read_metadata))
+    index = _on_each_rank(
+        lambda: read_index((path / INDEX).read_bytes(), saved.state_dict_metadata)
+    )
+    _on_each_rank(lambda: check_entries(index, state))
+    into = _on_each_rank(lambda: targets(index, state, saved))
+    _on_each_rank(lambda: _read(lambda: _read_tensors(into, reader)))
+    _on_each_rank(lambda: put_together(index, state, into))
+    return {entry: value for entry, value in index.values.items() if entry not in state}
+
+
+def _read(make: Callable[[], T]) -> T:
+    """What torch reads of a checkpoint; of what is no checkpoint it raises anything."""
+    try:
+        return make()
+    except Exception as error:
+        raise CheckpointError(f"it cannot be read: {type(error).__name__}: {error}.") from error
+
+
+def _read_tensors(into: dict[str, Tensor], reader: DataReader) -> None:
+    """Collective."""
+    if not into:
+        return
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*single process", category=UserWarning)
+        load_tensors(
+            into,
+            storage_reader=reader,
+            planner=DefaultLoadPlanner(flatten_state_dict=False),
+            no_dist=not dist.is_initialized(),
+        )
+
+
+# Together
+
+
+def _check_call(number: int, keep: int | None) -> None:
+    if number < 0 or (keep is not None and keep < 1):
+        raise CheckpointError(
+            f"found number={number} and keep={keep}; give a number >= 0, and keep 1 or more."
+        )
+    if world.world_size() > 1 and not dist.is_initialized():
+        raise CheckpointError(
+            f"{world.world_size()} processes run, but not together; compile a step for a mesh of "
+            "them, or call torch.distributed.init_process_group()."
+        )
+
+
+@contextmanager
+def _explained(what: str) -> Iterator[None]:
+    try:
+        yield
+    except CheckpointError as error:
+        raise CheckpointError(f"{what}: {error}") from error
+
+
+def _on_rank_0(make: Callable[[], T]) -> T:
+    """What `make` returns on rank 0, on every rank, or its error. Collective."""
+    return world.from_rank_0(lambda: _tried(make))
+
+
+def _on_each_rank(make: Callable[[], T]) -> T:
+    """What `make` returns on this rank; if it fails on one, the error on all. Collective."""
+    result, error = None, None
+    try:
+        result = _tried(make)
+    except Exception as own:  # noqa: BLE001  the others wait for this rank: it tells them first
+        error = own
+    texts = gathered("" if error is None else str(error) or type(error).__name__)
+    failed = next((rank for rank, text in enumerate(texts) if text), None)
+    if error is not None and not isinstance(error, CheckpointError):
+        raise error
+    if failed is not None:
+        where = f"on rank {failed}: " if len(texts) > 1 else ""
+        raise CheckpointError(f"{where}{texts[failed]}") from error
+    return cast("T", result)
+
+
+def _tried(make: Callable[[], T]) -> T:
+    """What `make` returns; errors of files and of torch's checkpoints as CheckpointError."""
+    try:
+        return make()
+    except CheckpointError:
+        raise
+    except CheckpointException as error:
+        rank, (cause, _) = min(error.failures.items(), key=lambda item: item[0])
+        text = " ".join(str(cause).split())
+        raise CheckpointError(f"rank {rank}: {type(cause).__name__}: {text}") from error
+    except (OSError, RuntimeError, ValueError, KeyError, pickle.PickleError) as error:
+        raise CheckpointError(f"{type(error).__name__}: {error}") from error

@@ -1,0 +1,105 @@
+"""How a training goes: lines with the loss, the throughput, the time and the memory of a step."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from shardweave.backends.step.step import Step
+from shardweave.driver.checking.measure import peak_bytes
+from shardweave.driver.processes import world
+from shardweave.planners.call import ClusterLike
+from shardweave.planners.cost.cluster import Cluster
+from shardweave.planners.cost.presets import find_cluster
+from shardweave.planners.cost.quantity import bytes_text, seconds_text
+from shardweave.planners.predict.predict import simulate_step
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the simulator says of a call of a step: seconds, and bytes with Adam's state."""
+
+    time_s: float
+    memory_bytes: int
+
+
+class Progress:
+    """Prints, on rank 0, a line every so many steps of a training.
+
+    accumulate: micro-batches of a step. cluster: a Cluster, a preset's name or a YAML file, as
+    `shardweave profile` makes it of a machine; what the simulator predicts on it stands beside what
+    was measured: the seconds of the call of the step, without the optimizer and the reading of
+    data, and the memory. Seconds are means since the last line, without the first step of all and
+    what comes before a text that `say` prints, such as a validation; the throughput is that of the
+    same time. unit: what it counts. Memory is the peak of the GPU's, or of the whole process.
+    """
+
+    def __init__(
+        self,
+        step: Step,
+        num_steps: int,
+        *,
+        every: int = 10,
+        accumulate: int = 1,
+        cluster: ClusterLike | None = None,
+        unit: str = "tokens",
+    ) -> None:
+        self.step = step
+        self.num_steps = num_steps
+        self.every = every
+        self.accumulate = accumulate
+        self.unit = unit
+        self.cluster: Cluster | None = None if cluster is None else find_cluster(cluster)
+        self._prediction: Prediction | None = None
+        self._start_s = time.perf_counter()
+        self._timed = -1  # the first step pays for allocations and optimizer state
+        self._num_units = 0
+
+    def __call__(self, number: int, loss: Tensor, num_units: int) -> None:
+        """After step `number`, of the first 1, that has this loss and so many tokens, or others."""
+        if self.cluster is not None and self._prediction is None:
+            self._prediction = predict(self.step, self.cluster, self.accumulate)
+        self._timed += 1
+        self._num_units += num_units
+        is_shown = number % self.every == 0 or number == self.num_steps
+        value = loss.item() if is_shown or not self._timed else 0.0  # waits for the device
+        step_s = (time.perf_counter() - self._start_s) / max(1, self._timed)
+        if is_shown:
+            rate = self._num_units / (step_s * max(1, self._timed))
+            self.say(self._line(number, value, rate, step_s))
+        elif not self._timed:
+            self._start_s, self._num_units = time.perf_counter(), 0
+
+    def say(self, text: str) -> None:
+        """Print a text on rank 0. The time until now counts for no step."""
+        if world.rank() == 0:
+            print(text, flush=True)
+        self._start_s, self._timed, self._num_units = time.perf_counter(), 0, 0
+
+    def _line(self, number: int, loss: float, rate: float, step_s: float) -> str:
+        memory = peak_bytes(self.step.backend.device)
+        expected = self._prediction
+        beside = ("", "")
+        if expected is not None:
+            beside = (
+                f" (simulated {seconds_text(expected.time_s)})",
+                f" (simulated {bytes_text(expected.memory_bytes)})",
+            )
+        return (
+            f"step {number}/{self.num_steps}  loss {loss:.4f}  {rate:,.0f} {self.unit}/s  "
+            f"{seconds_text(step_s)} a step{beside[0]}  {bytes_text(memory)}{beside[1]}"
+        )
+
+
+def predict(step: Step, cluster: Cluster, accumulate: int = 1) -> Prediction:
+    """What the last call of a step takes on a cluster, if it was of so many micro-batches.
+
+    The gradients of all but the last micro-batch are taken to wait, where they can.
+    """
+    whole = simulate_step(step.program, cluster, optimizer_multiplier=None)
+    time_s = whole.time_s
+    if accumulate > 1:
+        time_s += (accumulate - 1) * simulate_step(step.bound.pending.program, cluster).time_s
+    return Prediction(time_s, int(whole.peak_bytes))

@@ -1,0 +1,137 @@
+# pyright: basic
+"""Errors of torch's tracing, in the words of the model: where, what, and what to do."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import re
+
+import torch
+
+from shardweave.ir.capture.observed.observe import Observation
+from shardweave.ir.capture.site import (
+    TORCH,
+    CaptureError,
+    Site,
+    is_torchs_own,
+    site_of_frames,
+    site_of_node,
+    users_line,
+)
+
+_RAISED = re.compile(r"raised exception (\w+)\((.*)\)$", re.MULTILINE)
+_EAGER = re.compile(r"\): got (\w+)\((.*)\)$", re.MULTILINE)
+_READER = re.compile(r"^Caused by: .*\((\S+\.py):(\d+) in \w+\)$", re.MULTILINE)
+_WRONG_TYPE = re.compile(
+    r"^TypeError when making fake.*?context: TypeError (?:<.*?>|\w+): (.*?)$",
+    re.MULTILINE | re.DOTALL,
+)
+
+_REMEDIES = (
+    ("set_ on a graph input", "change the tensor by copy_(), not through .data"),
+    ("branch", "choose by torch.where, which computes both sides"),
+    ("failed to bind arguments", "call it with the arguments that it takes, as in eager"),
+    ("assert", "take the assertion out of forward"),
+    ("operator `print`", "take it out of forward"),
+    ("tolist", "keep the value a tensor"),
+    (
+        "pack_padded_sequence",
+        "give the recurrent layer the padded batch, and take the last output of each row by its "
+        "length: out[torch.arange(len(lengths)), lengths - 1]",
+    ),
+    ("checkpoint_sequential", "call checkpoint on each part"),
+    ("duplicate tensor input", "give it a view of one of them (x.view_as(x))"),
+    ("dynamic shape operator", "use one whose shapes do not depend on the data"),
+    ("data dependent operator", "use one whose result stays a tensor"),
+    ("module-level backwards hooks", "write it as a torch.autograd.Function in forward"),
+    ("data-dependent", "keep the value a tensor, and sizes fixed"),
+    ("nn.Parameter()", "make the parameter in __init__"),
+    ("autograd", "compute this derivative in closed form, or in a step of its own"),
+)
+_ELSE = "make this part of the model traceable (no data-dependent shapes or branches)"
+
+_ONLY_TRACED = (
+    " (where eager does not, forward takes another way under torch.compiler.is_compiling(): pass "
+    "the inputs that it then leaves out, such as attention_mask)"
+)
+
+
+def explained(error: Exception, observation: Observation) -> CaptureError:
+    """The error to raise for one of torch's."""
+    text = str(error)
+    site = _site(error, observation.failed_in)
+    raised = _RAISED.search(text)
+    if raised is not None:
+        message = _unquoted(raised[2])
+        is_ours = not site.file
+        hint = _ONLY_TRACED if raised[1] in ("AttributeError", "TypeError") else ""
+        return CaptureError(
+            message if is_ours else f"{site}: forward raises {raised[1]}: {message}{hint}"
+        )
+    eager = _EAGER.search(text)
+    if eager is not None:
+        return CaptureError(f"{site}: {_unquoted(eager[2])}")
+    wrong = _WRONG_TYPE.search(text)
+    if wrong is not None:
+        said = wrong[1].replace("immutable_dict", "dict").replace("immutable_list", "list")
+        return CaptureError(f"{site}: forward raises TypeError: {said}")
+    if "data-dependent expression" in text:
+        return CaptureError(f"{site}: {_NUMBER}; {_number_remedy(error)}.")
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    first = (lines or [type(error).__name__])[0].rstrip(".")
+    reason = next((line for line in lines if line.startswith("Explanation:")), "")
+    why = f" ({reason.removeprefix('Explanation: ').rstrip('.')})" if reason else ""
+    lower = f"{first}{why}".lower()
+    remedy = next((do for sign, do in _REMEDIES if sign.lower() in lower), _ELSE)
+    return CaptureError(f"{site}: torch could not trace the model: {first}{why}; {remedy}.")
+
+
+def _number_remedy(error: Exception) -> str:
+    """What to do about a number that is read; if torch's own Python reads it, which line does."""
+    frames = getattr(error, "real_stack", None) or ()
+    places = [(frame.filename, frame.lineno or 0) for frame in frames][-1:]
+    said = _READER.search(str(error))
+    if said is not None:
+        places.append((os.path.join(TORCH, said[1]), int(said[2])))
+    readers = [place for place in places if is_torchs_own(place[0])]
+    if not readers:
+        return _KEPT
+    file, line = readers[-1]
+    code = linecache.getline(file, line).strip()
+    place = f"torch's {os.path.relpath(file, TORCH)}, line {line} (`{code}`)"
+    return f"write out in the model what it computes, without that of {place}"
+
+
+def check_data_dependence(graph: torch.fx.Graph) -> None:
+    """Refuse a graph in which a shape or a Python number depends on the data, with its line."""
+    for node in graph.nodes:
+        if not node.meta.get("unbacked_bindings"):
+            continue
+        value = node.meta.get("example_value")
+        is_number = isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool)
+        reason = f"{_NUMBER}; {_KEPT}." if is_number else _SHAPE
+        raise CaptureError(f"{site_of_node(node)}: {reason}")
+
+
+_NUMBER = "a Python number is read out of a tensor, so that the program would depend on the data"
+_KEPT = "keep it a tensor (x.sum() in place of x.sum().item())"
+_SHAPE = (
+    "the shape of this result depends on the data, and a program's shapes are fixed; keep all "
+    "elements and mask them: torch.where(mask, x, 0) in place of x[mask], and sums over the mask "
+    "in place of counts."
+)
+
+
+def _site(error: Exception, module: str) -> Site:
+    frames = getattr(error, "real_stack", None)
+    if frames:
+        return site_of_frames(module, frames)
+    file, line = users_line(str(error)) or ("", 0)
+    return Site(module, file, line)
+
+
+def _unquoted(text: str) -> str:
+    text = text.rstrip(",")
+    is_quoted = len(text) > 1 and text[0] in "'\"" and text[-1] == text[0]
+    return text[1:-1].replace("\\'", "'") if is_quoted else text

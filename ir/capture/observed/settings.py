@@ -1,0 +1,260 @@
+# pyright: basic
+# torch's tracing API is private and only partly typed.
+"""How torch is set while it traces a model."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import fx
+from torch._dynamo import functional_export
+from torch._dynamo.output_graph import OutputGraph
+from torch._dynamo.symbolic_convert import InstructionTranslatorBase
+from torch._dynamo.variables import builder
+from torch._library import simple_registry
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.graph import _PyTreeCodeGen
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import (
+    _disable_current_modes,
+    _get_current_dispatch_mode_stack,
+)
+
+from shardweave.ir.capture.arguments import children_of
+from shardweave.ir.capture.observed.value_checks import without_value_checks
+from shardweave.ir.capture.substitutes.dense_attention import traced_anywhere
+from shardweave.ir.capture.substitutes.written_out import written_out
+from shardweave.ir.program.text import without_gc
+
+_UNSAID = "ignore_logging_functions"
+_WORDS = {print, warnings.warn, logging.debug, logging.info, logging.warning, logging.error}
+"""Calls that say something and compute nothing, which a program leaves out."""
+
+
+def _fake_mode_of(model: torch.nn.Module) -> FakeTensorMode | None:
+    for tensor in model.parameters():
+        if isinstance(tensor, FakeTensor):
+            return tensor.fake_mode
+    return None
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without torch's log of an error that is explained anyway, and without the warnings of dynamo:
+    before torch 2.13 at a hook that forward registers, and at functions that keep what they found,
+    which are traced as others are."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".* should not be instantiated", DeprecationWarning)
+            warnings.filterwarnings("ignore", "Dynamo detected a call to a `functools.lru_cache`")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+@contextlib.contextmanager
+def _outside_of_modes() -> Iterator[None]:
+    """Modes in which the caller is, such as `sw.random` or a counter of FLOPs, see nothing of it.
+
+    A step compiles a program in the middle of a call. Fake tensors stay fake.
+    """
+    modes = _get_current_dispatch_mode_stack()
+    with contextlib.ExitStack() as stack:
+        if not all(isinstance(mode, FakeTensorMode) for mode in modes):
+            stack.enter_context(_disable_current_modes())
+            for mode in modes:
+                if isinstance(mode, FakeTensorMode):
+                    stack.enter_context(mode)
+        yield
+
+
+@contextlib.contextmanager
+def _plain_encoders() -> Iterator[None]:
+    """nn.TransformerEncoder and nn.MultiheadAttention in evaluation as the ops of training.
+
+    Their fused kernels for inference are one op that nothing could cut.
+    """
+    was_enabled = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(was_enabled)
+
+
+@contextlib.contextmanager
+def _plain_recurrence() -> Iterator[None]:
+    """A float32 nn.LSTM as the ops of a float64 one.
+
+    Its kernel on the CPU is one op that nothing could cut, and keeps a workspace of no known size.
+    """
+    was_enabled = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)  # torch.backends.mkldnn.flags warns of GPUs
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(was_enabled)
+
+
+@contextlib.contextmanager
+def _compiling() -> Iterator[None]:
+    """Code that asks is told that it is compiled, but not exported.
+
+    A program has fixed shapes. What a model does for the sake of other ones, such as a mask in
+    place of causal attention (Hugging Face), it is to leave.
+    """
+    with mock.patch.object(torch.compiler, "_is_compiling_flag", True):
+        yield
+
+
+@contextlib.contextmanager
+def _without_effects() -> Iterator[None]:
+    """A graph does not order the assertions of linear algebra (that no matrix is singular)."""
+    holder = simple_registry.singleton.find("aten::_linalg_check_errors").effect
+    with mock.patch.object(holder, "_effect", None):
+        yield
+
+
+def _no_header(frame: Any, lineno: int | None = None) -> str:
+    return ""
+
+
+class _FlatRoot(torch.nn.Module):
+    """Torch's module around the one that is exported, without its search of the arguments for
+    tensors, which dynamo would trace as well: a quarter of the time that a small model takes."""
+
+    def __init__(self, root: Any, num_args: int, names: tuple[str, ...]) -> None:
+        super().__init__()
+        self._export_root = root
+        self.num_args = num_args
+        self.names = names
+
+    def forward(self, *flat: Any) -> Any:
+        named = dict(zip(self.names, flat[self.num_args :], strict=True))
+        returned = self._export_root(*flat[: self.num_args], **named)
+        return functional_export.ExportTracerOutput(*pytree.tree_flatten(returned))
+
+
+def _root_of(root: Any, in_spec: Any) -> torch.nn.Module:
+    """In place of `ModuleToTrace`: what is traced takes tensors, so that each argument is one."""
+    args, kwargs = children_of(in_spec)
+    assert in_spec.num_leaves == len(children_of(args)) + len(children_of(kwargs))
+    return _FlatRoot(root, len(children_of(args)), tuple(kwargs.context))
+
+
+_recompile = fx.GraphModule.recompile
+
+
+def _without_code(graph: fx.GraphModule) -> None:
+    """In place of `recompile`, a tenth of the time that a capture takes: a graph gets its code when
+    it is called, which most never are."""
+    codegen = graph.graph._codegen
+    if isinstance(codegen, _PyTreeCodeGen):
+        graph._in_spec = codegen.pytree_info.in_spec
+        graph._out_spec = codegen.pytree_info.out_spec
+    type(graph).forward = _run_with_code
+
+
+def _run_with_code(graph: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
+    _recompile(graph)
+    return graph(*args, **kwargs)
+
+
+def _unchecked(graph: Any, returned: Any, translator: Any) -> None:
+    return None
+
+
+def _unreadable(graph: fx.GraphModule, *args: Any, **kwargs: Any) -> str:
+    return ""
+
+
+@contextlib.contextmanager
+def _forgetting() -> Iterator[None]:
+    """Torch leaves each traced function among the globals of its root, and with it the model's
+    parameters."""
+    roots = [vars(functional_export), globals()]
+    before = [set(names) for names in roots]
+    try:
+        yield
+    finally:
+        for names, old in zip(roots, before, strict=True):
+            for name in set(names) - old:
+                if name.startswith("__compiled_fn"):
+                    del names[name]
+
+
+_MARKED = "_check_requires_grad_intermediate_outputs"
+
+_PATCHES: tuple[tuple[Any, str, Any], ...] = (
+    (functional_export, "_compiling_state_context", _compiling),
+    # Shapes are fixed: the guards that would be made to check dynamic ones, a quarter of the
+    # time that a small GPT takes, guard nothing.
+    (functional_export, "_suggest_or_raise_constraint_violation", mock.DEFAULT),
+    # It would keep a copy of each parameter, which cannot be made inside torch.vmap.
+    (builder, "_clone_input", lambda value, _: value),
+    # Dynamo parses each source file for a line of a log that nobody reads.
+    (InstructionTranslatorBase, "get_line_of_code_header", _no_header),
+    (functional_export, "ModuleToTrace", _root_of),
+    (fx.GraphModule, "recompile", _without_code),
+    # Dynamo writes the whole graph out to say why it cannot be stored.
+    (fx.GraphModule, "print_readable", _unreadable),
+)
+"""What of torch's tracing does something else meanwhile: where, its name, and what it does."""
+
+
+@contextlib.contextmanager
+def _patched() -> Iterator[None]:
+    """Meanwhile torch's tracing is as `_PATCHES` say."""
+    with contextlib.ExitStack() as stack:
+        for place, name, new in _PATCHES:
+            stack.enter_context(mock.patch.object(place, name, new))
+        # A tensor that forward marks may not be returned, as what is computed of it has no gradient
+        # by it outside; nobody asks for that of what a step returns. Torch 2.11 does not check it.
+        stack.enter_context(mock.patch.object(OutputGraph, _MARKED, _unchecked, create=True))
+        stack.enter_context(torch._dynamo.config.patch(allow_rnn=True, trace_autograd_ops=True))
+        if hasattr(torch._dynamo.config, _UNSAID):  # not in torch 2.11
+            stack.enter_context(torch._dynamo.config.patch({_UNSAID: _WORDS}))
+        yield
+
+
+@contextlib.contextmanager
+def settings(model: torch.nn.Module, train: bool, grad: bool) -> Iterator[None]:
+    """Evaluation mode unless `train`, restored afterwards; the fake mode of fake parameters.
+
+    Recurrent layers are traced as the operations that they are made of.
+    """
+    was_training = {name: module.training for name, module in model.named_modules()}
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_quiet())
+        stack.enter_context(_outside_of_modes())
+        stack.enter_context(without_gc())
+        stack.enter_context(_forgetting())
+        stack.enter_context(_patched())
+        stack.enter_context(_without_effects())
+        stack.enter_context(traced_anywhere())
+        stack.enter_context(written_out())
+        stack.enter_context(without_value_checks())
+        stack.enter_context(_plain_encoders())
+        stack.enter_context(_plain_recurrence())
+        mode = _fake_mode_of(model)
+        if mode is not None:
+            stack.enter_context(mode)
+        if not train:
+            model.eval()
+        # Whatever the caller is in: a step compiles programs in the middle of calls.
+        stack.enter_context(torch.inference_mode(mode=False))
+        stack.enter_context(torch.set_grad_enabled(grad))
+        try:
+            yield
+        finally:
+            for name, module in model.named_modules():
+                module.training = was_training[name]

@@ -1,0 +1,123 @@
+"""Python state that a step changes: buffers that it assigns become results, the rest is refused.
+
+A program is made once and runs for every step. What forward writes to a module, a list or a global
+is gone by then, unless it is a tensor that the program returns.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+from shardweave.ir.capture.observed.observe import ABSENT, UNKNOWN, Write
+from shardweave.ir.capture.site import CaptureError, Site
+
+_REGISTERED = re.compile(
+    r"(?:(.*?)\.)?(?:_(buffers|parameters)|__dict__\['_(buffers|parameters)'\])\['(.*)'\]$"
+)
+
+
+def assigned_buffers(model: nn.Module, writes: Iterable[Write]) -> dict[str, Site]:
+    """The qualified names of buffers that forward gives another tensor, and where it does.
+
+    Raises CaptureError for what a step cannot hold.
+    """
+    names: dict[str, Site] = {}
+    for write in writes:
+        registered = _REGISTERED.match(write.place)
+        if registered is None:
+            continue
+        if "parameters" in registered.groups():
+            raise CaptureError(
+                f"{write.site}: forward assigns parameter '{registered[4]}', which the optimizer "
+                "would not see; make it a buffer, or compute it without assigning it."
+            )
+        path, name = registered[1], registered[4]
+        qualified = f"{path}.{name}" if path else name
+        names[qualified] = write.site
+        _check_buffer(model, qualified, write)
+    return names
+
+
+def python_state(writes: Iterable[Write]) -> list[Write]:
+    """The writes to other state that the next step would find changed."""
+    return [
+        write
+        for write in writes
+        if not _REGISTERED.match(write.place)
+        and not write.place.endswith("_non_persistent_buffers_set")  # torch's own, of buffers
+        and write.is_read
+        and (write.after is UNKNOWN or not _same(write.before, write.after))
+    ]
+
+
+def check_settles(
+    writes: Sequence[Write], code: Callable[[], str], trace: Callable[[], tuple[Any, str]]
+) -> None:
+    """Raises CaptureError unless the state stays where one step brings it, and so does the graph.
+
+    Many models fill in a setting at their first call. code: gives that of the graph before; trace:
+    traces again, and gives what is written then and the code.
+    """
+    refused = next((write for write in writes if not _can_be_set(write)), None)
+    if refused is None and writes:
+        with _set_to_after(writes):
+            again, new_code = trace()
+        refused = None if new_code == code() else writes[0]
+        refused = next(iter(python_state(again)), refused)
+    if refused is not None:
+        raise CaptureError(_refusal(refused))
+
+
+def _can_be_set(write: Write) -> bool:
+    return write.owner is not None and write.after is not UNKNOWN and write.after is not ABSENT
+
+
+@contextmanager
+def _set_to_after(writes: Sequence[Write]) -> Generator[None]:
+    for write in writes:
+        setattr(write.owner, write.name, write.after)
+    try:
+        yield
+    finally:
+        for write in writes:
+            if write.before is ABSENT:
+                delattr(write.owner, write.name)
+            else:
+                setattr(write.owner, write.name, write.before)
+
+
+def _same(before: Any, after: Any) -> bool:
+    return type(before) is type(after) and before == after
+
+
+def _refusal(write: Write) -> str:
+    name = write.place.rpartition(".")[2]
+    name = name if name.isidentifier() and not name.startswith("__") else "name"
+    return (
+        f"{write.site}: forward changes `{write.place}`, Python state that the next step would "
+        "read, but a program keeps what the first step had; hold it in a buffer "
+        f'(self.register_buffer("{name}", torch.tensor(..)) in __init__), or pass it as an input. '
+        "What forward sets anew each time needs a value in __init__."
+    )
+
+
+def _check_buffer(model: nn.Module, name: str, write: Write) -> None:
+    buffers = dict(model.named_buffers(remove_duplicate=False))
+    own = buffers.get(name)
+    if own is None or write.after is ABSENT or (write.after is not UNKNOWN):
+        done = "removes" if own is not None else "creates"
+        raise CaptureError(
+            f"{write.site}: forward {done} buffer '{name}'; register it in __init__, in its final "
+            "shape, and only change its value in forward."
+        )
+    others = [other for other, buffer in buffers.items() if buffer is own and other != name]
+    if others:
+        raise CaptureError(
+            f"{write.site}: forward assigns buffer '{name}', which is also '{others[0]}', so that "
+            "the two come apart; change it in place (copy_)."
+        )

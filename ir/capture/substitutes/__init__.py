@@ -1,0 +1,1 @@
+"""Code that stands in for PyTorch code which the tracer cannot follow."""

@@ -1,0 +1,1 @@
+"""The dialects aten, dist and kernel, their attributes and their syntax."""

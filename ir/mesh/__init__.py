@@ -1,0 +1,1 @@
+"""Mesh axes, placements and shards: the vocabulary of sharding."""

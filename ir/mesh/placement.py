@@ -1,0 +1,281 @@
+"""The sharding algebra: which part of a value each device holds.
+
+A dim of global size N is cut by *placements*. A placement (axis, size n, stride t) says that
+the device with coordinate c on the axis holds the indices i with (i // t) % n == c. A plain
+shard has t = N / n; a strided one (batch x sharded sequence, flattened; three fused
+projections, each sharded by head) has a smaller stride. The placements of a dim are digits of
+a mixed-radix number, so they commute, and two shardings are equal exactly if they are equal
+as data: no gather is ever needed to tell.
+
+N need not divide. The digits then count to the next multiple N' of the largest placement's span,
+and the indices from N to N' are *padding*: every device has a part of the same shape, the last
+elements of which may stand for nothing (t = ceil(N / n) for plain shards, as `torch.chunk` cuts).
+Indices ascend in each part, so that padding is always its end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Literal
+
+from shardweave.ir.mesh.mesh import Mesh
+
+Reduction = Literal["sum", "max"]
+
+
+@dataclass(frozen=True, order=True)
+class Placement:
+    """One mesh axis cutting one dim: coordinate = (index // stride) % size.
+
+    length: of a dim that is cut unevenly, where a part of it is read alone (in a local program,
+    whose types are those of padded parts); else 0. The value's global shape says the same, so it
+    does not count in comparisons.
+    """
+
+    axis: str
+    size: int
+    stride: int
+    length: int = field(default=0, compare=False, repr=False)
+
+    @property
+    def span(self) -> int:
+        """Number of consecutive indices after which the pattern repeats."""
+        return self.size * self.stride
+
+
+DimSharding = tuple[Placement, ...]
+"""The placements of one dim, major to minor (descending stride)."""
+
+
+def ordered(placements: Iterable[Placement]) -> DimSharding:
+    """Placements in canonical order: major to minor."""
+    return tuple(sorted(placements, key=lambda p: (-p.stride, p.axis)))
+
+
+def fits(placements: Sequence[Placement], dim_size: int) -> bool:
+    """Whether the placements cut a dim of `dim_size`, evenly or not, as digits of its index."""
+    upper = 0
+    for placement in ordered(placements):
+        if upper % placement.span if upper else placement.stride >= dim_size:
+            return False
+        upper = placement.stride
+    return True
+
+
+def padded_size(placements: Sequence[Placement], dim_size: int) -> int:
+    """The size of a dim with its padding: a multiple of the largest placement's span."""
+    span = max((placement.span for placement in placements), default=1)
+    return -(-dim_size // span) * span
+
+
+def is_even(placements: Sequence[Placement], dim_size: int) -> bool:
+    """Whether the placements cut a dim without padding."""
+    return padded_size(placements, dim_size) == dim_size
+
+
+def part_size(placements: Sequence[Placement], dim_size: int) -> int:
+    """The size of a device's part of a dim, with its padding."""
+    if not placements:
+        return dim_size
+    return padded_size(placements, dim_size) // math.prod(p.size for p in placements)
+
+
+def held_size(dim: DimSharding, dim_size: int, coordinates: Mapping[str, int]) -> int:
+    """How many indices of a dim the device at `coordinates` holds: its part without padding."""
+    if not dim:
+        return dim_size
+    major, *minor = dim
+    blocks, rest = divmod(dim_size, major.span)
+    own = min(max(rest - coordinates[major.axis] * major.stride, 0), major.stride)
+    in_block = major.stride // math.prod(p.size for p in minor)
+    return blocks * in_block + held_size(tuple(minor), own, coordinates)
+
+
+def contiguous(axes: Sequence[str], dim_size: int, mesh: Mesh) -> DimSharding:
+    """Plain shards of a dim over `axes`, major to minor, of ceil(dim_size / devices) indices each.
+
+    Raises ValueError for a dim that is too small to be cut over each axis.
+    """
+    sizes = [mesh.size(axis) for axis in axes]
+    stride = -(-dim_size // math.prod(sizes))
+    placements: list[Placement] = []
+    for axis, size in zip(reversed(axes), reversed(sizes), strict=True):
+        placements.append(Placement(axis, size, stride))
+        stride *= size
+    dim = ordered(p for p in placements if p.size > 1)
+    if not fits(dim, dim_size):
+        raise ValueError(
+            f"a dim of size {dim_size} cannot be sharded over axes {list(axes)} of sizes {sizes}: "
+            f"{dim[0].stride} for each shard over '{dim[0].axis}' leave nothing to the others."
+        )
+    return of_length(dim, dim_size)
+
+
+def is_plain(dim: DimSharding, dim_size: int) -> bool:
+    """Whether the placements are those of `contiguous`."""
+    if not is_contiguous(dim, dim_size):
+        return False
+    num_shards = math.prod(p.size for p in dim)
+    return not dim or dim[-1].stride == -(-dim_size // num_shards)
+
+
+def of_length(dim: DimSharding, dim_size: int) -> DimSharding:
+    """The placements of a dim of this size, saying it where they cut it unevenly."""
+    length = 0 if is_even(dim, dim_size) else dim_size
+    if all(placement.length == length for placement in dim):
+        return dim
+    return tuple(replace(placement, length=length) for placement in dim)
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """How one value is spread over a mesh.
+
+    dims: for each dim its placements. unreduced: the axes over which each device holds one
+    term of a sum (or of a max, as `reduction` says) instead of the value.
+    """
+
+    dims: tuple[DimSharding, ...]
+    unreduced: tuple[str, ...] = ()
+    reduction: Reduction = "sum"
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        """Shardings are looked up far more often than made."""
+        return hash((self.dims, self.unreduced, self.reduction))
+
+    def __reduce__(self) -> tuple[type[Sharding], tuple[object, ...]]:
+        """Without the hash, which differs between processes."""
+        return Sharding, (self.dims, self.unreduced, self.reduction)
+
+    @staticmethod
+    def replicated(rank: int) -> Sharding:
+        """That of a tensor of `rank` dims that every device holds whole."""
+        return Sharding(((),) * rank)
+
+    @cached_property
+    def placed_axes(self) -> frozenset[str]:
+        """The axes that cut a dim."""
+        return frozenset(p.axis for dim in self.dims for p in dim)
+
+    @cached_property
+    def axes(self) -> frozenset[str]:
+        """All axes that the sharding names."""
+        return self.placed_axes | frozenset(self.unreduced)
+
+    @property
+    def is_replicated(self) -> bool:
+        """Whether every device holds the whole value."""
+        return not self.axes
+
+    @cached_property
+    def num_shards(self) -> int:
+        """How many different parts devices hold."""
+        return math.prod(p.size for dim in self.dims for p in dim)
+
+    def whole(self) -> Sharding:
+        """The same placements with nothing left to reduce."""
+        return Sharding(self.dims) if self.unreduced else self
+
+    def reduced(self, axes: Collection[str]) -> Sharding:
+        """The same placements with nothing left to reduce over some axes."""
+        left = tuple(axis for axis in self.unreduced if axis not in axes)
+        return Sharding(self.dims, left, self.reduction if left else "sum")
+
+    def without(self, axes: Collection[str]) -> Sharding:
+        """The same with nothing placed or left to reduce over some axes; others stay unmoved."""
+        dims = tuple(tuple(p for p in dim if p.axis not in axes) for dim in self.dims)
+        return replace(self.reduced(axes), dims=dims)
+
+    def with_dim(self, dim: int, placements: Iterable[Placement]) -> Sharding:
+        """The same with other placements of one dim."""
+        dims = (*self.dims[:dim], ordered(placements), *self.dims[dim + 1 :])
+        return Sharding(dims, self.unreduced, self.reduction)
+
+    def seat_of(self, axis: str) -> tuple[int, Placement] | None:
+        """The dim that an axis cuts, and its placement there; None if it cuts none."""
+        placed = ((dim, p) for dim, placements in enumerate(self.dims) for p in placements)
+        return next(((dim, p) for dim, p in placed if p.axis == axis), None)
+
+    def local_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Shape of one device's part of a value of global `shape`, with its padding."""
+        return tuple([part_size(dim, size) for size, dim in zip(shape, self.dims, strict=True)])
+
+    def padded_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Global `shape` with the padding of all parts."""
+        return tuple([padded_size(dim, size) for size, dim in zip(shape, self.dims, strict=True)])
+
+    def without_padding(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Inverse of `padded_shape`; dims that are cut unevenly say their `length`."""
+        return tuple(
+            max((p.length for p in dim), default=0) or size
+            for size, dim in zip(shape, self.dims, strict=True)
+        )
+
+    def held_shape(self, shape: Sequence[int], coordinates: Mapping[str, int]) -> tuple[int, ...]:
+        """Shape of the part of a value of global `shape` at `coordinates`, without padding."""
+        pairs = zip(shape, self.dims, strict=True)
+        return tuple([held_size(dim, size, coordinates) for size, dim in pairs])
+
+    def is_even(self, shape: Sequence[int]) -> bool:
+        """Whether no part of a value of global `shape` has padding."""
+        return all(is_even(dim, size) for size, dim in zip(shape, self.dims, strict=True))
+
+    def global_shape(self, local: Sequence[int]) -> tuple[int, ...]:
+        """Inverse of `local_shape`; dims that are cut unevenly say their `length`."""
+        pairs = zip(local, self.dims, strict=True)
+        return self.without_padding([size * math.prod(p.size for p in dim) for size, dim in pairs])
+
+    def is_chunked(self, shape: Sequence[int]) -> bool:
+        """Whether dims that are cut unevenly are cut over one axis as `torch.chunk` cuts them.
+
+        So DTensor does; other parts it cannot keep.
+        """
+        return all(
+            is_even(dim, size) or (len(dim) == 1 and is_plain(dim, size))
+            for dim, size in zip(self.dims, shape, strict=True)
+        )
+
+    def problem(self, shape: Sequence[int], mesh: Mesh) -> str | None:
+        """Why this sharding does not suit a value of `shape` on `mesh`; None if it does."""
+        if len(self.dims) != len(shape):
+            return f"it has {len(self.dims)} dims, the value has {len(shape)}"
+        named = [p.axis for dim in self.dims for p in dim] + list(self.unreduced)
+        for axis in named:
+            if axis not in mesh.names:
+                return f"the mesh {mesh} has no axis '{axis}'; name another, or add it to the mesh"
+            if named.count(axis) > 1:
+                return f"axis '{axis}' is used twice"
+        for index, (dim, size) in enumerate(zip(self.dims, shape, strict=True)):
+            if any(p.size != mesh.size(p.axis) for p in dim):
+                return f"dim {index} names a size that is not the mesh's ({mesh})"
+            if not fits(dim, size):
+                strides = [p.stride for p in dim]
+                return f"strides {strides} do not cut dim {index} of size {size}"
+        return None
+
+
+def block_of(dim: DimSharding, placement: Placement) -> int:
+    """Length, in local elements, of one run of indices that `placement` keeps together.
+
+    Gathering or slicing over the placement's axis is block-cyclic with blocks of this length.
+    """
+    minor = math.prod(p.size for p in dim if p.stride < placement.stride)
+    return placement.stride // minor
+
+
+def is_contiguous(dim: DimSharding, dim_size: int) -> bool:
+    """Whether the placements are nested shards of the dim, major to minor: each device holds
+    consecutive indices, those from its position times the size of its part."""
+    upper = 0
+    for placement in dim:
+        if placement.span != upper if upper else placement.span < dim_size:
+            return False
+        upper = placement.stride
+    return True

@@ -1,0 +1,1 @@
+"""Facts about single ops: kind, result types, FLOPs, strides, fusion."""

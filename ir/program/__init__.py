@@ -1,0 +1,1 @@
+"""Program: text, stages, blocks, storage, traffic and statistics."""

@@ -1,0 +1,68 @@
+"""Messages between the stages of a program: who sends what to whom, and in which order."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from shardweave.ir.dialects.dist import RecvOp, SendOp
+from shardweave.ir.program.program import Program
+from shardweave.ir.program.staged import Run, StagePlaces, functions_of, runs_of
+
+
+@dataclass(frozen=True)
+class ComingMessage:
+    """A message of another coordinate on the stage axis. run: that sends it.
+
+    seen: how many messages of the receiver its sender has received before it sends this one: when
+    this one is there, these have arrived.
+    """
+
+    run: Run
+    op: SendOp
+    stage: int
+    seen: int
+
+
+def coming_messages(program: Program, place: int) -> dict[int, list[ComingMessage]]:
+    """By the coordinate that sends, what comes to one coordinate in a step, in order.
+
+    Linear in the ops and in the messages.
+    """
+    places = StagePlaces.of(program)
+    functions = functions_of(program)
+    messages = {
+        name: [op for op in function.ops if isinstance(op, SendOp | RecvOp)]
+        for name, function in functions.items()
+    }
+    seen: Counter[int] = Counter()
+    found: dict[int, list[ComingMessage]] = {}
+    for _, run in runs_of(program):
+        if run.at == place:
+            continue
+        stage = functions[run.function].stage
+        for op in messages[run.function]:
+            if isinstance(op, RecvOp):
+                seen[run.at] += places.source(op.source, run.micro_batch) == place
+            elif place in places.goals(run, stage, op.to):
+                message = ComingMessage(run, op, stage, seen[run.at])
+                found.setdefault(run.at, []).append(message)
+    return found
+
+
+def places_that_talk(program: Program) -> list[tuple[int, int]]:
+    """The coordinates on the stage axis of which one sends to another, and that other."""
+    places = StagePlaces.of(program)
+    functions = functions_of(program)
+    goals = {
+        name: {op.to for op in function.ops if isinstance(op, SendOp)}
+        for name, function in functions.items()
+    }
+    found = {
+        (run.at, goal)
+        for _, run in runs_of(program)
+        for to in goals[run.function]
+        for goal in places.goals(run, functions[run.function].stage, to)
+        if goal != run.at
+    }
+    return sorted(found)

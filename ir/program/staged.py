@@ -1,0 +1,242 @@
+"""Staged programs: a function for each stage and direction, and a step that says when each runs.
+
+The module's first function is `@step`. Its body is the schedule: a `dist.run` for each function and
+micro-batch, in an order in which all ranks together can run them; those of one coordinate on the
+stage axis are what its ranks run, top to bottom. Values go from function to function by the kinds
+and names of slots:
+
+- `param`, `buffer`, `input`, `tangent`: arguments of the step; of an input the part of the
+  micro-batch, whose axis its sharding names.
+- `whole`: made once, before the first micro-batch, of all of them; where its sharding names their
+  axis, a micro-batch reads its part.
+- `kept`: made by an earlier function of the same stage on the same micro-batch.
+- `micro_batch`: the number of the micro-batch, a scalar.
+- `sum`: the sum (or maximum) over micro-batches of what earlier functions of the stage gave.
+- `part`: what they gave for all micro-batches, joined.
+- `same`: what they gave for the last one, which is the same for all.
+
+A stage may be at several coordinates of the stage axis, each of which runs some of the
+micro-batches. There `before`, `share` and `after` run at each of them, one run behind the other;
+what they read of all micro-batches is put together over these coordinates first.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal, cast
+
+from xdsl.dialects import builtin, func
+from xdsl.ir import Operation
+
+from shardweave.ir.dialects.dist import RunOp, SendOp
+from shardweave.ir.dialects.types import num_bytes, tensor_type_of
+from shardweave.ir.mesh.mesh import Axis, Mesh
+from shardweave.ir.program.program import Program
+
+Direction = Literal["before", "forward", "backward", "inputs", "weights", "share", "after"]
+"""What of a stage a function does: once before the micro-batches; forward; backward as a whole, or
+to the inputs and then to the weights; once after the micro-batches, what it sends of their sums to
+other stages, and then what it makes of these sums."""
+
+ONCE = ("before", "share", "after")
+"""The directions that run once in a step; the others do for each micro-batch."""
+
+TOTALS = ("sum", "part", "same")
+"""Kinds of slots of what all micro-batches give together."""
+
+STAGE_KINDS = ("whole", "kept", "micro_batch", *TOTALS)
+"""Kinds of slots that only functions of stages have."""
+
+HELD = ("whole", "kept", *TOTALS)
+"""Those of them that functions leave for later ones of the same stage."""
+
+RECEIVES_AHEAD = 4
+"""Receives that a rank posts ahead for each sender: they hide latency, and take memory."""
+
+MICRO = "micro"
+"""The time axis of a pipeline's micro-batches."""
+
+
+class StageFunction(Program):
+    """A function of a staged program, seen as a program of its own on the same mesh."""
+
+    def __init__(self, module: builtin.ModuleOp, function: func.FuncOp) -> None:
+        super().__init__(module)
+        self._function = function
+
+    def clone(self) -> StageFunction:
+        """The function of the same name in a copy of the whole program."""
+        module = self.module.clone()
+        functions = (op for op in module.body.block.ops if isinstance(op, func.FuncOp))
+        (function,) = (one for one in functions if one.sym_name.data == self.name)
+        return type(self)(module, function)
+
+    @property
+    def function(self) -> func.FuncOp:
+        return self._function
+
+    @property
+    def name(self) -> str:
+        return self._function.sym_name.data
+
+    @property
+    def alone(self) -> StageFunction:
+        """The function on the mesh of its stage, without the stage axis."""
+        return _AloneFunction(self.module, self.function)
+
+    @property
+    def direction(self) -> Direction:
+        return cast("Direction", self.name.rpartition("_")[0])
+
+    @property
+    def is_once(self) -> bool:
+        """Whether it runs once in a step, not for each micro-batch."""
+        return self.direction in ONCE
+
+    @property
+    def stage(self) -> int:
+        return int(self.name.rpartition("_")[2])
+
+
+class _AloneFunction(StageFunction):
+    @property
+    def mesh(self) -> Mesh | None:
+        found = super().mesh
+        return found and found.within_stage
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a function. micro_batch: None for what runs once in a step."""
+
+    function: str
+    at: int
+    micro_batch: int | None = None
+
+    @staticmethod
+    def of(op: RunOp) -> Run:
+        return Run(op.function, op.at, op.micro_batch)
+
+
+def is_staged(program: Program) -> bool:
+    """Whether a program is one of stages; one of its functions, seen by itself, is not."""
+    first = program.module.body.block.first_op
+    is_whole = not isinstance(program, StageFunction)
+    return is_whole and first is not None and first.next_op is not None
+
+
+def name_of(direction: Direction, stage: int) -> str:
+    """The name of a function of a stage."""
+    return f"{direction}_{stage}"
+
+
+def functions_of(program: Program) -> dict[str, StageFunction]:
+    """The functions of a staged program beside the step, by name."""
+    found: dict[str, StageFunction] = {}
+    for op in list(program.module.body.block.ops)[1:]:
+        function = StageFunction(program.module, cast(func.FuncOp, op))
+        found[function.name] = function
+    return found
+
+
+def parts_of(program: Program) -> list[Program]:
+    """The programs of which a program consists: its functions if it is staged, else itself."""
+    return list(functions_of(program).values()) if is_staged(program) else [program]
+
+
+def ops_of_parts(program: Program) -> Iterator[Operation]:
+    """The ops of which a program consists, function by function; runs of functions are none."""
+    for part in parts_of(program):
+        yield from part.ops
+
+
+def runs_of(program: Program) -> Iterator[tuple[RunOp, Run]]:
+    """The runs of a staged program in order."""
+    for op in program.ops:
+        if isinstance(op, RunOp):
+            yield op, Run.of(op)
+
+
+def num_ops_on_a_rank(program: Program) -> int:
+    """The ops of a local program that a rank has; of stages, on the rank that has most."""
+    if not is_staged(program):
+        return sum(1 for _ in program.ops)
+    sizes = {name: sum(1 for _ in one.ops) for name, one in functions_of(program).items()}
+    found: Counter[int] = Counter()
+    for at, function in {(run.at, run.function) for _, run in runs_of(program)}:
+        found[at] += sizes[function]
+    return max(found.values())
+
+
+@dataclass(frozen=True)
+class BetweenStages:
+    """What goes between the stages of a step: messages, and their bytes on one rank of each."""
+
+    stages: int
+    micro_batches: int
+    messages: int
+    bytes: int
+
+
+def between_stages(program: Program) -> BetweenStages | None:
+    """What the stages of a program send each other in a step; None if it is not cut into any."""
+    if not is_staged(program):
+        return None
+    sizes = {
+        name: [num_bytes(tensor_type_of(op.value)) for op in one.ops if isinstance(op, SendOp)]
+        for name, one in functions_of(program).items()
+    }
+    runs = [run for _, run in runs_of(program)]
+    sent = [size for run in runs for size in sizes[run.function]]
+    axis = micro_axis(program)
+    return BetweenStages(
+        stages=len(StagePlaces.of(program).of_stage),
+        micro_batches=axis.size if axis else 1,
+        messages=len(sent),
+        bytes=sum(sent),
+    )
+
+
+def micro_axis(program: Program) -> Axis | None:
+    """The axis of a program's micro-batches: its time axis, if it has one."""
+    mesh = program.mesh
+    return mesh and next((axis for axis in mesh.axes if axis.kind == "time"), None)
+
+
+@dataclass(frozen=True)
+class StagePlaces:
+    """Where stages are: coordinates on the stage axis. A stage may be at several of them, each of
+    which runs some of its micro-batches.
+
+    of_stage: by stage, in order. of_batch: by stage and micro-batch, the one that runs it.
+    """
+
+    of_stage: Mapping[int, tuple[int, ...]]
+    of_batch: Mapping[tuple[int, int], int]
+
+    @staticmethod
+    def of(program: Program) -> StagePlaces:
+        """The places of a staged program. Linear in the runs."""
+        functions = functions_of(program)
+        of_stage: dict[int, dict[int, None]] = {}
+        of_batch: dict[tuple[int, int], int] = {}
+        for _, run in runs_of(program):
+            stage = functions[run.function].stage
+            of_stage.setdefault(stage, {})[run.at] = None
+            if run.micro_batch is not None:
+                of_batch[stage, run.micro_batch] = run.at
+        places = {stage: tuple(sorted(at)) for stage, at in sorted(of_stage.items())}
+        return StagePlaces(places, of_batch)
+
+    def source(self, stage: int, micro_batch: int | None) -> int:
+        """The coordinate from which a stage sends; what it sends once, the first one does."""
+        first = self.of_stage[stage][0]
+        return first if micro_batch is None else self.of_batch.get((stage, micro_batch), first)
+
+    def goals(self, run: Run, stage: int, to: int) -> tuple[int, ...]:
+        """The coordinates to which a run of `stage` sends what it has for another stage."""
+        if run.micro_batch is not None:
+            return (self.source(to, run.micro_batch),)
+        return self.of_stage[to] if run.at == self.source(stage, None) else ()

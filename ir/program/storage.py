@@ -1,0 +1,184 @@
+"""Which values share memory, and what of it the forward pass leaves to the rest of a step."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from xdsl.ir import Attribute, BlockArgument, Operation, OpResult, SSAValue
+
+from shardweave.ir.dialects.annotations import phase_of
+from shardweave.ir.dialects.aten import AtenOp, overload_named
+from shardweave.ir.dialects.dist import COLLECTIVES, AllReduceOp, DistOp, WaitOp
+from shardweave.ir.dialects.kernel import FusedOp
+from shardweave.ir.dialects.types import num_bytes, shape_of, tensor_type_of
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.ops.facts import LOOKUP_GRADIENT, facts_of
+from shardweave.ir.ops.strides import dense_strides, expected_strides, reshaped
+from shardweave.ir.program.program import Program
+
+
+def is_view(op: Operation) -> bool:
+    """Whether an op's result shares the memory of its operand, so that it takes no time.
+
+    A reshape does unless its operand's strides make it copy, as those of a permutation may.
+    """
+    facts = facts_of(op)
+    if facts.view != "reshape":
+        return facts.may_share
+    source = op.operands[0]
+    before, after = shape_of(source), shape_of(op.results[0])
+    return reshaped(before, expected_strides(source), after) is not None
+
+
+def copies(op: Operation) -> bool:
+    """Whether an op is a reshape that copies, since of the strides before it there is no view."""
+    return facts_of(op).view == "reshape" and not is_view(op)
+
+
+def shared_operand(op: Operation, position: int, mesh: Mesh | None = None) -> SSAValue | None:
+    """The operand whose memory a result shares; None if the result has its own.
+
+    A wait gives what the collective wrote, and a collective over axes of size 1 (of `mesh`, if
+    that is known) does nothing.
+    """
+    if isinstance(op, DistOp):
+        if isinstance(op, WaitOp):
+            return op.operands[position]
+        if isinstance(op, COLLECTIVES):
+            is_alone = mesh is not None and mesh.sizes(op.axes) == 1
+            return op.operands[position] if is_alone or reduces_in_place(op) else None
+    return op.operands[0] if is_view(op) else None
+
+
+def reduces_in_place(op: Operation) -> bool:
+    """Whether a collective is an all-reduce of one value that nobody else reads.
+
+    Its result is then written where the operand was. Several operands are copied into one message.
+    """
+    return isinstance(op, AllReduceOp) and len(op.operands) == 1 and is_unshared(op.operands[0])
+
+
+def is_unshared(value: SSAValue) -> bool:
+    """Whether a value that is read once is in memory that an op made for it alone.
+
+    It may be changed in place by who reads it: no other value shows the same elements.
+    """
+    while value.has_one_use() and isinstance(value, OpResult):
+        maker = value.op
+        if facts_of(maker).view in ("expand", None):
+            return isinstance(maker, AtenOp) and makes_memory(maker.name)
+        value = maker.operands[0]
+    return False
+
+
+def added_rows(op: Operation) -> tuple[Operation, int] | None:
+    """Of an addition of the gradient of a lookup to a table in memory that an op made for it alone:
+    the gradient, and the table's number among the operands.
+
+    A kernel leaves the rows that nothing is added to where they are.
+    """
+    if op.name != "aten.add.Tensor":
+        return None
+    for number, table in enumerate(op.operands):
+        gradient = op.operands[1 - number]
+        maker = gradient.owner
+        if isinstance(maker, AtenOp) and maker.name == LOOKUP_GRADIENT:
+            is_alone = gradient.has_one_use() and table.has_one_use()
+            is_alike = table.type == gradient.type
+            is_dense = expected_strides(table) == dense_strides(shape_of(table))
+            if is_alone and is_alike and is_dense and is_unshared(outside(table)):
+                return maker, number
+    return None
+
+
+def overwritten_table(op: FusedOp) -> int | None:
+    """The operand of a region that its kernel changes in place and gives as its only result."""
+    for inner in op.fused_ops:
+        found = added_rows(inner)
+        if found is not None:
+            table = inner.operands[found[1]]
+            return table.index if isinstance(table, BlockArgument) else None
+    return None
+
+
+def outside(value: SSAValue) -> SSAValue:
+    """What an argument of a fused region is outside of it; other values as they are."""
+    if not isinstance(value, BlockArgument):
+        return value
+    region = value.block.parent_op()
+    return region.operands[value.index] if isinstance(region, FusedOp) else value
+
+
+def adds_its_result(op: Operation) -> bool:
+    """Whether an op can add its result to what is in memory, so that it needs none of its own.
+
+    Libraries of matrix products do, at no cost.
+    """
+    return op.name == "aten.mm"
+
+
+@cache
+def makes_memory(name: str) -> bool:
+    """Whether the results of an ATen op are always in memory of their own, as its schema says.
+
+    An op that torch composes of others, such as dropout, may return what it was given.
+    """
+    overload = overload_named(name)
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key  # pyright: ignore[reportPrivateUsage]
+    if has_kernel(overload.name(), "CompositeImplicitAutograd"):
+        return False
+    return all(part.alias_info is None for part in overload._schema.returns)  # pyright: ignore[reportPrivateUsage]
+
+
+def storage_of(value: SSAValue, mesh: Mesh | None = None) -> SSAValue:
+    """The value whose memory a value shares: itself, if it has its own."""
+    while isinstance(value, OpResult):
+        source = shared_operand(value.op, value.index, mesh)
+        if source is None:
+            break
+        value = source
+    return value
+
+
+def layout_source(value: SSAValue) -> SSAValue:
+    """The value whose elements a value shows, all of them, through views, copied or not."""
+    while isinstance(value.owner, Operation) and facts_of(value.owner).is_layout:
+        value = value.owner.operands[0]
+    return value
+
+
+def view_source(value: SSAValue) -> SSAValue:
+    """The value whose elements a value shows, all of them, in the same memory."""
+    while isinstance(value.owner, Operation) and facts_of(value.owner).is_layout:
+        if copies(value.owner):
+            break
+        value = value.owner.operands[0]
+    return value
+
+
+def kept_values(program: Program) -> list[SSAValue]:
+    """Results of forward ops that the rest of the step reads: what memory holds in between.
+
+    Each sub-batch has its own beginning of the backward pass, so that the order of sub-batches
+    does not change what is kept.
+    """
+    mesh = program.mesh
+    made: set[SSAValue] = set()
+    kept: dict[SSAValue, None] = {}
+    turned: set[Attribute | None] = set()
+    for op in program.ops:
+        copy = op.properties.get("copy")
+        if phase_of(op) in ("backward", "recompute"):
+            turned.add(copy)
+        if copy in turned or (copy is None and turned):
+            storages = (storage_of(value, mesh) for value in op.operands)
+            kept.update(dict.fromkeys(storage for storage in storages if storage in made))
+        else:
+            made.update(op.results)
+    return list(kept)
+
+
+def kept_bytes(program: Program) -> int:
+    """Bytes of `kept_values` on one device."""
+    return sum(num_bytes(tensor_type_of(value)) for value in kept_values(program))

@@ -1,0 +1,159 @@
+"""Programs as text: printing, parsing, and errors that point at the place."""
+
+from __future__ import annotations
+
+import gc
+import re
+from collections.abc import Generator
+from contextlib import contextmanager
+from difflib import get_close_matches
+from io import StringIO
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import Builtin, ModuleOp
+from xdsl.dialects.func import Func, FuncOp, ReturnOp
+from xdsl.ir import Operation
+from xdsl.utils.exceptions import ParseError, VerifyException
+
+from shardweave.ir.dialects.aten import aten_dialect
+from shardweave.ir.dialects.dist import dist_dialect
+from shardweave.ir.dialects.kernel import kernel_dialect
+from shardweave.ir.program.source_text import SourceText, excerpt, position
+from shardweave.ir.strings import TextParser, TextPrinter
+
+_OF_A_STAGE = re.compile(r"(before|forward|backward|inputs|weights|share|after)_\d+")
+"""The names of the functions of stages (`ir/program/staged.py`)."""
+
+_UNKNOWN_OP = re.compile(r"Operation (\S+) is not registered")
+
+
+_NOT_ALL = "Could not parse entire input!"
+"""What xDSL says where something else than a module begins."""
+
+
+class ProgramTextError(ValueError):
+    """A text that is not a program. The message has one line: where, what, what was expected."""
+
+
+_WITHOUT_A_PLACE = (
+    VerifyException,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    AssertionError,
+    NotImplementedError,
+    RecursionError,
+)
+"""What attributes raise that check themselves while they are parsed, and what xDSL's parser raises
+on texts that it did not foresee. The parser has come as far as the place when they do."""
+
+
+@contextmanager
+def without_gc() -> Generator[None]:
+    """No garbage collection while many objects that all live are made."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def print_module(module: ModuleOp, *, locations: bool = False) -> str:
+    """The text of a module. `locations` adds the user's source line to each op."""
+    stream = StringIO()
+    TextPrinter(stream, print_debuginfo=locations).print_op(module)
+    return stream.getvalue() + "\n"
+
+
+def make_context() -> Context:
+    """The xDSL context with the dialects of a program."""
+    context = Context()
+    context.load_dialect(Builtin)
+    context.load_dialect(Func)
+    context.register_dialect("aten", aten_dialect)
+    context.register_dialect("dist", dist_dialect)
+    context.register_dialect("kernel", kernel_dialect)
+    return context
+
+
+class _PlacingParser(TextParser):
+    """A parser that remembers where each op begins."""
+
+    def __init__(self, text: str, name: str) -> None:
+        super().__init__(make_context(), text, name)
+        self.offsets: dict[Operation, int] = {}
+
+    def parse_operation(self) -> Operation:
+        start = self._current_token.span.start
+        op = super().parse_operation()
+        self.offsets[op] = start
+        return op
+
+
+def parse_module(text: str, name: str = "<text>") -> tuple[ModuleOp, SourceText]:
+    """Parse the text of a program.
+
+    Raises ProgramTextError with line and column, and as a note that line with a caret.
+    """
+    try:
+        parser = _PlacingParser(text, name)
+        try:
+            with without_gc():
+                module = parser.parse_module()
+        except _WITHOUT_A_PLACE as error:
+            raise _error(text, name, parser.pos, str(error)) from error
+    except ParseError as error:
+        raise _error(text, name, *_said(error, text)) from error
+    _check_form(module, text, name)
+    return module, SourceText(text, name, parser.offsets)
+
+
+def _check_form(module: ModuleOp, text: str, name: str) -> None:
+    """Raises ProgramTextError unless the module is one function of one block with a return.
+
+    Behind the step of a staged program stand the functions of its stages.
+    """
+    found = list(module.ops)
+    functions = [op for op in found if isinstance(op, FuncOp)]
+    behind = [op for op in functions[1:] if _OF_A_STAGE.fullmatch(op.sym_name.data)]
+    if not functions or len(found) != 1 + len(behind):
+        second = text.find("func.func", text.find("func.func") + 1)
+        message = "a program is a module with exactly one func.func, and nothing else."
+        raise _error(text, name, max(second, 0), message)
+    for function in functions:
+        blocks = function.body.blocks
+        if len(blocks) != 1 or not isinstance(blocks[0].last_op, ReturnOp):
+            end = text.rfind("}", 0, max(text.rfind("}"), 0))
+            message = "the function must be one block that ends in func.return."
+            raise _error(text, name, max(end, 0), message)
+
+
+def _error(text: str, name: str, offset: int, message: str) -> ProgramTextError:
+    line, column = position(text, offset)
+    said = " ".join(message.split()) or "not a program"
+    error = ProgramTextError(f"{name}:{line}:{column}: {said}")
+    error.add_note(excerpt(text, offset))
+    return error
+
+
+def _said(error: ParseError, text: str) -> tuple[int, str]:
+    """Where and what: as xDSL says; of an unknown op its own place, and which one may be meant."""
+    if not text.strip():
+        return 0, "the text is empty; give a program, as `shardweave capture` writes it."
+    if error.msg == _NOT_ALL:
+        return error.span.start, "a program is one builtin.module, and nothing beside it."
+    if error.span.start >= len(text.rstrip()):
+        said = f"the text ends before the program does; give all of it ({error.msg})"
+        return error.span.start, said
+    unknown = _UNKNOWN_OP.fullmatch(error.msg)
+    if unknown is None:
+        return error.span.start, error.msg
+    dialects = (aten_dialect(), dist_dialect())
+    names = [op.name for dialect in dialects for op in dialect.operations]
+    near = get_close_matches(unknown[1], names, 1, cutoff=0.7)
+    meant = f"did you mean '{near[0]}'?" if near else "a step has ops of aten and dist."
+    place = text.rfind(unknown[1], 0, error.span.start)
+    return max(place, 0), f"there is no op '{unknown[1]}'; {meant}"

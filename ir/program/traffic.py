@@ -1,0 +1,138 @@
+"""Bytes that ops read from memory and write to it, one by one or together in a kernel."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+
+from xdsl.ir import Operation, SSAValue
+
+from shardweave.ir.dialects.aten import AtenOp
+from shardweave.ir.dialects.dist import DistOp, SliceOp
+from shardweave.ir.dialects.kernel import FusedOp
+from shardweave.ir.dialects.types import dtype_of_value, num_bytes, num_elements, tensor_type_of
+from shardweave.ir.library.positional_attention import ATTENTION_BACKWARD, logsumexp_dtype
+from shardweave.ir.ops.facts import facts_of
+from shardweave.ir.ops.fusible import MOVES, POINTWISE
+from shardweave.ir.program.blocks import Blocks, blocks_of
+from shardweave.ir.program.program import Program
+from shardweave.ir.program.storage import added_rows, copies, is_view, view_source
+
+
+def bytes_moved(op: Operation) -> int:
+    """Bytes that one op reads and writes: of a fused region, as one kernel.
+
+    Views move nothing, nor do waits. Collectives are not counted: they send. What is looked up of
+    a table counts, not the table; operands count as often as they are given.
+    """
+    if isinstance(op, FusedOp):
+        return traffic(op.fused_ops)
+    if isinstance(op, SliceOp):
+        return 2 * _bytes(op.results[0])
+    if isinstance(op, DistOp) or is_view(op):
+        return 0
+    written = sum(map(_bytes, op.results))
+    if facts_of(op).is_lookup:
+        return 2 * written + sum(map(_bytes, op.operands[1:]))
+    return written + sum(map(_bytes, op.operands))
+
+
+def merged_bytes(op: AtenOp, pieces: int) -> int:
+    """Bytes that merging an attention's pieces moves beside their kernels (`attention_pieces`).
+
+    Forward, a piece's result is written, scaled by its share in the precision of the log-sum-exp
+    and added to the total, which is scaled before; backward, the gradients of its queries, and of
+    its part of the keys and values, are added to those of all. At the end totals are cast.
+    """
+    first = int(op.name == ATTENTION_BACKWARD)
+    query, key = op.operands[first : first + 2]
+    narrow = dtype_of_value(query).itemsize
+    wide = logsumexp_dtype(dtype_of_value(query)).itemsize
+    rows, cast = num_elements(query), 2 * wide + narrow
+    if not first:
+        return rows * (pieces * (6 * wide + 2 * narrow) + cast) if pieces > 1 else 0
+    each = 2 * wide + 2 * narrow
+    return rows * (pieces * each + cast) + 2 * num_elements(key) * (each + cast)
+
+
+def traffic(ops: Collection[Operation]) -> int:
+    """Bytes that one kernel of these ops moves: its inputs and its outputs, each once."""
+    read, written = accesses(ops)
+    return sum(read.values()) + sum(written.values())
+
+
+def accesses(ops: Collection[Operation]) -> tuple[dict[SSAValue, int], dict[SSAValue, int]]:
+    """Bytes of each value that one kernel of these ops, in order, reads, and that it writes.
+
+    Layouts of a value count as the value, in the kernel and before it, unless they copy. Of a value
+    that is sliced, or looked up, as a table or after some pointwise ops, what is taken counts.
+    """
+    members = set(ops)
+    read: dict[SSAValue, int] = {}
+    written: dict[SSAValue, int] = {}
+    needed: Counter[SSAValue] = Counter()
+    for op in reversed(list(ops)):
+        is_view_here = facts_of(op).is_layout and not copies(op)
+        for result in op.results:
+            if not is_view_here and _is_read_outside(result, members):
+                written[result] = _bytes(result)
+        outputs = (_numel(v) if v in written else needed[v] for v in op.results)
+        count = max(outputs, default=0)
+        added = added_rows(op)
+        if added is not None and added[0] in members and op.results[0] in written:
+            # Of the table only rows to which something is added, at most one for each index.
+            count = min(count, _numel(added[0].operands[0]))
+            written[op.results[0]] = count * _bytes(op.results[0]) // _numel(op.results[0])
+        for operand in op.operands:
+            # Each element that an op gives takes one of each operand, unless it sums.
+            own = _numel(operand)
+            own = min(own, count) if op.name in _ONE_BY_ONE or is_view_here else own
+            needed[operand] = max(needed[operand], own)
+            source = view_source(operand)
+            if source.owner not in members and not is_view_here:
+                size = min(own * _bytes(operand) // _numel(operand), _bytes(source))
+                read[source] = max(size, read.get(source, 0))
+    return dict(reversed(read.items())), dict(reversed(written.items()))
+
+
+_ONE_BY_ONE = POINTWISE | MOVES
+
+
+def _is_read_outside(value: SSAValue, members: set[Operation]) -> bool:
+    """Whether an op that is not a member reads the value or a layout of it."""
+    return any(
+        use.operation not in members
+        or (
+            facts_of(use.operation).is_layout
+            and not copies(use.operation)
+            and _is_read_outside(use.operation.results[0], members)
+        )
+        for use in value.uses
+    )
+
+
+def _bytes(value: SSAValue) -> int:
+    return num_bytes(tensor_type_of(value))
+
+
+def _numel(value: SSAValue) -> int:
+    return max(1, num_elements(value))
+
+
+def bytes_by_block(program: Program) -> dict[str, int]:
+    """`bytes_moved` by repeated block (`h.3`); "" has what lies in none.
+
+    A region counts for the block that most of its ops are in.
+    """
+    found: Counter[str] = Counter()
+    blocks = blocks_of(program)
+    for op in program.ops:
+        found[_block_of(op, blocks) or ""] += bytes_moved(op)
+    return dict(found)
+
+
+def _block_of(op: Operation, blocks: Blocks) -> str | None:
+    if not isinstance(op, FusedOp):
+        return blocks.of_op(op)
+    counts = Counter(filter(None, map(blocks.of_op, op.fused_ops)))
+    return counts.most_common(1)[0][0] if counts else None

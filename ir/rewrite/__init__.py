@@ -1,1 +1,0 @@
-"""Programs rewritten, without a cost model: recomputation, sub-batches, messages, cleaning."""

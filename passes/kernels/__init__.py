@@ -1,0 +1,1 @@
+"""Passes that form the regions of fused kernels."""

@@ -1,0 +1,331 @@
+"""Growing regions for kernels: ops, and then regions, join by the bytes that it saves."""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+from xdsl.ir import Block, Operation, SSAValue
+
+from shardweave.ir.dialects.annotations import (
+    common_path,
+    copy_of,
+    layer_of,
+    phase_of,
+    set_copy,
+    set_layer,
+    set_phase,
+)
+from shardweave.ir.dialects.aten import AtenOp
+from shardweave.ir.dialects.dist import COLLECTIVES, WaitOp
+from shardweave.ir.dialects.kernel import FusedOp, escaping_values, fuse
+from shardweave.ir.ops.fusible import MATMULS, MAX_OPS, MAX_VALUES, role_of
+from shardweave.ir.program.blocks import blocks_of
+from shardweave.ir.program.iteration_space import computed_aside, is_kernel_alone, space_of
+from shardweave.ir.program.program import Program
+from shardweave.ir.program.storage import copies
+from shardweave.ir.program.traffic import traffic
+from shardweave.ir.sharding.flow import is_propagated
+from shardweave.passes.notes import note
+from shardweave.passes.program_pass import PassOnProgram
+
+NEAR = 64
+"""Ops between two kernels that read the same value, beyond which they stay apart: one would
+have to keep its results until the other's are wanted."""
+
+FEW = 8
+"""Readers of one value that are tried in one kernel: of what many read, as tables of positions that
+every layer reads, the nearest."""
+
+
+@dataclass(eq=False)
+class Unit:
+    """Ops that will be one kernel, or one op. `place` is that of one of the ops."""
+
+    ops: dict[Operation, int]
+    key: tuple[object, ...]
+    block: str | None
+    traffic: int
+    place: int
+
+
+class Growth:
+    """The state of growing regions: units of ops, in an order that the program could run in."""
+
+    def __init__(self, program: Program, *, matmul: bool) -> None:
+        self.places = {op: index for index, op in enumerate(program.ops)}
+        self.units: dict[Operation, Unit] = {}
+        self.views: dict[Operation, tuple[object, ...]] = {}
+        self.heap: list[tuple[int, int, int, Unit, Unit]] = []
+        self.pushed = 0
+        self.readers: dict[SSAValue, list[Operation]] = {}
+        blocks = blocks_of(program)
+        for op, key in keys_of_ops(program):
+            role = role_of(op)
+            if role == "view" and not copies(op):
+                self.views[op] = key
+            elif role is not None and (matmul or role != "matmul"):
+                place = self.places[op]
+                moved = traffic([op])
+                self.units[op] = Unit({op: place}, key, blocks.of_op(op), moved, place)
+
+    def grow(self) -> None:
+        """Merge units until no merge saves bytes."""
+        for unit in list(self.units.values()):
+            for other in self._neighbours(unit):
+                if other.place > unit.place:
+                    self._push(unit, other)
+        while self.heap:
+            saved, _, _, first, second = heapq.heappop(self.heap)
+            if not (first.ops and second.ops):
+                continue
+            merged = self._merged(first, second)
+            if merged is None:
+                continue
+            now = first.traffic + second.traffic - merged.traffic
+            if now < -saved:
+                self._push(first, second, now)
+            else:
+                self._replace(first, second, merged)
+        self._take_along()
+
+    def _take_along(self) -> None:
+        """Let kernels of rows compute beside them what is small, and saves a launch."""
+        units = sorted({id(u): u for u in self.units.values()}.values(), key=lambda u: u.place)
+        for number, unit in enumerate(units):
+            written = escaping_values(unit.ops)
+            if not written or computed_aside(_aten(unit.ops), written) != set(written):
+                continue
+            near = [u for u in units[max(0, number - FEW) : number + FEW] if u is not unit]
+            for other in sorted(near, key=lambda u: abs(u.place - unit.place)):
+                merged = self._merged(unit, other) if other.ops else None
+                if merged is not None and abs(other.place - unit.place) <= NEAR:
+                    self._replace(unit, other, merged)
+                    units[number] = merged
+                    break
+
+    def regions(self) -> list[Unit]:
+        """All units of more than one op, and ops that have a kernel alone, in order."""
+        found = {
+            id(unit): unit
+            for unit in self.units.values()
+            if len(unit.ops) > 1 or all(map(is_kernel_alone, unit.ops))
+        }
+        return sorted(found.values(), key=lambda unit: unit.place)
+
+    # Candidates
+
+    def _push(self, first: Unit, second: Unit, saved: int | None = None) -> None:
+        if first.key != second.key:
+            return
+        if saved is None:
+            merged = self._merged(first, second)
+            if merged is None:
+                return
+            saved = first.traffic + second.traffic - merged.traffic
+        if saved <= 0:
+            return
+        self.pushed += 1
+        # Of equal savings, first those that leave the matrix products to the library.
+        products = sum(op.name in MATMULS for unit in (first, second) for op in unit.ops)
+        heapq.heappush(self.heap, (-saved, products, self.pushed, first, second))
+
+    def _neighbours(self, unit: Unit) -> list[Unit]:
+        """Units that give to this one, take from it, or read what it reads, through views."""
+        found: dict[int, Unit] = {}
+        for owner in self._related(unit):
+            other = self.units.get(owner) if isinstance(owner, Operation) else None
+            if other is not None and other is not unit:
+                found[id(other)] = other
+        return list(found.values())
+
+    def _related(self, unit: Unit) -> Iterator[Operation | Block]:
+        for op in unit.ops:
+            for value in op.operands:
+                source = self._source(value)
+                yield source.owner
+                for user in self._readers_near(source, self.places[op]):
+                    other = self.units.get(user)
+                    if other is not None and other.block == unit.block:
+                        yield user
+            for value in op.results:
+                yield from islice(self._readers(value), FEW)
+
+    def _source(self, value: SSAValue) -> SSAValue:
+        """What a value shows through views that are in no unit."""
+        owner = value.owner
+        while isinstance(owner, Operation) and owner in self.views:
+            value = owner.operands[0]
+            owner = value.owner
+        return value
+
+    def _readers_near(self, value: SSAValue, place: int) -> list[Operation]:
+        """The few readers of a value that are nearest to a place."""
+        place_of = self.places.__getitem__
+        if value not in self.readers:
+            known = (reader for reader in self._readers(value) if reader in self.places)
+            self.readers[value] = sorted(set(known), key=place_of)
+        readers = self.readers[value]
+        first = bisect_left(readers, place - NEAR, key=place_of)
+        last = bisect_right(readers, place + NEAR, key=place_of)
+        return sorted(readers[first:last], key=lambda reader: abs(place_of(reader) - place))[:FEW]
+
+    def _readers(self, value: SSAValue) -> Iterator[Operation]:
+        """The ops that read a value or a view of it."""
+        pending = [value]
+        while pending:
+            for use in pending.pop().uses:
+                if use.operation in self.views:
+                    pending += use.operation.results
+                else:
+                    yield use.operation
+
+    # Merging
+
+    def _merged(self, first: Unit, second: Unit) -> Unit | None:
+        """Both units in one, with the views between them; None if no kernel can be that."""
+        if first.key != second.key or len(first.ops) + len(second.ops) > MAX_OPS:
+            return None
+        members = first.ops | second.ops
+        for op in list(members):
+            self._take_views(op, members, first.key)
+        escaping = escaping_values(members)
+        inputs = {v for op in members for v in op.operands if v.owner not in members}
+        if len(escaping) + len(inputs) > MAX_VALUES:
+            return None
+        place = self._place(members, inputs, escaping)
+        if place is None or isinstance(space_of(_in_order(members), escaping), str):
+            return None
+        return Unit(members, first.key, first.block, traffic(_in_order(members)), place)
+
+    def _take_views(
+        self, op: Operation, members: dict[Operation, int], key: tuple[object, ...]
+    ) -> None:
+        """Add the views through which `op` reads what another member gives."""
+        for operand in op.operands:
+            chain: list[Operation] = []
+            owner = operand.owner
+            while isinstance(owner, Operation) and self.views.get(owner) == key:
+                chain.append(owner)
+                owner = owner.operands[0].owner
+            if isinstance(owner, Operation) and owner in members:
+                members.update((view, self.places[view]) for view in chain)
+
+    def _place(
+        self, members: dict[Operation, int], inputs: set[SSAValue], escaping: list[SSAValue]
+    ) -> int | None:
+        """The last place of a member between all that it needs and all that needs it."""
+        low = max((self._place_of(value.owner) for value in inputs), default=-1)
+        users = {u.operation for v in escaping for u in v.uses if u.operation not in members}
+        high = min((self._place_of(user) for user in users), default=len(self.places))
+        return max((place for place in members.values() if low < place < high), default=None)
+
+    def _place_of(self, owner: object) -> int:
+        if not isinstance(owner, Operation):
+            return -1
+        unit = self.units.get(owner)
+        if unit is not None:
+            return unit.place
+        return self.places.get(owner, len(self.places))  # the return comes last
+
+    def _replace(self, first: Unit, second: Unit, merged: Unit) -> None:
+        for op in merged.ops:
+            self.units[op] = merged
+            self.views.pop(op, None)
+        first.ops, second.ops = {}, {}
+        for other in self._neighbours(merged):
+            self._push(merged, other)
+
+
+def keys_of_ops(program: Program) -> Iterator[tuple[Operation, tuple[object, ...]]]:
+    """For each op what it shares with those that it may be fused with.
+
+    Ops between the same collectives, of the same sub-batch and phase; each sub-batch has its
+    own beginning of the backward pass, from which on ops count as backward.
+    """
+    segment = 0
+    turned: set[object] = set()
+    for op in program.ops:
+        copy, phase = copy_of(op), phase_of(op)
+        if isinstance(op, (*COLLECTIVES, WaitOp)):
+            segment += 1
+        if phase == "backward":
+            turned.add(copy)
+        elif phase == "forward" and copy in turned:
+            phase = "backward"
+        yield op, (segment, copy, phase)
+
+
+def _aten(ops: Iterable[Operation]) -> list[AtenOp]:
+    return [op for op in ops if isinstance(op, AtenOp)]
+
+
+def _in_order(members: dict[Operation, int]) -> list[Operation]:
+    return sorted(members, key=members.__getitem__)
+
+
+def grown_units(program: Program, *, matmul: bool) -> list[Unit]:
+    """The regions that a program's ops make, in order. matmul: whether with products."""
+    growth = Growth(program, matmul=matmul)
+    growth.grow()
+    return growth.regions()
+
+
+def write_region(unit: Unit) -> None:
+    """Move the ops of a unit into a region, at its place."""
+    ops = _in_order(unit.ops)
+    anchor = next(op for op in ops if unit.ops[op] == unit.place)
+    after = anchor.next_op
+    assert after is not None
+    while after in unit.ops:
+        after = after.next_op
+        assert after is not None
+    fused = fuse(ops, after, [unit.ops[op] for op in ops])
+    set_layer(fused, common_path(map(layer_of, ops)))
+    phase = unit.key[2]
+    assert isinstance(phase, str)
+    set_phase(fused, phase)
+    copy = copy_of(anchor)
+    if copy is not None:
+        set_copy(fused, copy)
+
+
+@dataclass(frozen=True)
+class FuseKernelsPass(PassOnProgram):
+    """Put ops that exchange or share much data into regions, each to be one kernel.
+
+    Regions grow greedily: of all pairs whose union one kernel can compute (`ir.program.iteration_space`),
+    the one that saves most bytes of memory traffic is merged first. A region never reaches across a
+    collective, its start or its wait, from one phase or sub-batch into another, and the ops that
+    stay outside keep their order; each unit has a place at which all it needs is defined and
+    nothing that it gives was wanted yet, so that there are no cycles. `matmul=false` leaves
+    matrix products to the library.
+
+    Requires: a verified program without regions, not between `propagate-shardings` and
+    `insert-collectives`. Ensures: numerics unchanged; `unfuse-kernels`
+    gives back the same program. Takes n log n steps for n ops: an op has few neighbours and a
+    region few ops.
+    """
+
+    name = "fuse-kernels"
+    matmul: bool = True
+
+    def run(self, program: Program) -> None:
+        if any(isinstance(one, FusedOp) for one in program.ops):
+            raise ValueError("the program has fused regions already; run unfuse-kernels first.")
+        if not program.is_local and is_propagated(program):
+            raise ValueError(
+                "the program is propagated but not partitioned, and a region of it would have no "
+                "sharding; run insert-collectives first."
+            )
+        units = grown_units(program, matmul=self.matmul)
+        for unit in units:
+            write_region(unit)
+        if not units:
+            note(
+                "no two ops that a kernel can compute share data, so that nothing is fused; leave "
+                "the pass out."
+            )

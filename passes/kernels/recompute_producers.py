@@ -1,0 +1,278 @@
+"""Recomputing cheap values in each kernel that reads them, where that moves fewer bytes.
+
+A value that one kernel writes and another reads costs its bytes for each of them. If it follows,
+element by element, from what is in memory anyway, the reader may compute it itself: a loss's log
+probabilities from the logits and two numbers a row, a gate's activation from its input, a widened
+copy from the narrow original, rows of a table, labels moved by one. (Inductor does so between its
+two passes by a minimal cut; here kernels are known, and also readers of the same pass, behind a
+product or a message, are looked at.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from xdsl.ir import Operation, SSAValue
+from xdsl.rewriter import InsertPoint, Rewriter
+
+from shardweave.ir.dialects.annotations import phase_of, set_origin, set_phase
+from shardweave.ir.dialects.dist import DistOp
+from shardweave.ir.dialects.kernel import FusedOp, escaping_values
+from shardweave.ir.dialects.types import dtype_of_value, num_bytes, tensor_type_of
+from shardweave.ir.ops.facts import facts_of
+from shardweave.ir.ops.fusible import MATMULS, MAX_OPS, MAX_VALUES, TRIGONOMETRIC, role_of
+from shardweave.ir.program.dead_code import remove_dead_ops
+from shardweave.ir.program.program import Program
+from shardweave.ir.program.storage import layout_source
+from shardweave.passes.kernels.fuse_kernels import Growth, Unit, keys_of_ops
+from shardweave.passes.notes import note
+from shardweave.passes.program_pass import PassOnProgram
+
+LAUNCH_BYTES = 1 << 20
+"""What it is worth that a kernel need not run: a GPU moves more in the 2 us that one begins in."""
+
+
+def recompute_producers(program: Program, *, matmul: bool) -> int:
+    """Clone values' producers into the kernels that read them; returns the number of clones.
+
+    matmul: whether products will be in kernels. A value is looked at once, in order, so that one
+    which is recomputed from another sees whether that one is stored. Linear in the ops, but for
+    growing the regions.
+    """
+    _compute_masks_early(program)
+    growth = Growth(program, matmul=matmul)
+    growth.grow()
+    places = {op: place for place, op in enumerate(program.ops)}
+    count = 0
+    for op in list(program.ops):
+        if _is_cheap(op) and op in growth.units:
+            plan = _plan_for(op.results[0], growth)
+            if plan is not None and plan.saved_bytes > 0:
+                count += plan.carry_out(growth, places)
+    remove_dead_ops(program)
+    return count
+
+
+def _compute_masks_early(program: Program) -> None:
+    """Move small integers and masks to where their phase, or the time after a message, begins.
+
+    Only those made of what is there by then. A kernel that reads them may then stand before a call
+    of the library that reads another of its results, though they were computed after that call.
+    """
+    places: dict[Operation, float] = {op: place for place, op in enumerate(program.ops)}
+    begins: dict[tuple[object, ...], Operation] = {}
+    for op, key in list(keys_of_ops(program)):
+        if isinstance(op, DistOp):
+            continue
+        begin = begins.setdefault(key, op)
+        makers = [maker for value in op.operands if (maker := _owner_of(value)) is not None]
+        is_there = all(places[maker] < places[begin] for maker in makers)
+        if op is not begin and is_there and _is_small_mask(op):
+            op.detach()
+            Rewriter.insert_op(op, InsertPoint.before(begin))
+            places[op] = places[begin] - 0.5
+
+
+def _is_small_mask(op: Operation) -> bool:
+    is_moved = role_of(op) in ("pointwise", "view")
+    return is_moved and all(
+        not dtype_of_value(value).is_floating_point and _bytes(value) <= LAUNCH_BYTES
+        for value in op.results
+    )
+
+
+@dataclass
+class _Reading:
+    """An operand of an op that shows a value, through some views."""
+
+    op: Operation
+    index: int
+
+
+@dataclass
+class _Recomputed:
+    """How a value is computed again: by units, what reads it; and what it is computed from."""
+
+    value: SSAValue
+    readers: dict[Unit, list[_Reading]]
+    stored: set[SSAValue] = field(default_factory=lambda: set[SSAValue]())
+    chain: set[Operation] = field(default_factory=lambda: set[Operation]())
+    saved_bytes: int = 0
+
+    def read_bytes(self, source: SSAValue) -> int:
+        """Bytes that a unit reads of a value: of a table no more than it looks up."""
+        lookups = [op for op in self.chain if facts_of(op).is_lookup]
+        tables = {layout_source(op.operands[0]): op.results[0] for op in lookups}
+        taken = tables.get(source)
+        return _bytes(source) if taken is None else min(_bytes(source), _bytes(taken))
+
+    def carry_out(self, growth: Growth, places: dict[Operation, int]) -> int:
+        """Put clones before each unit that reads the value; returns how many."""
+        count = 0
+        for unit, readings in self.readers.items():
+            first = min((reading.op for reading in readings), key=places.__getitem__)
+            begin = min(unit.ops, key=places.__getitem__)
+            if self._known_after(places) < places[begin]:
+                first = begin
+            cloning = _Cloning(self.stored, first)
+            for reading in readings:
+                reading.op.operands[reading.index] = cloning.of(reading.op.operands[reading.index])
+            for clone in cloning.made:
+                places[clone] = places[first]
+                unit.ops[clone] = places[first]
+                growth.units[clone] = unit
+            count += len(cloning.made)
+        return count
+
+    def _known_after(self, places: dict[Operation, int]) -> int:
+        """The place of the op that makes the last of what the value is computed from."""
+        makers = (_owner_of(operand) for op in self.chain for operand in op.operands)
+        found = [maker for maker in makers if maker is not None and maker not in self.chain]
+        return max((places[maker] for maker in found), default=-1)
+
+
+class _Cloning:
+    """Clones of a chain of ops, in front of one op."""
+
+    def __init__(self, stored: set[SSAValue], before: Operation) -> None:
+        self.stored = stored
+        self.before = before
+        self.made: list[Operation] = []
+        self._known: dict[SSAValue, SSAValue] = {}
+
+    def of(self, value: SSAValue) -> SSAValue:
+        """The clone of a value, or the value itself if what it shows is stored."""
+        owner = value.owner
+        if layout_source(value) in self.stored or not isinstance(owner, Operation):
+            return value
+        if value not in self._known:
+            operands = {operand: self.of(operand) for operand in owner.operands}
+            clone = owner.clone_without_regions(operands)
+            set_phase(clone, phase_of(self.before))
+            hint = owner.results[0].name_hint
+            if hint is not None:
+                set_origin(clone, hint)
+            Rewriter.insert_op(clone, InsertPoint.before(self.before))
+            self.made.append(clone)
+            self._known.update(zip(owner.results, clone.results, strict=True))
+        return self._known[value]
+
+
+def _plan_for(value: SSAValue, growth: Growth) -> _Recomputed | None:
+    """How all kernels that read a value from memory can compute it, and what that saves.
+
+    None if it is read by something else too, which wants it in memory.
+    """
+    owner = _owner_of(value)
+    home = None if owner is None else growth.units.get(owner)
+    readers: dict[Unit, list[_Reading]] = {}
+    for reading in _readings(value):
+        unit = growth.units.get(reading.op)
+        if unit is None or any(op.name in MATMULS for op in unit.ops):
+            return None
+        if unit is not home:
+            readers.setdefault(unit, []).append(reading)
+    if not readers or home is None:
+        return None
+    found = _Recomputed(value, readers)
+    newly_stored = _walk(value, home, found)
+    if not all(_fits(unit, found) for unit in readers):
+        return None
+    size = _bytes(value)
+    found.saved_bytes = size * (1 + len(readers)) - sum(map(_bytes, newly_stored))
+    if found.chain >= home.ops.keys():
+        found.saved_bytes += LAUNCH_BYTES
+    elif any(role_of(op) == "move" for op in found.chain):
+        return None  # jumps and places off by one are worth a kernel less, and nothing else
+    for unit in readers:
+        known = _inputs_of(unit)
+        found.saved_bytes -= sum(found.read_bytes(s) for s in found.stored if s not in known)
+    return found
+
+
+def _is_cheap(op: Operation) -> bool:
+    """Whether an element of an op's result is a few instructions away from its operands'."""
+    return role_of(op) in ("pointwise", "move") and op.name not in TRIGONOMETRIC
+
+
+def _readings(value: SSAValue) -> Iterator[_Reading]:
+    """The operands that are a value or a view of it, but for the views themselves."""
+    pending = [value]
+    while pending:
+        for use in pending.pop().uses:
+            if facts_of(use.operation).is_layout:
+                pending += use.operation.results
+            else:
+                yield _Reading(use.operation, use.index)
+
+
+def _walk(value: SSAValue, home: Unit, found: _Recomputed) -> set[SSAValue]:
+    """Fill in what a value is computed from; returns what must be stored for it alone."""
+    newly_stored: set[SSAValue] = set()
+    pending = [value]
+    while pending:
+        owner = _owner_of(pending.pop())
+        if owner is None or owner in found.chain:
+            continue
+        found.chain.add(owner)
+        for operand in owner.operands:
+            source = layout_source(operand)
+            maker = _owner_of(source)
+            is_inside = maker is not None and maker in home.ops
+            if maker is not None and is_inside and not _escapes(source, home):
+                if _is_cheap(maker):
+                    pending.append(source)
+                    continue
+                newly_stored.add(source)
+            found.stored.add(source)
+    return newly_stored
+
+
+def _escapes(value: SSAValue, home: Unit) -> bool:
+    return any(reading.op not in home.ops for reading in _readings(value))
+
+
+def _fits(unit: Unit, found: _Recomputed) -> bool:
+    """Whether a kernel still fits with what it is to compute, at most two clones for each op."""
+    inputs = _inputs_of(unit) | found.stored
+    num_results = len(escaping_values(unit.ops))
+    fits = len(inputs) + num_results <= MAX_VALUES
+    return fits and len(unit.ops) + 2 * len(found.chain) <= MAX_OPS
+
+
+def _inputs_of(unit: Unit) -> set[SSAValue]:
+    """What a kernel reads from memory."""
+    sources = {layout_source(v) for op in unit.ops for v in op.operands}
+    return {source for source in sources if source.owner not in unit.ops}
+
+
+def _owner_of(value: SSAValue) -> Operation | None:
+    return value.owner if isinstance(value.owner, Operation) else None
+
+
+def _bytes(value: SSAValue) -> int:
+    return num_bytes(tensor_type_of(value))
+
+
+@dataclass(frozen=True)
+class RecomputeProducersPass(PassOnProgram):
+    """Let each kernel compute again what it would read, where that saves bytes or a kernel.
+
+    A value that only kernels read, and that follows element by element from values in memory, is
+    computed by each of its readers: across phases, messages and products, which no region crosses.
+    `matmul=false` as in `fuse-kernels`, which is to follow.
+
+    Requires: a verified program without regions. Ensures: numerics unchanged, bit for bit, op by
+    op; `fuse-kernels` with the same option makes regions that move no more bytes, but for a MiB
+    where there is a kernel less.
+    """
+
+    name = "recompute-producers"
+    matmul: bool = True
+
+    def run(self, program: Program) -> None:
+        if any(isinstance(op, FusedOp) for op in program.ops):
+            raise ValueError("the program has fused regions already; run unfuse-kernels first.")
+        if not recompute_producers(program, matmul=self.matmul):
+            note("nothing that kernels hand on is cheaper to compute again; leave the pass out.")

@@ -1,0 +1,1 @@
+"""Passes that trade memory for compute."""

@@ -1,0 +1,389 @@
+"""Cloning forward ops into the backward pass, so that their results need not be kept."""
+
+from __future__ import annotations
+
+import fnmatch
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+
+from xdsl.dialects.func import ReturnOp
+from xdsl.ir import Operation, SSAValue
+from xdsl.rewriter import InsertPoint, Rewriter
+
+from shardweave.ir.dialects.annotations import Copy, copy_of, phase_of, set_origin, set_phase
+from shardweave.ir.dialects.dist import COLLECTIVES, AllGatherOp
+from shardweave.ir.dialects.kernel import FusedOp
+from shardweave.ir.ops.facts import facts_of, is_random
+from shardweave.ir.ops.flops import flops_of
+from shardweave.ir.program.blocks import BLOCKS, Blocks, blocks_of
+from shardweave.ir.program.program import Program
+from shardweave.ir.program.regions import split_at_backward, weight_ops
+from shardweave.ir.program.storage import kept_bytes
+from shardweave.ir.sharding.rules.attention import is_attention
+from shardweave.passes.memory.stored_scores import making_scores, multiplies_weight
+from shardweave.passes.notes import note
+from shardweave.passes.prepare.cse import merge_where_equal
+from shardweave.passes.program_pass import PassOnProgram
+
+POLICIES = ("none", "layer", "after-communication", "after-products", "budget")
+
+KEEPING = ("after-communication", "after-products", "stored-scores", "every-second-product")
+"""Policies that keep the results of some ops, behind which recomputation starts. The last two are
+those of frameworks, which `recompute` takes and no plan names: `stored-scores` runs again what
+gives attention's stored scores (Korthikanti et al. 2022, Sec. 5), and nothing where one kernel
+stores none; `every-second-product` keeps what attention gives and every other product of a weight,
+from each block's first on, as torchtitan's selective checkpoints of ops do."""
+
+CHECKPOINT = "checkpoint"
+"""Another policy of frameworks (`torch.utils.checkpoint` around a block): as `layer`, and fused
+attention runs again too, which `layer` keeps as an op that may draw random numbers."""
+
+Segment = tuple[str, Copy | None, int]
+"""Block, sub-batch, and number of the stretch between kept results that is recomputed at once."""
+
+
+def rematerialize(
+    program: Program, policy: str = "layer", bytes: int | None = None, blocks: str = ""
+) -> int:
+    """Recompute by one of `POLICIES` in every block; `budget` takes the bytes to keep at most.
+
+    blocks: names or patterns of the blocks in which, with commas between; empty: in all.
+    Returns the number of clones.
+
+    Raises ValueError for an unknown policy, a block that there is not, and bytes without the policy
+    that takes them, or beside blocks.
+    """
+    if policy not in POLICIES:
+        raise ValueError(f"policy '{policy}' is unknown; use one of {', '.join(POLICIES)}.")
+    if (bytes is not None) != (policy == "budget"):
+        raise ValueError("give bytes=N with policy=budget, and only then.")
+    chosen = _chosen_blocks(program, blocks)
+    if bytes is None:
+        return recompute(program, lambda block: policy if block in chosen else "none")
+    if blocks:
+        raise ValueError("policy=budget chooses the blocks; leave blocks out.")
+    return recompute_to_fit(program, bytes)
+
+
+def _chosen_blocks(program: Program, text: str) -> Collection[str]:
+    """The blocks that names and patterns stand for; all without any."""
+    known = blocks_of(program).names
+    found: set[str] = set()
+    for name in filter(None, (word.strip() for word in text.split(","))):
+        fitting = fnmatch.filter(known, name)
+        if not fitting:
+            raise ValueError(
+                f"blocks: there is no block '{name}'; the program has "
+                f"{', '.join(known[:4]) or 'none'}{', ..' if len(known) > 4 else ''}."
+            )
+        found.update(fitting)
+    return found or known
+
+
+def recompute_to_fit(program: Program, budget: int) -> int:
+    """Recompute in as few blocks as fit the kept bytes of one device into `budget`.
+
+    Escalates block by block, in the order of the forward pass, first by segments, then whole;
+    returns the number of clones.
+    Raises ValueError, with what is needed at least, if recomputing all does not suffice.
+    """
+    policies = ("after-communication", "layer")
+    blocks = blocks_of(program).names
+    escalations = [(block, policy) for policy in policies for block in blocks]
+
+    def recompute_first(count: int, target: Program) -> int:
+        chosen = dict(escalations[:count])
+        return recompute(target, lambda block: chosen.get(block, "none"))
+
+    def needed(count: int) -> int:
+        copy = program.clone()
+        recompute_first(count, copy)
+        return kept_bytes(copy)
+
+    # Each escalation keeps less, so that few of them need be tried.
+    counts = range(len(escalations) + 1)
+    fewest = bisect_left(counts, True, key=lambda count: needed(count) <= budget)
+    if fewest not in counts:
+        least = needed(len(escalations))
+        raise ValueError(
+            f"with every block recomputed, {least} bytes are still kept for the backward pass, "
+            f"{least - budget} more than bytes={budget}; give at least {least}, or split the "
+            "batch or shard more."
+        )
+    return recompute_first(fewest, program)
+
+
+def recompute(program: Program, policy_of: Callable[[str], str]) -> int:
+    """Recompute in each block by its policy; returns the number of clones. Linear in the ops.
+
+    policy_of: from a block's name to one of `POLICIES`, `budget` apart. Raises ValueError if the
+    program recomputes already or has fused regions.
+    """
+    forward, later = split_at_backward(program)
+    weights = set(weight_ops(program))
+    again = (op for op in later if phase_of(op) == "recompute" and op not in weights)
+    if not all(map(_gathers_keys, again)):
+        raise ValueError("the program recomputes already; rematerialize it once.")
+    if any(isinstance(op, FusedOp) for op in forward):
+        raise ValueError("the program has fused regions; run unfuse-kernels first.")
+    messages: set[Operation] = {op for op in forward + later if isinstance(op, COLLECTIVES)}
+    messages -= weights
+    blocks = blocks_of(program)
+    count = _Recomputation(forward, later, blocks, policy_of, messages).run()
+    return count - _gather_once(program)
+
+
+def _gather_once(program: Program) -> int:
+    """Let gradients read what recomputation gathers: weights, and keys and values of attention.
+
+    Returns the ops erased.
+    """
+    gathers = [*weight_ops(program), *filter(_gathers_keys, program.ops)]
+    again = [op for op in gathers if phase_of(op) == "recompute"]
+    return merge_where_equal(again, lambda op: ("copy",))
+
+
+def _gathers_keys(op: Operation) -> bool:
+    """Whether an op gathers keys or values for attention, which each pass does for itself."""
+    if not isinstance(op, AllGatherOp):
+        return False
+    readers = [use.operation for result in op.results for use in result.uses]
+    return bool(readers) and all(map(is_attention, readers))
+
+
+class _Recomputation:
+    def __init__(
+        self,
+        forward: list[Operation],
+        later: list[Operation],
+        blocks: Blocks,
+        policy_of: Callable[[str], str],
+        messages: set[Operation],
+    ) -> None:
+        self.forward = forward
+        self.messages = messages
+        self.before = set(forward)
+        self.later = later
+        self.block_of = blocks.of_op
+        self.policies: dict[str, str] = {}
+        self.policy_of = policy_of
+        self.segments: dict[Operation, Segment] = {}
+        self.kept: dict[SSAValue, bool] = {}
+        self.clones: dict[SSAValue, SSAValue] = {}
+        self.pending: dict[Segment, list[Operation]] = {}
+        self.count = 0
+        self.scores: set[Operation] = set()
+        self.dropped: set[Operation] = set()
+
+    def run(self) -> int:
+        self._number_segments()
+        needed = self._needed()
+        for op in self.forward:
+            if op in needed:
+                self.pending.setdefault(self.segments[op], []).append(op)
+        # Where the backward pass of each block began after the last message that it waited for:
+        # recomputation needs nothing of it, and can so run beside it.
+        beginnings: dict[str | None, Operation] = {}
+        for op in self.later:
+            beginnings.setdefault(self.block_of(op), op)
+            self._redirect(op, beginnings)
+            if op in self.messages and _is_read(op):
+                beginnings.clear()
+        return self.count
+
+    def _policy(self, block: str) -> str:
+        if block not in self.policies:
+            self.policies[block] = self.policy_of(block)
+            ops = [op for op in self.forward if self.block_of(op) == block]
+            if self.policies[block] == "stored-scores":
+                self.scores |= making_scores(ops)
+            if self.policies[block] == "every-second-product":
+                self.dropped |= set([op for op in ops if multiplies_weight(op)][1::2])
+        return self.policies[block]
+
+    def _number_segments(self) -> None:
+        """The segment of each op that its block's policy lets recompute."""
+        numbers: dict[tuple[str, Copy | None], int] = {}
+        for op in self.forward:
+            block = self.block_of(op)
+            if block is None:
+                continue
+            policy = self._policy(block)
+            # A random op run again would draw other numbers than the forward pass saw.
+            draws = is_random(op) and not (policy == CHECKPOINT and is_attention(op))
+            if policy == "none" or draws:
+                continue
+            key = (block, copy_of(op))
+            number = numbers.setdefault(key, 0)
+            self.segments[op] = (*key, number)
+            if self._keeps(policy, op):
+                numbers[key] = number + 1
+
+    def _keeps(self, policy: str, op: Operation) -> bool:
+        """Whether a policy keeps what an op of its blocks gives."""
+        if policy not in KEEPING:
+            return False
+        if policy == "stored-scores":
+            return op not in self.scores
+        if op in self.messages:
+            # Of what is gathered each device has its shard.
+            return policy == "after-communication" or not isinstance(op, AllGatherOp)
+        return policy != "after-communication" and flops_of(op) > 0 and op not in self.dropped
+
+    def _is_kept(self, value: SSAValue) -> bool:
+        """Whether a value is there in the backward pass without being recomputed."""
+        if value not in self.kept:
+            self.kept[value] = self._must_be_kept(value)
+        return self.kept[value]
+
+    def _must_be_kept(self, value: SSAValue) -> bool:
+        op = value.owner
+        if not isinstance(op, Operation) or op not in self.segments:
+            return True
+        block, _, _ = self.segments[op]
+        if self._keeps(self.policies[block], op):
+            return True
+        # A view costs neither memory nor time.
+        return self._is_free(value) or self._leaves(value, block)
+
+    def _leaves(self, value: SSAValue, block: str) -> bool:
+        """Whether a forward op outside the block reads the value."""
+        return any(
+            phase_of(use.operation) == "forward"
+            and self.block_of(use.operation) != block
+            and use.operation in self.before
+            for use in value.uses
+        )
+
+    def _needed(self) -> set[Operation]:
+        """The forward ops to clone: what later ops read and is not kept, and what feeds it."""
+        needed: set[Operation] = set()
+        stack = [v for op in self.later for v in op.operands]
+        seen: set[SSAValue] = set()
+        while stack:
+            value = stack.pop()
+            if value in seen:
+                continue
+            seen.add(value)
+            if not self._is_kept(value):
+                assert isinstance(value.owner, Operation)
+                needed.add(value.owner)
+                stack.extend(value.owner.operands)
+        whole = ("layer", CHECKPOINT)
+        rerun = {b for op in needed if (b := self.block_of(op)) and self.policies[b] in whole}
+        for op in self.forward:
+            # Megatron runs the whole block again, its last collective too, read or not.
+            if op in self.segments and self.block_of(op) in rerun:
+                if not all(map(self._is_free, op.results)):
+                    needed.add(op)
+        return needed
+
+    def _is_free(self, value: SSAValue) -> bool:
+        """Whether a value is a view of something that is kept."""
+        op = value.owner
+        return (
+            isinstance(op, Operation) and facts_of(op).is_layout and self._is_kept(op.operands[0])
+        )
+
+    def _redirect(self, op: Operation, beginnings: Mapping[str | None, Operation]) -> None:
+        """Let a later op read clones; those of a segment go where its block's backward began."""
+        operands = list(op.operands)
+        changed = False
+        for index, value in enumerate(operands):
+            if self._is_kept(value):
+                continue
+            assert isinstance(value.owner, Operation)
+            segment = self.segments[value.owner]
+            self._insert(segment, beginnings.get(segment[0], op))
+            operands[index] = self.clones[value]
+            changed = True
+        if changed:
+            op.operands = operands
+        makers = (value.owner for value in operands if isinstance(value.owner, Operation))
+        if phase_of(op) == "forward" and any(phase_of(maker) != "forward" for maker in makers):
+            # The backward pass computes it of forward values alone, of which it now reads clones.
+            set_phase(op, "backward")
+
+    def _insert(self, segment: Segment, before: Operation) -> None:
+        """Clone a segment's ops before an op; segments that it reads come first."""
+        for op in self.pending.pop(segment, []):
+            for value in op.operands:
+                # What enters a block is kept: the block that made it is not run again for it.
+                if not self._is_kept(value):
+                    assert isinstance(value.owner, Operation)
+                    self._insert(self.segments[value.owner], before)
+            self._clone(op, before)
+
+    def _clone(self, op: Operation, before: Operation) -> None:
+        """Add a clone, which reads clones of its own block, and what entered the block."""
+        block = self.block_of(op)
+        inside = {
+            value: self.clones.get(value, value)
+            for value in op.operands
+            if isinstance(value.owner, Operation) and self.block_of(value.owner) == block
+        }
+        clone = op.clone_without_regions(inside)
+        self.clones.update(zip(op.results, clone.results, strict=True))
+        set_phase(clone, "recompute")
+        hint = op.results[0].name_hint
+        if hint is not None:
+            set_origin(clone, hint)
+        Rewriter.insert_op(clone, InsertPoint.before(before))
+        self.count += 1
+
+
+def _is_read(op: Operation) -> bool:
+    """Whether an op reads a result, and not the return alone."""
+    return any(not isinstance(use.operation, ReturnOp) for r in op.results for use in r.uses)
+
+
+@dataclass(frozen=True)
+class RematerializePass(PassOnProgram):
+    """Clone forward ops into the backward pass, so that their results need not be kept.
+
+    Blocks are the repeated modules (`h.0`, `encoder.block.3`). Policies: `none` keeps
+    everything; `layer` keeps what enters and leaves a block and runs the whole block again,
+    communication included, also what nothing reads (Megatron's full recomputation);
+    `after-communication` keeps the results of collectives too, so that recomputation starts
+    after each (Oases' fine-grained strategy) and runs segment by segment; `after-products` keeps
+    the results of matrix products, of attention and of collectives that do not merely gather, and
+    computes again what is cheap between them: norms, activations, casts, gathers (what Megatron's
+    sequence parallelism and `--recompute-modules` leave out); `budget` recomputes as
+    few blocks as fit the kept bytes of one device into `bytes`, first by segments, then whole.
+    `blocks` are names or patterns of the blocks in which, with commas between; without, in all.
+    Results of random ops are always kept. Gathered parameters are not results of communication:
+    they are gathered once more in the backward pass, for recomputation and gradients alike.
+
+    Requires: a program with forward and backward ops; collectives are recomputed only where
+    they are in the program, so run it after `insert-collectives` (and `unroll-time-axes`),
+    and before `fuse-kernels`.
+    Ensures: numerics unchanged, bit for bit; clones carry phase recompute and `origin`, and
+    stand where their block's backward pass begins, or goes on behind a message. Linear in the
+    ops; `budget` tries O(log blocks) times.
+    """
+
+    name = "rematerialize"
+    policy: str = "layer"
+    bytes: int | None = None
+    blocks: str = ""
+
+    def run(self, program: Program) -> None:
+        count = rematerialize(program, self.policy, self.bytes, self.blocks)
+        if not count:
+            note(self._why_nothing(program))
+
+    def _why_nothing(self, program: Program) -> str:
+        if self.policy == "none":
+            return "policy none recomputes nothing; leave the pass out, or give another policy."
+        if not blocks_of(program).names:
+            return (
+                "the program has no repeated blocks, so that nothing is recomputed; name the "
+                f'modules to recompute in its text, as in attributes {{{BLOCKS} = ["encoder"]}}.'
+            )
+        if self.bytes is not None:
+            return f"the step fits bytes={self.bytes} as it is; give fewer to recompute anything."
+        return (
+            "nothing that the blocks compute is kept for a backward pass, so that nothing is "
+            "recomputed; capture the step with train=True, or leave the pass out."
+        )

@@ -1,0 +1,153 @@
+"""Recomputed collectives whose values an earlier one gave: finding and deleting them."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from xdsl.ir import Operation, SSAValue
+
+from shardweave.ir.dialects.annotations import arguments_of, phase_of
+from shardweave.ir.dialects.dist import COLLECTIVES, STARTED, DistOp, sent_bytes
+from shardweave.ir.dialects.types import num_bytes, tensor_type_of
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.ops.facts import is_random
+from shardweave.ir.program.dead_code import remove_dead_ops
+from shardweave.ir.program.program import Program
+from shardweave.ir.program.storage import kept_values, storage_of
+from shardweave.passes.notes import note
+from shardweave.passes.program_pass import PassOnProgram
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Redundant:
+    """A recomputed collective and the earlier one that gave the same values.
+
+    is_read: whether anything that has an effect reads a result, so that it must be kept.
+    """
+
+    op: DistOp
+    twin: DistOp
+    sent_bytes: float
+    is_read: bool
+
+
+def delete_redundant_collectives(
+    program: Program, budget: int | None = None, kind: str = ""
+) -> tuple[int, int]:
+    """Replace each recomputed collective of a local program by the kept result of its twin.
+
+    Returns how many were replaced, and how many there are.
+
+    budget: bytes on one device that may be kept beyond what is kept already; those that save most
+    traffic per byte go first. kind: as `all_gather`, of those alone. Raises ValueError for a
+    negative budget, a kind that there is not, and if collectives are started. Linear in the ops.
+    """
+    names = {one.name for one in COLLECTIVES}
+    if kind and f"dist.{kind}" not in names:
+        known = ", ".join(sorted(name.removeprefix("dist.") for name in names))
+        raise ValueError(f"kind '{kind}' is no collective; use one of {known}.")
+    if budget is not None and budget < 0:
+        raise ValueError(f"budget={budget} bytes; use a budget >= 0.")
+    if any(isinstance(op, STARTED) for op in program.ops):
+        raise ValueError(
+            "collectives are started already; delete redundant ones before start-collectives."
+        )
+    found = [one for one in _find(program) if not kind or one.op.name == f"dist.{kind}"]
+    kept = set(kept_values(program))
+    found.sort(key=lambda r: -r.sent_bytes / max(_new_bytes(r, kept), 1))
+    total, saved, deleted = 0, 0.0, 0
+    for redundant in found:
+        extra = _new_bytes(redundant, kept)
+        if budget is not None and total + extra > budget:
+            continue
+        for old, new in zip(redundant.op.results, redundant.twin.results, strict=True):
+            old.replace_all_uses_with(new)
+            if redundant.is_read:
+                kept.add(storage_of(new))
+        total += extra
+        saved += redundant.sent_bytes
+        deleted += 1
+    removed = remove_dead_ops(program)
+    logger.info(
+        "deleted %d of %d recomputed collectives and %d ops that fed them: %d bytes kept, "
+        "%d bytes less to send per rank",
+        deleted, len(found), removed - deleted, total, saved,
+    )  # fmt: skip
+    return deleted, len(found)
+
+
+def _new_bytes(redundant: _Redundant, kept: set[SSAValue]) -> int:
+    """Bytes kept for the backward pass only because of this deletion."""
+    if not redundant.is_read:
+        return 0
+    return sum(
+        num_bytes(tensor_type_of(value))
+        for value in redundant.twin.results
+        if storage_of(value) not in kept
+    )
+
+
+def _find(program: Program) -> list[_Redundant]:
+    """Recomputed collectives with an earlier twin, in program order."""
+    mesh = program.mesh or Mesh()
+    live = _live_ops(program)
+    number: dict[SSAValue, SSAValue] = {}
+    first: dict[tuple[object, ...], Operation] = {}
+    found: list[_Redundant] = []
+    for op in program.ops:
+        if is_random(op):
+            continue
+        operands = tuple(number.get(v, v) for v in op.operands)
+        key = (op.name, operands, arguments_of(op, "copy"), tuple(op.result_types))
+        twin = first.setdefault(key, op)
+        if twin is op:
+            continue
+        for mine, others in zip(op.results, twin.results, strict=True):
+            number[mine] = others
+        if isinstance(op, COLLECTIVES) and phase_of(op) == "recompute":
+            assert isinstance(twin, DistOp)
+            found.append(_Redundant(op, twin, sent_bytes(op, mesh), op in live))
+    return found
+
+
+def _live_ops(program: Program) -> set[Operation]:
+    """The ops that the return needs."""
+    live: set[Operation] = {program.return_op}
+    for op in reversed(list(program.ops)):
+        if any(use.operation in live for result in op.results for use in result.uses):
+            live.add(op)
+    return live
+
+
+@dataclass(frozen=True)
+class DeleteRedundantCollectivesPass(PassOnProgram):
+    """Replace each recomputed collective by the kept result of its forward twin.
+
+    A twin is found by value numbering: the same collective on equal operands. Its result is
+    kept for the backward pass instead; what only fed the recomputed collective dies with it
+    (Oases: the recomputed all-reduce and the row-parallel product before it; AxoNN: the second
+    all-gather of a weight). With `budget` (bytes on one device, beyond what is kept already)
+    the collectives that save most traffic per byte kept go first. `kind`, such as `all_gather`,
+    leaves all others as they are (AxoNN keeps gathered weights alone). What was kept and saved is
+    logged, and stands in `Program.stats()`.
+
+    Requires: a local program before `start-collectives`. Ensures: numerics unchanged, bit
+    for bit. Linear in the ops.
+    """
+
+    name = "delete-redundant-collectives"
+    budget: int | None = None
+    kind: str = ""
+
+    def run(self, program: Program) -> None:
+        deleted, redundant = delete_redundant_collectives(program, self.budget, self.kind)
+        if not redundant:
+            note(
+                "no recomputed collective repeats an earlier one; run rematerialize before it, "
+                "behind insert-collectives, on a program that is sharded."
+            )
+        elif not deleted:
+            note(f"budget={self.budget} bytes keep none of {redundant} results; give more.")

@@ -1,0 +1,177 @@
+"""Gradients in messages that start while the backward pass goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import TypeGuard, cast
+
+from xdsl.ir import Block, Operation, SSAValue
+from xdsl.rewriter import InsertPoint, Rewriter
+
+from shardweave.ir.dialects import dist
+from shardweave.ir.dialects.annotations import (
+    copy_of,
+    layer_of,
+    phase_of,
+    set_layer,
+    set_sharding_attrs,
+    sharding_attrs_of,
+)
+from shardweave.ir.dialects.types import dtype_of_value
+from shardweave.ir.ops.facts import facts_of
+from shardweave.ir.program.blocks import blocks_of
+from shardweave.ir.program.program import Program
+from shardweave.passes.messages.merge_collectives import Buckets, join, operand_bytes
+from shardweave.passes.messages.rows import join_scatters
+
+
+def bucket_gradients(
+    program: Program,
+    bucket_bytes: int,
+    first_bytes: int | None = None,
+    alone_bytes: int | None = None,
+) -> int:
+    """Join the reductions of gradients into messages of at most `bucket_bytes`. Linear.
+
+    Reduce-scatters are joined within a block. first_bytes: of the first all-reduce; each later one
+    may be twice as large, so that what is sent when the backward pass ends is no large part of all.
+    alone_bytes: gradients of so many travel alone, which needs no copy. A gradient that is reduced
+    over one axis and then over another travels in buckets of either. Returns how many reductions
+    there are.
+    """
+    rounds = _rounds(program)
+    for reductions in rounds:
+        _bucket(program, reductions, bucket_bytes, first_bytes, alone_bytes)
+    return sum(map(len, rounds))
+
+
+def _bucket(
+    program: Program,
+    reductions: Sequence[dist.DistOp],
+    bucket_bytes: int,
+    first_bytes: int | None,
+    alone_bytes: int | None,
+) -> None:
+    """Join some reductions, of which none reads what another gives."""
+    sums, scatters = Buckets(bucket_bytes, first_bytes), Buckets(bucket_bytes)
+    blocks = blocks_of(program)
+    stretch, block = 0, None
+    for op in _place_by_production(program, reductions):
+        # What is scattered block by block can be freed so.
+        if blocks.of_op(op) != block:
+            stretch, block = stretch + 1, blocks.of_op(op)
+        if alone_bytes is not None and operand_bytes(op) >= alone_bytes:
+            continue
+        reduction = op.reduction if isinstance(op, dist.AllReduceOp) else "sum"
+        key = (op.axes, reduction, copy_of(op), phase_of(op), dtype_of_value(op.operands[0]))
+        if isinstance(op, dist.ReduceScatterOp):
+            scatters.add((*key, stretch), op)
+        else:
+            sums.add(key, op)
+    for members in sums.close():
+        _put_casts_behind(members)
+        join(members)
+    for members in scatters.close():
+        _put_casts_behind(members)
+        join_scatters(cast("list[dist.ReduceScatterOp]", members))
+
+
+def _rounds(program: Program) -> list[list[dist.DistOp]]:
+    """Reductions of gradients, and before them those that are read by these alone: shards of
+    gradients that replicas scatter are summed over further replicas."""
+    rounds = [_last_reductions(program)]
+    while rounds[0]:
+        later = set(rounds[0])
+        found: list[dist.DistOp] = [
+            op
+            for op in program.ops
+            if _is_reduction(op) and all(_is_read_by(_at_end(v), later) for v in op.results)
+        ]
+        rounds.insert(0, found)
+    return rounds
+
+
+def _is_reduction(op: Operation) -> TypeGuard[dist.AllReduceOp | dist.ReduceScatterOp]:
+    return type(op) is dist.AllReduceOp or type(op) is dist.ReduceScatterOp
+
+
+def _is_read_by(value: SSAValue, readers: Collection[Operation]) -> bool:
+    """Whether some of these ops read a value, and no other op does."""
+    users = [use.operation for use in value.uses]
+    return bool(users) and all(user in readers for user in users)
+
+
+def _last_reductions(program: Program) -> list[dist.DistOp]:
+    """Blocking reductions of gradients whose results are returned and nothing else.
+
+    A loss that `merge-collectives` has put in a message with gradients travels on with some. A
+    function of a stage leaves gradients of a micro-batch, which are sums.
+    """
+    last = program.return_op
+    gradients = {slot.value for slot in program.results if slot.kind in ("grad", "sum")}
+    gradients -= {slot.value for slot in program.results if slot.kind not in ("grad", "sum")}
+
+    return [
+        op
+        for op in program.ops
+        if _is_reduction(op)
+        and all(_is_read_by(_at_end(value), {last}) for value in op.results)
+        and any(_at_end(value) in gradients for value in op.results)
+    ]
+
+
+def _put_casts_behind(members: Sequence[dist.DistOp]) -> None:
+    """Put what casts sums behind the last of them, where one message is to bring all."""
+    for value in [value for member in reversed(members) for value in reversed(member.results)]:
+        cast = _at_end(value)
+        if cast is not value and isinstance(cast.owner, Operation):
+            cast.owner.detach()
+            Rewriter.insert_op(cast.owner, InsertPoint.after(members[-1]))
+
+
+def _at_end(value: SSAValue) -> SSAValue:
+    """A reduced value, or, after a sum in another dtype (`reduce-in`), what it is cast to."""
+    users = [use.operation for use in value.uses]
+    is_cast = len(users) == 1 and facts_of(users[0]).view == "cast"
+    return users[0].results[0] if is_cast else value
+
+
+def _place_by_production(
+    program: Program, reductions: Sequence[dist.DistOp]
+) -> Iterator[dist.DistOp]:
+    """Put each gradient's reduction, on its own, right behind the op that makes the gradient."""
+    by_producer: dict[Operation | Block, list[dist.DistOp]] = {}
+    for op in reductions:
+        for single in _singles(op):
+            by_producer.setdefault(single.operands[0].owner, []).append(single)
+    block = program.function.body.block
+    if block in by_producer:
+        Rewriter.insert_op(by_producer[block], InsertPoint.at_start(block))
+        yield from by_producer[block]
+    for producer in [op for op in program.ops if op in by_producer]:
+        Rewriter.insert_op(by_producer[producer], InsertPoint.after(producer))
+        yield from by_producer[producer]
+
+
+def _singles(op: dist.DistOp) -> list[dist.DistOp]:
+    """A collective as detached ones of one operand each, which have taken its place."""
+    op.detach()
+    if len(op.operands) == 1:
+        return [op]
+    shardings = sharding_attrs_of(op)
+    found: list[dist.DistOp] = []
+    for index, (operand, result) in enumerate(zip(op.operands, op.results, strict=True)):
+        single = type(op).create(
+            operands=[operand],
+            result_types=[result.type],
+            properties=op.properties,
+            location=op.location,
+        )
+        set_sharding_attrs(single, None if shardings is None else [shardings[index]])
+        if isinstance(operand.owner, Operation) and layer_of(operand.owner):
+            set_layer(single, layer_of(operand.owner))
+        single.results[0].name_hint = result.name_hint
+        result.replace_all_uses_with(single.results[0])
+        found.append(single)
+    op.erase()
+    return found

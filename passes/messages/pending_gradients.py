@@ -1,0 +1,147 @@
+"""Gradients left as pending sums: for micro-batches that are added before they are reduced."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from xdsl.ir import Attribute, Block, Operation, OpResult, SSAValue
+from xdsl.rewriter import InsertPoint, Rewriter
+
+from shardweave.ir.dialects import dist
+from shardweave.ir.dialects.annotations import (
+    annotate,
+    properties_without,
+    set_sharding_attrs,
+    sharding_attrs_of,
+)
+from shardweave.ir.dialects.aten import AtenOp
+from shardweave.ir.dialects.attributes import ShardingAttr
+from shardweave.ir.dialects.types import shape_of
+from shardweave.ir.mesh.placement import Sharding
+from shardweave.ir.ops.facts import facts_of
+from shardweave.ir.program.program import Program
+
+
+def leave_gradients_pending(program: Program) -> int:
+    """Take out the all-reduces whose sums nothing but the return reads as gradients.
+
+    Each such gradient is returned as this rank's term, and its `dist.sharding` says over which axes
+    it is unreduced. What is scattered stays so. Returns how many gradients are pending. Linear.
+
+    Requires: a local program.
+    """
+    pending: dict[SSAValue, int] = {}
+    attributes: dict[int, Attribute | None] = {}
+    for index, slot in enumerate(program.results):
+        start = _reduction_of(slot.value) if slot.kind == "grad" else None
+        if start is None or _term_of(slot.value).type != slot.value.type:
+            continue
+        held = program.sharding_of_slot(slot)
+        left = Sharding(held.dims, (*held.unreduced, *start.axes))
+        shape = held.global_shape(shape_of(slot.value))
+        attributes[index] = ShardingAttr.of(left, shape)
+        pending[slot.value] = index
+    operands = list(program.return_op.operands)
+    for value, index in pending.items():
+        operands[index] = _term_of(value)
+    program.return_op.operands = operands
+    program.set_result_attributes("dist.sharding", attributes)
+    totals = [_total_of(value) for value in pending]
+    casts = [value.owner for value in pending if _is_cast(value)]
+    sent = [_sent_of(total) for total in totals]
+    casts_before = [term.owner for term in sent if _is_cast(term)]
+    _erase_unread(casts)
+    for op in dict.fromkeys(total.owner for total in totals):
+        assert isinstance(op, Operation)
+        _drop_unread(op)
+    _erase_unread(casts_before)
+    return len(pending)
+
+
+def pending_terms(program: Program) -> dict[str, SSAValue]:
+    """By the names of gradients that `leave_gradients_pending` would leave so: their terms.
+
+    Those whose terms something else reads as well are left out. Linear.
+    """
+    found: dict[str, SSAValue] = {}
+    for slot in program.results:
+        if slot.kind == "grad" and _reduction_of(slot.value) is not None:
+            term = _term_of(slot.value)
+            if term.has_one_use() and isinstance(term.owner, Operation):
+                found[slot.name] = term
+    return found
+
+
+def _reduction_of(value: SSAValue) -> dist.AllReduceOp | None:
+    """The all-reduce, or the start of one, that makes a value which is read once."""
+    total = _total_of(value)
+    op = total.owner
+    if not value.has_one_use() or not total.has_one_use():
+        return None
+    if isinstance(op, dist.WaitOp):
+        op = op.operands[0].owner
+    return op if isinstance(op, dist.AllReduceOp) and op.reduction == "sum" else None
+
+
+def _total_of(value: SSAValue) -> SSAValue:
+    """The result of a collective, if that was summed in another dtype and then cast (`reduce-in`)
+    to a value; else the value itself."""
+    op = value.owner
+    return op.operands[0] if isinstance(op, AtenOp) and facts_of(op).view == "cast" else value
+
+
+def _is_cast(value: SSAValue) -> bool:
+    return _total_of(value) is not value
+
+
+def _term_of(value: SSAValue) -> SSAValue:
+    """What an all-reduce adds up to a value, before it is cast for that."""
+    total = _total_of(value)
+    term = _sent_of(total)
+    return term if total is value else _total_of(term)
+
+
+def _sent_of(total: SSAValue) -> SSAValue:
+    """The operand of an all-reduce, or of its start, that belongs to a result."""
+    op = total.owner
+    assert isinstance(total, OpResult)
+    assert isinstance(op, Operation)
+    sent = op.operands[total.index]
+    return _sent_of(sent) if isinstance(op, dist.WaitOp) else sent
+
+
+def _erase_unread(ops: Iterable[Operation | Block]) -> None:
+    for op in dict.fromkeys(ops):
+        assert isinstance(op, Operation)
+        if all(result.first_use is None for result in op.results):
+            Rewriter.erase_op(op)
+
+
+def _drop_unread(op: Operation) -> None:
+    """Leave the unread operands of a collective out of its message, or the whole message."""
+    kept = [index for index, result in enumerate(op.results) if result.first_use is not None]
+    start = op.operands[0].owner if isinstance(op, dist.WaitOp) else None
+    _keep(op, kept)
+    if isinstance(start, Operation):
+        _keep(start, kept)
+
+
+def _keep(op: Operation, kept: Sequence[int]) -> None:
+    """Replace an op by one on some of its operands, which gives the results of these."""
+    if not kept:
+        Rewriter.erase_op(op)
+        return
+    fewer = type(op).create(
+        operands=[op.operands[index] for index in kept],
+        result_types=[op.result_types[index] for index in kept],
+        properties=properties_without(op, "sharding"),
+        location=op.location,
+    )
+    annotate(fewer, op)
+    shardings = sharding_attrs_of(op)
+    set_sharding_attrs(fewer, shardings and [shardings[index] for index in kept])
+    Rewriter.insert_op(fewer, InsertPoint.before(op))
+    for index, result in zip(kept, fewer.results, strict=True):
+        result.name_hint = op.results[index].name_hint
+        op.results[index].replace_all_uses_with(result)
+    Rewriter.erase_op(op)

@@ -1,0 +1,137 @@
+"""The dtype in which ranks add up what each has a term of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from xdsl.ir import Operation, SSAValue
+from xdsl.rewriter import InsertPoint, Rewriter
+
+from shardweave.ir.dialects import dist
+from shardweave.ir.dialects.annotations import (
+    annotate,
+    set_sharding_attrs,
+    sharding_attrs_of,
+    sharding_attrs_of_value,
+)
+from shardweave.ir.dialects.aten import create
+from shardweave.ir.dialects.types import dtype_of_value, shape_of, tensor_type
+from shardweave.ir.program.program import Program
+from shardweave.passes.notes import note
+from shardweave.passes.program_pass import PassOnProgram
+
+REDUCE_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+def reduce_in(program: Program, dtype: torch.dtype) -> int:
+    """Let ranks add gradients up in `dtype`, and nothing in fewer digits than that. Linear.
+
+    A term of another floating-point dtype is cast before the all-reduce or reduce-scatter, and the
+    sum is cast back: that of a gradient before the return, so that messages can still be joined,
+    and one to which a bias is added after that, as products with a bias do. Sums of other values
+    are never made in fewer digits than they have. Returns how many sums are made in another dtype.
+
+    Requires: a local program, with blocking collectives.
+    """
+    gradients = {slot.value for slot in program.results if slot.kind == "grad"}
+    gradients -= {slot.value for slot in program.results if slot.kind != "grad"}
+    count = 0
+    for op in list(program.ops):
+        is_sum = isinstance(op, dist.AllReduceOp) and op.reduction == "sum"
+        if not is_sum and not isinstance(op, dist.ReduceScatterOp):
+            continue
+        assert isinstance(op, dist.DistOp)
+        for index, term in enumerate(op.operands):
+            held = dtype_of_value(term)
+            is_gradient = _is_returned_alone(op.results[index], program, gradients)
+            if held != dtype and held.is_floating_point and (is_gradient or _widens(held, dtype)):
+                _cast_sum(op, index, dtype, program.return_op if is_gradient else None)
+                count += 1
+    return count
+
+
+def _widens(held: torch.dtype, dtype: torch.dtype) -> bool:
+    return torch.finfo(dtype).eps < torch.finfo(held).eps
+
+
+def _is_returned_alone(value: SSAValue, program: Program, gradients: set[SSAValue]) -> bool:
+    """Whether a value is a gradient, and read by nothing but the return."""
+    last = program.return_op
+    return value in gradients and all(use.operation is last for use in value.uses)
+
+
+def _cast_sum(op: dist.DistOp, index: int, dtype: torch.dtype, before: Operation | None) -> None:
+    """Make one sum of a collective in `dtype`, and cast it back before an op, or at once."""
+    term, total = op.operands[index], op.results[index]
+    held = dtype_of_value(total)
+    op.operands[index] = _cast_before(op, term, dtype)
+    total = _retyped(total, dtype)
+    source, shardings = op, sharding_attrs_of(op)
+    sharding = shardings and [shardings[index]]
+    if before is None and (user := _adder_of(total, held)) is not None:
+        (other,) = (i for i, operand in enumerate(user.operands) if operand is not total)
+        user.operands[other] = _cast_before(user, user.operands[other], dtype)
+        source, sharding, total = user, sharding_attrs_of(user), _retyped(user.results[0], dtype)
+    back = _cast(total, held, source)
+    set_sharding_attrs(back, sharding)
+    total.replace_uses_with_if(back.results[0], lambda use: use.operation is not back)
+    Rewriter.insert_op(back, InsertPoint.before(before) if before else InsertPoint.after(source))
+
+
+def _adder_of(total: SSAValue, held: torch.dtype) -> Operation | None:
+    """The op that adds to a sum what has the dtype that it had, if no other reads the sum."""
+    users = [use.operation for use in total.uses]
+    if len(users) != 1 or users[0].name != "aten.add.Tensor" or len(users[0].operands) != 2:
+        return None
+    (user,) = users
+    dtypes = {dtype_of_value(x) for x in (*user.operands, *user.results) if x is not total}
+    return user if dtypes == {held} else None
+
+
+def _retyped(value: SSAValue, dtype: torch.dtype) -> SSAValue:
+    return Rewriter.replace_value_with_new_type(value, tensor_type(shape_of(value), dtype))
+
+
+def _cast_before(op: Operation, value: SSAValue, dtype: torch.dtype) -> SSAValue:
+    cast = _cast(value, dtype, op)
+    set_sharding_attrs(cast, sharding_attrs_of_value(value))
+    Rewriter.insert_op(cast, InsertPoint.before(op))
+    return cast.results[0]
+
+
+def _cast(value: SSAValue, dtype: torch.dtype, source: Operation) -> Operation:
+    op = create("aten._to_copy", [value], [tensor_type(shape_of(value), dtype)])
+    annotate(op, source)
+    op.results[0].name_hint = value.name_hint
+    return op
+
+
+@dataclass(frozen=True)
+class ReduceInPass(PassOnProgram):
+    """Let ranks add gradients up in a dtype, `float32` (the default), `bfloat16` or `float16`.
+
+    Fewer digits send fewer bytes. Nothing else is added up in fewer digits than it has; what has
+    fewer than `dtype`, such as the bfloat16 terms of a product that tensor parallelism cuts, is
+    added up in `dtype` as well.
+
+    Requires: a local program, with blocking collectives. Ensures: the program's types; numerics but
+    for the rounding of sums. Linear.
+    """
+
+    name = "reduce-in"
+    dtype: str = "float32"
+
+    def run(self, program: Program) -> None:
+        if self.dtype not in REDUCE_DTYPES:
+            known = ", ".join(REDUCE_DTYPES)
+            raise ValueError(f"{self.name}: dtype '{self.dtype}' is unknown; use one of {known}.")
+        if not reduce_in(program, REDUCE_DTYPES[self.dtype]):
+            note(
+                f"{self.name} found nothing to do: no gradient is added up over ranks in another "
+                f"dtype than {self.dtype}."
+            )

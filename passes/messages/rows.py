@@ -1,0 +1,143 @@
+"""Messages of several tensors as one matrix, which has a row for each rank."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from xdsl.ir import Operation, SSAValue
+from xdsl.rewriter import InsertPoint, Rewriter
+
+from shardweave.ir.dialects import dist
+from shardweave.ir.dialects.annotations import (
+    annotate,
+    common_path,
+    layer_of,
+    set_layer,
+    set_sharding_attrs,
+    sharding_attrs_of,
+)
+from shardweave.ir.dialects.aten import create
+from shardweave.ir.dialects.syntax import Operands
+from shardweave.ir.dialects.types import num_elements, shape_of, tensor_type_of, with_shape
+
+
+def join_scatters(members: Sequence[dist.ReduceScatterOp]) -> None:
+    """Send reduce-scatters as one, where the last stands: what each rank is to get is a row."""
+    if len(members) == 1:
+        return
+    last = members[-1]
+    rows = [_scattered_rows(member, last) for member in members]
+    widths = [shape_of(row)[1] for row in rows]
+    height, total = shape_of(rows[0])[0], sum(widths)
+    matrix = _add(last, last, "aten.cat", [rows], (height, total), dim=1)
+    (row,) = _send(dist.ReduceScatterOp, members, matrix, (1, total), last).results
+    start = 0
+    for member, width in zip(members, widths, strict=True):
+        part = _add(member, last, "aten.slice.Tensor", [row], (1, width), dim=1, start=start)
+        _replace(member, _add(member, last, "aten.view", [part], shape_of(member.results[0])))
+        start += width
+
+
+def join_gathers(members: Sequence[dist.AllGatherOp]) -> None:
+    """Send all-gathers as one, where the first stands, whose shards are there: each is a row.
+
+    All parts are taken out of it at once, so that it can be freed.
+    """
+    if len(members) == 1:
+        return
+    first = members[0]
+    widths = [num_elements(member.operands[0]) for member in members]
+    ranks = num_elements(first.results[0]) // widths[0]
+    rows = [
+        _add(member, first, "aten.view", member.operands, (1, width))
+        for member, width in zip(members, widths, strict=True)
+    ]
+    total = sum(widths)
+    row = _add(first, first, "aten.cat", [rows], (1, total), dim=1)
+    (matrix,) = _send(dist.AllGatherOp, members, row, (ranks, total), first).results
+    start = 0
+    for member, width in zip(members, widths, strict=True):
+        part = _add(
+            member, first, "aten.slice.Tensor", [matrix], (ranks, width), dim=1, start=start
+        )
+        new = _gathered(member, first, part, ranks)
+        start += width
+        _rename(member, new)
+    for member in members:
+        Rewriter.erase_op(member)
+
+
+def _send(
+    kind: type[dist.DistOp],
+    members: Sequence[dist.DistOp],
+    matrix: SSAValue,
+    shape: tuple[int, int],
+    before: Operation,
+) -> dist.DistOp:
+    """The message of a matrix, of the layer of its members, or what their layers have in common."""
+    last = members[-1]
+    type_ = with_shape(tensor_type_of(matrix), shape)
+    sent = dist.create(kind, [matrix], [type_], axes=last.axes, dim=0, block=1)
+    annotate(sent, last)
+    set_layer(sent, common_path(map(layer_of, members)))
+    sent.results[0].name_hint = last.results[0].name_hint
+    Rewriter.insert_op(sent, InsertPoint.before(before))
+    return sent
+
+
+def _replace(member: dist.DistOp, new: SSAValue) -> None:
+    _rename(member, new)
+    Rewriter.erase_op(member)
+
+
+def _rename(member: dist.DistOp, new: SSAValue) -> None:
+    """Let a value be that of a collective."""
+    (old,) = member.results
+    assert isinstance(new.owner, Operation)
+    set_sharding_attrs(new.owner, sharding_attrs_of(member))
+    new.name_hint = old.name_hint
+    old.replace_all_uses_with(new)
+
+
+def _scattered_rows(member: dist.ReduceScatterOp, before: Operation) -> SSAValue:
+    """The operand of a reduce-scatter as a matrix, of which row i goes to rank i."""
+    (value,), shape = member.operands, shape_of(member.operands[0])
+    dim, block = member.dim, member.block
+    size = math.prod(shape) // num_elements(member.results[0])
+    cut = (*shape[:dim], shape[dim] // (size * block), size, block, *shape[dim + 1 :])
+    if math.prod(cut[: dim + 1]) > 1:
+        value = _add(member, before, "aten.view", [value], cut)
+        order = [dim + 1, *range(dim + 1), *range(dim + 2, len(cut))]
+        turned = tuple(cut[index] for index in order)
+        value = _add(member, before, "aten.permute", [value], turned, dims=order)
+    return _add(member, before, "aten.view", [value], (size, math.prod(shape) // size))
+
+
+def _gathered(member: dist.AllGatherOp, before: Operation, rows: SSAValue, ranks: int) -> SSAValue:
+    """The result of an all-gather, of which row i came from rank i."""
+    shape, dim, block = shape_of(member.operands[0]), member.dim, member.block
+    cut = (ranks, *shape[:dim], shape[dim] // block, block, *shape[dim + 1 :])
+    if math.prod(cut[1 : dim + 2]) > 1:
+        rows = _add(member, before, "aten.view", [rows], cut)
+        order = [*range(1, dim + 2), 0, *range(dim + 2, len(cut))]
+        turned = tuple(cut[index] for index in order)
+        rows = _add(member, before, "aten.permute", [rows], turned, dims=order)
+    return _add(member, before, "aten.view", [rows], shape_of(member.results[0]))
+
+
+def _add(
+    source: Operation,
+    before: Operation,
+    name: str,
+    operands: Operands,
+    shape: Sequence[int],
+    **arguments: int | list[int],
+) -> SSAValue:
+    """Add an op of the layer, phase and dtype of `source`; returns its result."""
+    type_ = with_shape(tensor_type_of(source.operands[0]), shape)
+    op = create(name, operands, [type_], arguments)
+    annotate(op, source)
+    op.results[0].name_hint = "part"
+    Rewriter.insert_op(op, InsertPoint.before(before))
+    return op.results[0]

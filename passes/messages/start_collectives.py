@@ -1,0 +1,67 @@
+"""Every collective as a start and a wait."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from xdsl.rewriter import Rewriter
+
+from shardweave.ir.dialects.annotations import annotate, set_sharding_attrs, sharding_attrs_of
+from shardweave.ir.dialects.dist import STARTS, DistOp, WaitOp
+from shardweave.ir.program.program import Program
+from shardweave.ir.program.staged import StageFunction
+from shardweave.passes.notes import note
+from shardweave.passes.program_pass import PassOnProgram
+
+
+def start_collectives(program: Program) -> int:
+    """Replace each collective of a local program by a start and a wait right behind it. Linear.
+
+    Returns how many there were.
+    Raises ValueError if the program has time axes.
+    """
+    times = list(program.mesh.time_names) if program.mesh else []
+    if times and not isinstance(program, StageFunction):
+        raise ValueError(
+            f"the sub-batches of the time axes {times} are not written out; run "
+            "unroll-time-axes first."
+        )
+    count = 0
+    for op in list(program.ops):
+        if isinstance(op, DistOp) and type(op) in STARTS:
+            _start(op, STARTS[type(op)])
+            count += 1
+    return count
+
+
+def _start(op: DistOp, kind: type[DistOp]) -> None:
+    start = kind.create(
+        operands=op.operands,
+        result_types=op.result_types,
+        properties=op.properties,
+        location=op.location,
+    )
+    wait = WaitOp.create(operands=start.results, result_types=op.result_types)
+    annotate(wait, op)
+    set_sharding_attrs(wait, sharding_attrs_of(op))
+    for started in start.results:
+        started.name_hint = "started"
+    Rewriter.replace_op(op, [start, wait], wait.results)
+
+
+@dataclass(frozen=True)
+class StartCollectivesPass(PassOnProgram):
+    """Replace each collective by its `dist.start_*` and a `dist.wait` right behind it.
+
+    Requires: a local program without time axes. Ensures: numerics unchanged; the schedule is
+    still blocking, but another order can now put work between a start and its wait. Linear.
+    """
+
+    name = "start-collectives"
+
+    def run(self, program: Program) -> None:
+        if not start_collectives(program):
+            note(
+                "the program has no collective that blocks; shard it first (apply-plan or "
+                "plan-<planner>, then preset:partition)."
+            )

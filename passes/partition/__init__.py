@@ -1,0 +1,1 @@
+"""Passes from a global program to the program of each rank."""

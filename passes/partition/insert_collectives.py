@@ -1,0 +1,233 @@
+"""Partitioning: from a propagated global program to the one that every rank runs.
+
+Nothing is chosen here. Every value gets the type of its shards, every op its local form, and every
+`dist.reshard` the collectives and slices that `reshard` finds for it. Of values that are cut
+unevenly every rank has a part of the same shape: see `padding`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import cast
+
+from xdsl.dialects import func
+from xdsl.ir import Block, Operation, SSAValue
+
+from shardweave.ir.dialects import dist
+from shardweave.ir.dialects.annotations import (
+    annotate,
+    describe,
+    set_sharding_attrs,
+    set_shardings,
+    sharding_attrs_of,
+)
+from shardweave.ir.dialects.aten import AtenOp, create
+from shardweave.ir.dialects.attributes import ShardingAttr
+from shardweave.ir.dialects.literals import Literal
+from shardweave.ir.dialects.types import AnyTensor, shape_of, tensor_type_of, with_shape
+from shardweave.ir.mesh.placement import Sharding
+from shardweave.ir.program.program import Program, Slot, shardings_of
+from shardweave.ir.sharding.fit import Misfit, fitting_factors
+from shardweave.ir.sharding.flow import is_propagated
+from shardweave.ir.sharding.localizer import Localizer
+from shardweave.ir.sharding.padding import Padding, notes_on_padding, zeros_of
+from shardweave.ir.sharding.reshard import OPS, ReshardStep, reshard
+from shardweave.ir.sharding.rules import rule_of
+from shardweave.ir.sharding.rules.base import Localize
+from shardweave.passes.notes import note
+from shardweave.passes.program_pass import PassOnProgram
+
+
+def partition(program: Program) -> None:
+    """Make a propagated global program local. Linear in the ops.
+
+    Raises ValueError without a mesh, for a program that is local or not propagated, and where an
+    op's operands do not fit it.
+    """
+    program.needed_mesh()
+    if program.is_local:
+        raise ValueError(
+            "the program is local already: its collectives are inserted; give the pass the global "
+            "program, or leave it out."
+        )
+    if not is_propagated(program) and any(True for _ in program.ops):
+        raise ValueError(
+            "no op of the program says in which shards its results are; run propagate-shardings "
+            "first."
+        )
+    _Partition(program).run()
+
+
+class _Partition:
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.mesh = program.needed_mesh()
+        self.block = Block()
+        self.local: dict[SSAValue, SSAValue] = {}
+        self.shardings: dict[SSAValue, Sharding] = {}
+        self.padding = Padding()
+
+    def run(self) -> None:
+        for slot in self.program.arguments:
+            sharding = self.program.sharding_of_slot(slot)
+            type_ = self._local_type(slot.value, sharding)
+            argument = self.block.insert_arg(type_, len(self.block.args))
+            argument.name_hint = slot.value.name_hint
+            self.padding.zero[argument] = zeros_of(sharding, shape_of(slot.value))
+            self._define(slot.value, argument, sharding)
+        for op in self.program.ops:
+            if isinstance(op, dist.ReshardOp):
+                self._reshard(op)
+            elif isinstance(op, AtenOp):
+                self._op(op)
+            else:
+                raise ValueError(f"{describe(op)} cannot be partitioned; unfuse-kernels first.")
+        results = [self._returned(slot) for slot in self.program.results]
+        self.block.add_op(func.ReturnOp(*results))
+        self.program.replace_body(self.block)
+        self.program.set_local()
+
+    def _define(self, value: SSAValue, local: SSAValue, sharding: Sharding) -> None:
+        self.local[value] = local
+        self.shardings[value] = sharding
+
+    def _results(self, op: Operation) -> list[Sharding]:
+        """In which shards an op gives its results."""
+        return [cast(Sharding, sharding) for sharding in shardings_of(op, self.program)]
+
+    def _op(self, op: AtenOp) -> None:
+        rule, results = rule_of(op), self._results(op)
+        operands = tuple(self.shardings[value] for value in op.operands)
+        factors = fitting_factors(rule, operands, tuple(results), self.mesh)
+        if isinstance(factors, Misfit):
+            raise ValueError(f"{describe(op)}: {factors.text(op)}; add a dist.reshard before it.")
+        types = [self._local_type(r, s) for r, s in zip(op.results, results, strict=True)]
+        values = [self.local[value] for value in op.operands]
+        sizes = [factor.size for factor in rule.factors]
+        form = Localizer(op, values, factors, sizes, types, self.mesh, self.block.add_op)
+        form = self.padding.neutral(form, rule, operands)
+        is_plain = rule.localize is None or not any(factors)
+        made = form.clone() if is_plain else list(cast("Localize", rule.localize)(form))
+        self.padding.note(form, rule, made)
+        assert [r.type for r in made] == types, f"local form of {op.name} has wrong types"
+        for new, old, sharding in zip(made, op.results, results, strict=True):
+            self._annotate(new, old, sharding)
+            new.name_hint = old.name_hint
+            self._define(old, new, sharding)
+
+    def _annotate(self, result: SSAValue, old: SSAValue, sharding: Sharding) -> None:
+        """Record the sharding of one result on the op that makes it."""
+        owner = result.owner
+        assert isinstance(owner, Operation)
+        shape = shape_of(old)
+        if len(owner.results) == 1:
+            set_shardings(owner, [sharding], [shape])
+            return
+        known = sharding_attrs_of(owner) or ()
+        set_sharding_attrs(owner, [*known, ShardingAttr.of(sharding, shape)])
+
+    def _reshard(self, op: dist.ReshardOp) -> None:
+        (source,), (goal,) = op.operands, self._results(op)
+        current, before = self.local[source], self.shardings[source]
+        try:
+            steps = reshard(shape_of(source), before, goal, self.mesh)
+        except ValueError as error:
+            raise ValueError(f"{describe(op)}: {error}") from error
+        for step in steps:
+            current = self._collective(op, current, before, step)
+            before = step.after
+        self._define(op.results[0], current, goal)
+
+    def _collective(
+        self, op: dist.ReshardOp, current: SSAValue, before: Sharding, step: ReshardStep
+    ) -> SSAValue:
+        arguments: dict[str, Literal] = {"axes": list(step.axes)}
+        if step.kind == "all_reduce" and before.reduction == "max":
+            arguments["op"] = "max"
+        elif step.kind != "all_reduce":
+            arguments |= {"dim": step.dim, "block": step.block}
+        if step.kind == "all_to_all":
+            arguments |= {"from_dim": step.from_dim, "from_block": step.from_block}
+        value = op.results[0]
+        zero = self.padding.zero.get(current, frozenset())
+        current = self._padded(op, current, before, step)
+        type_ = with_shape(tensor_type_of(value), step.result)
+        collective = dist.create(OPS[step.kind], [current], [type_], **arguments)
+        made = self._add(op, collective, step.after, step.kind)
+        made = self._without_padding(op, made, step)
+        # A dim that was cut evenly, or not at all, has been given zeros.
+        old, new = (zeros_of(sharding, shape_of(value)) for sharding in (before, step.after))
+        self.padding.zero[made] = (zero & new) | (new - old)
+        return made
+
+    def _padded(
+        self, op: dist.ReshardOp, current: SSAValue, before: Sharding, step: ReshardStep
+    ) -> SSAValue:
+        """What a step reads: with zeros behind what it cuts, where that has to be."""
+        shape = shape_of(current)
+        if shape == step.operand:
+            return current
+        pad = [0, 0] * (len(shape) - 1 - step.dim) + [0, step.operand[step.dim] - shape[step.dim]]
+        type_ = with_shape(tensor_type_of(current), step.operand)
+        longer = create("aten.constant_pad_nd", [current], [type_], {"pad": pad})
+        return self._add(op, longer, before, "padded")
+
+    def _without_padding(
+        self, op: dist.ReshardOp, current: SSAValue, step: ReshardStep
+    ) -> SSAValue:
+        """What a step leaves of what it gives: padding that is no more at an end is cut off."""
+        shape = step.after.local_shape(shape_of(op.results[0]))
+        for dim, size in enumerate(shape):
+            own = shape_of(current)
+            if own[dim] != size:
+                type_ = with_shape(tensor_type_of(current), (*own[:dim], size, *own[dim + 1 :]))
+                part = create("aten.slice.Tensor", [current], [type_], {"dim": dim, "start": 0})
+                current = self._add(op, part, step.after, "held")
+        return current
+
+    def _add(self, op: dist.ReshardOp, new: Operation, sharding: Sharding, name: str) -> SSAValue:
+        """Add an op of a reshard's; with padding that is none of the value's, it is one longer."""
+        annotate(new, op)
+        (result,) = new.results
+        whole = list(shape_of(op.results[0]))
+        for dim, part in enumerate(sharding.local_shape(whole)):
+            if shape_of(result)[dim] != part:
+                whole[dim] = shape_of(result)[dim] * prod(p.size for p in sharding.dims[dim])
+        set_shardings(new, [sharding], [tuple(whole)])
+        result.name_hint = name
+        self.block.add_op(new)
+        return result
+
+    def _returned(self, slot: Slot) -> SSAValue:
+        promised, held = self.program.sharding_of_slot(slot), self.shardings[slot.value]
+        if promised != held:
+            raise ValueError(
+                f"{slot.kind} '{slot.name}' is returned in other shards than its dist.sharding "
+                "says; add a dist.reshard before the return, or correct dist.sharding."
+            )
+        return self.local[slot.value]
+
+    def _local_type(self, value: SSAValue, sharding: Sharding) -> AnyTensor:
+        return with_shape(tensor_type_of(value), sharding.local_shape(shape_of(value)))
+
+
+@dataclass(frozen=True)
+class InsertCollectivesPass(PassOnProgram):
+    """Give every value the type of its shards, and lower every `dist.reshard`.
+
+    A reshard becomes the collectives and slices that bring its operand to its sharding, with the
+    reshard's layer and phase; ops that need more than local types on shards (offsets into a shard,
+    masked lookups) get their local form. Nothing is chosen.
+
+    Requires: a propagated global program (`propagate-shardings`), perhaps edited by hand. Ensures:
+    a local program (`dist.local`), equal to the global one on the whole mesh; ops keep `sharding`.
+    Linear in the ops.
+    """
+
+    name = "insert-collectives"
+
+    def run(self, program: Program) -> None:
+        partition(program)
+        for text in notes_on_padding(program):
+            note(text)

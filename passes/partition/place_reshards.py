@@ -1,0 +1,320 @@
+"""Writing chosen shardings into a global program: a `dist.reshard` wherever a value changes shards.
+
+Each op reads every operand in the shards that its assignment wants. Where the producer gives
+others, a reshard brings the value there, once for all uses that need the same: before the first
+use, or, for a result that is wanted otherwise (a gradient, a wish), right after its producer. A
+view of a version that exists is made again instead, which is free. Weights that are stored in finer
+shards are made as `stored_weights` says. So are keys and values that attention gathers along the
+sequence: the backward pass gathers them again, and between the passes devices hold their shards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
+
+from xdsl.dialects import func
+from xdsl.ir import Operation, SSAValue
+from xdsl.rewriter import InsertPoint, Rewriter
+
+from shardweave.ir.dialects.annotations import (
+    annotate,
+    phase_of,
+    set_phase,
+    set_shardings,
+    set_wanted_attrs,
+)
+from shardweave.ir.dialects.aten import AtenOp
+from shardweave.ir.dialects.dist import ReshardOp, create
+from shardweave.ir.dialects.types import shape_of
+from shardweave.ir.mesh.placement import Sharding
+from shardweave.ir.program.program import USED, Program, Slot
+from shardweave.ir.sharding.assignment import Assignment
+from shardweave.ir.sharding.flow import Flow, aten_ops
+from shardweave.ir.sharding.rules.attention import first_of_attention, is_attention
+from shardweave.passes.partition.stored_weights import StoredWeights
+
+Version = tuple[SSAValue, Sharding]
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What propagation chose for an op.
+
+    goals: the shardings in which its results go on. is_wish: for which of them that was wanted by
+    a plan or a person.
+    """
+
+    assignment: Assignment
+    goals: tuple[Sharding, ...]
+    is_wish: tuple[bool, ...]
+
+
+def place_reshards(program: Program, chosen: dict[AtenOp, Chosen]) -> None:
+    """Make a global program say what was chosen for its ops. Linear in the ops.
+
+    Requires `dist.sharding` on arguments and results. Ensures: numerics unchanged; every op carries
+    `sharding`, what its results are in; neither wishes nor `dist.used` are left.
+    """
+    _Placing(program, chosen).run()
+
+
+class _Placing:
+    def __init__(self, program: Program, chosen: dict[AtenOp, Chosen]) -> None:
+        self.program = program
+        self.chosen = chosen
+        self.flow = Flow(program)
+        self.weights = StoredWeights(self.flow)
+        self.made: dict[Version, SSAValue] = {}
+        self.passed: dict[Version, ReshardOp] = {}
+        """Versions that a reshard of several steps passes through on its way."""
+        self.keys: set[SSAValue] = set()
+        """Keys and values that attention of the forward pass gathers."""
+        self.keys_again: set[SSAValue] = set()
+        """Those of the backward pass."""
+        self.before: Operation = program.return_op
+        """Where ops are added."""
+        self.is_backward = False
+        self.is_made_again = False
+        self.slots = program.results
+        self.returned: dict[SSAValue, list[Slot]] = {}
+        for slot in self.slots:
+            self.returned.setdefault(slot.value, []).append(slot)
+
+    def run(self) -> None:
+        for slot in self.program.arguments:
+            self.made[slot.value, self.flow.stored[slot.value]] = slot.value
+        dropped: list[AtenOp] = []
+        for op in aten_ops(self.program):
+            if self.weights.is_view(op):
+                dropped.append(op)
+                continue
+            if not self.is_backward and phase_of(op) != "forward":
+                self.is_backward = True
+                self._free(self.weights.free(), self.weights.stored)
+                self._free(self.keys, {v: self.flow.sharding(v) for v in self.keys})
+            self._op(op)
+        last = self.before = self.program.return_op
+        last.operands = [
+            self._version(slot.value, self.program.sharding_of_slot(slot), last, index)
+            for index, slot in enumerate(self.slots)
+        ]
+        for op in reversed(dropped):
+            Rewriter.erase_op(op)
+        indices = range(len(self.program.arguments))
+        self.program.set_argument_attributes(USED, dict.fromkeys(indices))
+
+    def _op(self, op: AtenOp) -> None:
+        """Bring an op's operands to it, and its results to where they go on."""
+        chosen = self.chosen[op]
+        is_alone = [result.has_one_use() for result in op.results]
+        self.before = op
+        operands = self._operands(op)
+        if operands != list(op.operands):
+            op.operands = operands
+        set_wanted_attrs(op, None)
+        self._define(op, op, chosen.assignment.results)
+        assert op.next_op is not None
+        self.before = op.next_op
+        for index, (result, goal) in enumerate(zip(op.results, chosen.goals, strict=True)):
+            self._settle(result, goal, op, chosen.is_wish[index])
+            for slot in self.returned.get(result, []) if is_alone[index] else []:
+                wanted = self.program.sharding_of_slot(slot)
+                self._version(result, wanted, op, why=_returned(slot))
+
+    def _operands(self, op: AtenOp) -> list[SSAValue]:
+        for value in op.operands:
+            self._bring(value, op)
+        wanted = self.chosen[op].assignment.operands
+        if is_attention(op):
+            first = first_of_attention(op)
+            pairs = zip(op.operands[first + 1 : first + 3], wanted[first + 1 :], strict=False)
+            gathered = {
+                v for v, sharding in pairs if sharding.dims[2] != self.flow.sharding(v).dims[2]
+            }
+            (self.keys_again if self.is_backward else self.keys).update(gathered)
+        return [
+            self._version(value, sharding, op, index)
+            for index, (value, sharding) in enumerate(zip(op.operands, wanted, strict=True))
+        ]
+
+    def _define(self, original: AtenOp, op: Operation, shardings: Sequence[Sharding]) -> None:
+        """Note that `op`, the original or a copy of it, gives its results in these shards."""
+        shapes = [shape_of(result) for result in original.results]
+        set_shardings(op, shardings, shapes)
+        self.flow.define(original, shardings)
+        for old, new, sharding in zip(original.results, op.results, shardings, strict=True):
+            self.made[old, sharding] = new
+
+    def _settle(self, value: SSAValue, goal: Sharding, op: Operation, is_wish: bool) -> None:
+        """Bring a result to where it goes on at once; later uses start from there."""
+        produced = self.flow.sharding(value)
+        if produced == goal:
+            return
+        why = "the plan wants it so" if is_wish else f"several ops read {_sum_of(produced)}"
+        self._version(value, goal, op, why=why)
+        # A version made by viewing another version of the operand is not listed yet.
+        others = [version for version in self.flow.versions[value] if version != goal]
+        self.flow.versions[value] = [goal, *others]
+
+    # Stored weights
+
+    def _bring(self, value: SSAValue, user: Operation) -> None:
+        """Make a stored weight, or a view of one, for a use, unless it is there."""
+        if not self.weights.lacks(value):
+            return
+        outer, self.is_made_again = self.is_made_again, self.weights.is_made_again(value)
+        if value in self.weights.stored:
+            self._gather(value, user)
+        else:
+            view = value.owner
+            assert isinstance(view, AtenOp)
+            copy = self._copy(view, self._operands(view))
+            self._define(view, copy, self.chosen[view].assignment.results)
+        self.is_made_again = outer
+
+    def _gather(self, value: SSAValue, user: Operation) -> None:
+        """Bring a weight from its shards as stored to those that ops read."""
+        if isinstance(value.owner, AtenOp):
+            self.flow.define(value.owner, self.chosen[value.owner].goals)
+        used = self.flow.sharding(value)
+        again = " again" if self.is_made_again else ""
+        shards = self._shards(value)
+        why = f"a weight in stored shards is used{again}"
+        self.made[value, used] = self._reshard(value, shards, used, user, why).results[0]
+
+    def _shards(self, value: SSAValue) -> SSAValue:
+        """The stored shards of a weight: an argument, or a cast of one."""
+        stored = self.weights.stored[value]
+        shards = self.made.get((value, stored))
+        if shards is None:
+            cast = value.owner
+            assert isinstance(cast, AtenOp)
+            copy = self._copy(cast, [self._shards(cast.operands[0])])
+            set_shardings(copy, [stored], [shape_of(value)])
+            shards = self.made[value, stored] = copy.results[0]
+        return shards
+
+    def _free(self, freed: Set[SSAValue], kept: Mapping[SSAValue, Sharding]) -> None:
+        """Let the backward pass make values again, so that memory holds them as `kept` says."""
+        for value in freed:
+            self.flow.versions[value] = self.flow.versions[value][:1]
+        for value, sharding in list(self.made):
+            if value in freed and sharding != kept.get(value):
+                del self.made[value, sharding]
+        for version in [version for version in self.passed if version[0] in freed]:
+            del self.passed[version]
+
+    # Versions
+
+    def _version(
+        self, value: SSAValue, wanted: Sharding, user: Operation, index: int = 0, why: str = ""
+    ) -> SSAValue:
+        """The value in a sharding, by a reshard added here unless it exists already."""
+        known = self.made.get((value, wanted))
+        if known is not None:
+            return known
+        if (value, wanted) in self.passed:
+            return self._split(value, wanted)
+        origin = self.flow.origin(value, wanted)
+        if origin is not None:
+            return self._viewed(value, self._version(*origin, user, index, why), wanted)
+        version, steps = self.flow.steps(value, wanted)
+        # A step that another use has taken already is where this one sets out.
+        for step in reversed(steps):
+            if (value, step.after) in self.made or (value, step.after) in self.passed:
+                version = step.after
+                break
+        source = self._existing(value, version)
+        why = why or self._reason(value, wanted, user, index)
+        op = self._reshard(value, source, wanted, user, why)
+        for step in steps:
+            key = (value, step.after)
+            if key not in self.made and key not in self.passed:
+                if self.flow.remember(value, step.after) and step.after != wanted:
+                    self.passed[key] = op
+        self.made[value, wanted] = op.results[0]
+        return op.results[0]
+
+    def _reason(self, value: SSAValue, wanted: Sharding, user: Operation, index: int) -> str:
+        """Why an operand of `user` changes shards, in words."""
+        if isinstance(user, func.ReturnOp):
+            return _returned(self.slots[index])
+        if value in self.keys_again:
+            return f"{user.name} reads it in these shards again"
+        produced = self.flow.sharding(value)
+        if any(axis not in wanted.unreduced for axis in produced.unreduced):
+            return f"{_sum_of(produced)} meets {user.name}"
+        return f"{user.name} reads it in these shards"
+
+    def _split(self, value: SSAValue, wanted: Sharding) -> SSAValue:
+        """The version that a reshard passes through, as a value: the reshard becomes two."""
+        second = self.passed[value, wanted]
+        outer = self.before, self.is_made_again
+        self.before, self.is_made_again = second, False
+        first = self._reshard(value, second.operands[0], wanted, second, second.why)
+        self.before, self.is_made_again = outer
+        second.operands = [first.results[0]]
+        on_the_way = [version for version, op in self.passed.items() if op is second]
+        for version in on_the_way[: on_the_way.index((value, wanted))]:
+            self.passed[version] = first
+        del self.passed[value, wanted]
+        self.made[value, wanted] = first.results[0]
+        return first.results[0]
+
+    def _existing(self, value: SSAValue, version: Sharding) -> SSAValue:
+        """A version that needs no message: known, or a view of a known version."""
+        known = self.made.get((value, version))
+        if known is not None:
+            return known
+        if (value, version) in self.passed:
+            return self._split(value, version)
+        source = next(old for new, old in self.flow.moved_versions(value) if new == version)
+        return self._viewed(value, self._existing(self.flow.views[value][1], source), version)
+
+    def _viewed(self, value: SSAValue, operand: SSAValue, version: Sharding) -> SSAValue:
+        """A version of a view's result, made from the right version of its operand."""
+        view = value.owner
+        assert isinstance(view, AtenOp)
+        copy = self._copy(view, [operand])
+        set_shardings(copy, [version], [shape_of(value)])
+        self.made[value, version] = copy.results[0]
+        return copy.results[0]
+
+    # New ops
+
+    def _copy(self, op: AtenOp, operands: Sequence[SSAValue]) -> AtenOp:
+        """Add an op once more, on other operands."""
+        copy = op.clone_without_regions(dict(zip(op.operands, operands, strict=True)))
+        set_wanted_attrs(copy, None)
+        self._add(copy)
+        return copy
+
+    def _reshard(
+        self, value: SSAValue, source: SSAValue, wanted: Sharding, user: Operation, why: str
+    ) -> ReshardOp:
+        op = create(ReshardOp, [source], [value.type], why=why)
+        producer = value.owner
+        is_end = isinstance(user, func.ReturnOp)
+        annotate(op, producer if is_end and isinstance(producer, Operation) else user)
+        set_shardings(op, [wanted], [shape_of(value)])
+        op.results[0].name_hint = value.name_hint
+        self._add(op)
+        if value in self.keys_again:
+            set_phase(op, "recompute")
+        return op
+
+    def _add(self, op: Operation) -> None:
+        if self.is_made_again:
+            set_phase(op, "recompute")
+        Rewriter.insert_op(op, InsertPoint.before(self.before))
+
+
+def _sum_of(sharding: Sharding) -> str:
+    """`a sum pending over tensor`."""
+    kind = "sum" if sharding.reduction == "sum" else "maximum"
+    return f"a {kind} pending over {', '.join(sharding.unreduced)}"
+
+
+def _returned(slot: Slot) -> str:
+    return f"{slot.kind} '{slot.name}' is returned in these shards"

@@ -1,0 +1,284 @@
+"""Propagation: a few wishes completed to the whole program, and every move of data written down.
+
+`propagate` walks a global program forward, in program order: each op is cut by the axes that cut
+its operands; conflicts go by priority (wishes of the plan and the user, then the larger tensor). A
+pending sum travels through linear ops while it has a single use, and is reduced, or scattered
+where shards are wanted, at the first op that needs it. Then backward, to a fixed point: a value
+that all its uses want in shards, and that can be made in shards for free, is made so (masks,
+constants, biases); parameters without annotation adopt what their uses want. What was chosen is
+then written into the program (`place_reshards`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from xdsl.ir import Attribute, SSAValue
+
+from shardweave.ir.dialects.annotations import sharding_attrs_of, wanted_attrs_of
+from shardweave.ir.dialects.aten import AtenOp
+from shardweave.ir.dialects.attributes import ShardingAttr
+from shardweave.ir.dialects.types import shape_of
+from shardweave.ir.mesh.placement import Placement, Sharding, fits
+from shardweave.ir.program.program import Program, Slot, wishes_of
+from shardweave.ir.sharding.assignment import Assignment, price_of
+from shardweave.ir.sharding.flow import Flow, aten_ops, is_propagated
+from shardweave.ir.sharding.rules import notes_on_rules
+from shardweave.passes.notes import note
+from shardweave.passes.partition.place_reshards import Chosen, place_reshards
+from shardweave.passes.partition.wanted_seats import WantedSeats
+from shardweave.passes.program_pass import PassOnProgram
+
+MAX_SWEEPS = 100
+"""Backward sweeps before propagation is taken to run in a circle. Each makes shards finer, so that
+it ends; models need two or three."""
+
+
+@dataclass(eq=False)
+class ForwardPass:
+    """The forward pass of a program's propagation, which passes that change nothing hand on.
+
+    It is made when it is first asked for. Whoever changes the program says so by `forget`.
+    """
+
+    program: Program
+    _made: Propagation | None = None
+
+    def propagation(self) -> Propagation:
+        """Raises ValueError for a program without a mesh, or for wishes that do not fit."""
+        if self._made is None:
+            made = Propagation(self.program)
+            made.forward()
+            self._made = made
+        return self._made
+
+    def forget(self) -> None:
+        self._made = None
+
+
+def propagate(program: Program, forward: ForwardPass | None = None) -> None:
+    """Give every op of a global program its sharding, and a reshard wherever a value changes it.
+
+    Afterwards each op's operands fit its rule by construction, arguments and results carry
+    `dist.sharding`, and no wish is left. A propagated program stays as it is. forward: of the
+    program as it is, if it is known. Raises ValueError without a mesh, for a program with ops that
+    are not of the aten dialect, and for wishes that do not fit. Linear in the ops.
+    """
+    program.needed_mesh()
+    if program.is_local:
+        raise ValueError(
+            "the program is local already; propagate shardings once, on the global program."
+        )
+    if not is_propagated(program):
+        propagation = (forward or ForwardPass(program)).propagation()
+        propagation.backward()
+        propagation.write()
+
+
+class Propagation:
+    """The state of one propagation: the assignment of every op, and the flow of shardings."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.flow = Flow(program)
+        self.ops = aten_ops(program)
+        self.wishes = {op: wishes_of(op, program) for op in self.ops}
+        self.assignments: dict[AtenOp, Assignment] = {}
+        slots = program.arguments
+        self.arguments = {(slot.kind, slot.name): slot.value for slot in slots}
+        self.free = dict.fromkeys(
+            s.value for s in slots if s.sharding_attr is None and s.kind != "tangent"
+        )
+        self.seats = WantedSeats(self.flow, program.results, self._stored_for)
+
+    # Forward
+
+    def forward(self) -> None:
+        """Assign axes in every op, in program order."""
+        for op in self.ops:
+            wishes = self.wishes[op]
+            assignment = self.flow.assign(op, wishes, self.seats.hints(op))
+            self.assignments[op] = assignment
+            for operand, wanted in zip(op.operands, assignment.operands, strict=True):
+                self.flow.use(operand, wanted)
+            shardings = [
+                self._settled(result, produced) if wish is None else wish
+                for result, produced, wish in zip(
+                    op.results, assignment.results, wishes, strict=True
+                )
+            ]
+            self.flow.define(op, shardings)
+
+    def _settled(self, result: SSAValue, produced: Sharding) -> Sharding:
+        """What to keep of a result: a pending sum with several uses is reduced at once."""
+        if not produced.unreduced or result.has_one_use() or result.first_use is None:
+            return produced
+        settled = produced.whole()
+        if produced.reduction == "sum":
+            for axis in produced.unreduced:
+                seat = self.seats.of(result, axis)
+                if seat is not None:
+                    settled = _placed(settled, *seat, shape_of(result)) or settled
+        return settled
+
+    # Backward
+
+    def backward(self) -> None:
+        """Sweep against program order until nothing changes."""
+        for _ in range(MAX_SWEEPS):
+            if not self._backward():
+                return
+        raise AssertionError(f"propagation still changes after {MAX_SWEEPS} sweeps")
+
+    def _backward(self) -> bool:
+        """One sweep against program order; whether it changed anything."""
+        changed = False
+        for op in reversed(self.ops):
+            for index, result in enumerate(op.results):
+                wanted = self._wanted_by_uses(result)
+                if wanted is not None and self._remake(op, index, wanted):
+                    changed = True
+        for argument in self.free:
+            wanted = self._wanted_by_uses(argument)
+            if wanted is not None:
+                self.flow.versions[argument][0] = wanted
+                changed = True
+        return changed
+
+    def _wanted_by_uses(self, value: SSAValue) -> Sharding | None:
+        """The finer sharding that all uses of a value agree on; None if there is none."""
+        now = self.flow.sharding(value)
+        if now.unreduced:
+            return None
+        wanted: Sharding | None = None
+        for use in value.uses:
+            if not isinstance(use.operation, AtenOp):
+                return None
+            read = self.assignments[use.operation].operands[use.index]
+            if wanted is not None and read != wanted:
+                return None
+            wanted = read
+        if wanted is None or wanted == now or wanted.unreduced:
+            return None
+        finer = all(set(old) <= set(new) for old, new in zip(now.dims, wanted.dims, strict=True))
+        return wanted if finer else None
+
+    def _remake(self, op: AtenOp, index: int, wanted: Sharding) -> bool:
+        """Let an op produce a result in the wanted shards, if that costs slices at most."""
+        if self.wishes[op][index] is not None:
+            return False
+        goals: list[Sharding | None] = [self.flow.sharding(r) for r in op.results]
+        goals[index] = wanted
+        assignment = self.flow.assign(op, goals)
+        if assignment.results[index] != wanted:
+            return False
+        if self._spoils_larger(op, index, assignment):
+            return False
+        for operand, needed in zip(op.operands, assignment.operands, strict=True):
+            price = price_of(self.flow.mesh, self.flow.operand(operand), needed)
+            if price is None or price[0] > 0:
+                return False
+        self.assignments[op] = assignment
+        self.flow.versions[op.results[index]][0] = wanted
+        return True
+
+    def _spoils_larger(self, op: AtenOp, index: int, assignment: Assignment) -> bool:
+        """Whether a larger result would come in shards that its uses do not want.
+
+        The statistics of a norm must not bring its output to where it has to be gathered.
+        """
+        size = prod(shape_of(op.results[index]))
+        return any(
+            prod(shape_of(result)) > size
+            and produced != self.flow.sharding(result)
+            and produced != self._wanted_by_uses(result)
+            for result, produced in zip(op.results, assignment.results, strict=True)
+        )
+
+    # The result
+
+    def _stored(self, argument: SSAValue) -> Sharding:
+        """How an argument is stored: as annotated, or as its uses want it."""
+        if argument in self.free:
+            return self.flow.sharding(argument)
+        return self.flow.stored[argument]
+
+    def _stored_for(self, slot: Slot) -> Sharding | None:
+        """How the argument is stored whose sharding a result takes: a gradient's parameter, a
+        buffer itself; None for other results."""
+        kind = "buffer" if slot.kind == "buffer" else "param"
+        argument = self.arguments.get((kind, slot.name))
+        return None if argument is None else self._stored(argument)
+
+    def write(self) -> None:
+        """Write the choices into the program: arguments, results, ops, reshards."""
+        arguments: dict[int, Attribute | None] = {
+            index: ShardingAttr.of(self._stored(slot.value), shape_of(slot.value))
+            for index, slot in enumerate(self.program.arguments)
+        }
+        self.program.set_argument_attributes("dist.sharding", arguments)
+        results: dict[int, Attribute | None] = {}
+        for index, slot in enumerate(self.program.results):
+            if slot.sharding_attr is None:
+                kept = self._stored_for(slot) or self.flow.sharding(slot.value)
+                results[index] = ShardingAttr.of(kept.whole(), shape_of(slot.value))
+        self.program.set_result_attributes("dist.sharding", results)
+        chosen = {
+            op: Chosen(
+                self.assignments[op],
+                tuple(self.flow.sharding(result) for result in op.results),
+                tuple(wish is not None for wish in self.wishes[op]),
+            )
+            for op in self.ops
+        }
+        place_reshards(self.program, chosen)
+
+
+def _placed(
+    sharding: Sharding, dim: int, placement: Placement, shape: tuple[int, ...]
+) -> Sharding | None:
+    """The sharding with one more placement; None if it does not fit."""
+    placed = sharding.with_dim(dim, (*sharding.dims[dim], placement))
+    is_free = placement.axis not in sharding.placed_axes
+    return placed if is_free and fits(placed.dims[dim], shape[dim]) else None
+
+
+@dataclass(frozen=True)
+class PropagateShardingsPass(PassOnProgram):
+    """Give every op its sharding, and put a `dist.reshard` wherever a value changes shards.
+
+    How it chooses is said in `passes.partition.propagate_shardings`, how it places reshards in `place_reshards`.
+
+    Requires: a global program with a mesh; wishes, if any, in `wanted` and `dist.used`. Ensures:
+    every op has `sharding` and operands that fit it, every argument and result `dist.sharding`; no
+    wish is left; numerics unchanged. A propagated program stays as it is. Linear in the ops.
+    """
+
+    name = "propagate-shardings"
+
+    def run(self, program: Program) -> None:
+        idle = _idle_axes(program)
+        if idle:
+            note(
+                f"no value is annotated over {' and '.join(idle)}, so that its devices all compute "
+                "the same; run apply-plan or plan-<planner> (plan-megatron) first, or annotate "
+                "arguments."
+            )
+        if program.mesh is not None and program.mesh.num_devices > 1:
+            for text in notes_on_rules(program.ops):
+                note(text)
+        propagate(program)
+
+
+def _idle_axes(program: Program) -> list[str]:
+    """The axes of devices, as `data=2`, that no annotation of the program names."""
+    slots = (*program.arguments, *program.results)
+    shardings = [
+        a for s in slots for a in s.attributes.data.values() if isinstance(a, ShardingAttr)
+    ]
+    for op in program.ops:
+        shardings += [*(sharding_attrs_of(op) or ()), *(wanted_attrs_of(op) or ())]
+    used = {axis.data for s in shardings for axes in (*s.dims, s.unreduced) for axis in axes}
+    axes = program.mesh.space_axes if program.mesh else ()
+    return [f"{axis.name}={axis.size}" for axis in axes if axis.size > 1 and axis.name not in used]

@@ -1,0 +1,67 @@
+"""Parameters that are stored in finer shards than their uses read, while a program is walked.
+
+Such a parameter (`dist.used`) is gathered before its first use and freed after the last of the
+forward pass, so that the whole need not be kept; the backward pass gathers it again, with phase
+recompute. Views of it are made again as well, where they are needed, and a cast to a narrower type
+is done on the shards, so that fewer bytes are gathered.
+"""
+
+from __future__ import annotations
+
+from xdsl.ir import SSAValue
+
+from shardweave.ir.dialects.aten import AtenOp
+from shardweave.ir.dialects.types import dtype_of_value
+from shardweave.ir.mesh.placement import Sharding
+from shardweave.ir.ops.facts import facts_of
+from shardweave.ir.sharding.flow import Flow
+
+
+class StoredWeights:
+    """The stored parameters of a program, their views, and which of them are gathered now.
+
+    stored: parameters, and narrower casts of them, with their shardings as stored.
+    """
+
+    def __init__(self, flow: Flow) -> None:
+        self.stored: dict[SSAValue, Sharding] = {
+            value: sharding
+            for value, sharding in flow.stored.items()
+            if sharding != flow.sharding(value)
+        }
+        self._views: dict[SSAValue, AtenOp] = {}
+        self._ready: set[SSAValue] = set()
+        self._made: set[SSAValue] = set()
+
+    def is_view(self, op: AtenOp) -> bool:
+        """Whether an op makes a view or a cast of a weight; it is then made where it is read."""
+        if not facts_of(op).keeps_weight or len(op.operands) != 1:
+            return False
+        (value,), (result,) = op.operands, op.results
+        if value not in self.stored and value not in self._views:
+            return False
+        if op.name == "aten._to_copy" and value in self.stored and _narrows(value, result):
+            self.stored[result] = self.stored[value]
+        self._views[result] = op
+        return True
+
+    def lacks(self, value: SSAValue) -> bool:
+        """Whether a value is a weight that has to be made for a use; it counts as made then."""
+        if value in self._ready or (value not in self.stored and value not in self._views):
+            return False
+        self._ready.add(value)
+        return True
+
+    def is_made_again(self, value: SSAValue) -> bool:
+        """Whether a weight was made before, and freed."""
+        return value in self._made
+
+    def free(self) -> set[SSAValue]:
+        """Forget what is ready, and return it."""
+        freed, self._ready = self._ready, set()
+        self._made |= freed
+        return freed
+
+
+def _narrows(value: SSAValue, result: SSAValue) -> bool:
+    return dtype_of_value(result).itemsize <= dtype_of_value(value).itemsize

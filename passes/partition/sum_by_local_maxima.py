@@ -1,0 +1,152 @@
+"""Sums of exponentials, of the distance to a maximum over several ranks, in one pass over a shard.
+
+A softmax over a cut dim takes the largest element of each shard, sends it, and reads the shard
+once more to sum exp(x - max) over all ranks' max. With the shard's own maximum m instead, both
+numbers come of one pass, and the sum is scaled where max has arrived (Milakov and Gimelshein,
+2018: "Online normalizer calculation for softmax"):
+
+    sum exp(x - max)  =  sum exp(x - m) * exp(m - max)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from xdsl.ir import Operation, OpResult, SSAValue
+from xdsl.rewriter import InsertPoint, Rewriter
+
+from shardweave.ir.dialects.annotations import annotate, set_sharding_attrs, sharding_attrs_of
+from shardweave.ir.dialects.aten import AtenOp, create
+from shardweave.ir.dialects.dist import AllReduceOp, WaitOp
+from shardweave.ir.dialects.literals import Literal
+from shardweave.ir.dialects.types import dtype_of_value, shape_of, tensor_type
+from shardweave.ir.program.dead_code import remove_dead_ops
+from shardweave.ir.program.program import Program
+from shardweave.passes.program_pass import PassOnProgram
+
+
+def sum_by_local_maxima(program: Program) -> int:
+    """Rewrite each sum of exponentials of the distance to a maximum over ranks; returns how many.
+
+    Linear in the ops.
+    """
+    sums = [found for op in program.ops if (found := _sum_of_powers(op)) is not None]
+    for found in sums:
+        _rewrite(found)
+    remove_dead_ops(program)
+    return len(sums)
+
+
+@dataclass(frozen=True)
+class _SumOfPowers:
+    """total: sum(exp(distance)). distance: x - highest. peak: amax(x), of which `highest` is the
+    maximum over ranks."""
+
+    total: AtenOp
+    power: AtenOp
+    distance: AtenOp
+    peak: AtenOp
+
+
+def _sum_of_powers(total: Operation) -> _SumOfPowers | None:
+    """The sum, if its exponentials are of nothing but that distance, and nobody else reads them."""
+    if not isinstance(total, AtenOp) or total.name != "aten.sum.dim_IntList":
+        return None
+    power = _made_by(total.operands[0], "aten.exp")
+    if power is None or not power.results[0].has_one_use():
+        return None
+    distance = _made_by(power.operands[0], "aten.sub.Tensor")
+    if distance is None or distance.value("alpha") != 1:
+        return None
+    peak = _largest_of_shard(distance.operands[1])
+    if peak is None or peak.operands[0] is not distance.operands[0]:
+        return None
+    is_alike = all(peak.value(name) == total.value(name) for name in ("dim", "keepdim"))
+    is_alike &= peak.result_types == total.result_types
+    return _SumOfPowers(total, power, distance, peak) if is_alike else None
+
+
+def _made_by(value: SSAValue, name: str) -> AtenOp | None:
+    owner = value.owner
+    return owner if isinstance(owner, AtenOp) and owner.name == name else None
+
+
+def _largest_of_shard(highest: SSAValue) -> AtenOp | None:
+    """The amax of which a value is the maximum over ranks."""
+    if isinstance(highest, OpResult) and isinstance(highest.op, WaitOp):
+        highest = highest.op.operands[highest.index]
+    if not isinstance(highest, OpResult):
+        return None
+    message = highest.op
+    if not isinstance(message, AllReduceOp) or message.reduction != "max":
+        return None
+    return _made_by(message.operands[highest.index], "aten.amax")
+
+
+def _rewrite(found: _SumOfPowers) -> None:
+    total, peak = found.total, found.peak
+    x, highest = found.distance.operands
+    (local,) = peak.results
+    set_sharding_attrs(peak, None)  # it is read as the shard's own now, too
+    after = _Adding(total, InsertPoint.after(peak))
+    near = after.add("aten.sub.Tensor", [x, local], x)
+    power = after.add("aten.exp", [near], x)
+    part = after.add(
+        total.name, [power], local, {name: total.value(name) for name in ("dim", "keepdim")}
+    )
+    # Of a shard of -inf alone the sum is NaN; its part of the whole sum is that of its maximum.
+    is_lowest = after.add("aten.eq.Scalar", [local], local, {"other": -math.inf}, torch.bool)
+    part = after.add("aten.masked_fill.Scalar", [part, is_lowest], local, {"value": 1.0})
+    before = _Adding(total, InsertPoint.before(total))
+    away = before.add("aten.sub.Tensor", [local, highest], local)
+    scale = before.add("aten.exp", [away], local)
+    scaled = before.add("aten.mul.Tensor", [part, scale], local)
+    scaled.name_hint = total.results[0].name_hint
+    assert isinstance(scaled.owner, Operation)
+    set_sharding_attrs(scaled.owner, sharding_attrs_of(total))
+    total.results[0].replace_all_uses_with(scaled)
+
+
+@dataclass
+class _Adding:
+    """Adds ops one after another, of the layer and phase of `like`."""
+
+    like: Operation
+    point: InsertPoint
+
+    def add(
+        self,
+        name: str,
+        operands: Sequence[SSAValue],
+        shaped: SSAValue,
+        values: Mapping[str, Literal] = {},
+        dtype: torch.dtype | None = None,
+    ) -> SSAValue:
+        """The result of a new op, of the shape of `shaped`, and its dtype unless one is given."""
+        type_ = tensor_type(shape_of(shaped), dtype or dtype_of_value(shaped))
+        op = create(name, operands, [type_], values)
+        annotate(op, self.like)
+        op.results[0].name_hint = name.split(".")[1]
+        Rewriter.insert_op(op, self.point)
+        self.point = InsertPoint.after(op)
+        return op.results[0]
+
+
+@dataclass(frozen=True)
+class SumByLocalMaximaPass(PassOnProgram):
+    """Sum exponentials by each shard's own maximum, and scale the sums when that of all is known.
+
+    A kernel then reads the logits of a cut vocabulary once before the message, and not again after
+    it. Nothing changes where softmaxes are of whole rows.
+
+    Requires: a local program without regions. Ensures: numerics unchanged, but for how sums are
+    rounded: once more, by factors exp(m - max) of at most 1. Linear in the ops.
+    """
+
+    name = "sum-by-local-maxima"
+
+    def run(self, program: Program) -> None:
+        sum_by_local_maxima(program)

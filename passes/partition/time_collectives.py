@@ -1,0 +1,151 @@
+"""Collectives over time axes: the steps of which they are made, and local ops in their place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+from itertools import groupby
+
+import torch
+from xdsl.ir import Block, Operation, SSAValue
+
+from shardweave.ir.dialects import dist
+from shardweave.ir.dialects.annotations import (
+    annotate,
+    set_copy,
+    set_sharding_attrs,
+    sharding_attrs_of_value,
+)
+from shardweave.ir.dialects.aten import create
+from shardweave.ir.dialects.types import shape_of, tensor_type, tensor_type_of, with_shape
+from shardweave.ir.mesh.mesh import Mesh
+
+_GATHERS = (dist.AllGatherOp, dist.AllToAllOp)
+
+
+@dataclass(frozen=True)
+class CollectiveStep:
+    """A part of a collective: over one time axis, or over space axes side by side.
+
+    cut, gathered: how many times longer its blocks are than the collective's, where it cuts a
+    dim, and where it gathers one.
+    """
+
+    axes: tuple[str, ...]
+    cut: int
+    gathered: int
+
+
+def steps_of(op: dist.DistOp, mesh: Mesh) -> tuple[list[CollectiveStep], list[CollectiveStep]]:
+    """The steps over time axes, and those over space axes, to be taken in this order.
+
+    The axes of a collective are digits of a position. A dim that is cut loses the digits
+    of the steps taken, one that is gathered wins them; blocks grow by the digits behind a step's.
+    """
+    times = mesh.time_names
+    space = [axis for axis in op.axes if axis not in times]
+    parts: list[tuple[str, ...]] = [(axis,) for axis in op.axes if axis in times]
+    num_time = len(parts)
+    if isinstance(op, _GATHERS):
+        # A time axis that is gathered already may stand between two space axes: minor ones first.
+        runs = [tuple(run) for is_time, run in groupby(op.axes, times.__contains__) if not is_time]
+        parts += runs[::-1]
+    elif space:
+        parts.append(tuple(space))
+    taken: set[str] = set()
+    steps: list[CollectiveStep] = []
+    for part in parts:
+        minor = op.axes[op.axes.index(part[-1]) + 1 :]
+        cut = mesh.sizes([axis for axis in minor if axis not in taken])
+        gathered = mesh.sizes([axis for axis in minor if axis in taken])
+        steps.append(CollectiveStep(part, cut, gathered))
+        taken.update(part)
+    return steps[:num_time], steps[num_time:]
+
+
+class TimeOps:
+    """Adds ops to a block.
+
+    source: the op whose annotations they take. copy: the sub-batch that they belong to, if one.
+    """
+
+    def __init__(self, block: Block) -> None:
+        self.block = block
+        self.source: Operation | None = None
+        self.copy: tuple[int, ...] = ()
+
+    def _add(self, op: Operation, name: str) -> SSAValue:
+        if self.source is not None:
+            annotate(op, self.source)
+        if self.copy:
+            set_copy(op, self.copy)
+        op.results[0].name_hint = name
+        self.block.add_op(op)
+        return op.results[0]
+
+    def _view(self, value: SSAValue, shape: Sequence[int]) -> SSAValue:
+        type_ = with_shape(tensor_type_of(value), shape)
+        if type_ == value.type:
+            return value
+        return self._add(create("aten.view", [value], [type_]), "view")
+
+    def reduce(self, parts: Sequence[SSAValue], reduction: str) -> SSAValue:
+        """Sum or maximum of the copies, left to right; each may still be a term over space axes."""
+        name = "aten.maximum" if reduction == "max" else "aten.add.Tensor"
+        sharding = sharding_attrs_of_value(parts[0])
+
+        def combine(a: SSAValue, b: SSAValue) -> SSAValue:
+            op = create(name, [a, b], [a.type])
+            set_sharding_attrs(op, sharding)
+            return self._add(op, "total")
+
+        return reduce(combine, parts)
+
+    def take_blocks(self, value: SSAValue, dim: int, size: int, block: int, index: int) -> SSAValue:
+        """As `shards.take_blocks`: the blocks of one index."""
+        shape = list(shape_of(value))
+        rounds = shape[dim] // (size * block)
+        if rounds == 1:
+            shape[dim] = block
+            result = with_shape(tensor_type_of(value), shape)
+            values = {"dim": dim, "start": index * block, "step": 1}
+            return self._add(create("aten.slice.Tensor", [value], [result], values), "sub_batch")
+        cut = self._view(value, [*shape[:dim], rounds, size, block, *shape[dim + 1 :]])
+        mine = [*shape[:dim], rounds, block, *shape[dim + 1 :]]
+        result = with_shape(tensor_type_of(value), mine)
+        values = {"dim": dim + 1, "index": index}
+        picked = self._add(create("aten.select.int", [cut], [result], values), "sub_batch")
+        return self._view(picked, [*shape[:dim], rounds * block, *shape[dim + 1 :]])
+
+    def merge_blocks(self, parts: Sequence[SSAValue], dim: int, block: int) -> SSAValue:
+        """As `shards.merge_blocks`: the copies' blocks in turn."""
+        shape = list(shape_of(parts[0]))
+        rounds = shape[dim] // block
+        cut = [self._view(p, [*shape[:dim], rounds, block, *shape[dim + 1 :]]) for p in parts]
+        whole = [*shape[:dim], rounds, block * len(parts), *shape[dim + 1 :]]
+        result = with_shape(tensor_type_of(parts[0]), whole)
+        joined = self._add(create("aten.cat", [cut], [result], {"dim": dim + 1}), "whole")
+        return self._view(joined, [*shape[:dim], shape[dim] * len(parts), *shape[dim + 1 :]])
+
+    def position(self, weights: Sequence[tuple[str, int]]) -> SSAValue | None:
+        """Sum of this rank's coordinates on space axes, times their weights; None without axes."""
+        scalar = tensor_type((), torch.int64)
+        total: SSAValue | None = None
+        for axis, weight in weights:
+            part = self._add(dist.create(dist.ShardIndexOp, [], [scalar], axes=[axis]), "index")
+            if weight > 1:
+                scaled = create("aten.mul.Scalar", [part], [scalar], {"other": weight})
+                part = self._add(scaled, "index")
+            if total is not None:
+                part = self._add(create("aten.add.Tensor", [total, part], [scalar]), "index")
+            total = part
+        return total
+
+    def plus(self, position: SSAValue | None, constant: int) -> SSAValue:
+        """A position and a constant, added."""
+        scalar = tensor_type((), torch.int64)
+        if position is None:
+            return self._add(create("aten.full", [], [scalar], {"fill_value": constant}), "index")
+        added = create("aten.add.Scalar", [position], [scalar], {"other": constant})
+        return self._add(added, "index")

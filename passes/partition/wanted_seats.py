@@ -1,0 +1,121 @@
+"""Where a sum is wanted in shards: the seats that its uses, a few linear ops down, give an axis.
+
+A sum that is reduced anyway is better scattered to where its uses hold the axis. Asking for that
+follows the uses of a value through ops that are linear in it, and through those that scale it, as
+rotations of keys do: before these the sum is reduced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from xdsl.dialects import func
+from xdsl.ir import SSAValue
+
+from shardweave.ir.dialects.aten import AtenOp
+from shardweave.ir.mesh.placement import Placement, Sharding
+from shardweave.ir.program.program import Slot, wishes_of
+from shardweave.ir.sharding.flow import Flow
+from shardweave.ir.sharding.rules.base import Dims, Rule
+from shardweave.ir.sharding.rules.pointwise import SCALING
+
+LOOKAHEAD = 6
+"""Linear ops that are looked through: a gradient passes a view, a permutation, a cast and an
+addition or two on its way to what holds its axis. More would only cost time on long chains."""
+
+Seat = tuple[int, Placement]
+"""A dim of a value, and the placement on it."""
+
+
+@dataclass(frozen=True)
+class WantedSeats:
+    """Answers where uses want an axis, given the shardings known so far.
+
+    result_slots: the program's results. stored: from a result to how its parameter is stored.
+    """
+
+    flow: Flow
+    result_slots: Sequence[Slot]
+    stored: Callable[[Slot], Sharding | None]
+
+    def hints(self, op: AtenOp) -> Iterator[tuple[str, int, int]]:
+        """Seats (axis, factor, stride) for axes of a sum, read off what its uses hold.
+
+        Either the sum comes with an operand, or the op itself would make one over shards: that
+        of an embedding's gradient over tokens, where the embedding is cut along its rows.
+        """
+        rule = self.flow.rule(op)
+        for axis in _stopped_axes(rule, tuple(map(self.flow.sharding, op.operands))):
+            for result, dims in zip(op.results, rule.results, strict=True):
+                wanted = self.of(result, axis)
+                seat = None if wanted is None else rule.seat(dims[wanted[0]], wanted[1])
+                if seat is not None:
+                    yield (axis, *seat)
+
+    def of(self, value: SSAValue, axis: str, depth: int = LOOKAHEAD) -> Seat | None:
+        """Where the uses of a value, at most `depth` ops down, hold `axis`, if they do."""
+        if depth == 0:
+            return None
+        for use in value.uses:
+            user = use.operation
+            if isinstance(user, func.ReturnOp):
+                stored = self.stored(self.result_slots[use.index])
+                seat = None if stored is None else stored.seat_of(axis)
+            elif isinstance(user, AtenOp):
+                seat = self._at(user, use.index, axis, depth)
+            else:
+                seat = None
+            if seat is not None:
+                return seat
+        return None
+
+    def _at(self, user: AtenOp, index: int, axis: str, depth: int) -> Seat | None:
+        rule = self.flow.rule(user)
+        for other, dims in zip(user.operands, rule.operands, strict=True):
+            versions = self.flow.versions.get(other)
+            if versions is None or other is user.operands[index] or other in self.flow.pinned:
+                continue
+            held = versions[0].seat_of(axis)
+            if held is not None:
+                return _carried(rule, held, dims, rule.operands[index])
+        passing = (*rule.linear, *SCALING.get(user.name, ()))
+        if len(user.results) != 1 or index not in passing:
+            return None
+        wish = wishes_of(user, self.flow.program)[0]
+        # Where a plan places a value, nothing below it counts.
+        below = wish.seat_of(axis) if wish else self.of(user.results[0], axis, depth - 1)
+        if below is None:
+            return None
+        return _carried(rule, below, rule.results[0], rule.operands[index])
+
+
+def _carried(rule: Rule, seat: Seat, source: Dims, goal: Dims) -> Seat | None:
+    """A seat on a value with dims `source` as one on a value with dims `goal`."""
+    dim, placement = seat
+    cut = [(placement,) if index == dim else () for index in range(len(source))]
+    dims = rule.carry(source, goal, cut)
+    return None if dims is None else Sharding(dims).seat_of(placement.axis)
+
+
+@lru_cache(maxsize=16384)
+def _stopped_axes(rule: Rule, operands: tuple[Sharding, ...]) -> list[str]:
+    """The axes of sums that do not travel through an op, and of those that the op itself makes."""
+    pending = {a for sharding in operands for a in sharding.unreduced}
+    placed = {a for sharding in operands for a in sharding.placed_axes}
+    travels = {
+        a for a in pending if rule.linear and all(a in operands[i].unreduced for i in rule.linear)
+    }
+    return sorted((pending - placed - travels) | _summed_axes(rule, operands))
+
+
+def _summed_axes(rule: Rule, operands: Sequence[Sharding]) -> set[str]:
+    """The axes that cut a factor which the first result lacks."""
+    kept = {factor for factors in rule.results[0] for factor in factors}
+    return {
+        placement.axis
+        for dims, sharding in zip(rule.operands, operands, strict=True)
+        for placement, seat in rule.seats(dims, sharding.dims)
+        if seat is not None and seat[0] not in kept
+    }

@@ -1,0 +1,1 @@
+"""Passes over the global program, before shardings are propagated."""

@@ -1,0 +1,95 @@
+"""Adding pending sums to each other before anything else, so that one is left to reduce."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from xdsl.ir import SSAValue
+from xdsl.rewriter import InsertPoint, Rewriter
+
+from shardweave.ir.dialects.annotations import annotate, wanted_attrs_of
+from shardweave.ir.dialects.aten import AtenOp, create
+from shardweave.ir.mesh.placement import Sharding
+from shardweave.ir.program.program import Program
+from shardweave.ir.sharding.flow import check_not_propagated
+from shardweave.passes.partition.propagate_shardings import ForwardPass
+from shardweave.passes.program_pass import PassOnProgram
+
+
+def add_pending_sums(program: Program, forward: ForwardPass | None = None) -> bool:
+    """Rewrite (whole + pending) + pending' to whole + (pending + pending'), wherever both would be
+    pending over the same axes; whether anything changed. forward: of the program's propagation, if
+    it is known, which is forgotten if anything changed. Linear in the ops.
+
+    Raises ValueError for a program without a mesh, or one that is propagated.
+    """
+    program.needed_mesh()
+    check_not_propagated(program, "add-pending-sums")
+    forward = forward or ForwardPass(program)
+    propagation = forward.propagation()
+    known = {value: versions[0] for value, versions in propagation.flow.versions.items()}
+    changed = any([_regroup(op, known) for op in propagation.ops if _is_plain_add(op)])
+    if changed:
+        forward.forget()
+    return changed
+
+
+def _is_plain_add(op: AtenOp) -> bool:
+    return (
+        op.name == "aten.add.Tensor"
+        and op.value("alpha") == 1
+        and op.operands[0].type == op.operands[1].type == op.results[0].type
+        and wanted_attrs_of(op) is None
+    )
+
+
+def _regroup(op: AtenOp, known: dict[SSAValue, Sharding]) -> bool:
+    for inner, pending in (tuple(op.operands), tuple(reversed(op.operands))):
+        first = inner.owner
+        if not (isinstance(first, AtenOp) and _is_plain_add(first) and inner.has_one_use()):
+            continue
+        for whole, other in (tuple(first.operands), tuple(reversed(first.operands))):
+            if _same_pending(known[other], known[pending]) and not known[whole].unreduced:
+                _rebuild(op, first, whole, other, pending, known)
+                return True
+    return False
+
+
+def _same_pending(a: Sharding, b: Sharding) -> bool:
+    return bool(a.unreduced) and a == b and a.reduction == "sum"
+
+
+def _rebuild(
+    op: AtenOp,
+    first: AtenOp,
+    whole: SSAValue,
+    other: SSAValue,
+    pending: SSAValue,
+    known: dict[SSAValue, Sharding],
+) -> None:
+    """op = first(whole, other) + pending becomes op = whole + (other + pending)."""
+    inner = create("aten.add.Tensor", [other, pending], [op.results[0].type])
+    annotate(inner, first)
+    inner.results[0].name_hint = first.results[0].name_hint
+    Rewriter.insert_op(inner, InsertPoint.before(op))
+    known[inner.results[0]] = known[pending]
+    op.operands = [whole, inner.results[0]]
+    Rewriter.erase_op(first)
+
+
+@dataclass(frozen=True)
+class AddPendingSumsPass(PassOnProgram):
+    """Rewrite (whole + pending) + pending to whole + (pending + pending).
+
+    Autograd adds the gradients of a value's uses in the order in which it meets them: residual,
+    then q, k and v. Where those of q, k and v will be pending sums over an axis, each would be
+    reduced before it meets the residual; added to each other first, they leave one sum to reduce.
+
+    Requires: a global program with a mesh, before `propagate-shardings`. Ensures: numerics
+    unchanged but for the order of additions. Linear in the ops.
+    """
+
+    name = "add-pending-sums"
+
+    def run(self, program: Program) -> None:
+        add_pending_sums(program)

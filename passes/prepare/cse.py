@@ -1,0 +1,57 @@
+"""Computing equal things once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
+
+from xdsl.ir import Operation
+from xdsl.rewriter import Rewriter
+
+from shardweave.ir.dialects.annotations import arguments_of, phase_of
+from shardweave.ir.ops.facts import is_random
+from shardweave.ir.program.program import Program
+from shardweave.passes.program_pass import PassOnProgram
+
+
+def merge_equal_ops(program: Program) -> None:
+    """Replace each op by an earlier one of the same name, operands, arguments and types. Linear."""
+    # Equal from outside, regions may hold different ops.
+    ops = [op for op in program.ops if not op.regions and not is_random(op)]
+    merge_where_equal(ops, _distinguishing)
+
+
+def _distinguishing(op: Operation) -> tuple[str, ...]:
+    return ("copy", "origin", "phase") if phase_of(op) == "recompute" else ("copy", "origin")
+
+
+def merge_where_equal(
+    ops: Iterable[Operation], annotations_of: Callable[[Operation], tuple[str, ...]]
+) -> int:
+    """Merge equal ops among some, if these annotations are equal too; returns how many went."""
+    known: dict[Hashable, Operation] = {}
+    count = 0
+    for op in ops:
+        arguments = arguments_of(op, *annotations_of(op))
+        key = (op.name, tuple(op.operands), arguments, tuple(op.result_types))
+        first = known.setdefault(key, op)
+        if first is not op:
+            Rewriter.replace_op(op, [], first.results)
+            count += 1
+    return count
+
+
+@dataclass(frozen=True)
+class CsePass(PassOnProgram):
+    """Replace an op by an earlier one of the same name, operands, arguments and types.
+
+    A recomputed op is never merged with its original: recomputing is its point. Nor are two
+    random ops: each draws numbers of its own.
+
+    Requires: a verified program. Ensures: numerics unchanged, bit for bit. Linear.
+    """
+
+    name = "cse"
+
+    def run(self, program: Program) -> None:
+        merge_equal_ops(program)

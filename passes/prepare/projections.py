@@ -1,0 +1,166 @@
+"""Fused projections: linear maps whose outputs are read in equal parts, each by itself.
+
+One linear map may compute queries, keys and values, `(3 h d)` features, of which each is then read
+by itself. Cut over the heads h it has its parts in stripes, if h divides; where it does not, there
+would be padding after each part, which no sharding says. Three maps, whose weights are slices of
+the one, can be cut each: their heads are the most major of their features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+from xdsl.ir import Block, Operation, SSAValue
+
+from shardweave.ir.dialects.annotations import phase_of
+from shardweave.ir.dialects.aten import AtenOp
+from shardweave.ir.dialects.types import shape_of
+from shardweave.ir.ops.facts import facts_of, weight_of
+from shardweave.ir.program.program import Program
+from shardweave.ir.sharding.rules import rule_of
+
+_PASSED = "view permute expand _to_copy add.Tensor mul.Scalar sum.dim_IntList mm addmm"
+PASSED = frozenset(f"aten.{name}" for name in _PASSED.split())
+"""Ops whose parts are made from parts of their operands; of others parts are cut out."""
+
+LINEAR = PASSED - {"aten.add.Tensor", "aten.addmm"}
+"""Those of them that make zeros if one operand is."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A dim of a value, of which parts of equal length are taken."""
+
+    value: SSAValue
+    dim: int
+    count: int
+
+    @property
+    def length(self) -> int:
+        """The length of each part."""
+        return shape_of(self.value)[self.dim] // self.count
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of each part."""
+        shape = list(shape_of(self.value))
+        shape[self.dim] = self.length
+        return tuple(shape)
+
+    def sources(self) -> list[tuple[int, Place]] | None:
+        """The operands of which a part makes one of this value, by index; None if none do."""
+        op = self.value.owner
+        if not isinstance(op, AtenOp) or op.name not in PASSED:
+            return None
+        rule = rule_of(op)
+        names = rule.results[0][self.dim]
+        if not names or rule.factors[names[0]].size % self.count or rule.localize is not None:
+            return None
+        found: list[tuple[int, Place]] = []
+        for index, dims in enumerate(rule.operands):
+            for dim, own in enumerate(dims):
+                if names[0] in own[1:]:
+                    return None  # it has parts of each index of another factor
+                if names[0] in own[:1]:
+                    found.append((index, Place(op.operands[index], dim, self.count)))
+        return found
+
+    def origins(self) -> Iterator[Place]:
+        """The place itself, and all those that its parts are made from."""
+        yield self
+        for _, place in self.sources() or ():
+            yield from place.origins()
+
+
+@dataclass(frozen=True)
+class FusedProjection:
+    """A linear map, and the place of its outputs in the parameter that is its weight."""
+
+    op: AtenOp
+    weight: Place
+
+
+def projection_of(op: AtenOp, count: int) -> FusedProjection | None:
+    """A linear map of the forward pass with a parameter of its own, of so many parts; or None."""
+    weight = weight_of(op)
+    if weight is None or phase_of(op) != "forward":
+        return None
+    rule = rule_of(op)
+    given = {factor for names in rule.operands[weight - 1] for factor in names}
+    for dim, names in enumerate(rule.operands[weight]):
+        is_output = names and names[0] not in given
+        if is_output and not shape_of(op.operands[weight])[dim] % count:
+            *_, origin = Place(op.operands[weight], dim, count).origins()
+            if isinstance(origin.value.owner, Block):
+                return FusedProjection(op, origin)
+    return None
+
+
+def fused_projections(program: Program, among: Collection[AtenOp]) -> dict[AtenOp, int]:
+    """Which of some linear maps have outputs that are read in equal parts alone; in how many.
+
+    Linear in the ops.
+    """
+    counts: dict[AtenOp, set[int]] = {}
+    reads: set[Operation] = set()
+    for read in reads_of_parts(program):
+        reads.add(read.op)
+        for place in read.place.origins():
+            if place.value.owner in among and isinstance(place.value.owner, AtenOp):
+                counts.setdefault(place.value.owner, set()).add(place.count)
+                break
+    return {
+        op: min(found)
+        for op, found in counts.items()
+        if len(found) == 1 and min(found) > 1 and _is_read_by(op.results[0], reads)
+    }
+
+
+def _is_read_by(value: SSAValue, reads: Collection[Operation]) -> bool:
+    """Whether nothing but some ops reads a value, or what is passed on of it."""
+    return all(
+        use.operation in reads
+        or (
+            use.operation.name in PASSED
+            and phase_of(use.operation) == "forward"
+            and facts_of(use.operation).product is None
+            and _is_read_by(use.operation.results[0], reads)
+        )
+        for use in value.uses
+    )
+
+
+@dataclass(frozen=True)
+class Read:
+    """An op that takes a part of a value, or some of a part. start: of all it takes."""
+
+    op: AtenOp
+    place: Place
+    start: int
+
+
+def reads_of_parts(program: Program) -> Iterator[Read]:
+    """The slices of the forward pass, each as one of so many parts of its length."""
+    for op in program.ops:
+        if isinstance(op, AtenOp) and phase_of(op) == "forward":
+            taken = _taken(op)
+            if taken is not None:
+                dim, start, length = taken
+                size = shape_of(op.operands[0])[dim]
+                if not size % length and not start % length:
+                    yield Read(op, Place(op.operands[0], dim, size // length), start)
+
+
+def _taken(op: AtenOp) -> tuple[int, int, int] | None:
+    """The dim that a slice takes a piece of, the piece's start and its length."""
+    if op.name == "aten.select.int":
+        dim, start, length = int(op.value("dim")), int(op.value("index")), 1
+    elif op.name == "aten.slice.Tensor" and op.value("step") == 1:
+        dim, start = int(op.value("dim")), int(op.value("start") or 0)
+        length = shape_of(op.results[0])[dim]
+    else:
+        return None
+    shape = shape_of(op.operands[0])
+    dim %= len(shape)
+    return dim, start % shape[dim], length

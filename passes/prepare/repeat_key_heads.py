@@ -1,0 +1,130 @@
+"""Repeating key heads that queries share, where there are too few to be cut with them.
+
+Queries are cut among devices that keys cannot be: two heads of keys over four devices. So each
+device takes, for its queries, the heads of keys and values that they read, and these stay whole.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from xdsl.ir import Operation, SSAValue
+from xdsl.rewriter import InsertPoint, Rewriter
+
+from shardweave.ir.dialects.annotations import annotate
+from shardweave.ir.dialects.aten import AtenOp, create
+from shardweave.ir.dialects.syntax import Operands
+from shardweave.ir.dialects.types import dtype_of_value, shape_of, tensor_type
+from shardweave.ir.program.program import Program
+from shardweave.ir.sharding.flow import Flow, aten_ops, check_not_propagated
+from shardweave.ir.sharding.rules.attention import first_of_attention, shares_key_heads
+from shardweave.passes.partition.propagate_shardings import ForwardPass
+from shardweave.passes.program_pass import PassOnProgram
+
+HEADS = 1
+"""The dim of heads."""
+
+
+def repeat_key_heads(program: Program, forward: ForwardPass | None = None) -> bool:
+    """Give each query a head of keys and values of its own where queries come in other shards
+    than keys can; whether anything changed. forward: of the program's propagation, if it is known,
+    which is forgotten if anything changed. Linear in the ops.
+
+    Raises ValueError for a program without a mesh, or one that is propagated.
+    """
+    program.needed_mesh()
+    check_not_propagated(program, "repeat-key-heads")
+    grouped = [op for op in aten_ops(program) if shares_key_heads(op)]
+    if not grouped:
+        return False
+    forward = forward or ForwardPass(program)
+    flow = forward.propagation().flow
+    ops = [op for op in grouped if _is_cut_across(op, flow)]
+    for op in ops:
+        _Repeat(op).run()
+    if ops:
+        forward.forget()
+    return bool(ops)
+
+
+def _is_cut_across(op: AtenOp, flow: Flow) -> bool:
+    first = first_of_attention(op)
+    cut = flow.sharding(op.operands[first]).dims[HEADS]
+    rule = flow.rule(op)
+    return any(rule.seat(rule.operands[first][HEADS], placement) is None for placement in cut)
+
+
+class _Repeat:
+    """The rewriting of one attention, forward or backward."""
+
+    def __init__(self, op: AtenOp) -> None:
+        self.op = op
+        self.first = first_of_attention(op)
+        self.heads = shape_of(op.operands[self.first])[HEADS]
+        self.key_heads = shape_of(op.operands[self.first + 1])[HEADS]
+
+    def run(self) -> None:
+        index, operands = self._index(), list(self.op.operands)
+        repeated: list[SSAValue] = []
+        for at in (self.first + 1, self.first + 2):
+            shape = _with_heads(operands[at], self.heads)
+            operands[at] = self._add(
+                "aten.index_select", [operands[at], index], shape, operands[at], dim=HEADS
+            )
+            repeated.append(operands[at])
+        if self.first == 0:
+            self.op.operands = operands
+            return
+        types = [self.op.results[0].type, *(value.type for value in repeated)]
+        new = type(self.op).create(
+            operands=operands, result_types=types, properties=self.op.properties
+        )
+        Rewriter.insert_op(new, InsertPoint.before(self.op))
+        sums = [
+            self._add("aten.index_select_backward", [grad, index], shape_of(old), old, dim=HEADS)
+            for grad, old in zip(new.results[1:], self.op.results[1:], strict=True)
+        ]
+        Rewriter.replace_op(self.op, [], [new.results[0], *sums])
+
+    def _index(self) -> SSAValue:
+        """For each query head the key head that it reads."""
+        count = tensor_type((self.heads,), torch.int64)
+        heads = self._insert(create("aten.arange.start_step", [], [count], {"start": 0, "step": 1}))
+        values = {"other": self.heads // self.key_heads, "rounding_mode": "floor"}
+        return self._insert(create("aten.div.Scalar_mode", [heads], [count], values))
+
+    def _add(
+        self, name: str, operands: Operands, shape: tuple[int, ...], like: SSAValue, dim: int
+    ) -> SSAValue:
+        result = tensor_type(shape, dtype_of_value(like))
+        value = self._insert(create(name, operands, [result], {"dim": dim}))
+        value.name_hint = like.name_hint
+        return value
+
+    def _insert(self, op: Operation) -> SSAValue:
+        annotate(op, self.op)
+        Rewriter.insert_op(op, InsertPoint.before(self.op))
+        return op.results[0]
+
+
+def _with_heads(value: SSAValue, heads: int) -> tuple[int, ...]:
+    shape = shape_of(value)
+    return (*shape[:HEADS], heads, *shape[HEADS + 1 :])
+
+
+@dataclass(frozen=True)
+class RepeatKeyHeadsPass(PassOnProgram):
+    """Give each query of grouped attention a head of keys and values of its own, where needed.
+
+    Queries are cut by heads among more devices than there are heads of keys, so keys and values are
+    whole. Without this pass the queries would be made whole for the attention, too.
+
+    Requires: a global program with a mesh, before `propagate-shardings`. Ensures: numerics
+    unchanged. Linear in the ops.
+    """
+
+    name = "repeat-key-heads"
+
+    def run(self, program: Program) -> None:
+        repeat_key_heads(program)

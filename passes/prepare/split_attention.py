@@ -1,0 +1,251 @@
+"""Attention in parts of its keys, which merge by their log-sum-exp.
+
+Where keys and values are cut along the sequence, attention would wait until all are gathered. In
+parts, one is gathered while the attention of another is computed, and no device ever holds more
+than a part or two (Liu et al. 2023, Ring Attention). Of out_p and lse_p, the output of each part
+and the logarithm of its sum of exponentials, that of all is
+
+    lse = log(sum_p exp(lse_p))        out = sum_p exp(lse_p - lse) out_p
+
+which is said part by part. The backward pass needs no more than the whole's lse and out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from xdsl.ir import Attribute, Operation, SSAValue
+from xdsl.rewriter import InsertPoint, Rewriter
+
+from shardweave.ir.dialects.annotations import annotate, describe, set_wanted_attrs
+from shardweave.ir.dialects.aten import AtenOp, create
+from shardweave.ir.dialects.attributes import ShardingAttr
+from shardweave.ir.dialects.syntax import Operands
+from shardweave.ir.dialects.types import (
+    dtype_of_value,
+    shape_of,
+    tensor_type,
+    tensor_type_of,
+    with_shape,
+)
+from shardweave.ir.library.positional_attention import (
+    ATTENTION,
+    ATTENTION_BACKWARD,
+    logsumexp_dtype,
+)
+from shardweave.ir.mesh.placement import DimSharding, Sharding, fits, is_even
+from shardweave.ir.program.program import Program
+from shardweave.ir.sharding.flow import Flow, aten_ops, check_not_propagated
+from shardweave.ir.sharding.rules.attention import (
+    FLASH,
+    FLASH_BACKWARD,
+    POSITIONS,
+    first_of_attention,
+)
+from shardweave.passes.notes import note
+from shardweave.passes.partition.propagate_shardings import Propagation
+from shardweave.passes.program_pass import PassOnProgram
+
+
+def split_attention(program: Program, parts: int) -> int:
+    """Split fused attention whose keys are cut along the sequence; how many ops were split.
+
+    The gradients of each part's keys and values are wanted in the shards of these, so that they
+    travel one by one, too. Linear in the ops. Raises ValueError for a program without a mesh or
+    one that is propagated, for fewer than one part, and for keys of which not every device has a
+    piece of every part.
+    """
+    program.needed_mesh()
+    check_not_propagated(program, "split-attention")
+    if parts < 1:
+        raise ValueError(f"parts={parts}; give at least 1.")
+    ops = [op for op in aten_ops(program) if op.name in (FLASH, FLASH_BACKWARD)]
+    if parts == 1 or not ops:
+        return 0
+    propagation = Propagation(program)
+    propagation.forward()
+    flow = propagation.flow
+    cut = [op for op in ops if _cut_of_keys(op, flow)]
+    for op in cut:
+        _check(op, _cut_of_keys(op, flow), parts)
+    for op in cut:
+        (_Backward if first_of_attention(op) else _Forward)(op, parts, flow).run()
+    return len(cut)
+
+
+def _cut_of_keys(op: AtenOp, flow: Flow) -> DimSharding:
+    key = op.operands[first_of_attention(op) + 1]
+    return flow.sharding(key).dims[POSITIONS]
+
+
+def _check(op: AtenOp, cut: DimSharding, parts: int) -> None:
+    num_keys = shape_of(op.operands[first_of_attention(op) + 1])[POSITIONS]
+    length = num_keys // parts
+    if num_keys % parts or not (fits(cut, length) and is_even(cut, length)):
+        axes = ", ".join(f"{p.axis}={p.size}" for p in cut)
+        stripes = ", ".join(f'"{p.axis}":1' for p in cut[:1])
+        raise ValueError(
+            f"{describe(op)}: its {num_keys} keys, cut over {axes}, are not {parts} parts of which "
+            f"every device has a piece; cut inputs along the sequence in stripes, {{{stripes}}}, "
+            "and take a number of parts that divides."
+        )
+
+
+class _Split:
+    """The rewriting of one attention."""
+
+    def __init__(self, op: AtenOp, parts: int, flow: Flow) -> None:
+        self.op = op
+        self.flow = flow
+        first = first_of_attention(op)
+        self.query, self.key, self.value = op.operands[first : first + 3]
+        self.parts = parts
+        self.length = shape_of(self.key)[POSITIONS] // parts
+        mask = op.tensor("attn_mask")
+        self.mask = mask if isinstance(mask, SSAValue) else None
+        self.is_causal = bool(op.value("is_causal"))
+        self.rows = self._positions(shape_of(self.query)[POSITIONS]) if self.is_causal else None
+        self.values = {"scale": op.value("scale")}
+
+    def operands_of(self, part: int) -> tuple[SSAValue, SSAValue, Operands]:
+        """A part's keys and values, and what follows an attention's other operands."""
+        key, value = (self._part(whole, POSITIONS, part) for whole in (self.key, self.value))
+        mask = self.mask
+        if mask is not None and shape_of(mask)[-1] > 1:
+            mask = self._part(mask, len(shape_of(mask)) - 1, part)
+        columns = self._positions(self.length, part * self.length) if self.is_causal else None
+        return key, value, [mask, self.rows, columns]
+
+    def _part(self, whole: SSAValue, dim: int, part: int) -> SSAValue:
+        shape = list(shape_of(whole))
+        shape[dim] = self.length
+        type_ = with_shape(tensor_type_of(whole), shape)
+        values = {"dim": dim, "start": part * self.length}
+        (made,) = self.add("aten.slice.Tensor", [whole], [type_], values)
+        made.name_hint = whole.name_hint
+        return made
+
+    def _positions(self, length: int, start: int = 0) -> SSAValue:
+        type_ = tensor_type((length,), torch.int64)
+        (made,) = self.add("aten.arange.start_step", [], [type_], {"start": start})
+        made.name_hint = "positions"
+        return made
+
+    def add(
+        self,
+        name: str,
+        operands: Operands,
+        types: Sequence[Attribute],
+        values: Mapping[str, Any] = {},
+        wanted: Sequence[Sharding] = (),
+    ) -> list[SSAValue]:
+        """Add an op before the attention, with its annotations."""
+        op: Operation = create(name, operands, list(types), values)
+        annotate(op, self.op)
+        if wanted:
+            pairs = zip(wanted, op.results, strict=True)
+            set_wanted_attrs(op, [ShardingAttr.of(s, shape_of(value)) for s, value in pairs])
+        for result in op.results:
+            result.name_hint = name.split(".")[1]
+        Rewriter.insert_op(op, InsertPoint.before(self.op))
+        return list(op.results)
+
+
+class _Forward(_Split):
+    def run(self) -> None:
+        out, rows = self.op.results
+        dtype = logsumexp_dtype(dtype_of_value(out))
+        wide, narrow = _with_dtype(out, dtype), out.type
+        per_row = tensor_type(shape_of(rows), dtype)
+        merged: tuple[SSAValue, SSAValue] | None = None
+        for part in range(self.parts):
+            key, value, more = self.operands_of(part)
+            operands: Operands = [self.query, key, value, *more]
+            own = self.add(ATTENTION, operands, [narrow, per_row], self.values)
+            if narrow != wide:
+                own[:1] = self.add("aten._to_copy", own[:1], [wide])
+            merged = (own[0], own[1]) if merged is None else self._merged(*merged, *own)
+        assert merged is not None
+        total = list(merged)
+        if narrow != wide:
+            total[:1] = self.add("aten._to_copy", total[:1], [narrow])
+        if per_row != rows.type:
+            total[1:] = self.add("aten._to_copy", total[1:], [rows.type])
+        for old, new in zip((out, rows), total, strict=True):
+            new.name_hint = old.name_hint
+        Rewriter.replace_op(self.op, [], total)
+
+    def _merged(
+        self, out: SSAValue, rows: SSAValue, new: SSAValue, new_rows: SSAValue
+    ) -> tuple[SSAValue, SSAValue]:
+        """The output and logsumexp of two parts.
+
+        The new part's share is exp(new - log(exp(rows) + exp(new))) = sigmoid(new - rows). A query
+        that sees no key of a part has -inf there; one that sees none of both has zeros, whatever
+        its share.
+        """
+        (ahead,) = self.add("aten.sub.Tensor", [new_rows, rows], [rows.type])
+        (ahead,) = self.add("aten.nan_to_num", [ahead], [rows.type], {"nan": 0.0})
+        (share,) = self.add("aten.sigmoid", [ahead], [rows.type])
+        column = tensor_type((*shape_of(rows), 1), dtype_of_value(rows))
+        (share,) = self.add("aten.view", [share], [column])
+        (merged,) = self.add("aten.lerp.Tensor", [out, new, share], [out.type])
+        (total,) = self.add("aten.logaddexp", [rows, new_rows], [rows.type])
+        return merged, total
+
+
+class _Backward(_Split):
+    def run(self) -> None:
+        grad, _, _, _, out, rows = self.op.operands[:6]
+        of_query, of_key = self.op.results[0].type, tensor_type_of(self.key)
+        shape = list(shape_of(self.key))
+        shape[POSITIONS] = self.length
+        types = [of_query, *(with_shape(of_key, shape) for _ in "kv")]
+        wanted = [self.flow.sharding(v).whole() for v in (self.query, self.key, self.value)]
+        totals: list[SSAValue] = []
+        found: tuple[list[SSAValue], list[SSAValue]] = [], []
+        for part in range(self.parts):
+            key, value, more = self.operands_of(part)
+            operands: Operands = [grad, self.query, key, value, out, rows, *more]
+            own = self.add(ATTENTION_BACKWARD, operands, types, self.values, wanted)
+            totals.append(own[0])
+            for gathered, gradient in zip(found, own[1:], strict=True):
+                gathered.append(gradient)
+        total = totals[0]
+        for more_ in totals[1:]:
+            (total,) = self.add("aten.add.Tensor", [total, more_], [of_query])
+        values = {"dim": POSITIONS}
+        whole = [self.add("aten.cat", [gradients], [of_key], values)[0] for gradients in found]
+        Rewriter.replace_op(self.op, [], [total, *whole])
+
+
+def _with_dtype(value: SSAValue, dtype: torch.dtype) -> Attribute:
+    """The type of a value, with elements of another dtype."""
+    return tensor_type(shape_of(value), dtype)
+
+
+@dataclass(frozen=True)
+class SplitAttentionPass(PassOnProgram):
+    """Compute attention in parts of its keys, where these are cut along the sequence.
+
+    Parts merge by their log-sum-exp. Each part's keys and values are gathered by themselves, so
+    that one can travel while the attention of another is computed, and so do their gradients.
+    Attention whose keys are not cut along the sequence stays as it is.
+
+    Requires: a global program with a mesh, before `propagate-shardings`; every device has a piece
+    of every part, as it does where sequences are cut in stripes. Ensures: numerics unchanged.
+    Linear in the ops.
+    """
+
+    name = "split-attention"
+    parts: int = 2
+
+    def run(self, program: Program) -> None:
+        if not split_attention(program, self.parts) and self.parts > 1:
+            note(
+                "no fused attention has keys that are cut along the sequence, and none is "
+                "computed in parts; cut the inputs' sequences first, over an axis as context=2."
+            )

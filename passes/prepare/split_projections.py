@@ -1,0 +1,331 @@
+"""Splitting fused projections (`projections`) into the maps that they are made of.
+
+A slice of a result is the result on a slice of an operand, as the factors of the op's rule say. So
+what reads a part is given the part, made from parts of operands, back to the weight; in the
+backward pass back to the gradients of the parts. The gradient of the input is a sum over parts,
+that of the weight is put together of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from xdsl.dialects.builtin import IntegerAttr
+from xdsl.ir import Block, Operation, SSAValue
+from xdsl.rewriter import InsertPoint, Rewriter
+
+from shardweave.ir.dialects.annotations import (
+    annotate,
+    describe,
+    phase_of,
+    properties_without,
+    set_wanted_attrs,
+)
+from shardweave.ir.dialects.aten import AtenOp, create
+from shardweave.ir.dialects.attributes import ShardingAttr
+from shardweave.ir.dialects.syntax import Operands
+from shardweave.ir.dialects.types import shape_of, tensor_type_of, with_shape
+from shardweave.ir.ops.facts import facts_of
+from shardweave.ir.program.dead_code import remove_dead_ops
+from shardweave.ir.program.program import PART, PARTS, Program
+from shardweave.ir.sharding.flow import check_not_propagated
+from shardweave.ir.sharding.rules import rule_of
+from shardweave.passes.prepare.projections import (
+    LINEAR,
+    FusedProjection,
+    Place,
+    Read,
+    projection_of,
+    reads_of_parts,
+)
+from shardweave.passes.program_pass import PassOnProgram
+
+
+def split_projections(program: Program) -> int:
+    """Split the linear maps whose weights say of how many parts they are; how many were split.
+
+    `dist.parts` of a parameter says so, and `dist.part` in which shards each part is wanted. Linear
+    in the ops. Raises ValueError for a weight whose map is not read in such parts, for a part that
+    cannot be in such shards, and for a program that is propagated.
+    """
+    check_not_propagated(program, "split-projections")
+    slots = program.arguments
+    counts = {
+        slot.value: count.value.data
+        for slot in slots
+        if isinstance(count := slot.attributes.data.get(PARTS), IntegerAttr)
+    }
+    if not counts:
+        return 0
+    names = {slot.value: slot.name for slot in slots}
+    found = [
+        one
+        for op in program.ops
+        if isinstance(op, AtenOp)
+        for count in sorted(set(counts.values()))
+        if (one := projection_of(op, count)) and counts.get(one.weight.value) == count
+    ]
+    unread = counts.keys() - {one.weight.value for one in found}
+    if unread:
+        raise ValueError(
+            _problem(names[unread.pop()], "no linear map of the forward pass reads it")
+        )
+    wanted = {
+        slot.value: sharding
+        for slot in slots
+        if isinstance(sharding := slot.attributes.data.get(PART), ShardingAttr)
+    }
+    for one in found:
+        _check_fits(one.weight, wanted.get(one.weight.value), names[one.weight.value], program)
+    _Split(program, found, wanted).run()
+    for one in found:
+        if one.op.parent is not None:
+            problem = f"the outputs of {describe(one.op)} are not read in such parts alone"
+            raise ValueError(_problem(names[one.weight.value], problem))
+    indices = [index for index, slot in enumerate(slots) if slot.value in counts]
+    for attribute in (PARTS, PART):
+        program.set_argument_attributes(attribute, dict.fromkeys(indices))
+    return len(found)
+
+
+def _check_fits(place: Place, wanted: ShardingAttr | None, name: str, program: Program) -> None:
+    if wanted is not None:
+        try:
+            wanted.on(place.shape, program.needed_mesh())
+        except ValueError as error:
+            raise ValueError(
+                f"each of {place.count} parts of parameter '{name}': {error}"
+            ) from error
+
+
+def _problem(name: str, problem: str) -> str:
+    return (
+        f"parameter '{name}' is not the weight of a fused projection of equal parts: {problem}; "
+        "leave it out of the plan's 'projections'."
+    )
+
+
+@dataclass
+class _Split:
+    """The rewriting of a program's fused projections.
+
+    wanted: the shardings of the parts of weights. made: parts by place and index (and, of
+    arguments, by phase); None: zeros. arguments: those that parts were cut out of.
+    """
+
+    program: Program
+    projections: Sequence[FusedProjection]
+    wanted: Mapping[SSAValue, ShardingAttr]
+    made: dict[tuple[object, ...], SSAValue | None] = field(
+        default_factory=dict[tuple[object, ...], SSAValue | None]
+    )
+    arguments: dict[SSAValue, Place] = field(default_factory=dict[SSAValue, Place])
+
+    def run(self) -> None:
+        outputs = {one.op.results[0] for one in self.projections}
+        for read in list(reads_of_parts(self.program)):
+            if any(place.value in outputs for place in read.place.origins()):
+                self._give_part(read)
+        for op in list(self.program.ops):
+            if isinstance(op, AtenOp) and phase_of(op) != "forward":
+                self._sum_parts(op)
+        places = {
+            slot.name: self.arguments[slot.value]
+            for slot in self.program.arguments
+            if slot.value in self.arguments
+        }
+        for slot in self.program.results:
+            if slot.kind == "grad" and slot.name in places:
+                self._put_together(slot.value, places[slot.name])
+        remove_dead_ops(self.program)
+
+    def _give_part(self, read: Read) -> None:
+        """Let what reads a part of a map's outputs read what is computed as such."""
+        part = self._part(read.place, read.start // read.place.length, read.op)
+        assert part is not None, "nothing in the forward pass puts zeros together"
+        if read.op.name == "aten.select.int":
+            part = self._add("aten.view", [part], shape_of(read.op.results[0]), read.op)
+        Rewriter.replace_op(read.op, [], [part])
+
+    def _sum_parts(self, op: AtenOp) -> None:
+        """Compute a product over all outputs of a projection as a sum over its parts."""
+        product = facts_of(op).product
+        if product is None or product.addend is not None:
+            return
+        rule = rule_of(op)
+        kept = {factor for names in rule.results[0] for factor in names}
+        weights = {one.weight for one in self.projections}
+        for count in sorted({weight.count for weight in weights}):
+            places = [
+                Place(op.operands[index], dim, count)
+                for index in product.factors
+                for dim, names in enumerate(rule.operands[index])
+                if names and names[0] not in kept
+            ]
+            is_of_weight = any(origin in weights for place in places for origin in place.origins())
+            if len(places) == 2 and is_of_weight:
+                self._replace_by_sum(op, places)
+                return
+
+    def _replace_by_sum(self, op: AtenOp, places: Sequence[Place]) -> None:
+        total: SSAValue | None = None
+        for index in range(places[0].count):
+            parts = [self._part(place, index, op) for place in places]
+            operands = [part for part in parts if part is not None]
+            if len(operands) < len(parts):
+                continue
+            term = self._add(op.name, operands, shape_of(op.results[0]), op)
+            if total is not None:
+                term = self._add("aten.add.Tensor", [total, term], shape_of(term), op)
+            total = term
+        if total is not None:
+            Rewriter.replace_op(op, [], [total])
+
+    def _put_together(self, value: SSAValue, place: Place) -> None:
+        """Make the gradient of a weight, or of a bias, of those of its parts. place: of these."""
+        owner = value.owner
+        if not isinstance(owner, AtenOp):
+            return
+        whole = Place(value, place.dim, place.count)
+        parts = [self._part(whole, index, owner) for index in range(place.count)]
+        if all(part is not None for part in parts):
+            new = self._add("aten.cat", [parts], shape_of(value), owner, dim=place.dim)
+            value.replace_all_uses_with(new)
+
+    # Parts
+
+    def _part(self, place: Place, index: int, reader: AtenOp) -> SSAValue | None:
+        """A part of a value; None if it is zeros. reader: the op that takes it."""
+        is_argument = isinstance(place.value.owner, Block)
+        key = place, index, phase_of(reader) if is_argument else ""
+        if key not in self.made:
+            self.made[key] = self._make(place, index, reader)
+        return self.made[key]
+
+    def _make(self, place: Place, index: int, reader: AtenOp) -> SSAValue | None:
+        owner = place.value.owner
+        if not isinstance(owner, AtenOp):
+            self.arguments[place.value] = place
+            return self._cut_out(place, index, InsertPoint.before(reader), reader)
+        put = _Put.into(owner, place.dim)
+        if put is not None:
+            found = put.inside(index * place.length, place.length)
+            if found is None:
+                return None
+            if found.is_exact:
+                return self._add("aten.view", [found.value], place.shape, owner)
+        sources = place.sources()
+        if sources is None:
+            return self._cut_out(place, index, InsertPoint.after(owner), owner)
+        operands: list[SSAValue | None] = list(owner.operands)
+        for at, source in sources:
+            operands[at] = self._part(source, index, owner)
+        given = [value for value in operands if value is not None]
+        if len(given) < len(operands):
+            if owner.name in LINEAR or not given:
+                return None
+            if owner.name == "aten.add.Tensor" and shape_of(given[0]) == place.shape:
+                return given[0]
+            return self._cut_out(place, index, InsertPoint.after(owner), owner)
+        return self._clone(owner, given, place.shape)
+
+    def _cut_out(self, place: Place, index: int, at: InsertPoint, like: AtenOp) -> SSAValue:
+        type_ = with_shape(tensor_type_of(place.value), place.shape)
+        values = {"dim": place.dim, "start": index * place.length}
+        new = create("aten.slice.Tensor", [place.value], [type_], values)
+        if place.value in self.wanted:
+            set_wanted_attrs(new, [self.wanted[place.value]])
+        return self._insert(new, at, like)
+
+    def _clone(self, op: AtenOp, operands: Sequence[SSAValue], shape: tuple[int, ...]) -> SSAValue:
+        new = type(op).create(
+            operands=operands,
+            result_types=[with_shape(tensor_type_of(op.results[0]), shape)],
+            properties=properties_without(op, "sharding", "wanted"),
+        )
+        return self._insert(new, InsertPoint.before(op), op)
+
+    def _add(
+        self, name: str, operands: Operands, shape: tuple[int, ...], like: AtenOp, **values: int
+    ) -> SSAValue:
+        if name == "aten.view" and isinstance(operands[0], SSAValue):
+            if shape_of(operands[0]) == shape:
+                return operands[0]
+        type_ = with_shape(tensor_type_of(like.results[0]), shape)
+        new = create(name, operands, [type_], values)
+        return self._insert(new, InsertPoint.before(like), like)
+
+    def _insert(self, op: AtenOp, at: InsertPoint, like: AtenOp) -> SSAValue:
+        annotate(op, like)
+        Rewriter.insert_op(op, at)
+        op.results[0].name_hint = like.results[0].name_hint
+        return op.results[0]
+
+
+@dataclass(frozen=True)
+class _Put:
+    """A value within zeros or others: it starts at `start` of a dim, and has some length there."""
+
+    pieces: tuple[tuple[SSAValue, int, int], ...]
+
+    @staticmethod
+    def into(op: Operation, dim: int) -> _Put | None:
+        """What an op puts into its result along a dim, if that is all that it does."""
+        assert isinstance(op, AtenOp)
+        size = len(shape_of(op.results[0]))
+        if op.name not in ("aten.cat", "aten.slice_backward", "aten.select_backward"):
+            return None
+        if int(op.value("dim")) % size != dim:
+            return None
+        if op.name == "aten.cat":
+            pieces: list[tuple[SSAValue, int, int]] = []
+            start = 0
+            for value in op.operands:
+                length = shape_of(value)[dim]
+                pieces.append((value, start, length))
+                start += length
+            return _Put(tuple(pieces))
+        (value,) = op.operands
+        if op.name == "aten.select_backward":
+            return _Put(((value, int(op.value("index")) % shape_of(op.results[0])[dim], 1),))
+        if op.value("step") != 1:
+            return None
+        return _Put(((value, int(op.value("start") or 0), shape_of(value)[dim]),))
+
+    def inside(self, start: int, length: int) -> _Inside | None:
+        """What there is in a part of the dim; None if it is zeros."""
+        touching = [
+            piece for piece in self.pieces if piece[1] < start + length and start < sum(piece[1:])
+        ]
+        if not touching:
+            return None
+        value, first, own = touching[0]
+        return _Inside(value, len(touching) == 1 and (first, own) == (start, length))
+
+
+@dataclass(frozen=True)
+class _Inside:
+    """A value that is in a part, and whether it is all of it."""
+
+    value: SSAValue
+    is_exact: bool
+
+
+@dataclass(frozen=True)
+class SplitProjectionsPass(PassOnProgram):
+    """Compute each part of a fused projection by a linear map of its own, on a slice of its weight.
+
+    Which are split, and in how many parts, a plan's `projections` say, and `apply-plan` writes it
+    on the weights (`dist.parts`). Heads that do not divide can then be cut in each part: padding
+    after each of them could not be said of the one map's outputs.
+
+    Requires: a global program, before `propagate-shardings`; the map's outputs are read in such
+    parts alone. Ensures: numerics unchanged, but for the order of sums over the parts. Linear in
+    the ops.
+    """
+
+    name = "split-projections"
+
+    def run(self, program: Program) -> None:
+        split_projections(program)

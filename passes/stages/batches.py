@@ -1,0 +1,205 @@
+"""What of a step is done once for each micro-batch, and what once for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from xdsl.ir import BlockArgument, Operation, SSAValue
+
+from shardweave.ir.dialects import dist
+from shardweave.ir.dialects.annotations import describe, sharding_attrs_of
+from shardweave.ir.ops.facts import facts_of
+from shardweave.ir.program.program import Program, shardings_of
+from shardweave.ir.program.staged import micro_axis
+
+_Sources = frozenset[SSAValue]
+
+
+class JoinedMicroBatches(ValueError):
+    """Micro-batches that cannot run one by one, since some op needs samples of all of them.
+
+    reason: which op, and why.
+    """
+
+    def __init__(self, reason: str, remedy: str) -> None:
+        super().__init__(f"{reason}, so that they cannot run one by one. {remedy}")
+        self.reason = reason
+
+
+@dataclass(frozen=True, eq=False)
+class MicroBatches:
+    """How the values of a step depend on micro-batches.
+
+    varying: values that differ between them, terms of sums over them included. terms: these, which
+    are sums (or maxima) once they are added up. whole: values that micro-batches read and that are
+    made once before them, such as the number of tokens by which a loss is divided. parts: values
+    that are each micro-batch's part of what is made before, such as numbers that are drawn for all
+    samples, or inputs in another order. early: ops that only lead to these. after: ops that read
+    sums over all micro-batches, and these sums.
+    """
+
+    varying: set[SSAValue] = field(default_factory=set[SSAValue])
+    terms: set[SSAValue] = field(default_factory=set[SSAValue])
+    whole: dict[SSAValue, None] = field(default_factory=dict[SSAValue, None])
+    parts: dict[SSAValue, None] = field(default_factory=dict[SSAValue, None])
+    after: dict[Operation, None] = field(default_factory=dict[Operation, None])
+    early: set[Operation] = field(default_factory=set[Operation])
+
+
+def micro_batches_of(program: Program, *, keep_gathered: bool = False) -> MicroBatches:
+    """Tell what varies between the micro-batches of a local program. Linear in the ops.
+
+    keep_gathered: parameters that are stored in finer shards than their uses read are gathered
+    before the first micro-batch, and kept. Raises ValueError, naming the layer, for a step whose
+    micro-batches cannot run one by one: some op on samples needs a value of all of them that
+    depends on parameters.
+    """
+    axis = micro_axis(program)
+    walk = _Walk(program, axis.name if axis else None)
+    for op in program.ops:
+        walk.follow(op)
+    found = walk.found
+    for op in program.ops:
+        read = walk.sources.get(op.results[0], _NOTHING)
+        if op.results[0] not in found.varying and not read <= found.whole.keys():
+            found.after[op] = None
+    for value in found.whole:
+        _check_inputs_alone(value, program)
+    if keep_gathered:
+        found.whole.update(dict.fromkeys(_gathered(program)))
+    _find_early(program, found)
+    return found
+
+
+_NOTHING: _Sources = frozenset()
+
+
+class _Walk:
+    """Tells of ops in order whether they vary, and from which sums over micro-batches they come.
+
+    of_weights: values that depend on more than inputs and buffers.
+    """
+
+    def __init__(self, program: Program, axis: str | None) -> None:
+        self.program = program
+        self.axis = axis
+        self.found = MicroBatches()
+        self.sources: dict[SSAValue, _Sources] = {}
+        self.of_weights: set[SSAValue] = set()
+        for slot in program.arguments:
+            if axis in program.sharding_of_slot(slot).axes:
+                self.found.varying.add(slot.value)
+            if slot.kind not in _OF_DATA:
+                self.of_weights.add(slot.value)
+
+    def follow(self, op: Operation) -> None:
+        """Tell of one op."""
+        found, operands = self.found, op.operands
+        if any(value in self.of_weights for value in operands):
+            self.of_weights.update(op.results)
+        read = _NOTHING.union(*(self.sources.get(value, _NOTHING) for value in operands))
+        if isinstance(op, dist.DistOp) and self.axis in op.axes:
+            _check_single(op)
+            if not isinstance(op, dist.AllReduceOp):
+                self._place(op)
+                return
+            read |= {op.results[0]}
+        elif self._has_terms(op) or any(value in found.varying for value in operands):
+            found.varying.update(op.results)
+            found.whole.update(dict.fromkeys(read))
+        if read:
+            self.sources.update(dict.fromkeys(op.results, read))
+
+    def _place(self, op: dist.DistOp) -> None:
+        """Tell of an op that places samples: what is of inputs alone is so before all of them."""
+        (result,) = op.results
+        if isinstance(op, dist.ShardIndexOp):
+            self.found.varying.add(result)
+        elif result in self.of_weights or not self._is_told(op):
+            raise JoinedMicroBatches(
+                f"{describe(op)} brings the samples of all micro-batches together",
+                "If the model compares samples with each other, as a contrastive loss does, use "
+                "one micro-batch, by a plan whose pipeline has micro_batches=1. If an op without a "
+                "factor rule is why (a note names it), mend that; if rows do not divide by the "
+                "devices and micro-batches that cut them, give as many as do.",
+            )
+        elif isinstance(op, dist.AllGatherOp):
+            self.found.whole[result] = None
+        else:
+            self.found.varying.add(result)
+            self.found.parts[result] = None
+
+    def _is_told(self, op: dist.DistOp) -> bool:
+        """Whether an op says how micro-batches cut its result, if they do."""
+        (sharding,) = shardings_of(op, self.program)
+        is_cut = sharding is not None and sharding.seat_of(self.axis or "") is not None
+        return is_cut or isinstance(op, dist.AllGatherOp)
+
+    def _has_terms(self, op: Operation) -> bool:
+        """Note the results that are terms of sums over micro-batches; whether there are any."""
+        terms = [
+            result
+            for result, sharding in zip(op.results, sharding_attrs_of(op) or (), strict=False)
+            if any(self.axis == name.data for name in sharding.unreduced)
+        ]
+        self.found.terms.update(terms)
+        return bool(terms)
+
+
+_OF_DATA = ("input", "buffer")
+"""The kinds of arguments of which micro-batches may read what is made of all of them."""
+
+
+def _find_early(program: Program, found: MicroBatches) -> None:
+    """Find the ops that nobody reads but what is made before the first micro-batch."""
+    read, made = set(program.return_op.operands), found.whole.keys() | found.parts.keys()
+    for op in reversed(list(program.ops)):
+        is_made_before = not made.isdisjoint(op.results)
+        if not is_made_before and not read.isdisjoint(op.results):
+            read.update(op.operands)
+        else:
+            found.early.add(op)
+
+
+def _gathered(program: Program) -> Iterator[SSAValue]:
+    """The parameters that are gathered, whole."""
+    weights = {slot.value for slot in program.arguments if slot.kind == "param"}
+    for op in program.ops:
+        if len(op.operands) == 1 and op.operands[0] in weights:
+            if isinstance(op, dist.AllGatherOp):
+                weights.update(op.results)
+                yield from op.results
+            elif facts_of(op).keeps_weight:
+                weights.update(op.results)
+
+
+def _check_single(op: dist.DistOp) -> None:
+    if len(op.operands) > 1 or isinstance(op, dist.STARTED):
+        raise ValueError(
+            f"{describe(op)} has several operands, or is started already; run merge-collectives "
+            "and start-collectives after cut-stages."
+        )
+
+
+def _check_inputs_alone(value: SSAValue, program: Program) -> None:
+    """What micro-batches need of all micro-batches can be made before the first one."""
+    slots = {slot.value: slot for slot in program.arguments}
+    stack, seen = [value], {value}
+    while stack:
+        source = stack.pop()
+        if isinstance(source, BlockArgument):
+            if slots[source].kind in _OF_DATA:
+                continue
+            assert isinstance(value.owner, Operation)
+            raise JoinedMicroBatches(
+                f"{describe(value.owner)} is a sum over all micro-batches that depends on "
+                f"{slots[source].kind} '{slots[source].name}', and each micro-batch needs it to go "
+                "on, as batch norm does in training",
+                "Use one micro-batch, by a plan whose pipeline has micro_batches=1, or another "
+                "norm.",
+            )
+        assert isinstance(source.owner, Operation)
+        fresh = [v for v in source.owner.operands if v not in seen]
+        seen.update(fresh)
+        stack += fresh

@@ -1,0 +1,308 @@
+"""The functions of stages as IR."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from math import prod
+
+import torch
+from xdsl.dialects import builtin, func
+from xdsl.ir import Attribute, Block, Operation, OpResult, Region, SSAValue
+
+from shardweave.ir.dialects import dist
+from shardweave.ir.dialects.annotations import (
+    annotate,
+    phase_of,
+    properties_without,
+    set_phase,
+    set_sharding_attrs,
+    sharding_attrs_of,
+)
+from shardweave.ir.dialects.aten import create
+from shardweave.ir.dialects.attributes import ShardingAttr
+from shardweave.ir.dialects.literals import to_attribute
+from shardweave.ir.dialects.types import (
+    AnyTensor,
+    shape_of,
+    shape_of_type,
+    tensor_type,
+    tensor_type_of,
+    with_shape,
+)
+from shardweave.ir.mesh.placement import Sharding
+from shardweave.ir.program.program import Program, Slot, sharding_of
+from shardweave.ir.program.staged import TOTALS, name_of
+from shardweave.passes.stages.members import Members
+
+Attributes = dict[str, Attribute]
+
+_ORDER = ("param", "buffer", "input", "tangent", "whole", "kept", *TOTALS)
+"""The order of the kinds of arguments."""
+
+
+class ValueSlots:
+    """What is known of the values of the program that is cut: names, shardings, slots."""
+
+    def __init__(self, program: Program, axis: str | None) -> None:
+        self.program = program
+        self.axis = axis
+        self.slots = {slot.value: slot for slot in program.arguments}
+        self.results = {(slot.kind, slot.name): slot for slot in program.results}
+        self.position = {op: index for index, op in enumerate(program.ops)}
+        self._names: dict[tuple[SSAValue, bool], str] = {}
+        self._taken: dict[str, int] = {}
+
+    def name(self, value: SSAValue, kind: str = "") -> str:
+        """A name that no other value has; what all micro-batches give of one has its own."""
+        key = value, kind in TOTALS
+        if key not in self._names:
+            word = name = value.name_hint or "value"
+            count = self._taken.get(word, 0)
+            while name in self._taken:
+                count += 1
+                name = f"{word}_{count}"
+            self._taken[word], self._taken[name] = count, 0
+            self._names[key] = name
+        return self._names[key]
+
+    def sharding(self, value: SSAValue) -> Sharding:
+        """In which shards a value is; whole, where nothing says so."""
+        if isinstance(value, OpResult):
+            attributes = sharding_attrs_of(value.op)
+            given = attributes[value.index] if attributes else None
+            return sharding_of(given, shape_of(value), self.program)
+        return self.program.sharding_of_slot(self.slots[value])
+
+    def summed(self, value: SSAValue, kind: str) -> tuple[AnyTensor, Attributes]:
+        """The type of a value of all micro-batches, and what its slot says."""
+        sharding = self.sharding(value)
+        type_ = tensor_type_of(value)
+        if kind in ("part", "whole"):
+            type_ = self.joined(value, sharding)
+        return type_, self._slot(kind, self.name(value, kind), self.without_axis(sharding), type_)
+
+    def joined(self, value: SSAValue, sharding: Sharding) -> AnyTensor:
+        """The type of what all micro-batches have of a value, on one device."""
+        sizes = [prod(p.size for p in dim if p.axis == self.axis) for dim in sharding.dims]
+        shape = [n * size for n, size in zip(shape_of(value), sizes, strict=True)]
+        return with_shape(tensor_type_of(value), shape)
+
+    def without_axis(self, sharding: Sharding) -> Sharding:
+        return sharding if self.axis is None else sharding.without((self.axis,))
+
+    def entry(self, kind: str, value: SSAValue) -> Attributes:
+        """The slot of a value of one micro-batch."""
+        return self._slot(kind, self.name(value, kind), self.sharding(value), tensor_type_of(value))
+
+    def _slot(self, kind: str, name: str, sharding: Sharding, type_: AnyTensor) -> Attributes:
+        shape = sharding.global_shape(shape_of_type(type_))
+        return {
+            "dist.kind": builtin.StringAttr(kind),
+            "dist.name": builtin.StringAttr(name),
+            "dist.sharding": ShardingAttr.of(sharding, shape),
+        }
+
+    def whole_entry(self, slot: Slot) -> tuple[AnyTensor, Attributes]:
+        """An argument or result of the step, of all micro-batches."""
+        sharding = self.program.sharding_of_slot(slot)
+        type_ = self.joined(slot.value, sharding)
+        left = self.without_axis(sharding)
+        shape = left.global_shape(shape_of_type(type_))
+        data = {**slot.attributes.data, "dist.sharding": ShardingAttr.of(left, shape)}
+        return type_, data
+
+
+def function_of(
+    name: str,
+    block: Block,
+    arguments: Sequence[Attributes],
+    results: Sequence[Attributes],
+) -> func.FuncOp:
+    """A function of a block that ends in its return."""
+    last = block.last_op
+    assert last is not None
+    type_ = builtin.FunctionType.from_lists(list(block.arg_types), list(last.operand_types))
+    return func.FuncOp(
+        name,
+        type_,
+        Region(block),
+        arg_attrs=_entries(arguments),
+        res_attrs=_entries(results),
+    )
+
+
+def _entries(slots: Sequence[Attributes]) -> builtin.ArrayAttr[builtin.DictionaryAttr] | None:
+    """What is said of arguments or results; nothing where there are none, as the parser has it."""
+    return builtin.ArrayAttr(builtin.DictionaryAttr(one) for one in slots) if slots else None
+
+
+class FunctionBuilder:
+    """Writes one function."""
+
+    def __init__(self, members: Members, values: ValueSlots) -> None:
+        self.members = members
+        self.values = values
+        self.block = Block()
+        self.arguments: list[Attributes] = []
+        self.local: dict[SSAValue, SSAValue] = {}
+        self.number: SSAValue | None = None
+        self.is_after = members.direction in ("share", "after")
+
+    def build(self) -> func.FuncOp:
+        members = self.members
+        self._arguments()
+        for value in members.given:
+            self._send(value)
+        for op in sorted(members.ops, key=self.values.position.__getitem__):
+            self._receive(op.operands, op)
+            self._op(op)
+            for result in op.results:
+                self._send(result)
+        returned, results = self._results()
+        self.block.add_op(func.ReturnOp(*returned))
+        name = name_of(members.direction, members.stage)
+        return function_of(name, self.block, self.arguments, results)
+
+    # Arguments and results
+
+    def _arguments(self) -> None:
+        given = self.members.given
+        for value in sorted(given, key=lambda value: _ORDER.index(given[value])):
+            kind = given[value]
+            if kind in TOTALS or (kind == "whole" and self.is_after):
+                type_, entry = self.values.summed(value, kind)
+            elif value in self.values.slots:
+                slot = self.values.slots[value]
+                type_, entry = tensor_type_of(value), dict(slot.attributes.data)
+            else:
+                type_, entry = tensor_type_of(value), self.values.entry(kind, value)
+            self.local[value] = self._argument(type_, entry, value.name_hint)
+
+    def _argument(self, type_: AnyTensor, entry: Attributes, name: str | None) -> SSAValue:
+        argument = self.block.insert_arg(type_, len(self.block.args))
+        argument.name_hint = name
+        self.arguments.append(entry)
+        return argument
+
+    def _results(self) -> tuple[list[SSAValue], list[Attributes]]:
+        members, values = self.members, self.values
+        needed = [*(value for value, _ in members.left), *members.returned.values()]
+        self._receive(needed, None)
+        found = [self.local[value] for value in needed]
+        entries = [values.entry(kind, value) for value, kind in members.left]
+        entries += [values.whole_entry(values.results[key])[1] for key in members.returned]
+        return found, entries
+
+    # Messages
+
+    def _receive(self, needed: Iterable[SSAValue], op: Operation | None) -> None:
+        """Receive what an op, or the return, reads and is not there yet."""
+        for value in needed:
+            if value in self.local or value not in self.members.received:
+                continue
+            recv = dist.create(
+                dist.RecvOp,
+                [],
+                [value.type],
+                source=self.members.received[value],
+                name=self.values.name(value),
+            )
+            self._annotate(recv, value, op)
+            self.local[value] = recv.results[0]
+
+    def _send(self, value: SSAValue) -> None:
+        for stage in self.members.sent.get(value, ()):
+            name = self.values.name(value)
+            send = dist.create(dist.SendOp, [self.local[value]], [], to=stage, name=name)
+            if isinstance(value.owner, Operation):
+                annotate(send, value.owner)
+            self.block.add_op(send)
+
+    def _annotate(self, recv: dist.RecvOp, value: SSAValue, reader: Operation | None) -> None:
+        """A value that is received is in the shards in which it is sent; nothing is said of one of
+        which its op says nothing, as of positions in a lookup."""
+        assert isinstance(value.owner, Operation)
+        annotate(recv, value.owner)
+        if reader is not None and phase_of(reader) != phase_of(value.owner):
+            set_phase(recv, phase_of(reader))
+        if sharding_attrs_of(value.owner) is not None:
+            sharding = self.values.sharding(value)
+            if self.is_after:
+                sharding = self.values.without_axis(sharding)
+            shape = sharding.global_shape(shape_of(value))
+            set_sharding_attrs(recv, [ShardingAttr.of(sharding, shape)])
+        recv.results[0].name_hint = value.name_hint
+        self.block.add_op(recv)
+
+    # Ops
+
+    def _op(self, op: Operation) -> None:
+        axis = self.values.axis
+        if axis is not None and isinstance(op, dist.DistOp) and axis in op.axes:
+            self._over_micro_batches(op, axis)
+            return
+        copy = op.clone(self.local)
+        for old, new in zip(op.results, copy.results, strict=True):
+            new.name_hint = old.name_hint
+            self.local[old] = new
+        if self.is_after:
+            self._drop_axis(op, copy)
+        self.block.add_op(copy)
+
+    def _drop_axis(self, op: Operation, copy: Operation) -> None:
+        """Behind the micro-batches nothing is pending over them any more."""
+        if sharding_attrs_of(op) is None:
+            return
+        shardings = [self.values.without_axis(self.values.sharding(value)) for value in op.results]
+        shapes = [s.global_shape(shape_of(v)) for s, v in zip(shardings, op.results, strict=True)]
+        pairs = zip(shardings, shapes, strict=True)
+        set_sharding_attrs(copy, [ShardingAttr.of(one, shape) for one, shape in pairs])
+
+    def _over_micro_batches(self, op: dist.DistOp, axis: str) -> None:
+        rest = [name for name in op.axes if name != axis]
+        if isinstance(op, dist.ShardIndexOp):
+            self.local[op.results[0]] = self._index(op, axis, rest)
+        elif not rest:
+            self.local[op.results[0]] = self.local[op.operands[0]]
+        else:
+            properties = {**properties_without(op), "axes": to_attribute(rest)}
+            copy = type(op).create(
+                operands=[self.local[op.operands[0]]],
+                result_types=list(op.result_types),
+                properties=properties,
+                location=op.location,
+            )
+            copy.results[0].name_hint = op.results[0].name_hint
+            self.block.add_op(copy)
+            self.local[op.results[0]] = copy.results[0]
+
+    def _index(self, op: dist.ShardIndexOp, axis: str, rest: Sequence[str]) -> SSAValue:
+        """The position on axes of which one is that of micro-batches."""
+        scalar = tensor_type((), torch.int64)
+        mesh = self.values.program.needed_mesh()
+        if self.number is None:
+            entry: Attributes = {
+                "dist.kind": builtin.StringAttr("micro_batch"),
+                "dist.name": builtin.StringAttr(axis),
+            }
+            self.number = self._argument(scalar, entry, axis)
+        total = self.number
+        weights = {name: mesh.sizes(op.axes[i + 1 :]) for i, name in enumerate(op.axes)}
+        total = self._scaled(total, weights[axis], op)
+        for name in rest:
+            index = dist.create(dist.ShardIndexOp, [], [scalar], axes=[name])
+            part = self._scaled(self._added(index, op), weights[name], op)
+            total = self._added(create("aten.add.Tensor", [total, part], [scalar]), op)
+        return total
+
+    def _scaled(self, value: SSAValue, weight: int, op: Operation) -> SSAValue:
+        if weight == 1:
+            return value
+        scalar = tensor_type((), torch.int64)
+        return self._added(create("aten.mul.Scalar", [value], [scalar], {"other": weight}), op)
+
+    def _added(self, new: Operation, source: Operation) -> SSAValue:
+        annotate(new, source)
+        new.results[0].name_hint = "index"
+        self.block.add_op(new)
+        return new.results[0]

@@ -1,0 +1,164 @@
+"""The stage of each op: forward by layer, backward where forward was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from xdsl.ir import Operation, SSAValue
+
+from shardweave.ir.dialects import dist
+from shardweave.ir.dialects.annotations import layer_of, phase_of
+from shardweave.ir.ops.facts import facts_of, is_random
+from shardweave.ir.program.program import Program
+from shardweave.passes.stages.batches import MicroBatches
+
+Freedom = Literal["free", "input", "again"]
+"""Why an op stands wherever its results are read. free: it reads constants and parameters, and
+takes next to nothing, so that each function has its own. input: it reads inputs alone, so that each
+stage has its own. again: it is computed again for the backward pass."""
+
+
+@dataclass(eq=False)
+class Places:
+    """Where ops stand. stage: of those that stand in one. freedom: of the others."""
+
+    num_stages: int
+    stage: dict[Operation, int] = field(default_factory=dict[Operation, int])
+    freedom: dict[Operation, Freedom] = field(default_factory=dict[Operation, Freedom])
+    by_layer: dict[str, set[int]] = field(default_factory=dict[str, set[int]])
+
+    def of(self, values: Iterable[SSAValue], *, is_forward: bool) -> list[int]:
+        """The stages of the forward or backward ops that made some values."""
+        owners = (value.owner for value in values)
+        return [
+            self.stage[op]
+            for op in owners
+            if isinstance(op, Operation)
+            and op in self.stage
+            and (phase_of(op) == "forward") == is_forward
+        ]
+
+
+def places_of_ops(
+    program: Program, batches: MicroBatches, stages: Mapping[str, int], num_stages: int
+) -> Places:
+    """Place the ops of a local program. Linear in the ops.
+
+    stages: by layer; a layer without one stands where what it reads was made. A layer that is
+    called again behind a later stage is in both. Raises ValueError for a stage whose layers all
+    come behind those of a later one, so that it would have no op.
+    """
+    places = Places(num_stages)
+    _tell_freedom(program, batches, places)
+    for op in program.ops:
+        if op in places.freedom or op in batches.early:
+            continue
+        if op in batches.after or _joins_stages(op, places, batches):
+            # Terms of several stages are added once, when each has added up its own.
+            batches.after[op] = None
+        elif phase_of(op) == "forward":
+            places.stage[op] = _forward_stage(op, places, stages)
+            places.by_layer.setdefault(layer_of(op), set()).add(places.stage[op])
+        else:
+            places.stage[op] = _backward_stage(op, places, stages)
+    _check_order(places, stages)
+    return places
+
+
+def _check_order(places: Places, stages: Mapping[str, int]) -> None:
+    """Layers without ops may be a stage of their own; those that have some, elsewhere, may not."""
+    with_ops = set(places.stage.values())
+    for number in range(places.num_stages):
+        layers = [name for name, stage in stages.items() if stage == number]
+        moved = [name for name in layers if places.by_layer.get(name)]
+        if moved and number not in with_ops:
+            shown = " .. ".join(dict.fromkeys((moved[0], moved[-1])))
+            raise ValueError(
+                f"stage {number} has layers {shown}, and no op: what they read is made in stage "
+                f"{max(places.by_layer[moved[0]])}, so that they would all run there; list the "
+                "stages in the order of the model."
+            )
+
+
+def _joins_stages(op: Operation, places: Places, batches: MicroBatches) -> bool:
+    """Whether an op adds terms of sums over micro-batches that several stages have."""
+    if op.results[0] not in batches.terms:
+        return False
+    owners = (value.owner for value in op.operands if value in batches.terms)
+    terms = [owner for owner in owners if isinstance(owner, Operation)]
+    stages = {places.stage[owner] for owner in terms if owner in places.stage}
+    return len(stages) > 1 or any(owner in batches.after for owner in terms)
+
+
+def _forward_stage(op: Operation, places: Places, stages: Mapping[str, int]) -> int:
+    read = places.of(op.operands, is_forward=True)
+    return max([*read, stages.get(layer_of(op), 0)])
+
+
+def _backward_stage(op: Operation, places: Places, stages: Mapping[str, int]) -> int:
+    layer = layer_of(op)
+    came = min(places.of(op.operands, is_forward=False), default=places.num_stages - 1)
+    read = places.of(op.operands, is_forward=True)
+    forward = places.by_layer.get(layer, set[int]()) if layer in stages else set[int]()
+    if len(forward) == 1:
+        return min(came, *forward)
+    if read:
+        return min(came, max(read))
+    return min(came, stages.get(layer, came))
+
+
+_OF_WEIGHT = frozenset(("param",))
+"""What an op reads that reads parameters alone."""
+
+_GIVEN = {"param": "param", "buffer": "none", "tangent": "none", "input": "input"}
+
+
+def _tell_freedom(program: Program, batches: MicroBatches, places: Places) -> None:
+    """Find the ops that stand wherever their results are read."""
+    reads: dict[SSAValue, frozenset[str]] = {
+        slot.value: frozenset((_GIVEN[slot.kind],)) for slot in program.arguments
+    }
+    whole, parts = batches.whole, batches.parts
+    reads |= dict.fromkeys(whole, frozenset(("none",)))
+    reads |= dict.fromkeys(parts, frozenset(("input",)))
+    for op in program.ops:
+        if op in batches.after or op.results[0] in whole or op.results[0] in parts:
+            continue
+        if phase_of(op) == "recompute":
+            places.freedom[op] = "again"
+            continue
+        known = [reads.get(value) for value in op.operands]
+        if isinstance(op, dist.AllGatherOp) and known == [_OF_WEIGHT]:
+            # A weight is gathered where it is used: in each stage that has its shards.
+            places.freedom[op] = "again"
+            reads.update(dict.fromkeys(op.results, _OF_WEIGHT))
+            continue
+        if None in known or not _is_cheap(op) or _is_term(op, batches):
+            continue
+        found = frozenset[str]().union(*(one for one in known if one))
+        if "input" not in found and op.results[0] not in batches.varying:
+            places.freedom[op] = "free"
+        elif "param" not in found:
+            places.freedom[op] = "input"
+        else:
+            continue
+        reads.update(dict.fromkeys(op.results, found))
+
+
+def _is_cheap(op: Operation) -> bool:
+    """Whether an op may be computed in several places: no random numbers, messages or products."""
+    is_message = isinstance(op, dist.DistOp) and not isinstance(
+        op, (dist.ShardIndexOp, dist.SliceOp)
+    )
+    return not (is_message or is_random(op) or facts_of(op).product is not None)
+
+
+def _is_term(op: Operation, batches: MicroBatches) -> bool:
+    """Whether an op gives a term of a sum over micro-batches from what is the same in all."""
+    return (
+        op.results[0] in batches.varying
+        and not isinstance(op, dist.ShardIndexOp)
+        and not any(value in batches.varying for value in op.operands)
+    )

@@ -1,0 +1,1 @@
+"""The space of plans that `auto` searches."""

@@ -1,0 +1,175 @@
+"""What a user asks of a plan: dimensions that are fixed, and values that are forbidden."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.suggest import did_you_mean
+from shardweave.planners.auto.space.point import BUCKETS, DIMENSIONS, INTERLEAVED, JointPoint
+from shardweave.planners.cost.cluster import Cluster
+from shardweave.planners.cost.quantity import gib, memory_size
+from shardweave.planners.plan.plan import Plan
+from shardweave.planners.plan.plan_parts import (
+    PIPELINE_SCHEDULES,
+    RECOMPUTE,
+    SCHEDULES,
+    PlanError,
+)
+from shardweave.planners.plan.zero import DATA_AXIS, REPLICA_AXIS
+from shardweave.planners.schedules.schedules import find_schedule
+
+WORDS: Mapping[str, tuple[str, ...]] = {
+    "sequence_parallel": ("false", "true"),
+    "zero": ("0", "1", "2", "3"),
+    "recompute": RECOMPUTE,
+    "schedule": tuple(filter(None, SCHEDULES)),
+    "pipeline": PIPELINE_SCHEDULES,
+}
+"""The values of dimensions that are no counts."""
+
+
+@dataclass(frozen=True)
+class Constraints:
+    """fixed: the value of a dimension by name. forbidden: values by dimension, where these make a
+    difference: without `pipeline=1f1b` there still are plans of one stage."""
+
+    fixed: Mapping[str, str] = field(default_factory=dict[str, str])
+    forbidden: Mapping[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
+
+    @staticmethod
+    def parse(fix: str, forbid: str) -> Constraints:
+        """Read `tensor=8,zero=1` and `zero=3,recompute=layer`.
+
+        Raises PlanError for a dimension or a value that there is not, or one that is fixed twice.
+        """
+        fixed: dict[str, str] = {}
+        for name, value in _pairs("fix", fix):
+            if fixed.setdefault(name, value) != value:
+                raise PlanError(f"fix: {name} is {fixed[name]} and {value}; give one of them.")
+        forbidden: dict[str, set[str]] = {}
+        for name, value in _pairs("forbid", forbid):
+            forbidden.setdefault(name, set()).add(value)
+        for name, value in fixed.items():
+            if value in forbidden.get(name, ()):
+                raise PlanError(f"{name}={value} is fixed and forbidden; leave out one of the two.")
+        return Constraints(fixed, {name: frozenset(values) for name, values in forbidden.items()})
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The dimensions of which something is asked."""
+        return frozenset((*self.fixed, *self.forbidden))
+
+    def allows(self, point: JointPoint, dimensions: Collection[str] = DIMENSIONS) -> bool:
+        """Whether a point has what is asked of some dimensions."""
+        return all(
+            point.value(name) == value for name, value in self.fixed.items() if name in dimensions
+        ) and not any(
+            point.value(name) in values and point.chooses(name)
+            for name, values in self.forbidden.items()
+            if name in dimensions
+        )
+
+    def allows_value(self, name: str, value: object) -> bool:
+        """Whether a dimension may have a value, whatever the others have."""
+        word = str(value).lower() if isinstance(value, bool) else str(value)
+        return self.fixed.get(name, word) == word and word not in self.forbidden.get(name, ())
+
+    def without(self, name: str) -> Constraints:
+        """The same, with nothing asked of one dimension."""
+        return Constraints(
+            {one: value for one, value in self.fixed.items() if one != name},
+            {one: values for one, values in self.forbidden.items() if one != name},
+        )
+
+    def __str__(self) -> str:
+        words = [f"{name}={value}" for name, value in self.fixed.items()]
+        words += [
+            f"not {name}={value}"
+            for name, values in self.forbidden.items()
+            for value in sorted(values)
+        ]
+        return ", ".join(words)
+
+
+def _pairs(option: str, text: str) -> list[tuple[str, str]]:
+    found: list[tuple[str, str]] = []
+    for part in filter(None, (piece.strip() for piece in text.replace(";", ",").split(","))):
+        name, equals, value = (piece.strip() for piece in part.partition("="))
+        name = name.replace("-", "_")
+        if not equals or name not in DIMENSIONS:
+            hint = "" if name in DIMENSIONS else did_you_mean(name, DIMENSIONS)
+            raise PlanError(
+                f"{option}: found '{part}', expected DIMENSION=VALUE; "
+                f"{hint}the dimensions are {', '.join(DIMENSIONS)}."
+            )
+        words = WORDS.get(name)
+        if words is not None and value not in words:
+            raise PlanError(f"{option}: {name} is '{value}'; use one of {', '.join(words)}.")
+        if words is None and not (value.isdigit() and int(value) >= 1):
+            raise PlanError(f"{option}: {name} is '{value}'; use a whole number, 1 or more.")
+        found.append((name, value if words else str(int(value))))
+    return found
+
+
+def with_memory(cluster: Cluster, memory: str) -> Cluster:
+    """The cluster with at most so much memory on each device. Raises PlanError for other text."""
+    if not memory:
+        return cluster
+    try:
+        size = memory_size(memory)
+    except ValueError as error:
+        raise PlanError(str(error)) from None
+    for one in cluster.devices.values():
+        if size > one.memory_bytes:
+            raise PlanError(
+                f"memory is {memory}, but '{one.name}' of cluster '{cluster.name}' has "
+                f"{gib(one.memory_bytes)} GiB; give less, or leave it out."
+            )
+    devices = {name: replace(one, memory_bytes=int(size)) for name, one in cluster.devices.items()}
+    return replace(cluster, devices=devices)
+
+
+def point_of(plan: Plan) -> JointPoint:
+    """The dimensions of a plan, as far as they can be told: with its schedule's usual chunks, but
+    for `interleaved-1f1b`, of which the mesh tells them."""
+    pipeline = plan.pipeline
+    schedule = pipeline.schedule if pipeline else PIPELINE_SCHEDULES[0]
+    chunks = find_schedule(schedule).chunks
+    if schedule == INTERLEAVED:
+        chunks = max(1, plan.num_stages // Mesh(**plan.mesh).num_stages)
+    tensor = 1
+    for axis, size in plan.mesh.items():
+        if axis.partition(".")[0] == "tensor" or axis in ("x", "y"):
+            tensor *= size
+    replica, data, zero = plan.mesh.get(REPLICA_AXIS, 1), plan.mesh.get(DATA_AXIS, 1), plan.zero
+    if plan.mesh.get("z", 1) > 1:
+        # AxoNN stores weights in shards over z, and further replicas are on its data axis.
+        replica, data, zero = replica * data, plan.mesh["z"], 3
+    return JointPoint(
+        replica=replica,
+        data=data,
+        tensor=tensor,
+        context=plan.mesh.get("context", 1),
+        stages=max(1, plan.num_stages // chunks),
+        sequence_parallel=plan.planner == "auto" and bool(plan.activations),
+        zero=zero,
+        recompute=plan.recompute,
+        micro_batches=pipeline.micro_batches if pipeline else 1,
+        sub_batches=plan.batch_split,
+        schedule=plan.schedule or "in-order",
+        pipeline=schedule,
+        buckets=plan.alone_bytes // 2**20 or BUCKETS[0],
+        chunks=chunks if schedule == INTERLEAVED else JointPoint.chunks,
+        recompute_layers=_recomputed_layers(plan),
+    )
+
+
+def _recomputed_layers(plan: Plan) -> int:
+    """In how many blocks of a stage a plan recomputes at most; 0 for all."""
+    stages = plan.pipeline.stages if plan.pipeline else ()
+    if len(stages) < 2:
+        return len(plan.recompute_in)
+    chosen = set(plan.recompute_in)
+    return max(len(chosen.intersection(names)) for names in stages)

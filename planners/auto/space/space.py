@@ -1,0 +1,310 @@
+"""The joint space: every point that a cluster's devices and a program's batch and blocks allow."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.planners.auto.reader import CostReader
+from shardweave.planners.auto.space.constraints import Constraints
+from shardweave.planners.auto.space.cuts import MESH_AXES, ReplicaCuts, replica_cuts, tensor_degrees
+from shardweave.planners.auto.space.point import (
+    BUCKETED,
+    BUCKETS,
+    INTERLEAVED,
+    ORDERS,
+    JointPoint,
+    ReplicaCut,
+)
+from shardweave.planners.auto.space.sizes import CHUNKS, buckets_of, chunks_of, shard_sizes
+from shardweave.planners.cost.degrees import asked_degrees, divisors
+from shardweave.planners.megatron.one_by_one import why_not_one_by_one
+from shardweave.planners.plan.plan_parts import (
+    PAPERS_RECOMPUTE,
+    PIPELINE_SCHEDULES,
+    PRODUCTS,
+    RECOMPUTE,
+    PlanError,
+)
+from shardweave.planners.plan.zero import BATCH_AXES
+from shardweave.planners.predict.pipeline.stages import OVERLAPPING
+from shardweave.planners.predict.predict import BY_BLOCK, DEEP_BY_BLOCK
+from shardweave.planners.schedules.schedules import find_schedule
+
+SUB_BATCHES = (1, 2, 4)
+SCHEDULES = ("in-order", "cross-pass", "sub-batch", "blocking")
+"""Schedules of messages; `list`, the longest to compute, is tried on the best alone."""
+
+
+@dataclass(frozen=True)
+class JointSpace:
+    """What may be chosen.
+
+    cuts: of replicas, for so many devices and samples. parts: where stages may be cut, and one
+    more. buckets: MiB from which on tensors may travel alone. mesh: what a user's mesh asks for, by
+    axis. has_list: whether schedules `list` can be named, and the model is not so deep that they
+    take long to find. chunks: into which `interleaved-1f1b` may cut what a device has. is_deep: see
+    `Depths`. layers: equal blocks, of which policy `layer` may recompute some of each stage. node:
+    devices of which every node has a multiple.
+    """
+
+    cuts: ReplicaCuts
+    parts: int
+    constraints: Constraints
+    buckets: tuple[int, ...] = BUCKETS[:1]
+    mesh: Mesh | None = None
+    has_list: bool = True
+    whole: str = ""
+    chunks: tuple[int, ...] = CHUNKS[:1]
+    is_deep: bool = False
+    layers: int = 0
+    node: int = 1
+
+    @property
+    def devices(self) -> int:
+        return self.cuts.devices
+
+    @property
+    def batch(self) -> int:
+        """Samples."""
+        return self.cuts.batch
+
+    def points(self) -> Iterator[JointPoint]:
+        """All points that cut no sequence over devices of their own, with the schedule that suits
+        their sub-batches and pipeline 1f1b.
+
+        Schedules and orders of micro-batches are `variants` of these.
+        """
+        for tensor in self.cuts.tensor:
+            for cut in self.cuts.plain(tensor):
+                yield from self._points(cut)
+
+    def sequence_points(self, tensor: int) -> Iterator[JointPoint]:
+        """Those of a tensor degree that cut sequences over devices of their own."""
+        for cut in self.cuts.of_sequences(tensor):
+            yield from self._points(cut)
+
+    def all_points(self) -> Iterator[JointPoint]:
+        """Those that cut no sequence over devices of their own, and those that do."""
+        yield from self.points()
+        for tensor in self.cuts.tensor:
+            yield from self.sequence_points(tensor)
+
+    def _points(self, cut: ReplicaCut) -> Iterator[JointPoint]:
+        for replica, data, stages in self._degrees(cut):
+            rows = self.batch // (replica * data)
+            for micro in [1] if self.whole else divisors(rows):
+                if not self._may("micro_batches", micro):
+                    continue
+                zeros = _zeros(replica, data, micro)
+                subs = [n for n in SUB_BATCHES if rows // micro % n == 0]
+                policies = self._recomputed(stages)
+                for zero, (recompute, layers), sub in product(zeros, policies, subs):
+                    point = JointPoint(
+                        replica, data, cut.tensor, cut.context, stages, cut.sequence_parallel, zero,
+                        recompute, micro, sub, recompute_layers=layers,
+                    )  # fmt: skip
+                    found = self._usual(point)
+                    if found is not None:
+                        yield from self._with_buckets(found)
+
+    def _policies(self, stages: int) -> tuple[str, ...]:
+        """Policies of recomputation: `after-products` with stages, which keep what many
+        micro-batches left, or where a user says something of them. Of steps without, whose
+        estimates leave out most of what ZeRO's gathers expose, it would be the first of all that
+        is simulated; it is looked at beside these (`keeping_products`)."""
+        asked = "recompute" in self.constraints.names
+        return RECOMPUTE if stages > 1 or asked else PAPERS_RECOMPUTE
+
+    def _recomputed(self, stages: int) -> list[tuple[str, int]]:
+        """Policies, with the layers of each stage in which: all, unless a user says how many.
+        Other numbers are looked at where memory decides (`fewer_layers`)."""
+        asked = int(self.constraints.fixed.get("recompute_layers", 0))
+        if asked:
+            return [("layer", asked)]
+        return [(name, 0) for name in self._policies(stages)]
+
+    def keeping_products(self, point: JointPoint) -> Iterator[JointPoint]:
+        """A point of one stage with `after-products`, which `points` leaves out: it keeps more than
+        policies that compute more again, and less than what computes nothing again."""
+        found = point.with_value(recompute=PRODUCTS, recompute_layers=0)
+        if self.leaves_out(found) and self.constraints.allows(found):
+            yield found
+
+    def leaves_out(self, point: JointPoint) -> bool:
+        """Whether a point's policy of recomputation is looked at beside others alone."""
+        return point.recompute not in self._policies(point.stages)
+
+    def could_cut_sequence(self, point: JointPoint) -> bool:
+        """Whether a point could be sequence parallel and is not."""
+        is_other = point.tensor in self.cuts.cuts_sequence and not point.sequence_parallel
+        return is_other and self._may("sequence_parallel", True)
+
+    def _with_buckets(self, point: JointPoint) -> Iterator[JointPoint]:
+        """The point with messages joined in buckets of each size, where it joins any."""
+        for size in self.buckets if point.joins_messages else self.buckets[:1]:
+            found = point.with_value(buckets=size)
+            if self.constraints.allows(found):
+                yield found
+
+    def _usual(self, point: JointPoint) -> JointPoint | None:
+        """The point with the first schedules that the user allows, and that can be where something
+        is asked of schedules; None if there are none."""
+        first = "cross-pass" if point.sub_batches > 1 or point.is_staged else "in-order"
+        if not self.constraints.names & {*ORDERS}:
+            return point.with_value(schedule=first, buckets=self.buckets[0])
+        point = point.with_value(buckets=self.buckets[0])
+        orders = (
+            point.with_value(schedule=schedule, pipeline=pipeline, chunks=chunks)
+            for schedule in filter(partial(self._may, "schedule"), (first, *self._schedules))
+            for pipeline, chunks in self._orders(point)
+        )
+        allowed = (one for one in orders if self.constraints.allows(one, ORDERS))
+        if self.constraints.names & {*ORDERS}:
+            allowed = filter(self.is_possible, allowed)
+        return next(allowed, None)
+
+    def _orders(self, point: JointPoint) -> Iterator[tuple[str, int]]:
+        """Orders of micro-batches, with the chunks of those that have a choice."""
+        for pipeline in PIPELINE_SCHEDULES if point.stages > 1 else PIPELINE_SCHEDULES[:1]:
+            for chunks in self.chunks if pipeline == INTERLEAVED else CHUNKS[:1]:
+                yield pipeline, chunks
+
+    @property
+    def _schedules(self) -> tuple[str, ...]:
+        return (*SCHEDULES, *(("list",) if self.has_list else ()))
+
+    def variants(self, point: JointPoint) -> Iterator[JointPoint]:
+        """The point under each order of messages and of micro-batches, if the user allows it.
+
+        Steps that are simulated by block (`predict.BY_BLOCK`) know two orders of messages: those
+        that run beside compute, and those that are waited for. The first of each stands for all.
+        """
+        seen: set[tuple[str, int, bool]] = set()
+        by_block = DEEP_BY_BLOCK if self.is_deep else BY_BLOCK
+        for schedule, (pipeline, chunks) in product(self._schedules, self._orders(point)):
+            found = point.with_value(schedule=schedule, pipeline=pipeline, chunks=chunks)
+            if not (self.constraints.allows(found) and self.is_possible(found)):
+                continue
+            if found.is_staged and pipeline in by_block:
+                kind = pipeline, chunks, schedule in OVERLAPPING
+                if kind in seen:
+                    continue
+                seen.add(kind)
+            yield found
+
+    def fewer_layers(self, point: JointPoint) -> list[JointPoint]:
+        """A point with policy `layer` in each number of layers of a stage that is less than all,
+        or than the point's own, the fewest first."""
+        most = point.recompute_layers or -(-self.layers // (point.stages * point.stages_each))
+        found = (point.with_value(recompute="layer", recompute_layers=n) for n in range(1, most))
+        return [one for one in found if self.constraints.allows(one) and self.is_possible(one)]
+
+    def is_possible(self, point: JointPoint) -> bool:
+        """Whether there is a table for the micro-batches, and sub-batches for the schedule."""
+        if point.schedule == "sub-batch" and point.sub_batches == 1:
+            return False
+        if point.buckets != self.buckets[0] and point.schedule not in BUCKETED:
+            return False
+        if point.pipeline == "list" and not self.has_list:
+            return False
+        stages = point.stages * point.stages_each
+        if point.recompute_layers and point.recompute_layers * stages >= self.layers:
+            return False
+        if point.stages == 1:
+            return point.pipeline == PIPELINE_SCHEDULES[0]
+        chosen = find_schedule(point.pipeline)
+        if point.stages * point.stages_each > self.parts:
+            return False
+        try:
+            chosen.table(point.stages, point.micro_batches, point.stages_each)
+        except ValueError:
+            return False
+        return True
+
+    def _degrees(self, cut: ReplicaCut) -> Iterator[tuple[int, int, int]]:
+        """Replicas of what ZeRO divides, over how many devices it divides, and stages."""
+        inside = cut.tensor * cut.context
+        rest = self.devices // inside
+        for stages in divisors(rest):
+            replicas = rest // stages
+            if stages > self.parts or self.batch % replicas:
+                continue
+            for data in self._shards(replicas, inside):
+                replica = replicas // data
+                sizes = {"replica": replica, "data": data, "stages": stages}
+                sizes |= {"tensor": cut.tensor, "context": cut.context}
+                if self._has_mesh(sizes) and all(self._may(n, size) for n, size in sizes.items()):
+                    yield replica, data, stages
+
+    def _shards(self, replicas: int, inside: int) -> list[int]:
+        """Over how many of a stage's replicas ZeRO may divide: all, or fewer, which are neighbours;
+        as a user says, or as `shard_sizes` has them."""
+        asked = self.constraints.fixed.get("replica")
+        if asked is not None or self.mesh is not None:
+            return divisors(replicas)
+        return shard_sizes(replicas, inside, self.devices, self.node)
+
+    def _has_mesh(self, sizes: Mapping[str, int]) -> bool:
+        if self.mesh is None:
+            return True
+        asked = asked_degrees(self.mesh, MESH_AXES, "auto", PlanError)
+        depth = asked.get("pipeline", asked.get("stage", 1))
+        found = {name: asked.get(name, 1) for name in (*BATCH_AXES, "tensor", "context")}
+        return {**found, "stages": depth} == sizes
+
+    def _may(self, name: str, value: object) -> bool:
+        return self.constraints.allows_value(name, value)
+
+
+def _zeros(replica: int, data: int, micro_batches: int) -> Sequence[int]:
+    """ZeRO stages that differ: without micro-batches 2 is 1, and where nothing is divided replicas
+    of either kind are alike."""
+    stages = (1, 2, 3) if micro_batches > 1 else (1, 3)
+    if replica > 1:
+        return stages if data > 1 else ()
+    return (0, *stages) if data > 1 else (0,)
+
+
+def joint_space(
+    reader: CostReader,
+    mesh: Mesh | None,
+    constraints: Constraints,
+    *,
+    has_list: bool = True,
+    runnable: bool = True,
+) -> JointSpace:
+    """The space of a program on its cluster, or on the devices of `mesh`.
+
+    has_list: whether plans can name the cluster, which schedules `list` need. runnable: without
+    micro-batches where they cannot run one by one. Raises ClusterError for a mesh of more devices
+    than there are.
+    """
+    program, cluster = reader.depths.read, reader.cluster
+    devices = cluster.num_devices if mesh is None else mesh.num_devices
+    cluster.check_fits(devices)
+    node = math.gcd(*(one.devices for one in cluster.nodes))
+    return JointSpace(
+        cuts=replica_cuts(
+            partial(reader.base, program, 1),
+            reader.batch,
+            devices,
+            tensor_degrees(cluster.num_devices, node),
+            mesh,
+            constraints,
+        ),
+        parts=len(reader.cost(ReplicaCut(), 1).blocks),
+        buckets=buckets_of(reader, constraints),
+        constraints=constraints,
+        mesh=mesh,
+        has_list=has_list,
+        whole=why_not_one_by_one(program) if runnable else "",
+        chunks=chunks_of(reader, constraints),
+        is_deep=reader.depths.is_deep,
+        layers=len(reader.depths.names),
+        node=node,
+    )

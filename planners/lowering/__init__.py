@@ -1,0 +1,1 @@
+"""The passes that carry a plan out."""

@@ -1,0 +1,209 @@
+"""Attaching a plan's shardings to a program."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from xdsl.ir import Operation
+
+from shardweave.ir.dialects.annotations import layer_of, phase_of, set_wanted_attrs
+from shardweave.ir.dialects.attributes import ShardingAttr
+from shardweave.ir.dialects.literals import to_attribute
+from shardweave.ir.dialects.types import shape_of
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.mesh.placement import Placement, Sharding
+from shardweave.ir.program.program import PART, PARTS, USED, Program
+from shardweave.ir.sharding.flow import check_not_propagated
+from shardweave.passes.program_pass import PassOnProgram
+from shardweave.planners.lowering.stages.choose import devices_of_plan
+from shardweave.planners.lowering.stages.cut_stages import store_stages
+from shardweave.planners.plan.plan import Plan
+from shardweave.planners.plan.plan_names import (
+    OP_MARK,
+    Lookup,
+    argument_shardings,
+    check_names,
+    named_ops,
+    parse_sharding,
+    read_sharding,
+)
+from shardweave.planners.plan.plan_parts import PlanError
+from shardweave.planners.plan.zero import DATA_AXIS
+
+
+def annotate(plan: Plan, program: Program) -> None:
+    """Attach a plan's shardings. Raises PlanError for what the program or its mesh lacks."""
+    given = program.mesh
+    mesh = Mesh(**plan.mesh) if given is None else given.refined(plan.mesh)
+    if mesh != given:
+        program.set_mesh(mesh)
+    check_names(plan, program)
+    _annotate_arguments(plan, program, mesh)
+    _annotate_layers(plan, program, mesh)
+    _annotate_ops(plan, program, mesh)
+    if plan.is_pipeline and plan.pipeline is not None:
+        store_stages(program, plan.pipeline.stages)
+        program.set_devices(devices_of_plan(plan, mesh))
+
+
+def _annotate_arguments(plan: Plan, program: Program, mesh: Mesh) -> None:
+    """Stored shardings, and the used ones of parameters that ops read in other shards."""
+    stored = argument_shardings(program, "param", plan.parameters, mesh)
+    stored |= argument_shardings(program, "input", plan.inputs, mesh)
+    program.set_argument_attributes("dist.sharding", stored)
+    slots = program.arguments
+    batch = {
+        placement.axis
+        for slot in slots
+        if slot.kind == "input" and shape_of(slot.value)
+        for placement in program.sharding_of_slot(slot).dims[0]
+    }
+    used = argument_shardings(program, "param", plan.used, mesh)
+    found: dict[int, ShardingAttr] = {}
+    for index, slot in enumerate(slots):
+        if slot.kind != "param":
+            continue
+        shape, sharding = shape_of(slot.value), program.sharding_of_slot(slot)
+        gathered = tuple(tuple(p for p in dim if p.axis not in batch) for dim in sharding.dims)
+        read = used.get(index) or ShardingAttr.of(Sharding(gathered), shape)
+        if read.on(shape, mesh) != sharding:
+            found[index] = read
+    program.set_argument_attributes(USED, found)
+    if plan.zero:
+        _divide_parameters(program, mesh, found)
+    if plan.projections:
+        _annotate_projections(plan, program)
+
+
+def _annotate_projections(plan: Plan, program: Program) -> None:
+    """Into how many linear maps the weights of fused projections are to be split."""
+    table = Lookup(dict.fromkeys(plan.projections, ""))
+    keys = {
+        index: table.key(slot.name, *slot.aliases)
+        for index, slot in enumerate(program.arguments)
+        if slot.kind == "param" and len(shape_of(slot.value)) > 1
+    }
+    found = {index: plan.projections[key] for index, key in keys.items() if key is not None}
+    counts = {index: to_attribute(one.parts) for index, one in found.items()}
+    program.set_argument_attributes(PARTS, counts)
+    used = {
+        index: read_sharding(one.used, f"projection '{keys[index]}'")
+        for index, one in found.items()
+        if one.used
+    }
+    program.set_argument_attributes(PART, used)
+
+
+def _divide_parameters(program: Program, mesh: Mesh, used: Mapping[int, ShardingAttr]) -> None:
+    """ZeRO: store parameters in shards over the replicas as well, and read them as before.
+
+    One that does not divide stays as it is, as does one that the plan stores otherwise.
+    """
+    if DATA_AXIS not in mesh.names or mesh.size(DATA_AXIS) == 1:
+        raise PlanError(
+            f"the plan asks for ZeRO, which divides over axis '{DATA_AXIS}', but the mesh is "
+            f"{mesh}; give it such an axis, or set zero to 0."
+        )
+    stored: dict[int, ShardingAttr] = {}
+    read: dict[int, ShardingAttr] = {}
+    for index, slot in enumerate(program.arguments):
+        if slot.kind != "param" or index in used:
+            continue
+        shape, sharding = shape_of(slot.value), program.sharding_of_slot(slot)
+        finer = divided_over(sharding, shape, DATA_AXIS, mesh)
+        if finer is not None:
+            stored[index] = ShardingAttr.of(finer, shape)
+            read[index] = ShardingAttr.of(sharding, shape)
+    program.set_argument_attributes("dist.sharding", stored)
+    program.set_argument_attributes(USED, read)
+
+
+def divided_over(
+    sharding: Sharding, shape: Sequence[int], axis: str, mesh: Mesh
+) -> Sharding | None:
+    """The sharding cut further over an axis along the first dim that divides; None without one."""
+    size = mesh.size(axis)
+    for dim, placements in enumerate(sharding.dims):
+        stride = min((p.stride for p in placements), default=shape[dim])
+        if axis not in sharding.axes and stride % size == 0:
+            return sharding.with_dim(dim, (*placements, Placement(axis, size, stride // size)))
+    return None
+
+
+def _annotate_layers(plan: Plan, program: Program, mesh: Mesh) -> None:
+    """Annotate each layer's outputs that have as many dims as the sharding given for it."""
+    table = Lookup({k: v for k, v in plan.activations.items() if OP_MARK not in k})
+    keys = {layer: table.key(layer) for layer in program.layers()}
+    wanted = {
+        key: read_sharding(plan.activations[key], f"layer '{key}'")
+        for key in keys.values()
+        if key is not None
+    }
+    missing = set(wanted)
+    for op in program.ops:
+        key = keys[layer_of(op)]
+        if key is None or phase_of(op) != "forward" or not is_layer_output(op):
+            continue
+        shape = shape_of(op.results[0])
+        if len(shape) == len(wanted[key].dims):
+            where = f"output of layer '{layer_of(op)}'"
+            attribute = parse_sharding(plan.activations[key], shape, mesh, where)
+            set_wanted_attrs(op, [attribute])
+            missing.discard(key)
+    for key in sorted(missing):
+        raise PlanError(
+            f"layer '{key}' has no output with as many dims as sharding {plan.activations[key]}."
+        )
+
+
+def _annotate_ops(plan: Plan, program: Program, mesh: Mesh) -> None:
+    """Annotate the results of the ops that the plan names one by one."""
+    wanted = {key: text for key, text in plan.activations.items() if OP_MARK in key}
+    ops = named_ops(program) if wanted else {}
+    for key, text in wanted.items():
+        attribute = parse_sharding(text, shape_of(ops[key].results[0]), mesh, f"activation '{key}'")
+        set_wanted_attrs(ops[key], [attribute])
+
+
+def is_layer_output(op: Operation) -> bool:
+    """Whether an op's single result leaves its layer in the forward pass."""
+    if len(op.results) != 1:
+        return False
+    return any(
+        layer_of(use.operation) != layer_of(op) and phase_of(use.operation) == "forward"
+        for use in op.results[0].uses
+    )
+
+
+@dataclass(frozen=True)
+class ApplyPlanPass(PassOnProgram):
+    """Annotate parameters, inputs and layer outputs with the shardings of a plan.
+
+    The plan is read from `file`, or given as JSON text in `json`. A program without a mesh
+    takes the plan's. A parameter's sharding is how it is stored. How ops read it (`dist.used`,
+    where that is another) is what the plan's `used` says; without an entry, axes that cut the
+    batch, dim 0 of an input, are gathered before use, as in FSDP. A pattern is for the
+    parameters with as many dims as its sharding.
+
+    A plan whose axes factor those of the program's mesh (tensor.0=2,tensor.1=2 for tensor=4)
+    refines it.
+
+    Requires: a global program before `propagate-shardings` that has what the plan names.
+    Ensures: arguments named by the plan carry `dist.sharding` (and `dist.used`), layer outputs
+    `wanted`; numerics unchanged.
+    """
+
+    name = "apply-plan"
+    file: str = ""
+    json: str = ""
+
+    @staticmethod
+    def of(plan: Plan) -> ApplyPlanPass:
+        return ApplyPlanPass(json=plan.to_json())
+
+    def run(self, program: Program) -> None:
+        if bool(self.file) == bool(self.json):
+            raise ValueError('give one of file="plan.json" and json="...".')
+        check_not_propagated(program, self.name)
+        annotate(Plan.load(self.file) if self.file else Plan.from_json(self.json), program)

@@ -1,0 +1,215 @@
+"""A plan carried over to the same model on inputs of other shapes, or in another mode."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from xdsl.dialects.builtin import ArrayAttr
+from xdsl.ir import Operation
+
+from shardweave.ir.dialects.annotations import phase_of
+from shardweave.ir.dialects.attributes import ShardingAttr
+from shardweave.ir.dialects.types import shape_of
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.mesh.placement import Sharding, part_size
+from shardweave.ir.program.program import Program, Slot
+from shardweave.planners.lowering.apply_plan import is_layer_output
+from shardweave.planners.lowering.stages.choose import rows_of, shortened
+from shardweave.planners.plan.plan import Plan
+from shardweave.planners.plan.plan_names import (
+    OP_MARK,
+    Lookup,
+    attribute_text,
+    named_ops,
+    read_sharding,
+    sharding_text,
+)
+from shardweave.planners.plan.plan_parts import Pipeline
+from shardweave.planners.plan.replicated import batch_shardings
+
+Stored = Mapping[tuple[str, str], Sharding]
+"""How parameters and buffers are stored, by kind and name."""
+
+
+@dataclass(frozen=True)
+class FittedPlan:
+    """The plan for another program of the model, and notes on what of it does not fit there."""
+
+    plan: Plan
+    notes: list[str] = field(default_factory=list[str])
+
+
+def fit_plan(
+    plan: Plan, program: Program, mesh: Mesh, stored: Stored, batch_axes: Iterable[str]
+) -> FittedPlan:
+    """The plan for another global program of the same model on the same mesh.
+
+    Parameters keep the shardings in which they are `stored`. Inputs, and wishes for activations,
+    keep those of the plan where the shapes divide; elsewhere they stay whole, and notes say so.
+    batch_axes: the axes over which the plan cuts the batch. Linear in the ops.
+    """
+    parameters, used = _parameters(plan, program, stored, set(batch_axes))
+    inputs, notes = _inputs(plan, program, mesh, list(batch_axes))
+    activations, more = _activations(plan, program, mesh)
+    split, last = _batch_split(plan, program, mesh, inputs)
+    fitted = replace(
+        plan,
+        parameters=parameters,
+        used=used,
+        inputs=inputs,
+        activations=activations,
+        batch_split=split,
+        pipeline=_pipeline(plan, program, mesh, inputs),
+    )
+    return FittedPlan(fitted, [*notes, *more, *last])
+
+
+def _pipeline(
+    plan: Plan, program: Program, mesh: Mesh, inputs: Mapping[str, str]
+) -> Pipeline | None:
+    """The plan's stages, with as many micro-batches as these inputs divide into."""
+    found = plan.pipeline
+    if found is None:
+        return None
+    rows = rows_of(replace(plan, inputs=inputs), program, mesh)
+    return shortened(found, min(found.micro_batches, rows), rows, mesh.num_stages)
+
+
+def in_one_micro_batch(plan: Plan, mesh: Mesh) -> Plan:
+    """The same plan of a pipeline, whose stages run the whole batch at once.
+
+    Raises PlanError if its schedule has no such order, as where a stage is at several coordinates.
+    """
+    assert plan.pipeline is not None
+    return replace(plan, pipeline=shortened(plan.pipeline, 1, 1, mesh.num_stages))
+
+
+def _parameters(
+    plan: Plan, program: Program, stored: Stored, batch_axes: set[str]
+) -> tuple[dict[str, str], dict[str, str]]:
+    """How parameters are stored, and how ops read those that are gathered before use."""
+    parameters: dict[str, str] = {}
+    used: dict[str, str] = {}
+    given = Lookup(plan.used)
+    for slot in _slots(program, "param"):
+        shape = shape_of(slot.value)
+        sharding = stored.get(("param", slot.name), Sharding.replicated(len(shape)))
+        parameters[slot.name] = sharding_text(sharding.dims, shape)
+        read = given.find(slot.name, *slot.aliases)
+        used[slot.name] = read or sharding_text(sharding.without(batch_axes).dims, shape)
+    return parameters, used
+
+
+def _inputs(
+    plan: Plan, program: Program, mesh: Mesh, batch_axes: list[str]
+) -> tuple[dict[str, str], list[str]]:
+    """The plan's shardings of inputs that fit, and of inputs that it does not name dim 0 cut over
+    the batch axes."""
+    by_default, notes = batch_shardings(program, mesh, *batch_axes)
+    table = Lookup(plan.inputs)
+    found: dict[str, str] = {}
+    for slot in _slots(program, "input"):
+        text = table.find(slot.name)
+        if text is not None and _fits(read_sharding(text, slot.name), shape_of(slot.value), mesh):
+            found[slot.name] = text
+        elif slot.name in by_default and (text is None or _is_cut(text)):
+            found[slot.name] = by_default[slot.name]
+    return found, [note for note in notes if _is_planned(note, table)]
+
+
+def _is_planned(note: str, table: Lookup) -> bool:
+    """Whether the input that a note names is one that the plan cuts, or does not know."""
+    text = table.find(note.split("'")[1])
+    return text is None or _is_cut(text)
+
+
+def _is_cut(text: str) -> bool:
+    return any(dim.data for dim in read_sharding(text, "input").dims)
+
+
+def _activations(plan: Plan, program: Program, mesh: Mesh) -> tuple[dict[str, str], list[str]]:
+    """The wishes for layers and ops that the program has, less what does not divide."""
+    layers = {k: v for k, v in plan.activations.items() if OP_MARK not in k}
+    ops = {k: v for k, v in plan.activations.items() if OP_MARK in k}
+    shapes: dict[str, set[tuple[int, ...]]] = {key: set() for key in plan.activations}
+    table = Lookup(layers)
+    for layer, members in program.layers().items() if layers else ():
+        key = table.key(layer)
+        if key is not None:
+            shapes[key] |= {shape_of(op.results[0]) for op in members if _leaves_layer(op)}
+    for name, op in named_ops(program).items() if ops else ():
+        if name in ops:
+            shapes[name] = {shape_of(op.results[0])}
+    found: dict[str, str] = {}
+    dropped = 0
+    for key, text in plan.activations.items():
+        rank = len(read_sharding(text, f"activation '{key}'").dims)
+        ranked = [shape for shape in shapes[key] if len(shape) == rank]
+        fitted = _trimmed(text, ranked, mesh) if ranked else None
+        if fitted is not None:
+            found[key] = fitted
+        dropped += bool(ranked) and fitted != text
+    notes = [f"{dropped} of the plan's shardings of activations do not fit these shapes"]
+    return found, notes if dropped else []
+
+
+def _leaves_layer(op: Operation) -> bool:
+    return phase_of(op) == "forward" and is_layer_output(op)
+
+
+def _trimmed(text: str, shapes: Iterable[tuple[int, ...]], mesh: Mesh) -> str | None:
+    """A sharding less the dims of it that do not divide in some shape; None if nothing is left."""
+    given = read_sharding(text, "activation")
+    whole = ShardingAttr.of(Sharding.replicated(len(given.dims)), (1,) * len(given.dims))
+    found = whole
+    for dim in range(len(given.dims)):
+        alone = _with_dim(whole, given, dim)
+        if all(_fits(alone, shape, mesh) for shape in shapes):
+            found = _with_dim(found, given, dim)
+    if found == given:
+        return text
+    return None if found == whole else attribute_text(found)
+
+
+def _with_dim(attribute: ShardingAttr, other: ShardingAttr, dim: int) -> ShardingAttr:
+    """The attribute with one dim as in another."""
+    dims, strides = list(attribute.dims.data), list(attribute.strides.data)
+    dims[dim], strides[dim] = other.dims.data[dim], other.strides.data[dim]
+    cut = ArrayAttr(dims), ArrayAttr(strides), attribute.lengths
+    return ShardingAttr(*cut, other.unreduced, other.reduction)
+
+
+def _batch_split(
+    plan: Plan, program: Program, mesh: Mesh, inputs: Mapping[str, str]
+) -> tuple[int, list[str]]:
+    """The plan's sub-batches, if every device's rows divide into them."""
+    if plan.batch_split == 1:
+        return 1, []
+    for slot in _slots(program, "input"):
+        shape = shape_of(slot.value)
+        if not shape:
+            continue
+        text = inputs.get(slot.name)
+        dims = read_sharding(text, "input").on(shape, mesh).dims if text else ((),)
+        rows = part_size(dims[0], shape[0])
+        if rows % plan.batch_split:
+            note = (
+                f"the {rows} rows of '{slot.name}' on a device are not split into sub-batches: "
+                f"they do not divide by {plan.batch_split}"
+            )
+            return 1, [note]
+    return plan.batch_split, []
+
+
+def _slots(program: Program, kind: str) -> list[Slot]:
+    return [slot for slot in program.arguments if slot.kind == kind]
+
+
+def _fits(attribute: ShardingAttr, shape: tuple[int, ...], mesh: Mesh) -> bool:
+    """Whether a sharding cuts a value of this shape evenly."""
+    try:
+        sharding = attribute.on(shape, mesh)
+    except ValueError:
+        return False
+    return sharding.problem(shape, mesh) is None

@@ -1,0 +1,75 @@
+"""plan-<planner>: one pass for each planner, made from the planner's own options."""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Callable
+from dataclasses import field, fields, make_dataclass
+from functools import cache
+from typing import Any, cast, get_args
+
+from xdsl.context import Context
+from xdsl.dialects import builtin
+from xdsl.passes import ModulePass
+
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.program.program import Program
+from shardweave.passes.notes import note
+from shardweave.passes.registry import PLANNER_PREFIX
+from shardweave.planners.call import call_planner, planner_options
+from shardweave.planners.lowering.apply_plan import annotate
+
+_PLAIN = (int, float, bool, str)
+
+
+@cache
+def planner_pass(planner: str) -> type[ModulePass]:
+    """The pass `plan-<planner>`: plans a global program and attaches the plan's shardings.
+
+    Its options are the planner's, and `cluster`, a preset's name or a file. A program without a
+    mesh takes the plan's; what a plan says beside shardings (sub-batches, recomputation, a
+    schedule) is left to the passes that follow.
+    """
+    options = [
+        (name, _field_type(one.annotation), _default(one.default))
+        for name, one in planner_options(planner).items()
+        if _field_type(one.annotation) is not None
+    ]
+    made = make_dataclass(
+        f"Plan{planner.title().replace('-', '')}Pass",
+        [("cluster", str, field(default="")), *options],
+        bases=(ModulePass,),
+        frozen=True,
+        namespace={
+            "name": PLANNER_PREFIX + planner,
+            "apply": _apply_of(planner),
+            "__doc__": f"Plan with '{planner}', as `apply-plan` would apply the plan.",
+        },
+    )
+    return cast("type[ModulePass]", made)
+
+
+def _apply_of(planner: str) -> Callable[[Any, Context, builtin.ModuleOp], None]:
+    def apply(self: Any, ctx: Context, op: builtin.ModuleOp) -> None:
+        program = Program(op)
+        mesh: Mesh | None = program.mesh
+        options = {one.name: getattr(self, one.name) for one in fields(self)}
+        cluster = options.pop("cluster") or None
+        plan = call_planner(planner, program, mesh, cluster=cluster, options=options)
+        annotate(plan, program)
+        for text in plan.undone:
+            note(text)
+
+    return apply
+
+
+def _field_type(hint: Any) -> Any:
+    """The type of a pass's field for a planner's option; None for what text cannot say."""
+    kinds = set(get_args(hint)) if isinstance(hint, types.UnionType) else {hint}
+    is_plain = kinds - {types.NoneType} <= set(_PLAIN)
+    return hint if is_plain else None
+
+
+def _default(value: Any) -> Any:
+    return field() if value is inspect.Parameter.empty else field(default=value)

@@ -1,0 +1,1 @@
+"""Stages of a plan: balance, order of micro-batches, pictures."""

@@ -1,0 +1,177 @@
+"""The pipeline of a plan that says nothing of it, on a mesh with stages."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import accumulate
+from math import gcd
+
+from shardweave.ir.dialects.types import shape_of
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.program.program import Program
+from shardweave.planners.lowering.stages.balance import balanced_stages
+from shardweave.planners.plan.plan import Plan
+from shardweave.planners.plan.plan_names import Lookup, read_sharding
+from shardweave.planners.plan.plan_parts import Pipeline, PlanError
+from shardweave.planners.schedules.schedules import find_schedule
+from shardweave.planners.schedules.uneven import fitted_shares, uneven_table
+
+
+def with_pipeline(plan: Plan, program: Program, mesh: Mesh) -> Plan:
+    """The plan itself, or, where it lacks stages and the mesh has them, with balanced ones.
+
+    They run 1F1B on as many micro-batches as the rows of an input on each device divide into: four
+    for each stage, or the next fewer. Raises PlanError for a batch that does not divide at all, and
+    for a plan whose stages are no multiple of the mesh's.
+    """
+    ranks = mesh.num_stages
+    if plan.pipeline is None and ranks > 1:
+        count = micro_batches_for(plan, program, mesh, 4 * ranks)
+        stages = balanced_stages(program, ranks)
+        note = f"{ranks} stages of about equal work, {count} micro-batches, 1f1b"
+        return replace(plan, pipeline=Pipeline(stages, count), notes=(*plan.notes, note))
+    if plan.pipeline is not None and plan.pipeline.shares:
+        if plan.pipeline.num_places != ranks:
+            raise PlanError(
+                f"the plan's shares are of {plan.pipeline.num_places} coordinates, but the stage "
+                f"axis of the mesh {mesh} has {ranks}; make them the same."
+            )
+        return plan
+    if plan.num_stages % ranks:
+        raise PlanError(
+            f"the plan has {plan.num_stages} stages, but the mesh {mesh} has devices for {ranks}; "
+            "make the one a multiple of the other."
+        )
+    if plan.pipeline is not None and mesh.stage_axis is None:
+        _check_on_one_device(plan.pipeline, mesh)
+    return plan
+
+
+def _check_on_one_device(pipeline: Pipeline, mesh: Mesh) -> None:
+    """Raises PlanError if a mesh without stages cannot run those of a plan."""
+    schedule, count = find_schedule(pipeline.schedule), len(pipeline.stages)
+    if count > 1 and schedule.fixed and schedule.chunks != count:
+        raise PlanError(
+            f"the plan has {count} stages, but the mesh {mesh} has no axis of stages, and schedule "
+            f"'{schedule.name}' does not run them all on one device; give the mesh such an axis, "
+            f"as pipeline={count}, or leave 'pipeline' out of the plan."
+        )
+
+
+def devices_of_plan(plan: Plan, mesh: Mesh) -> tuple[int, ...]:
+    """By rank of the mesh, the number of the device that a plan's `ranks` give it.
+
+    Empty without `ranks`. Those of one coordinate of the stage axis are in ascending order, as
+    DTensor has them. Raises PlanError for `ranks` that do not fit the mesh.
+    """
+    pipeline = plan.pipeline
+    if pipeline is None or not pipeline.ranks:
+        return ()
+    axis, inner = mesh.stage_axis, mesh.within_stage
+    by_place = [sorted(own) for own in _devices_of_places(pipeline, mesh)]
+    found: list[int] = []
+    for rank in range(mesh.num_devices):
+        at = mesh.coordinates(rank)
+        found.append(by_place[at[axis.name] if axis else 0][inner.rank(at)])
+    if len(set(found)) < len(found):
+        twice = next(one for one in found if found.count(one) > 1)
+        raise PlanError(f"the plan's stages use device {twice} twice; give each rank its own.")
+    return tuple(found)
+
+
+def _devices_of_places(pipeline: Pipeline, mesh: Mesh) -> list[list[int]]:
+    """By coordinate on the stage axis, the devices that a plan's `ranks` name for it.
+
+    Raises PlanError if they are not as many as there, or if the stages of one coordinate differ.
+    """
+    each = mesh.num_devices // mesh.num_stages
+    found: dict[int, list[int]] = {}
+    for stage, own in enumerate(pipeline.ranks):
+        places = _places_of_stage(pipeline, stage, mesh.num_stages)
+        if len(own) != len(places) * each:
+            raise PlanError(
+                f"stage {stage} has {len(own)} ranks, expected {len(places) * each}, the product "
+                f"of the other axes of the mesh {mesh}"
+                + (f" for each of its {len(places)} coordinates." if len(places) > 1 else ".")
+            )
+        for index, place in enumerate(places):
+            devices = list(own[index * each : (index + 1) * each])
+            if found.setdefault(place, devices) != devices:
+                raise PlanError(
+                    f"stage {stage} is on devices {devices}, but at its coordinate {place} of the "
+                    f"stage axis the plan has {found[place]} already; give the same."
+                )
+    return [found[place] for place in sorted(found)]
+
+
+def _places_of_stage(pipeline: Pipeline, stage: int, num_places: int) -> range:
+    """The coordinates on the stage axis at which a stage is."""
+    schedule = find_schedule(pipeline.schedule)
+    if not pipeline.shares:
+        place = schedule.place(stage, num_places)
+        return range(place, place + 1)
+    ends = [0, *accumulate(map(len, pipeline.shares))]
+    first = schedule.place(stage, len(pipeline.shares))
+    return range(ends[first], ends[first + 1])
+
+
+def micro_batches_for(plan: Plan, program: Program, mesh: Mesh, most: int) -> int:
+    """The largest number up to `most` into which each device's rows divide."""
+    rows = rows_of(plan, program, mesh)
+    return max(count for count in range(1, min(most, rows) + 1) if rows % count == 0)
+
+
+def shortened(pipeline: Pipeline, most: int, rows: int, ranks: int) -> Pipeline:
+    """The same stages on fewer micro-batches, which divide the rows and which the schedule takes.
+
+    A schedule that takes none so few gives way to one that places stages alike.
+    """
+    for name in (pipeline.schedule, _INSTEAD.get(pipeline.schedule, pipeline.schedule)):
+        for count in (n for n in range(most, 0, -1) if rows % n == 0):
+            shares = fitted_shares(pipeline.shares, count)
+            found = replace(pipeline, micro_batches=count, schedule=name, shares=shares)
+            if _has_order(found, ranks):
+                return found
+    raise PlanError(
+        f"schedule '{pipeline.schedule}' has no order of {most} micro-batches or fewer on {ranks} "
+        "stages; give a larger batch, or another schedule."
+    )
+
+
+def _has_order(pipeline: Pipeline, ranks: int) -> bool:
+    """Whether the schedule takes the pipeline's micro-batches."""
+    shares, stages = pipeline.shares, len(pipeline.stages)
+    try:
+        if shares:
+            uneven_table(pipeline.schedule, shares, stages // len(shares))
+        else:
+            table = find_schedule(pipeline.schedule).table
+            table(ranks, pipeline.micro_batches, max(1, stages // ranks))
+    except ValueError:
+        return False
+    return True
+
+
+_INSTEAD = {"dualpipe-v": "zero-bubble-v"}
+"""Schedules that need many micro-batches, and those with the same places that do not."""
+
+
+def rows_of(plan: Plan, program: Program, mesh: Mesh) -> int:
+    """The rows that a device has of the inputs, with padding.
+
+    Of inputs of several lengths, as nodes and edges of a graph, their greatest common divisor.
+    """
+    table, found = Lookup(plan.inputs), 0
+    for slot in program.arguments:
+        shape = shape_of(slot.value)
+        if slot.kind != "input" or not shape:
+            continue
+        text = table.find(slot.name)
+        cut = read_sharding(text, slot.name).dims.data[0].data if text else ()
+        found = gcd(found, max(1, -(-shape[0] // mesh.sizes([axis.data for axis in cut]))))
+    if found:
+        return found
+    raise PlanError(
+        "the program has no input with rows to cut into micro-batches; leave 'pipeline' out of the "
+        "plan, or give the model its batch as an input."
+    )

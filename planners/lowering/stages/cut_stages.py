@@ -1,0 +1,216 @@
+"""The stages of a program by layer, and the program of each: what `cut-stages` does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from xdsl.dialects.builtin import ArrayAttr, StringAttr
+from xdsl.ir import Attribute
+
+from shardweave.ir.program.program import Program
+from shardweave.ir.program.staged import micro_axis
+from shardweave.passes.notes import note
+from shardweave.passes.program_pass import PassOnProgram
+from shardweave.passes.stages.cut import cut_into_stages
+from shardweave.planners.cost.presets import cluster_to_order
+from shardweave.planners.lowering.stages.balance import balanced_stages
+from shardweave.planners.lowering.stages.list_stages import order_stages
+from shardweave.planners.lowering.stages.tasks import tasks_of
+from shardweave.planners.plan.plan_names import Lookup
+from shardweave.planners.plan.plan_parts import PIPELINE_SCHEDULES
+from shardweave.planners.schedules.schedules import LIST, find_schedule, fixed_tables
+from shardweave.planners.schedules.table import Table
+from shardweave.planners.schedules.uneven import (
+    Shares,
+    check_shares,
+    read_shares,
+    shares_text,
+    uneven_table,
+    uneven_tables,
+)
+
+STAGES = "dist.stages"
+"""Attribute of a module before `cut-stages`: the names or patterns of the layers of each stage."""
+
+
+def store_stages(program: Program, stages: Sequence[Sequence[str]]) -> None:
+    """Write down which layers are in which stage."""
+    program.module.attributes[STAGES] = ArrayAttr(
+        ArrayAttr(StringAttr(name) for name in names) for names in stages
+    )
+
+
+def stored_stages(program: Program) -> tuple[tuple[str, ...], ...]:
+    """The layers of each stage as they are written down; none if nobody did.
+
+    Raises ValueError if `dist.stages` is no list of lists of strings.
+    """
+    stored = program.module.attributes.get(STAGES)
+    if stored is None:
+        return ()
+    rows = _items(stored)
+    words = [[one.data for one in _items(row) if isinstance(one, StringAttr)] for row in rows]
+    if (
+        not words
+        or not all(words)
+        or any(len(names) != len(_items(row)) for names, row in zip(words, rows, strict=True))
+    ):
+        raise ValueError(f'{STAGES} is {stored}, expected lists of layers, as [["h.0"], ["h.1"]].')
+    return tuple(map(tuple, words))
+
+
+def _items(attribute: Attribute) -> Sequence[Attribute]:
+    """The items of a list; none of what is no list."""
+    if not isinstance(attribute, ArrayAttr):
+        return ()
+    return cast("ArrayAttr[Attribute]", attribute).data
+
+
+def cut_stages(
+    program: Program,
+    schedule: str = PIPELINE_SCHEDULES[0],
+    chunks: int = 0,
+    zero: int = 3,
+    cluster: str = "",
+    shares: str = "",
+) -> None:
+    """Cut a local program into the functions of its stages, run in the order of a schedule.
+
+    Stages are those of `dist.stages`, or else as equal as whole blocks allow. chunks: stages on
+    each coordinate of the stage axis; 0: as many as there are stages, or those of the schedule.
+    zero: of parameters stored in shards, 1 and 2 gather them once in a step, 3 for each pass of a
+    micro-batch; 1 scatters their gradients once, 2 and 3 for each micro-batch. cluster: a preset's
+    name or a YAML file, for which schedule `list` orders. shares: for stages at several coordinates
+    of the stage axis, the micro-batches of each, as `8/5,3`. Raises ValueError for what does not
+    fit the mesh, the schedule or the cluster.
+    """
+    chosen = find_schedule(schedule)
+    mesh, axis = program.needed_mesh(), micro_axis(program)
+    ranks, micro_batches = mesh.num_stages, axis.size if axis else 1
+    stages = stored_stages(program)
+    if shares:
+        uneven = read_shares(shares)
+        table = _uneven_table(schedule, uneven, stages, ranks, micro_batches)
+        if schedule == LIST:
+            others = [table, *uneven_tables(uneven, len(stages) // len(uneven))]
+            table = _ordered(program, stages, table, zero, cluster, others)
+        _cut(program, stages, table, zero)
+        return
+    stages = stages or balanced_stages(program, ranks * (chunks or chosen.chunks))
+    count = len(stages)
+    if count % ranks or chunks not in (0, count // ranks):
+        raise ValueError(
+            f"{count} stages do not stand on {ranks} ranks of the stage axis"
+            + (f" with {chunks} chunks on each" if chunks else "")
+            + f"; give a multiple of {ranks}."
+        )
+    sizes = ranks, micro_batches, count // ranks
+    table = chosen.table(*sizes)
+    if schedule == LIST:
+        others = [table, *fixed_tables(*sizes)]
+        table = _ordered(program, stages, table, zero, cluster, others)
+    _cut(program, stages, table, zero)
+
+
+def _ordered(
+    program: Program,
+    stages: Sequence[Sequence[str]],
+    table: Table,
+    zero: int,
+    cluster: str,
+    others: Sequence[Table],
+) -> Table:
+    """The order of `list` for what a program's stages take. table: of a draft of it."""
+    draft = program.clone()
+    _cut(draft, stages, table, zero)
+    return order_stages(draft, cluster_to_order(cluster) if cluster else None, others)
+
+
+def _uneven_table(
+    schedule: str, shares: Shares, stages: Sequence[Sequence[str]], ranks: int, micro_batches: int
+) -> Table:
+    """The order of stages at several coordinates. Raises ValueError for those that do not fit."""
+    if not stages:
+        raise ValueError(f"shares need the layers of the stages; give the plan's, as {STAGES}.")
+    check_shares(shares, len(stages), micro_batches)
+    if sum(map(len, shares)) != ranks:
+        raise ValueError(
+            f"shares {shares_text(shares)} are of {sum(map(len, shares))} ranks, but the stage "
+            f"axis has {ranks}; make them the same."
+        )
+    return uneven_table(schedule, shares, len(stages) // len(shares))
+
+
+def _cut(program: Program, stages: Sequence[Sequence[str]], table: Table, zero: int) -> None:
+    cut_into_stages(
+        program,
+        stages_of_layers(program, stages),
+        tasks_of(table, len(stages)),
+        keep_gathered=zero < 3,
+        scatter_each=zero > 1,
+    )
+    program.module.attributes.pop(STAGES, None)
+
+
+def stages_of_layers(program: Program, stages: Sequence[Sequence[str]]) -> dict[str, int]:
+    """The stage of each layer that one names, or a module around it; exact names go first.
+
+    A name of a module of which another name is a part says nothing of its own ops.
+    """
+    outer = {name.rpartition(".")[0] for names in stages for name in names}
+    around = {path for name in outer for path in _paths(name)}
+    kept = [[name for name in names if name not in around] for names in stages]
+    lookups = [Lookup(dict.fromkeys(names, "")) for names in kept]
+    exact = {name: stage for stage, names in reversed([*enumerate(kept)]) for name in names}
+    found: dict[str, int] = {}
+    for layer in program.layers():
+        for path in _paths(layer):
+            named = [stage for stage, one in enumerate(lookups) if one.key(path) is not None]
+            if path in exact or named:
+                found[layer] = exact[path] if path in exact else named[0]
+                break
+    return found
+
+
+def _paths(layer: str) -> Iterator[str]:
+    """A layer and the modules around it, innermost first."""
+    while layer:
+        yield layer
+        layer = layer.rpartition(".")[0]
+
+
+@dataclass(frozen=True)
+class CutStagesPass(PassOnProgram):
+    """Cut the step into functions of pipeline stages, and make `@step` the schedule that runs them.
+
+    Stages are those of the attribute `dist.stages`, which `apply-plan` writes, or else as equal as
+    whole blocks allow. Micro-batches are the time axis that is left; without one the step runs on
+    the whole batch. `schedule` orders them; `chunks` is how many stages each coordinate of the
+    stage axis has. `zero` says what becomes of parameters that are stored in shards: with 1 and 2
+    they are gathered once in a step, with 3 for each pass of a micro-batch; their gradients are
+    scattered once with 1, and for each micro-batch with 2 and 3. Schedule `list` orders for a
+    `cluster`, a preset's name or a YAML file. `shares` puts stages at several coordinates of the
+    stage axis, each of which runs so many micro-batches, as `8/5,3` for two stages.
+
+    Requires: a local program whose only time axis is that of micro-batches, as `split-batch{axis=
+    micro}` makes it. Ensures: a staged program, in which nobody waits for what comes later;
+    numerics unchanged.
+    """
+
+    name = "cut-stages"
+    schedule: str = PIPELINE_SCHEDULES[0]
+    chunks: int = 0
+    zero: int = 3
+    cluster: str = ""
+    shares: str = ""
+
+    def run(self, program: Program) -> None:
+        mesh = program.mesh
+        if mesh is not None and mesh.num_stages == 1 and not mesh.time_names:
+            note(
+                "the mesh has neither stages nor micro-batches; give it an axis stage=2, or "
+                "leave the pass out."
+            )
+        cut_stages(program, self.schedule, self.chunks, self.zero, self.cluster, self.shares)

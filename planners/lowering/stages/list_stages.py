@@ -1,0 +1,145 @@
+"""Schedule `list` for a program that is cut: what its functions take, and which orders fit."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from functools import cache, partial
+
+from shardweave.ir.dialects.dist import RecvOp, SendOp
+from shardweave.ir.dialects.types import num_bytes, tensor_type_of
+from shardweave.ir.ops.flops import flops_of
+from shardweave.ir.program.program import Program
+from shardweave.ir.program.staged import StageFunction, StagePlaces, functions_of, micro_axis
+from shardweave.ir.program.traffic import bytes_moved
+from shardweave.passes.stages.reorder import reorder_runs
+from shardweave.planners.cost.cluster import Cluster, likeness, on_devices
+from shardweave.planners.cost.links import transfer_of
+from shardweave.planners.cost.memory import state_bytes
+from shardweave.planners.cost.workload import parameter_dtype
+from shardweave.planners.lowering.stages.balance import FLOPS_PER_BYTE
+from shardweave.planners.lowering.stages.tasks import KINDS, tasks_of
+from shardweave.planners.schedules.list_order import PassCosts, StageAt, list_table
+from shardweave.planners.schedules.table import Kind, Table
+from shardweave.planners.simulate.run_memory import (
+    devices_of_places,
+    memory_of_places,
+    parameters_of_places,
+)
+from shardweave.planners.simulate.simulate import simulate
+
+
+def order_stages(program: Program, cluster: Cluster | None, others: Sequence[Table]) -> Table:
+    """The fastest order that fits of a staged program's micro-batches. It changes the program's.
+
+    cluster: whose devices bound the memory, and give the times. Without one, passes count by their
+    FLOPs and the bytes that they move, messages are free, and fewer than twice as many
+    micro-batches are in flight as in 1F1B. others: orders to beat. Stages that are at several
+    coordinates stay there; others may change places. Raises ValueError if none fits.
+    """
+    ranks, axis = program.needed_mesh().num_stages, micro_axis(program)
+    places, count = StagePlaces.of(program), axis.size if axis else 1
+    stages = range(len(places.of_stage))
+    placement = [[places.source(stage, number) for number in range(count)] for stage in stages]
+    is_even = all(len(at) == 1 for at in places.of_stage.values())
+    return list_table(
+        ranks,
+        count,
+        len(stages) // len(set(places.of_stage.values())),
+        costs=costs_of(program, cluster),
+        others=others,
+        fits=None if cluster is None else partial(_fits, program, cluster),
+        placement=None if is_even else placement,
+    )
+
+
+def apply(program: Program, table: Table) -> None:
+    """Let a staged program run in the order of a table."""
+    num_stages = len({action.stage for actions in table for action in actions})
+    reorder_runs(program, tasks_of(table, num_stages))
+
+
+def costs_of(program: Program, cluster: Cluster | None) -> PassCosts:
+    """What the passes of a staged program take on the devices of each coordinate."""
+    functions = {
+        (one.stage, KINDS[one.direction]): one
+        for one in functions_of(program).values()
+        if one.direction in KINDS
+    }
+    if cluster is None:
+        work = {key: _work_of(one) for key, one in functions.items()}
+        return PassCosts(lambda stage_at, kind: work.get((stage_at[0], kind), 0.0))
+    devices = devices_of_places(program)
+    placed = [on_devices(cluster, here) for here in devices]
+    alike = [likeness(one) for one in placed]
+    messages_s = {key: _messages_s(one, program, cluster) for key, one in functions.items()}
+    known: dict[Hashable, float] = {}
+
+    def pass_s(stage_at: StageAt, kind: Kind) -> float:
+        (stage, rank), function = stage_at, functions.get((stage_at[0], kind))
+        if function is None:
+            return 0.0
+        key = stage, kind, alike[rank]
+        if key not in known:
+            known[key] = simulate(function.alone, placed[rank]).time_s
+        return known[key] + messages_s[stage, kind]
+
+    sizes = _bytes_sent(functions.values())
+
+    @cache
+    def message_s(source: StageAt, goal: StageAt) -> float:
+        size = sizes.get((source[0], goal[0]))
+        if size is None or source[1] == goal[1]:
+            return 0.0
+        pairs = list(zip(devices[source[1]], devices[goal[1]], strict=True))
+        way = transfer_of(cluster, pairs)
+        return way.latency_s + size / way.bandwidth_bytes_s
+
+    return PassCosts(pass_s, message_s)
+
+
+def _work_of(function: StageFunction) -> float:
+    """FLOPs, and the bytes that ops move as such."""
+    return float(sum(flops_of(op) + FLOPS_PER_BYTE * bytes_moved(op) for op in function.ops))
+
+
+def _messages_s(function: StageFunction, program: Program, cluster: Cluster) -> float:
+    """What a run spends on messages that it takes and sends, between stages that stand apart."""
+    places, own = StagePlaces.of(program).of_stage, function.stage
+    seconds = 0.0
+    for op in function.ops:
+        if isinstance(op, SendOp):
+            other, value = op.to, op.operands[0]
+        elif isinstance(op, RecvOp):
+            other, value = op.source, op.results[0]
+        else:
+            continue
+        if places[other] != places[own]:
+            seconds += cluster.message_work_s(num_bytes(tensor_type_of(value)))
+    return seconds
+
+
+def _bytes_sent(functions: Iterable[StageFunction]) -> dict[tuple[int, int], int]:
+    """By the stages that they go from and to, what all messages of a micro-batch weigh."""
+    found: dict[tuple[int, int], int] = {}
+    for function in functions:
+        for op in function.ops:
+            if isinstance(op, SendOp):
+                pair = function.stage, op.to
+                found[pair] = found.get(pair, 0) + num_bytes(tensor_type_of(op.operands[0]))
+    return found
+
+
+def _fits(program: Program, cluster: Cluster, table: Table) -> bool:
+    """Whether the devices have the memory for a program in the order of a table."""
+    apply(program, table)
+    itemsize = parameter_dtype(program).itemsize
+    devices = devices_of_places(program)
+    for memory, size, here in zip(
+        memory_of_places(program), parameters_of_places(program), devices, strict=True
+    ):
+        states = state_bytes(size, itemsize)
+        needed = states["parameters"] + states["optimizer"] + memory.peak_bytes
+        placed = on_devices(cluster, here)
+        if needed > min(one.memory_bytes for one in placed.device_types(len(here))):
+            return False
+    return True

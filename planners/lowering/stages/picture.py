@@ -1,0 +1,74 @@
+"""A schedule as text: a line for each rank, a column for each moment."""
+
+from __future__ import annotations
+
+from shardweave.ir.program.program import Program
+from shardweave.ir.program.staged import functions_of, name_of, runs_of
+from shardweave.planners.lowering.stages.tasks import KINDS
+from shardweave.planners.schedules.table import Action, Kind, Table, gives_of, needs_of
+
+TAKES: dict[Kind, int] = {"F": 1, "B": 2, "I": 1, "W": 1}
+"""Moments that a pass takes: a whole backward pass is both of its halves."""
+
+
+def picture_of(table: Table, num_stages: int) -> str:
+    """The cells of `moments_of` as lines."""
+    rows = moments_of(table, num_stages)
+    width = max(len(cell) for row in rows for cell in row)
+    lines = [
+        f"rank {rank} " + "".join(f" {cell:<{width}}" for cell in row)
+        for rank, row in enumerate(rows)
+    ]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def moments_of(table: Table, num_stages: int) -> list[list[str]]:
+    """What each rank does in each moment: `F3` is the forward pass of micro-batch 3, `B`, `I` and
+    `W` are as `table.Kind` says, in small letters behind the first of a rank's stages; a pass that
+    takes two moments is followed by `-`, and dots are bubbles.
+
+    Each rank begins a pass as soon as what it reads is there; messages take no time.
+    """
+    done: dict[tuple[int, str, int], int] = {}
+    rows: list[list[str]] = [[] for _ in table]
+    left = [list(actions) for actions in table]
+    first = [min((action.stage for action in actions), default=0) for actions in table]
+    while any(left):
+        moved = False
+        for row, actions, stage in zip(rows, left, first, strict=True):
+            while actions and needs_of(actions[0], num_stages) <= done.keys():
+                _add(row, actions.pop(0), stage, done, num_stages)
+                moved = True
+        if not moved:
+            raise ValueError("the schedule does not end: its ranks wait for each other.")
+    length = max(map(len, rows))
+    return [row + ["."] * (length - len(row)) for row in rows]
+
+
+def _add(
+    row: list[str],
+    action: Action,
+    first: int,
+    done: dict[tuple[int, str, int], int],
+    num_stages: int,
+) -> None:
+    start = max((done[need] for need in needs_of(action, num_stages)), default=0)
+    row += ["."] * (start - len(row))
+    word = action.kind if action.stage == first else action.kind.lower()
+    row += [f"{word}{action.micro_batch}"] + ["-"] * (TAKES[action.kind] - 1)
+    done |= dict.fromkeys(gives_of(action), len(row))
+
+
+def table_of(program: Program) -> tuple[Table, int]:
+    """What the ranks of a staged program run on micro-batches, and how many stages there are."""
+    functions = functions_of(program)
+    rows: list[list[Action]] = [[] for _ in range(program.needed_mesh().num_stages)]
+    for _, run in runs_of(program):
+        function = functions[run.function]
+        if run.micro_batch is not None:
+            kind = KINDS[function.direction]
+            if kind == "W" and name_of("inputs", function.stage) not in functions:
+                kind = "B"  # of the first stage, which has no other half
+            rows[run.at].append(Action(function.stage, kind, run.micro_batch))
+    stages = {function.stage for function in functions.values()}
+    return tuple(map(tuple, rows)), len(stages)

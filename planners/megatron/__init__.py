@@ -1,0 +1,1 @@
+"""The rule of Megatron-LM, found in the structure of a program."""

@@ -1,0 +1,94 @@
+"""Where a plan cuts mixtures of experts: by the expert, each expert whole on some device.
+
+The experts of a layer are linear maps with their weights in one parameter, experts x inputs x
+outputs: a batched product, or one product whose features are those of all experts. Either is cut
+along the experts as a linear map is along its features (`planners.structure.structure`), to where outputs
+are added up over the experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from xdsl.ir import SSAValue
+
+from shardweave.ir.dialects.aten import AtenOp
+from shardweave.ir.dialects.types import shape_of
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.mesh.placement import Placement
+from shardweave.ir.program.program import Program
+from shardweave.ir.sharding.rules import rule_of
+from shardweave.planners.structure.linear_maps import Cut, LinearMap, linear_maps
+from shardweave.planners.structure.structure import parallel_pairs
+
+
+@dataclass(frozen=True)
+class ExpertCut:
+    """How parameters are cut over the axis of experts.
+
+    stacked: the linear maps whose features are those of so many experts, one after another.
+    """
+
+    parameters: dict[SSAValue, Cut] = field(default_factory=dict[SSAValue, Cut])
+    stacked: dict[AtenOp, int] = field(default_factory=dict[AtenOp, int])
+    notes: tuple[str, ...] = ()
+
+
+def expert_cut(program: Program, mesh: Mesh, axis: str) -> ExpertCut:
+    """The cut of each parameter of experts; nothing where the mesh has no such axis.
+
+    A note says so where the axis cuts nothing.
+    """
+    if axis not in mesh.names or mesh.size(axis) == 1:
+        return ExpertCut()
+    size = mesh.size(axis)
+    maps = dict(_expert_maps(program, axis, size))
+    cuts = parallel_pairs(program, axis, size, among=maps)
+    stacked = {
+        one.op: _experts(one)
+        for one in maps
+        if one.parameter in cuts and one.rule.factors[one.produced].size > _experts(one)
+    }
+    return ExpertCut(cuts, stacked, () if cuts else (_why_idle(program, f"{axis}={size}"),))
+
+
+def _why_idle(program: Program, axis: str) -> str:
+    """Why no experts are cut."""
+    counts = {_experts(one) for one in linear_maps(program) if _is_of_experts(one)}
+    why = (
+        f"{max(counts)} experts cannot be cut over {axis}"
+        if counts
+        else "no product reads a parameter of experts x inputs x outputs (one that is looked up "
+        "for each token, as by Hugging Face's batched_mm, is none)"
+    )
+    return f"axis '{axis.partition('=')[0]}' of the mesh is idle: {why}"
+
+
+def _experts(one: LinearMap) -> int:
+    return shape_of(one.parameter)[0]
+
+
+def _is_of_experts(one: LinearMap) -> bool:
+    return len(shape_of(one.parameter)) == 3
+
+
+def _expert_maps(program: Program, axis: str, size: int) -> Iterator[tuple[LinearMap, int]]:
+    """The linear maps of experts, with the features of those experts that the first device has.
+
+    Their `produced` factor is that of the experts.
+    """
+    for one in linear_maps(program):
+        if not _is_of_experts(one) or _experts(one) < size:
+            continue
+        first = -(-_experts(one) // size)
+        cut: Cut | None = ((Placement(axis, size, first),), (), ())
+        for view in reversed(one.views):
+            rule = rule_of(view)
+            cut = cut and rule.carry(rule.operands[0], rule.results[0], cut)
+        factors = cut and one.rule.factors_of(one.rule.operands[one.weight], cut)
+        if not factors:
+            continue
+        ((factor, placement),) = ((f, p) for f, found in enumerate(factors) for p in found)
+        if any(factor in names for names in one.rule.results[0]):
+            yield replace(one, produced=factor), placement.stride

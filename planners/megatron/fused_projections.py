@@ -1,0 +1,96 @@
+"""Where a plan splits fused projections, whose heads do not divide, to cut each part of them.
+
+The outputs of queries, keys and values in one linear map are cut in stripes where heads divide.
+Else the plan computes each by a linear map of its own, on a slice of the weight, and cuts these as
+it does others that do not divide. The weight is stored in plain shards, and gathered for use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from xdsl.ir import SSAValue
+
+from shardweave.ir.dialects.aten import AtenOp
+from shardweave.ir.dialects.literals import to_attribute
+from shardweave.ir.program.program import PARTS, Program
+from shardweave.passes.prepare.projections import (
+    Place,
+    fused_projections,
+    projection_of,
+)
+from shardweave.passes.prepare.split_projections import split_projections
+from shardweave.planners.structure.linear_maps import Cut, back_through, linear_maps
+from shardweave.planners.structure.structure import parallel_pairs, separable_maps
+
+
+@dataclass(frozen=True)
+class FusedCut:
+    """How parameters are cut once some projections are split.
+
+    parameters: the cuts of all of a program's. weights: those that are split, at the dim of their
+    outputs and into how many parts, with the cut of each part. uneven: the maps that stay whole
+    even so, and why.
+    """
+
+    parameters: dict[SSAValue, Cut]
+    weights: dict[Place, Cut]
+    uneven: dict[AtenOp, str]
+
+
+def fused_cut(program: Program, axis: str, size: int, whole: Collection[AtenOp]) -> FusedCut | None:
+    """The cuts over an axis of `size` if fused projections among the maps that would stay whole
+    are split, those of which that lets the parts be cut; None if there are none."""
+    weights: set[Place] = {
+        one.weight
+        for op, count in fused_projections(program, whole).items()
+        if (one := projection_of(op, count)) is not None
+    }
+    indices = {value: index for index, value in enumerate(_values(program))}
+    while weights:
+        split = _split(program, weights)
+        cuts = _cuts_of_parts(split, axis, size)
+        kept: dict[Place, Cut] = {
+            place: cut for place in weights if (cut := cuts.get(indices[place.value]))
+        }
+        if len(kept) == len(weights):
+            uneven: dict[AtenOp, str] = {}
+            found = parallel_pairs(split, axis, size, uneven)
+            values = dict(zip(_values(split), _values(program), strict=True))
+            return FusedCut({values[v]: cut for v, cut in found.items()}, kept, uneven)
+        weights = set(kept)
+    return None
+
+
+def _cuts_of_parts(split: Program, axis: str, size: int) -> dict[int, Cut]:
+    """By the index of a parameter, how its parts are cut: those whose parts are all cut alike."""
+    columns = separable_maps(split, axis, size)
+    indices = {value: index for index, value in enumerate(_values(split))}
+    found: dict[int, set[Cut | None]] = {}
+    for one in linear_maps(split):
+        if not one.views or one.views[-1].name != "aten.slice.Tensor":
+            continue
+        cut = columns.get(one.op)
+        if cut is not None:
+            factors = one.rule.factors_of(one.rule.results[0], cut)
+            assert factors is not None, "the map's own cut"
+            cut = one.rule.dims_of(one.rule.operands[one.weight], factors)
+            cut = back_through(one.views[:-1], cut)
+        found.setdefault(indices[one.parameter], set()).add(cut)
+    alike = {index: next(iter(cuts)) for index, cuts in found.items() if len(cuts) == 1}
+    return {index: cut for index, cut in alike.items() if cut is not None}
+
+
+def _split(program: Program, weights: Collection[Place]) -> Program:
+    """A copy of the program with some projections split."""
+    indices = {value: index for index, value in enumerate(_values(program))}
+    split = program.clone()
+    parts = {indices[place.value]: to_attribute(place.count) for place in weights}
+    split.set_argument_attributes(PARTS, parts)
+    split_projections(split)
+    return split
+
+
+def _values(program: Program) -> list[SSAValue]:
+    return [slot.value for slot in program.arguments]

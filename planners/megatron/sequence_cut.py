@@ -1,0 +1,104 @@
+"""Where a plan cuts the sequence: inputs along it, and all between them and the loss follows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from shardweave.ir.dialects.annotations import phase_of
+from shardweave.ir.dialects.aten import AtenOp
+from shardweave.ir.dialects.attributes import ShardingAttr
+from shardweave.ir.dialects.types import shape_of
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.mesh.placement import Placement, Sharding
+from shardweave.ir.program.program import Program
+from shardweave.ir.sharding.rules.attention import FLASH, POSITIONS
+from shardweave.planners.plan.plan_names import sharding_text
+from shardweave.planners.structure.linear_maps import input_embeddings
+
+SEQUENCE = 1
+"""The dim of positions of an input, and of an embedding's output."""
+
+
+@dataclass(frozen=True)
+class SequenceCut:
+    """The placement of an axis on the sequences of a program, by their lengths."""
+
+    mesh: Mesh = field(default_factory=Mesh)
+    placements: Mapping[int, Placement] = field(default_factory=dict[int, Placement])
+    notes: tuple[str, ...] = ()
+
+    def inputs(self, program: Program, given: Mapping[str, str]) -> dict[str, str]:
+        """The shardings of inputs, those that have a sequence cut along it too."""
+        found = dict(given)
+        for slot in program.arguments:
+            shape = shape_of(slot.value)
+            if (
+                slot.kind == "input"
+                and len(shape) > SEQUENCE
+                and shape[SEQUENCE] in self.placements
+            ):
+                dims = Sharding.replicated(len(shape))
+                if slot.name in given:
+                    dims = ShardingAttr.parse_text(given[slot.name]).on(shape, self.mesh)
+                cut = dims.with_dim(SEQUENCE, [self.placements[shape[SEQUENCE]]])
+                found[slot.name] = sharding_text(cut.dims, shape)
+        return found
+
+
+def sequence_cut(program: Program, mesh: Mesh, axis: str, parts: int = 1) -> SequenceCut:
+    """How `axis` cuts the sequences of a program: those of embeddings and of fused attention.
+
+    In stripes, position p on device p % n, where attention is causal: the work is then the same on
+    all devices but for one row (Brandon et al. 2023, Striped Attention). So it is too where
+    attention merges several parts of the keys, of each of which every device holds some. Else in
+    plain shards. What does not divide stays whole, with a note.
+
+    Raises ValueError for fewer than one part.
+    """
+    if parts < 1:
+        raise ValueError(f"attention_parts={parts}; give at least 1.")
+    if axis not in mesh.names or mesh.size(axis) == 1:
+        return SequenceCut(notes=_notes_on_unused(axis, parts))
+    size = mesh.size(axis)
+    lengths, is_causal = _sequences(program)
+    stripes = is_causal or parts > 1
+    placements: dict[int, Placement] = {}
+    notes: list[str] = []
+    for length in lengths:
+        if length % (size * parts):
+            by = f"{axis}={size}" + (f" in {parts} parts of attention" if parts > 1 else "")
+            notes.append(f"sequences of {length} stay whole: they do not divide by {by}")
+        else:
+            placements[length] = Placement(axis, size, 1 if stripes else length // size)
+    if not lengths:
+        notes.append(
+            f"axis '{axis}' of the mesh is idle: no sequence was found, for no embedding is looked "
+            "up by an input, and there is no fused attention"
+        )
+    return SequenceCut(mesh, placements, tuple(notes))
+
+
+def _notes_on_unused(axis: str, parts: int) -> tuple[str, ...]:
+    if parts == 1:
+        return ()
+    return (
+        f"attention_parts={parts} has no effect: no axis cuts sequences; give the mesh an axis "
+        f"'{axis}' of size 2 or more, or leave it out",
+    )
+
+
+def _sequences(program: Program) -> tuple[list[int], bool]:
+    """The lengths of a program's sequences, and whether attention along them is causal."""
+    lengths: dict[int, None] = {}
+    for op, _ in input_embeddings(program):
+        shape = shape_of(op.results[0])
+        if len(shape) == 3:
+            lengths[shape[SEQUENCE]] = None
+    attentions = [
+        op
+        for op in program.ops
+        if isinstance(op, AtenOp) and op.name == FLASH and phase_of(op) == "forward"
+    ]
+    lengths |= {shape_of(op.operands[0])[POSITIONS]: None for op in attentions}
+    return list(lengths), any(op.value("is_causal") for op in attentions)

@@ -1,0 +1,1 @@
+"""Orders of the ops of a step that hide communication."""

@@ -1,0 +1,114 @@
+"""AxoNN's overlaps as orders: what its hand-written algorithm hides, one overlap after the other.
+
+Singh et al., arXiv 2305.13525, Sec. 4: (A) the all-reduce of the gradient of I travels while the
+gradient of W is computed, (B) reduce-scatters of the gradients of W, and what else reduces
+gradients of parameters, are waited for at the end of the backward pass, (C) the next weight is
+gathered while a layer computes. All other messages block. What is kept of gathered weights (D) is
+not a matter of order (`delete-redundant-collectives`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from xdsl.ir import Operation
+
+from shardweave.ir.dialects.annotations import phase_of
+from shardweave.ir.dialects.dist import STARTED, STARTS, AllReduceOp, WaitOp
+from shardweave.ir.program.blocks import blocks_of
+from shardweave.ir.program.program import Program
+from shardweave.planners.overlap.graph import leading_to, wait_of
+from shardweave.planners.overlap.in_order import Weights, is_last
+
+AXONN_ORDERS: Mapping[str, frozenset[str]] = {
+    "axonn-a": frozenset("a"),
+    "axonn-ab": frozenset("ab"),
+    "axonn-abc": frozenset("abc"),
+}
+"""By name, the overlaps of an order, as the paper's Figure 3 adds them up."""
+
+
+def axonn_order(
+    program: Program, ops: Sequence[Operation], overlaps: Collection[str]
+) -> list[Operation]:
+    """The order of the ops of a started program, given in the order of computing. Linear.
+
+    overlaps: of `a`, `b` and `c`; with none of them, every message blocks.
+    """
+    return _AxonnOrder(program, ops, overlaps).run()
+
+
+class _AxonnOrder:
+    def __init__(
+        self, program: Program, ops: Sequence[Operation], overlaps: Collection[str]
+    ) -> None:
+        self.ops = ops
+        self.blocks = blocks_of(program)
+        self.gathers = Weights(program, ops).starts if "c" in overlaps else []
+        self.place = {op: number for number, op in enumerate(self.gathers)}
+        reductions = STARTS[AllReduceOp]
+        self.input_gradients = {
+            op
+            for op in (ops if "a" in overlaps else ())
+            if isinstance(op, reductions) and phase_of(op) == "backward" and not is_last(op)
+        }
+        self.gradients = {
+            op
+            for op in (ops if "b" in overlaps else ())
+            if isinstance(op, STARTED) and phase_of(op) == "backward" and is_last(op)
+        }
+        self.leading = leading_to(self.ops, self.input_gradients)
+        self.order: dict[Operation, None] = {}
+        self.put_off: list[Operation] = []
+
+    def run(self) -> list[Operation]:
+        for op in self.ops:
+            if op in self.order or isinstance(op, WaitOp) or self._shows_gradient(op):
+                continue  # is added before what reads it, or at the end
+            if self._may_wait(op):
+                self.put_off.append(op)
+                continue
+            self._add(op)
+            if op in self.place:
+                for following in self.gathers[self.place[op] + 1 : self.place[op] + 2]:
+                    self._add(following)
+            if op in self.input_gradients:
+                self._catch_up()
+        self._catch_up()
+        for op in self.ops:
+            self._add(op)
+        return list(self.order)
+
+    def _may_wait(self, op: Operation) -> bool:
+        """Whether an op is to be done while an input gradient of its block is reduced."""
+        if not self.input_gradients or phase_of(op) != "backward" or op in self.leading:
+            return False
+        if self.put_off and self.blocks.of_op(self.put_off[0]) != self.blocks.of_op(op):
+            self._catch_up()
+        return True
+
+    def _shows_gradient(self, op: Operation) -> bool:
+        """Whether an op reads a reduced gradient, which nothing computes with."""
+        owners = (value.owner for value in op.operands)
+        return any(
+            isinstance(owner, WaitOp) and owner.operands[0].owner in self.gradients
+            for owner in owners
+        )
+
+    def _catch_up(self) -> None:
+        put_off, self.put_off = self.put_off, []
+        for op in put_off:
+            self._add(op)
+
+    def _add(self, op: Operation) -> None:
+        """Put an op at the end, behind what it needs; a message that blocks with its wait."""
+        if op in self.order:
+            return
+        for value in op.operands:
+            owner = value.owner
+            if isinstance(owner, Operation) and owner not in self.order:
+                self._add(owner)
+        self.order[op] = None
+        travels = op in self.input_gradients or op in self.gradients or op in self.place
+        if isinstance(op, STARTED) and not travels:
+            self._add(wait_of(op))

@@ -1,0 +1,78 @@
+"""The graph that a list schedule orders: the ops of a step with their times and dependences."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from xdsl.ir import Operation, SSAValue
+
+from shardweave.ir.dialects.dist import STARTED, WaitOp
+from shardweave.planners.cost.model import CostModel
+
+
+@dataclass
+class Graph:
+    """The ops of a step (waits folded into their starts) with times and dependences.
+
+    ops: in program order. waits: for a start its wait. compute_s: on the compute stream (of a
+    start, what starting takes). travel_s: from a start to its arrival. tail_s: longest path from
+    the op's beginning to the end.
+    """
+
+    ops: list[Operation]
+    waits: list[Operation | None]
+    compute_s: list[float]
+    travel_s: list[float]
+    streams: list[tuple[str, ...] | None]
+    successors: list[list[int]]
+    num_producers: list[int]
+    tail_s: list[float] = field(default_factory=list[float])
+
+
+def build_graph(ops: Sequence[Operation], cost: CostModel) -> Graph:
+    """Dependences and times. Linear in ops and uses."""
+    kept = [op for op in ops if not isinstance(op, WaitOp)]
+    index = {op: i for i, op in enumerate(kept)}
+    graph = Graph(kept, [None] * len(kept), [], [], [], [[] for _ in kept], [0] * len(kept))
+    for i, op in enumerate(kept):
+        if isinstance(op, STARTED):
+            graph.waits[i] = wait_of(op)
+            graph.travel_s.append(cost.collective_time_s(op))
+            graph.streams.append(cost.stream_of(op))
+        else:
+            graph.travel_s.append(0.0)
+            graph.streams.append(None)
+        graph.compute_s.append(cost.op_time_s(op))
+        producers = {index[p] for p in map(producer_of, op.operands) if p is not None}
+        graph.num_producers[i] = len(producers)
+        for producer in producers:
+            graph.successors[producer].append(i)
+    graph.tail_s = [0.0] * len(kept)
+    for i in reversed(range(len(kept))):
+        longest = max((graph.tail_s[s] for s in graph.successors[i]), default=0.0)
+        graph.tail_s[i] = graph.compute_s[i] + graph.travel_s[i] + longest
+    return graph
+
+
+def leading_to(ops: Sequence[Operation], goals: Collection[Operation]) -> set[Operation]:
+    """Some of these ops, which are in order, and all that they are computed of. Linear in uses."""
+    found: set[Operation] = set()
+    for op in reversed(ops):
+        users = (use.operation for result in op.results for use in result.uses)
+        if op in goals or any(user in found for user in users):
+            found.add(op)
+    return found
+
+
+def wait_of(start: Operation) -> Operation:
+    """The wait for a started collective."""
+    return next(use.operation for result in start.results for use in result.uses)
+
+
+def producer_of(value: SSAValue) -> Operation | None:
+    """The op that computes or communicates a value; a wait stands for its start."""
+    owner = value.owner
+    if isinstance(owner, WaitOp):
+        owner = owner.operands[0].owner
+    return owner if isinstance(owner, Operation) else None

@@ -1,0 +1,286 @@
+"""The order of a step as it was written, with messages on their way as long as possible.
+
+Compute stays in order; a message is started where what it sends is made, and waited for where it
+is first read. Beyond that,
+
+- the weights of a block that are stored in shards are gathered while the block before it computes,
+- the keys and values of a part of attention are gathered while the part before is computed,
+- scattered gradients are waited for one block later, so that no more are whole at once,
+- where the backward pass would wait for a message in the midst of a block (a tensor-parallel one's
+  input gradient), the block's weight gradients, which nothing waits for, are computed meanwhile.
+
+No costs are needed, and time is linear.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise, zip_longest
+
+from xdsl.dialects.func import ReturnOp
+from xdsl.ir import Operation, SSAValue
+
+from shardweave.ir.dialects.annotations import Copy, copy_of, layer_of, phase_of
+from shardweave.ir.dialects.aten import AtenOp
+from shardweave.ir.dialects.dist import STARTED, STARTS, AllGatherOp, ReduceScatterOp, WaitOp
+from shardweave.ir.dialects.types import num_bytes, tensor_type_of
+from shardweave.ir.library.positional_attention import ATTENTION, ATTENTION_BACKWARD
+from shardweave.ir.ops.facts import facts_of
+from shardweave.ir.program.blocks import Blocks, blocks_of
+from shardweave.ir.program.program import Program
+from shardweave.ir.program.storage import is_view
+from shardweave.passes.messages.merge_collectives import BUCKET_BYTES
+from shardweave.planners.overlap.graph import leading_to, wait_of
+
+Place = tuple[str | None, str, Copy | None]
+"""Block, phase and sub-batch."""
+
+
+def in_order(
+    program: Program, ops: Sequence[Operation], *, is_ahead: bool = True
+) -> list[Operation]:
+    """The order of the ops of a started program, which are given in the order of computing.
+
+    is_ahead: False gathers weights where they are read, and lets nothing wait for gradients: the
+    least memory.
+    """
+    return _InOrder(program, ops, is_ahead).run()
+
+
+@dataclass
+class _Run:
+    """Messages of one place that follow each other."""
+
+    place: Place
+    starts: list[Operation] = field(default_factory=list[Operation])
+    bytes: int = 0
+
+
+def _runs(starts: Sequence[Operation], blocks: Blocks) -> list[_Run]:
+    runs: list[_Run] = []
+    for op in starts:
+        place = blocks.of_op(op), phase_of(op), copy_of(op)
+        size = sum(num_bytes(tensor_type_of(v)) for v in (*op.operands, *op.results))
+        if not runs or runs[-1].place != place or runs[-1].bytes + size > BUCKET_BYTES:
+            runs.append(_Run(place))
+        runs[-1].starts.append(op)
+        runs[-1].bytes += size
+    return runs
+
+
+class _InOrder:
+    def __init__(self, program: Program, ops: Sequence[Operation], is_ahead: bool) -> None:
+        self.ops = ops
+        self.is_ahead = is_ahead
+        self.order: dict[Operation, None] = {}
+        self.blocks = blocks_of(program)
+        weights = Weights(program, ops)
+        self.bringers = weights.bringers
+        self.gathers = _runs(weights.starts, self.blocks)
+        self.gather_run = {op: i for i, run in enumerate(self.gathers) for op in run.starts}
+        self.parts = weights.parts
+        self.again = {op: i for i, op in enumerate(self._read_again(weights)) if op is not None}
+        scatters = [op for op in ops if isinstance(op, STARTS[ReduceScatterOp])]
+        self.scatters = _runs([op for op in scatters if is_last(op)], self.blocks)
+        self.scatter_run = {op: i for i, run in enumerate(self.scatters) for op in run.starts}
+        # What joins gradients into a message makes a second copy of them.
+        for op, i in list(self.scatter_run.items()):
+            maker = op.operands[0].owner
+            if isinstance(maker, Operation) and _is_joining(maker):
+                self.scatter_run[maker] = i
+        self.joints = {
+            op
+            for op in ops
+            if isinstance(op, STARTED) and op not in self.gather_run and not is_last(op)
+        }
+        self.next_part = self._next_part() if is_ahead else {}
+        self.leading = leading_to(self.ops, self.joints)
+        self.deferred: list[Operation] = []
+        self.joints_left = len(self.joints)
+
+    def run(self) -> list[Operation]:
+        for op in self.ops:
+            if op in self.again:
+                self._start(self.again[op] + 1)
+            if op in self.gather_run:
+                self._reach(self.gather_run[op])
+            elif op in self.order or isinstance(op, WaitOp) or _shows_result(op):
+                continue  # is added before what reads it
+            elif op in self.bringers and not is_view(op):
+                continue
+            elif self._can_wait(op):
+                self.deferred.append(op)
+            else:
+                for start in self.next_part.get(op, ()):
+                    self._add(start)
+                self._add(op)
+                if op in self.joints:
+                    self.joints_left -= 1
+                    self._catch_up()
+        self._catch_up()
+        for op in self.ops:
+            self._add(op)
+        return list(self.order)
+
+    def _add(self, op: Operation) -> None:
+        """Put an op at the end, behind what it needs that is not there yet."""
+        if op in self.order:
+            return
+        for value in op.operands:
+            owner = value.owner
+            if isinstance(owner, Operation) and owner not in self.order:
+                self._add(owner)
+        if op in self.scatter_run:
+            self._land_scatters(self.scatter_run[op])
+        self.order[op] = None
+
+    # Weights
+
+    def _reach(self, number: int) -> None:
+        """A run of weights is about to be read: it is there, and the next one is on its way."""
+        for op in self.gathers[number].starts:
+            self._add(op)
+        if not self.is_ahead:
+            return
+        for op in self.gathers[number].starts:
+            # What is taken out of a message is, before there is memory for the next.
+            for part in self.parts.get(op, ()):
+                self._add(part)
+        if number not in self.again.values():
+            self._start(number + 1)
+
+    def _start(self, number: int) -> None:
+        for run in self.gathers[number : number + 1]:
+            for op in run.starts:
+                self._add(op)
+
+    def _read_again(self, weights: Weights) -> Iterator[Operation | None]:
+        """Of each run that is the last of the forward pass, its first reader in the backward one.
+
+        Only there is the next run on its way: between the passes a step holds most.
+        """
+        for before, after in zip_longest(self.gathers, self.gathers[1:]):
+            is_last = after is not None and before.place[1] == "forward" != after.place[1]
+            starts = before.starts if is_last else []
+            values = {value for op in starts for value in weights.made_of[op]}
+            yield next(
+                (
+                    op
+                    for op in (self.ops if is_last else ())
+                    if phase_of(op) == "backward" and any(v in values for v in op.operands)
+                ),
+                None,
+            )
+
+    # Parts of attention
+
+    def _next_part(self) -> dict[Operation, list[Operation]]:
+        """For each part of an attention the gathers of the part that follows it."""
+        found: dict[Operation, list[Operation]] = {}
+        parts = [op for op in self.ops if op.name in (ATTENTION, ATTENTION_BACKWARD)]
+        for before, after in pairwise(parts):
+            places = [(layer_of(op), phase_of(op), copy_of(op)) for op in (before, after)]
+            if places[0] == places[1]:
+                waits = (v.owner for v in after.operands if isinstance(v.owner, WaitOp))
+                starts = [wait.operands[0].owner for wait in waits]
+                found[before] = [op for op in starts if isinstance(op, STARTS[AllGatherOp])]
+        return found
+
+    # Gradients
+
+    def _land_scatters(self, number: int) -> None:
+        """Wait for the scattered gradients of the run before one."""
+        for run in self.scatters[max(0, number - 1) : number]:
+            for op in run.starts:
+                self._add(wait_of(op))
+
+    def _can_wait(self, op: Operation) -> bool:
+        """Whether an op is to be done while a message of its block travels."""
+        if not self.is_ahead or not self.joints_left:
+            return False
+        if self.deferred and self.blocks.of_op(self.deferred[0]) != self.blocks.of_op(op):
+            self._catch_up()
+        return phase_of(op) == "backward" and op not in self.leading
+
+    def _catch_up(self) -> None:
+        """Do what was put off."""
+        deferred, self.deferred = self.deferred, []
+        for op in deferred:
+            self._add(op)
+
+
+class Weights:
+    """The messages that bring weights.
+
+    starts: of gathers that read parameters alone. bringers: what makes their operands. made_of: of
+    each start, what shows the weights that it brings. parts: the ops that take these out of it,
+    where it brings several.
+    """
+
+    def __init__(self, program: Program, ops: Sequence[Operation]) -> None:
+        self.starts: list[Operation] = []
+        self.made_of: dict[Operation, list[SSAValue]] = {}
+        self.parts: dict[Operation, list[Operation]] = {}
+        feeding: list[Operation] = []
+        known: set[SSAValue] = {slot.value for slot in program.arguments if slot.kind == "param"}
+        source: dict[SSAValue, Operation] = {}
+        for op in ops:
+            is_gather = isinstance(op, STARTS[AllGatherOp])
+            brings = is_gather or facts_of(op).keeps_weight or _is_joining(op)
+            if brings and op.operands and all(value in known for value in op.operands):
+                known.update(op.results)
+                feeding.append(op)
+            if is_gather and op.results[0] in known:
+                self.starts.append(op)
+                self.made_of[op] = []
+                source.update(dict.fromkeys(wait_of(op).results, op))
+                self.made_of[op] += wait_of(op).results
+            elif facts_of(op).view not in (None, "cast") and op.operands[0] in source:
+                self._take(op, source)
+        self.bringers = self._needed(feeding)
+
+    def _take(self, op: Operation, source: dict[SSAValue, Operation]) -> None:
+        (value,), (result,) = op.operands, op.results
+        start = source[result] = source[value]
+        self.made_of[start].append(result)
+        if facts_of(op).view == "part" or start in self.parts:
+            self.parts.setdefault(start, []).append(op)
+
+    def _needed(self, feeding: Sequence[Operation]) -> set[Operation]:
+        needed: set[Operation] = set(self.starts)
+        for op in reversed(feeding):
+            if any(use.operation in needed for result in op.results for use in result.uses):
+                needed.add(op)
+        return needed.difference(self.starts)
+
+
+def _is_joining(op: Operation) -> bool:
+    return isinstance(op, AtenOp) and op.name == "aten.cat"
+
+
+def is_last(start: Operation) -> bool:
+    """Whether nothing is computed with what a message brings."""
+    return all(map(_is_returned, wait_of(start).results))
+
+
+def _is_returned(value: SSAValue) -> bool:
+    """Whether a value, and what shows it in another form, is only returned."""
+    return all(
+        isinstance(user, ReturnOp) or (_is_light(user) and all(map(_is_returned, user.results)))
+        for user in _users(value)
+    )
+
+
+def _users(value: SSAValue) -> Iterator[Operation]:
+    return (use.operation for use in value.uses)
+
+
+def _is_light(op: Operation) -> bool:
+    """Whether an op only shows a value in another form."""
+    return facts_of(op).may_share
+
+
+def _shows_result(op: Operation) -> bool:
+    """Whether an op only shows, in another form, what is returned."""
+    return _is_light(op) and all(map(_is_returned, op.results))

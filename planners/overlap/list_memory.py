@@ -1,0 +1,122 @@
+"""Memory while a list schedule is being made: what an op takes, and what its last readers free.
+
+An op runs as soon as it can in a list schedule, so values would live long, above all those that
+recomputation was to save. A `MemoryBudget` admits an op only while the live bytes stay under a cap,
+and `recompute_gates` keeps recomputation a few communications ahead of its place at most.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from xdsl.ir import Operation
+
+from shardweave.ir.dialects.annotations import Copy, copy_of, phase_of
+from shardweave.ir.dialects.dist import WaitOp
+from shardweave.ir.program.program import Program
+from shardweave.planners.cost.memory import held_by, storages_of
+from shardweave.planners.overlap.graph import Graph
+
+
+@dataclass(frozen=True)
+class Liveness:
+    """What the ops of a graph hold, in whatever order they run.
+
+    base_bytes: of arguments, which live always. created_bytes: of the results of each op.
+    reads: of each op the values (numbered) that it reads or makes and that die after their last
+    reader; size_bytes and num_readers of those values.
+    """
+
+    base_bytes: int
+    created_bytes: Sequence[int]
+    reads: Sequence[Sequence[int]]
+    size_bytes: Sequence[int]
+    num_readers: Sequence[int]
+
+
+def liveness(program: Program, graph: Graph) -> Liveness:
+    """Read off a program whose ops, in any order, are those of `graph`. Linear in uses.
+
+    A wait counts with its start, so what a message is sent from is free a little early.
+    """
+    index = {op: i for i, op in enumerate(graph.ops)}
+    storages, created = storages_of(program)
+    created_bytes = [0] * len(graph.ops)
+    reads: list[set[int]] = [set() for _ in graph.ops]
+    sizes: list[int] = []
+    numbers: dict[int, int] = {}  # by the identity of a storage
+    for op, made in zip(program.ops, created, strict=True):
+        i = index[_starter(op)]
+        for storage in made:
+            created_bytes[i] += storage.size
+            numbers[id(storage)] = len(sizes)
+            sizes.append(storage.size)
+        held = [*held_by(op), *op.results]
+        reads[i].update(numbers[id(s)] for v in held if id(s := storages[v]) in numbers)
+    forever = {numbers.get(id(storages[slot.value])) for slot in program.results}
+    readers = Counter(number for one in reads for number in one)
+    return Liveness(
+        base_bytes=sum(storages[value].size for value in program.function.body.block.args),
+        created_bytes=created_bytes,
+        reads=[sorted(one - forever) for one in reads],
+        size_bytes=sizes,
+        num_readers=[readers[number] for number in range(len(sizes))],
+    )
+
+
+def _starter(op: Operation) -> Operation:
+    owner = op.operands[0].owner if isinstance(op, WaitOp) else op
+    assert isinstance(owner, Operation)
+    return owner
+
+
+class MemoryBudget:
+    """Live bytes after the ops that ran, under a cap."""
+
+    def __init__(self, live: Liveness, cap_bytes: int) -> None:
+        self.live = live
+        self.cap_bytes = cap_bytes
+        self.bytes = live.base_bytes
+        self.left = list(live.num_readers)
+
+    def admits(self, i: int) -> bool:
+        """Whether an op fits under the cap, or frees at least what it takes."""
+        created = self.live.created_bytes[i]
+        if self.bytes + created <= self.cap_bytes:
+            return True
+        dying = (self.live.size_bytes[n] for n in self.live.reads[i] if self.left[n] == 1)
+        return created <= sum(dying)
+
+    def run(self, i: int) -> None:
+        """Note that an op runs."""
+        self.bytes += self.live.created_bytes[i]
+        for number in self.live.reads[i]:
+            self.left[number] -= 1
+            if self.left[number] == 0:
+                self.bytes -= self.live.size_bytes[number]
+
+
+def recompute_gates(graph: Graph, ahead: int) -> Mapping[int, Sequence[int]]:
+    """Of an op that, once issued, lets recomputation begin: the ops that wait for it.
+
+    In program order a recomputed op stands right before its backward ops. It may run up to
+    `ahead` communications of its own sub-batch's backward pass before that place (Oases'
+    Algorithm 2 is one ahead), and never before that pass begins.
+    """
+    starts: dict[Copy | None, list[int]] = {}
+    first: dict[Copy | None, int] = {}
+    gates: dict[int, list[int]] = {}
+    for i, op in enumerate(graph.ops):
+        thread, phase = copy_of(op), phase_of(op)
+        if phase == "backward":
+            first.setdefault(thread, i)
+            if graph.streams[i] is not None:
+                starts.setdefault(thread, []).append(i)
+        elif phase == "recompute":
+            before = starts.get(thread, [])
+            gate = before[-ahead] if len(before) >= ahead else first.get(thread)
+            if gate is not None:
+                gates.setdefault(gate, []).append(i)
+    return gates

@@ -1,0 +1,156 @@
+"""List scheduling of a whole step on the cost model.
+
+The step is a graph of compute ops and communications. Time advances on one compute stream and
+one stream per group of communication; whenever the compute stream is free it takes, of the ops
+whose inputs have arrived, the one of highest priority, and a communication is started as soon
+as what it sends is there. Nothing is known of models or layers, nor of passes beyond what
+recomputation is for (`list_memory`): one sub-batch's backward runs beside another's forward
+where that hides more.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Mapping, Sequence
+
+from xdsl.ir import Operation
+
+from shardweave.ir.dialects.dist import WaitOp
+from shardweave.planners.overlap.graph import Graph, producer_of
+from shardweave.planners.overlap.list_memory import MemoryBudget
+
+Priority = Callable[[int], tuple[float, ...]]
+"""Of the index of an op; higher goes first."""
+
+
+NO_GATES: Mapping[int, Sequence[int]] = {}
+
+MOST_SET_ASIDE = 64
+"""Ops over the budget that are looked past for one that is not."""
+
+
+def list_schedule(
+    graph: Graph,
+    priority: Priority,
+    budget: MemoryBudget | None = None,
+    gates: Mapping[int, Sequence[int]] = NO_GATES,
+) -> list[Operation]:
+    """The order of all ops, waits included. O((V + E) log V).
+
+    budget: ops that it does not admit wait until others have freed memory; where nothing else
+    can run, the first of them in the graph's order runs all the same, so that a cap below what
+    any order needs gives an order over it. gates: of an op, those that may not run before it
+    was issued, beyond the graph's own dependences.
+    """
+    return _Scheduler(graph, priority, budget, gates).run()
+
+
+class _Scheduler:
+    def __init__(
+        self,
+        graph: Graph,
+        priority: Priority,
+        budget: MemoryBudget | None,
+        gates: Mapping[int, Sequence[int]],
+    ) -> None:
+        self.graph = graph
+        self.priority = priority
+        self.budget = budget
+        self.gates = gates
+        self.now = 0.0
+        self.waiting = list(graph.num_producers)
+        for gated in gates.values():
+            for i in gated:
+                self.waiting[i] += 1
+        self.ready: list[tuple[tuple[float, ...], int]] = []
+        self.starts: list[tuple[tuple[float, ...], int]] = []
+        self.arrivals: list[tuple[float, int]] = []
+        self.stream_free: dict[tuple[str, ...], float] = {}
+        self.order: list[Operation] = []
+        self.waited: set[int] = set()
+        self.numbers = {op: i for i, op in enumerate(graph.ops)}
+
+    def run(self) -> list[Operation]:
+        for i, count in enumerate(self.waiting):
+            if count == 0:
+                self._push(i)
+        while self.ready or self.starts or self.arrivals:
+            self._deliver()
+            i = self._pick(self.starts)
+            if i is None:
+                i = self._pick(self.ready)
+            if i is not None:
+                self._issue(i)
+            elif self.arrivals:
+                self.now = max(self.now, self.arrivals[0][0])
+            elif self.ready or self.starts:
+                self._issue(self._over_budget())
+        for i in range(len(self.graph.ops)):
+            self._wait(i)
+        return self.order
+
+    def _push(self, i: int) -> None:
+        key = tuple(-part for part in self.priority(i))
+        heapq.heappush(self.ready if self.graph.streams[i] is None else self.starts, (key, i))
+
+    def _pick(self, heap: list[tuple[tuple[float, ...], int]]) -> int | None:
+        """Take the op of highest priority that the budget admits."""
+        aside: list[tuple[tuple[float, ...], int]] = []
+        found: int | None = None
+        while heap and found is None and len(aside) < MOST_SET_ASIDE:
+            entry = heapq.heappop(heap)
+            if self.budget is None or self.budget.admits(entry[1]):
+                found = entry[1]
+            else:
+                aside.append(entry)
+        for entry in aside:
+            heapq.heappush(heap, entry)
+        return found
+
+    def _over_budget(self) -> int:
+        """Take the first op of the graph's order, though it does not fit."""
+        entry = min((*self.ready, *self.starts), key=lambda one: one[1])
+        heap = self.ready if self.graph.streams[entry[1]] is None else self.starts
+        heap.remove(entry)
+        heapq.heapify(heap)
+        return entry[1]
+
+    def _deliver(self) -> None:
+        """Communications that have arrived release their readers."""
+        while self.arrivals and self.arrivals[0][0] <= self.now:
+            self._release(self.graph.successors[heapq.heappop(self.arrivals)[1]])
+
+    def _release(self, waiting: Sequence[int]) -> None:
+        for i in waiting:
+            self.waiting[i] -= 1
+            if self.waiting[i] == 0:
+                self._push(i)
+
+    def _issue(self, i: int) -> None:
+        self._append(i)
+        self.now += self.graph.compute_s[i]
+        stream = self.graph.streams[i]
+        if stream is None:
+            self._release(self.graph.successors[i])
+        else:
+            finish = max(self.now, self.stream_free.get(stream, 0.0)) + self.graph.travel_s[i]
+            self.stream_free[stream] = finish
+            heapq.heappush(self.arrivals, (finish, i))
+        self._release(self.gates.get(i, ()))
+
+    def _append(self, i: int) -> None:
+        op = self.graph.ops[i]
+        for value in op.operands:
+            if isinstance(value.owner, WaitOp):
+                producer = producer_of(value)
+                assert producer is not None
+                self._wait(self.numbers[producer])
+        self.order.append(op)
+        if self.budget is not None:
+            self.budget.run(i)
+
+    def _wait(self, i: int) -> None:
+        wait = self.graph.waits[i]
+        if wait is not None and i not in self.waited:
+            self.waited.add(i)
+            self.order.append(wait)

@@ -1,0 +1,228 @@
+"""The order of ops that hides communication behind compute."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import NamedTuple
+
+from xdsl.ir import Operation
+
+from shardweave.ir.dialects.annotations import copy_of, describe
+from shardweave.ir.dialects.dist import STARTED, STARTS
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.program.program import Program
+from shardweave.passes.notes import note
+from shardweave.passes.program_pass import PassOnProgram
+from shardweave.planners.cost.cluster import Cluster
+from shardweave.planners.cost.memory import peak_memory
+from shardweave.planners.cost.model import CostModel
+from shardweave.planners.cost.presets import cluster_to_order
+from shardweave.planners.overlap.axonn_orders import AXONN_ORDERS, axonn_order
+from shardweave.planners.overlap.graph import Graph, build_graph, wait_of
+from shardweave.planners.overlap.in_order import in_order
+from shardweave.planners.overlap.interleave import interleave, pass_regions, whole_regions
+from shardweave.planners.overlap.list_memory import MemoryBudget, liveness, recompute_gates
+from shardweave.planners.overlap.list_schedule import list_schedule
+from shardweave.planners.simulate.simulate import simulate_by
+
+SCHEDULES = ("blocking", "sub-batch", "cross-pass", "in-order", "list")
+
+
+def reschedule(
+    program: Program, schedule: str, cluster: str = "testbed", memory_cap: int | None = None
+) -> None:
+    """Reorder a started local program by one of `SCHEDULES` or `AXONN_ORDERS`. O(n log n).
+
+    cluster: for `list`, a preset's name or a file. memory_cap: bytes on one device. Raises
+    ValueError for an unknown schedule, a program that is not started, and a step that needs more.
+    """
+    known = (*SCHEDULES, *AXONN_ORDERS)
+    if schedule not in known:
+        raise ValueError(f"schedule '{schedule}' is unknown; use one of {', '.join(known)}.")
+    ops = list(program.ops)
+    if not any(isinstance(one, STARTED) for one in ops):
+        blocking = next((one for one in ops if type(one) in STARTS), None)
+        if blocking is not None:
+            raise ValueError(
+                f"{describe(blocking)} blocks, and no collective is started; run "
+                "start-collectives first."
+            )
+    elif schedule == "in-order":
+        _in_order(program, ops, memory_cap)
+    elif schedule in AXONN_ORDERS:
+        program.reorder(axonn_order(program, ops, AXONN_ORDERS[schedule]))
+    elif schedule == "list":
+        program.reorder(_best_order(program, ops, cluster_to_order(cluster), memory_cap))
+    else:
+        program.reorder(_fixed_order(schedule, ops))
+    if memory_cap is not None:
+        _check_memory(program, schedule, memory_cap)
+
+
+def _in_order(program: Program, ops: Sequence[Operation], memory_cap: int | None) -> None:
+    """In order, with as much on its way as the cap allows."""
+    program.reorder(in_order(program, ops))
+    if memory_cap is not None and peak_memory(program).peak_bytes > memory_cap:
+        program.reorder(in_order(program, ops, is_ahead=False))
+
+
+def _check_memory(program: Program, schedule: str, memory_cap: int) -> None:
+    needed = peak_memory(program).peak_bytes
+    if needed > memory_cap:
+        raise ValueError(
+            f"schedule {schedule} needs {needed} bytes, {needed - memory_cap} more than "
+            f"memory_cap={memory_cap}; recompute more (rematerialize), split the batch into more "
+            "sub-batches, or raise the cap."
+        )
+
+
+def _best_order(
+    program: Program, ops: Sequence[Operation], cluster: Cluster, memory_cap: int | None
+) -> list[Operation]:
+    """The fastest of every order that fits the memory cap."""
+    fixed = [_fixed_order(name, ops) for name in SCHEDULES[:3]]
+    program.reorder(fixed[-1])
+    model = CostModel(cluster, program.mesh or Mesh())
+    graph = build_graph(list(program.ops), model)
+    fixed.append(in_order(program, ops))
+    trials = _Trials(program, model)
+    trials.add(fixed)
+    enough = trials.largest_peak
+    cap = enough if memory_cap is None else memory_cap
+    trials.add([in_order(program, ops, is_ahead=False)])
+    trials.add(axonn_order(program, ops, overlaps) for overlaps in AXONN_ORDERS.values())
+    trials.add(_list_orders(program, graph, cap))
+    if trials.least_peak > cap:  # for the error, what is really needed
+        trials.add(_list_orders(program, graph, enough))
+    return min(trials.tried, key=lambda one: (max(0, one.peak_bytes - cap), one.time_s)).order
+
+
+class _Try(NamedTuple):
+    order: list[Operation]
+    time_s: float
+    peak_bytes: int
+
+
+class _Trials:
+    """Simulations of a program in many orders, once in each: rules often come to the same order."""
+
+    def __init__(self, program: Program, model: CostModel) -> None:
+        self.program, self.model = program, model
+        self._seen: set[tuple[Operation, ...]] = set()
+        self.tried: list[_Try] = []
+
+    def add(self, orders: Iterable[list[Operation]]) -> None:
+        for order in orders:
+            key = tuple(order)
+            if key in self._seen:
+                continue
+            self._seen.add(key)
+            self.program.reorder(order)
+            result = simulate_by(self.model, self.program)
+            self.tried.append(_Try(order, result.time_s, result.peak_bytes))
+
+    @property
+    def largest_peak(self) -> int:
+        return max(one.peak_bytes for one in self.tried)
+
+    @property
+    def least_peak(self) -> int:
+        return min(one.peak_bytes for one in self.tried)
+
+
+def _fixed_order(schedule: str, ops: Sequence[Operation]) -> list[Operation]:
+    if schedule == "blocking":
+        return _blocking(ops)
+    regions = pass_regions(ops) if schedule == "sub-batch" else whole_regions(ops)
+    return interleave(regions)
+
+
+def _blocking(ops: Sequence[Operation]) -> list[Operation]:
+    """Every wait right behind its start."""
+    order: list[Operation] = []
+    placed: set[Operation] = set()
+    for op in ops:
+        if op in placed:
+            continue
+        order.append(op)
+        placed.add(op)
+        if isinstance(op, STARTED):
+            wait = wait_of(op)
+            order.append(wait)
+            placed.add(wait)
+    return order
+
+
+LEADS = (0.0, 0.1, 0.3)
+AHEAD = (1, 2, 4)
+
+
+def _list_orders(program: Program, graph: Graph, cap_bytes: int) -> Iterator[list[Operation]]:
+    """List schedules by the longest path to the end, under a memory cap.
+
+    They differ in how far recomputation may run ahead of its place, and in the lead that each
+    sub-batch has over the next, as a share of the longest path: one that runs ahead lets its
+    backward pass meet another's forward pass.
+    """
+    live = liveness(program, graph)
+    copies = [sum(copy_of(op) or ()) for op in graph.ops]
+    total = max(graph.tail_s, default=0.0)
+    # An op that frees what it takes is admitted at the cap, and for a moment needs both.
+    room = cap_bytes - max(live.created_bytes, default=0)
+    all_gates: list[Mapping[int, Sequence[int]]] = []
+    for gates in (recompute_gates(graph, ahead) for ahead in AHEAD):
+        if gates not in all_gates:
+            all_gates.append(gates)
+    leads = LEADS if any(copies) else LEADS[:1]  # they lead one sub-batch before others
+    for gates, lead, cap in product(all_gates, leads, (cap_bytes, room)):
+
+        def priority(i: int, lead: float = lead) -> tuple[float, ...]:
+            return (graph.tail_s[i] - lead * total * copies[i], -float(i))
+
+        yield list_schedule(graph, priority, MemoryBudget(live, cap), gates)
+
+
+BETWEEN_SUB_BATCHES = ("sub-batch", "cross-pass")
+
+
+@dataclass(frozen=True)
+class OverlapCommunicationPass(PassOnProgram):
+    """Reorder a step so that started collectives run beside compute.
+
+    `blocking`: each wait right behind its start (Megatron). `sub-batch`: sub-batches take
+    turns inside each pass (Merak). `cross-pass`: recomputation and backward form one pass
+    (Oases, Algorithms 1 and 2). `in-order`: compute as it is written, messages started where they
+    are made and waited for where they are read, weights gathered a block ahead. `list`: list
+    scheduling of the whole step on the cost model of `cluster` (a preset's name or a file); of
+    several such orders and the other schedules the one that simulates fastest is taken, so it is
+    never slower than they are in the simulator. A step that needs more than `memory_cap` bytes
+    on one device is refused; `in-order` gathers nothing ahead rather, and `list` takes the
+    fastest order that does not need more; without a cap the fastest that needs no more memory
+    than one of the others (else it would recompute early, and gain nothing by it).
+
+    Requires: a local program after `start-collectives`; `sub-batch` and `cross-pass` have an
+    effect on programs with sub-batches (`split-batch`, unrolled). Ensures: numerics unchanged;
+    only the order of ops changes. O(n log n).
+    """
+
+    name = "overlap-communication"
+    schedule: str = "list"
+    cluster: str = "testbed"
+    memory_cap: int | None = None
+
+    def run(self, program: Program) -> None:
+        reschedule(program, self.schedule, self.cluster, self.memory_cap)
+        ops = list(program.ops)
+        if not any(isinstance(one, STARTED) for one in ops):
+            note(
+                "the program communicates nothing that could be hidden; shard it first (apply-plan "
+                "or plan-<planner>, then preset:partition), and run start-collectives."
+            )
+        elif self.schedule in BETWEEN_SUB_BATCHES and all("copy" not in o.properties for o in ops):
+            note(
+                f"schedule {self.schedule} lets sub-batches take turns, and the program has none; "
+                "run split-batch before propagate-shardings and unroll-time-axes behind "
+                "insert-collectives, or use schedule=list."
+            )

@@ -1,0 +1,1 @@
+"""A plan: its JSON, its names, its checks."""

@@ -1,0 +1,99 @@
+"""Whether a plan fits a program and a mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.program.blocks import blocks_of
+from shardweave.ir.program.program import Program
+from shardweave.planners.plan.plan import Plan
+from shardweave.planners.plan.plan_names import (
+    Lookup,
+    argument_shardings,
+    attribute_text,
+    check_names,
+    sharding_text,
+)
+from shardweave.planners.plan.plan_parts import PlanError
+
+
+def check_plan(plan: Plan, program: Program) -> None:
+    """Raises PlanError unless a global program on the plan's mesh can follow the plan."""
+    check_names(plan, program)
+    tables = (("param", plan.parameters), ("param", plan.used), ("input", plan.inputs))
+    for kind, table in tables:
+        argument_shardings(program, kind, table, Mesh(**plan.mesh))
+    check_stages(plan, program)
+    check_recomputed(plan, program)
+
+
+def check_followed(plan: Plan, program: Program) -> None:
+    """Raises PlanError for a sharded program that does not follow the plan: it is for another mesh,
+    or has other parameters or inputs, or a parameter in other shards. These are not compared where
+    ZeRO or stages store parameters beyond what the plan names."""
+    mesh, own = Mesh(**plan.mesh), program.mesh or Mesh()
+    what_to_do = "give the plan that it was made by, or leave the plan out."
+    if plan.mesh and mesh.device_axes != own.device_axes:
+        raise PlanError(
+            f"the program is for mesh {Mesh(own.device_axes)}, and does not follow the plan, which "
+            f"is for {mesh}; {what_to_do}"
+        )
+    check_names(replace(plan, activations={}), program)
+    if plan.zero or plan.is_pipeline:
+        return
+    for index, asked in argument_shardings(program, "param", plan.parameters, own).items():
+        slot = program.arguments[index]
+        sharding, shape = program.sharding_of_slot(slot), program.global_shape_of(slot)
+        if asked.on(shape, own) != sharding:
+            raise PlanError(
+                f"the program stores param '{slot.name}' as {sharding_text(sharding.dims, shape)}, "
+                f"and does not follow the plan, which says {attribute_text(asked)}; {what_to_do}"
+            )
+
+
+def check_recomputed(plan: Plan, program: Program) -> None:
+    """Raises PlanError unless every name of `recompute_in` stands for a block, in which something
+    is recomputed."""
+    if not plan.recompute_in:
+        return
+    if plan.recompute == "none":
+        raise PlanError(
+            "the plan has 'recompute_in', and recomputes nothing; give 'recompute' a policy, or "
+            "leave the blocks out."
+        )
+    blocks = blocks_of(program).names
+    missing = Lookup(dict.fromkeys(plan.recompute_in, "")).unmatched(blocks)
+    if missing:
+        raise PlanError(
+            f"'recompute_in' names block '{missing[0]}', which this program does not have (it has "
+            f"{', '.join(blocks[:4]) or 'none'}{', ...' if len(blocks) > 4 else ''}); the plan was "
+            "made for another model, or the name is misspelt."
+        )
+
+
+def check_stages(plan: Plan, program: Program, modules: Iterable[str] = ()) -> None:
+    """Raises PlanError unless every block is in one stage, and every name of a stage stands for a
+    layer of the program, or for one of the model's `modules`, of which some may have no op."""
+    if plan.pipeline is None:
+        return
+    layers = {layer for layer in program.layers() if layer}
+    blocks = blocks_of(program).names
+    known = layers | set(blocks) | set(modules)
+    for index, stage in enumerate(plan.pipeline.stages):
+        missing = Lookup(dict.fromkeys(stage, "")).unmatched(known)
+        if missing:
+            raise PlanError(
+                f"stage {index} names layer '{missing[0]}', which this program does not have (it "
+                f"has {', '.join(sorted(known)[:4])}, ...); the plan was made for another model, "
+                "or the name is misspelt."
+            )
+    for block in sorted(blocks):
+        places = [
+            index
+            for index, stage in enumerate(plan.pipeline.stages)
+            if Lookup(dict.fromkeys(stage, "")).key(block) is not None
+        ]
+        if len(places) > 1:
+            raise PlanError(f"block '{block}' is in stages {places}; leave it in one.")

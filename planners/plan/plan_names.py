@@ -1,0 +1,181 @@
+"""Names in a plan: what of a program they stand for, and the shardings that it gives under them.
+
+A layer's name alone stands for all its outputs. The two additions of a transformer layer's residual
+stream are outputs of the same layer, so that a plan that treats them differently names the op as
+well, as in `h.0:add.Tensor:1` or `h.0:mm:backward.3`: layer, ATen name, and which of those in the
+layer's forward pass, from 0, or in its backward pass, `backward.0`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from functools import cache
+
+from xdsl.ir import Operation
+from xdsl.utils.exceptions import ParseError
+
+from shardweave.ir.dialects.annotations import layer_of, phase_of
+from shardweave.ir.dialects.attributes import ShardingAttr
+from shardweave.ir.dialects.types import shape_of
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.mesh.placement import DimSharding, Sharding
+from shardweave.ir.program.program import Program, Slot
+from shardweave.planners.plan.plan import Plan
+from shardweave.planners.plan.plan_parts import PlanError
+
+OP_MARK = ":"
+"""No name of a module has it."""
+
+
+def named_ops(program: Program) -> dict[str, Operation]:
+    """The ops with one result, by name."""
+    counts: Counter[str] = Counter()
+    found: dict[str, Operation] = {}
+    for op in program.ops:
+        phase = phase_of(op)
+        if phase not in ("forward", "backward") or len(op.results) != 1:
+            continue
+        kind = OP_MARK.join((layer_of(op), op.name.removeprefix("aten."), ""))
+        kind += "" if phase == "forward" else "backward."
+        found[f"{kind}{counts[kind]}"] = op
+        counts[kind] += 1
+    return found
+
+
+def is_pattern(name: str) -> bool:
+    """Whether a name in a plan stands for several."""
+    return any(c in name for c in "*?[")
+
+
+class Lookup:
+    """Entries of a table by name: exact names first, then the first pattern that fits."""
+
+    def __init__(self, table: Mapping[str, str]) -> None:
+        self._table = table
+        self._patterns = [name for name in table if is_pattern(name)]
+
+    def find(self, *names: str) -> str | None:
+        """The entry for a thing of several names, or None."""
+        key = self.key(*names)
+        return None if key is None else self._table[key]
+
+    def key(self, *names: str) -> str | None:
+        """The key of that entry."""
+        for name in names:
+            if name in self._table:
+                return name
+        for pattern in self._patterns:
+            if any(fnmatchcase(name, pattern) for name in names):
+                return pattern
+        return None
+
+    def unmatched(self, names: Collection[str]) -> list[str]:
+        """Keys of the table that fit none of the names."""
+        return [
+            key
+            for key in self._table
+            if key not in names
+            and not (key in self._patterns and any(fnmatchcase(n, key) for n in names))
+        ]
+
+
+def check_names(plan: Plan, program: Program) -> None:
+    """Raises PlanError unless the program has everything that the plan names."""
+    slots = program.arguments
+    names = {n: 0 for s in slots if s.kind == "param" for n in (s.name, *s.aliases)}
+    inputs = {s.name: 0 for s in slots if s.kind == "input"}
+    ops = named_ops(program) if any(OP_MARK in key for key in plan.activations) else {}
+    layers = {**program.layers(), **ops}
+    for what, table, known in (
+        ("parameter", plan.parameters, names),
+        ("parameter", plan.used, names),
+        ("parameter", dict.fromkeys(plan.projections, ""), names),
+        ("input", plan.inputs, inputs),
+        ("layer", plan.activations, layers),
+    ):
+        missing = Lookup(table).unmatched(known)
+        if missing:
+            shown = ", ".join(filter(None, list(known)[:4])) + (", ..." if len(known) > 4 else "")
+            raise PlanError(
+                f"the plan names {what} '{missing[0]}', which this program does not have (it "
+                f"has {shown or 'none'}); the plan was made for another model, or the name "
+                "is misspelt."
+            )
+
+
+def read_sharding(text: str, where: str) -> ShardingAttr:
+    """A plan's sharding text. Raises PlanError naming the place if it is not one."""
+    try:
+        attribute = ShardingAttr.parse_text(text)
+    except ParseError as error:
+        raise PlanError(
+            f"{where}: {text!r} is not a sharding: {' '.join(error.msg.split()).rstrip('.')}. "
+            'Write one {..} per dim, as in [{"data"}, {}].'
+        ) from error
+    if attribute.unreduced.data:
+        raise PlanError(
+            f"{where}: sharding {text} asks for an unreduced sum, which only an op can make; "
+            "leave 'unreduced' out."
+        )
+    return attribute
+
+
+def parse_sharding(text: str, shape: tuple[int, ...], mesh: Mesh, where: str) -> ShardingAttr:
+    """A plan's sharding text, checked against a shape. Raises PlanError naming the place."""
+    attribute = read_sharding(text, where)
+    try:
+        attribute.on(shape, mesh)
+    except ValueError as error:
+        raise PlanError(f"{where} of shape {list(shape)}: {error}") from error
+    return attribute
+
+
+def sharding_text(dims: Sequence[DimSharding], shape: tuple[int, ...]) -> str:
+    """The shards of a value as plans write them, the inverse of `read_sharding`."""
+    return attribute_text(ShardingAttr.of(Sharding(tuple(dims)), shape))
+
+
+def attribute_text(attribute: ShardingAttr) -> str:
+    """A sharding as plans write it: for values of any size."""
+    return str(attribute.of_any_size).removeprefix("#dist.sharding<").removesuffix(">")
+
+
+def argument_shardings(
+    program: Program, kind: str, table: Mapping[str, str], mesh: Mesh
+) -> dict[int, ShardingAttr]:
+    """What a table says of a program's arguments of a kind, as a whole, by index.
+
+    A pattern is for tensors of its sharding's rank. Raises PlanError for a sharding that does not
+    fit, and for a pattern that fits names, but no tensor of its rank.
+    """
+    ranks = {key: len(read_sharding(text, f"{kind} '{key}'").dims) for key, text in table.items()}
+    slots = {index: slot for index, slot in enumerate(program.arguments) if slot.kind == kind}
+    _check_patterns(table, ranks, slots.values())
+
+    @cache
+    def of_rank(rank: int) -> Lookup:
+        return Lookup({k: v for k, v in table.items() if ranks[k] == rank or not is_pattern(k)})
+
+    found: dict[int, ShardingAttr] = {}
+    for index, slot in slots.items():
+        shape = program.global_shape_of(slot)
+        text = of_rank(len(shape)).find(slot.name, *slot.aliases)
+        if text is not None:
+            found[index] = parse_sharding(text, shape, mesh, f"{kind} '{slot.name}'")
+    return found
+
+
+def _check_patterns(
+    table: Mapping[str, str], ranks: Mapping[str, int], slots: Iterable[Slot]
+) -> None:
+    for key in filter(is_pattern, table):
+        lookup = Lookup({key: ""})
+        matched = [slot for slot in slots if lookup.key(slot.name, *slot.aliases) is not None]
+        if matched and all(len(shape_of(slot.value)) != ranks[key] for slot in matched):
+            raise PlanError(
+                f"{matched[0].kind} '{matched[0].name}' of shape "
+                f"{list(shape_of(matched[0].value))}: sharding {table[key]} of '{key}' has "
+                f"{ranks[key]} dims; give one {{...}} per dim."
+            )

@@ -1,0 +1,1 @@
+"""Predicted time and memory of a plan."""

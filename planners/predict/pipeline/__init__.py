@@ -1,0 +1,1 @@
+"""Simulation of pipelines by blocks and by runs."""

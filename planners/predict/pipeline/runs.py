@@ -1,0 +1,307 @@
+"""A staged program, simulated run by run: each function as it stands, on the devices of its stage.
+
+A rank starts a run when it is done with the one before and has what the run receives. It spends
+`Cluster.message_work_s` on each message that it takes, and on each that it sends. Messages of one
+pair of ranks leave one behind the other, when the function that sends them ends; messages of
+other pairs, and collectives within a stage, do not slow them down. Where a stage is at several
+coordinates, these wait for each other and add up their sums before the first run that reads them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from shardweave.ir.dialects.dist import RecvOp, SendOp
+from shardweave.ir.dialects.types import num_bytes, tensor_type_of
+from shardweave.ir.mesh.mesh import Axis, Mesh
+from shardweave.ir.program.program import Program
+from shardweave.ir.program.staged import (
+    Run,
+    StageFunction,
+    StagePlaces,
+    functions_of,
+    micro_axis,
+    runs_of,
+)
+from shardweave.planners.cost.cluster import Cluster, PlacedCluster, likeness, on_devices
+from shardweave.planners.cost.links import transfer_of
+from shardweave.planners.cost.memory import state_bytes
+from shardweave.planners.cost.model import CostModel
+from shardweave.planners.cost.workload import parameter_dtype
+from shardweave.planners.plan.plan_parts import Pipeline
+from shardweave.planners.predict.pipeline.simulation import PipelineSimulation, StageResult
+from shardweave.planners.simulate.run_memory import (
+    PlaceMemory,
+    devices_of_places,
+    memory_of_places,
+    parameters_of_places,
+)
+from shardweave.planners.simulate.simulate import simulate
+from shardweave.planners.simulate.simulation import Simulation
+from shardweave.planners.simulate.timeline import Event
+
+AXIS = "stage"
+"""What the messages between stages are counted as."""
+
+PHASES = {
+    "before": "forward", "forward": "forward", "backward": "backward", "inputs": "backward",
+    "weights": "optimizer", "share": "backward", "after": "backward",
+}  # fmt: skip
+"""The colour of a run in a plot; weight gradients, which fill bubbles, have one of their own."""
+
+
+@dataclass(eq=False)
+class _Place:
+    """What the ranks of one coordinate on the stage axis did so far."""
+
+    cluster: PlacedCluster
+    now_s: float = 0.0
+    compute_s: float = 0.0
+    slowdown_s: float = 0.0
+    bubble_s: float = 0.0
+    communication_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    exposed_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+
+
+@dataclass(frozen=True)
+class _Function:
+    """A function as it is run: simulated, and its messages: the other stage, a name, and bytes."""
+
+    function: StageFunction
+    simulation: Simulation
+    sends: tuple[tuple[int, str, int], ...]
+    receives: tuple[tuple[int, str, int], ...]
+
+
+def simulate_runs(
+    program: Program,
+    cluster: Cluster,
+    pipeline: Pipeline | None = None,
+    *,
+    optimizer_multiplier: float | None = None,
+    precision: str = "",
+) -> PipelineSimulation:
+    """Simulate a step of a staged program on a cluster. Linear in its ops and runs.
+
+    pipeline: of the plan, for the name of its schedule. optimizer_multiplier, precision: as for
+    `state_bytes`. Raises ValueError (ClusterError) for devices that the cluster does not have.
+    """
+    ranks = devices_of_places(program)
+    places = [_Place(on_devices(cluster, found)) for found in ranks]
+    functions = _read_all(program, [place.cluster for place in places])
+    step = _Played(cluster, places, functions, StagePlaces.of(program), ranks)
+    joined_s = _joined_s(program, cluster, ranks)
+    for _, run in runs_of(program):
+        step.join(run, joined_s.pop(run.function, 0.0))
+        step.run(run)
+    time_s = max(place.now_s for place in places)
+    states = partial(
+        state_bytes,
+        itemsize=parameter_dtype(program).itemsize,
+        precision=precision,
+        optimizer_multiplier=optimizer_multiplier,
+    )
+    sizes, memory = parameters_of_places(program), memory_of_places(program)
+    results = [
+        _result(place, time_s, _memory(states(size), memory[index]), _in_flight(program, index))
+        for index, (place, size) in enumerate(zip(places, sizes, strict=True))
+    ]
+    axis = micro_axis(program)
+    return PipelineSimulation(
+        cluster=cluster,
+        mesh=program.needed_mesh(),
+        time_s=time_s,
+        lower_bound_s=max(place.compute_s for place in places),
+        schedule=pipeline.schedule if pipeline else "in the order of its text",
+        micro_batches=axis.size if axis else 1,
+        stages=tuple(results),
+        events=tuple(sorted(step.events, key=lambda event: event.start_s)),
+    )
+
+
+def _read_all(
+    program: Program, clusters: Sequence[PlacedCluster]
+) -> dict[tuple[str, int], _Function]:
+    """The functions by name and coordinate, each simulated once on devices that are alike."""
+    functions = functions_of(program)
+    known: dict[Hashable, _Function] = {}
+    found: dict[tuple[str, int], _Function] = {}
+    for _, run in runs_of(program):
+        if (run.function, run.at) in found:
+            continue
+        cluster = clusters[run.at]
+        key = run.function, likeness(cluster)
+        if key not in known:
+            known[key] = _read(functions[run.function], cluster)
+        found[run.function, run.at] = known[key]
+    return found
+
+
+def _joined_s(
+    program: Program, cluster: Cluster, ranks: Sequence[Sequence[int]]
+) -> dict[str, float]:
+    """By the first function that reads them, what it takes to add up a stage's sums over its
+    coordinates; of stages at several."""
+    functions, inner = functions_of(program), program.needed_mesh().space_axes
+    places = StagePlaces.of(program)
+    sizes: dict[int, dict[str, int]] = {}
+    first: dict[int, str] = {}
+    for name in dict.fromkeys(run.function for _, run in runs_of(program)):
+        stage = functions[name].stage
+        for slot in functions[name].arguments:
+            if len(places.of_stage[stage]) > 1 and slot.kind in ("sum", "part"):
+                first.setdefault(stage, name)
+                sizes.setdefault(stage, {})[slot.name] = num_bytes(tensor_type_of(slot.value))
+    found: dict[str, float] = {}
+    for stage, name in first.items():
+        at = places.of_stage[stage]
+        devices = [device for place in at for device in ranks[place]]
+        mesh = Mesh((Axis(AXIS, len(at), "stage"), *inner))
+        model = CostModel(on_devices(cluster, devices), mesh)
+        found[name] = model.sync_time_s("all_reduce", (AXIS,), sum(sizes[stage].values()))
+    return found
+
+
+def _read(function: StageFunction, cluster: PlacedCluster) -> _Function:
+    sizes = [
+        (op.to, op.message, num_bytes(tensor_type_of(op.operands[0])))
+        for op in function.ops
+        if isinstance(op, SendOp)
+    ]
+    coming = [
+        (op.source, op.message, num_bytes(tensor_type_of(op.results[0])))
+        for op in function.ops
+        if isinstance(op, RecvOp)
+    ]
+    return _Function(
+        function,
+        simulate(function.alone, cluster),
+        tuple(sizes),
+        tuple(coming),
+    )
+
+
+class _Played:
+    """A step while it is simulated."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        places: Sequence[_Place],
+        functions: Mapping[tuple[str, int], _Function],
+        stage_at: StagePlaces,
+        ranks: Sequence[Sequence[int]],
+    ) -> None:
+        self.cluster = cluster
+        self.places = places
+        self.functions = functions
+        self.stage_at = stage_at
+        self.ranks = ranks
+        self.arrives_s: dict[tuple[int, int, int, str, int | None], tuple[float, float]] = {}
+        self.link_s: dict[tuple[int, int], float] = {}
+        self.events: list[Event] = []
+
+    def join(self, run: Run, seconds: float) -> None:
+        """Add up the sums of the coordinates of a run's stage, if that takes time."""
+        if not seconds:
+            return
+        stage = self.functions[run.function, run.at].function.stage
+        own = [self.places[at] for at in self.stage_at.of_stage[stage]]
+        start_s = max(place.now_s for place in own)
+        for place in own:
+            place.bubble_s += start_s - place.now_s
+            place.exposed_s[AXIS] += seconds
+            place.communication_s[AXIS] += seconds
+            place.now_s = start_s + seconds
+
+    def run(self, run: Run) -> None:
+        one, place = self.functions[run.function, run.at], self.places[run.at]
+        stage, number = one.function.stage, run.micro_batch
+        start_s = place.now_s
+        messages_s = 0.0
+        for source, name, size in one.receives:
+            if self.stage_at.source(source, number) != run.at:
+                messages_s += self.cluster.message_work_s(size)
+            left_s, arrives_s = self.arrives_s.pop((source, stage, run.at, name, number))
+            if arrives_s > start_s:
+                # Until it has left this is a bubble, then the message is waited for.
+                place.bubble_s += max(0.0, left_s - start_s)
+                place.exposed_s[AXIS] += arrives_s - max(left_s, start_s)
+                start_s = arrives_s
+        for to, _, size in one.sends:
+            goals = sum(goal != run.at for goal in self.stage_at.goals(run, stage, to))
+            messages_s += goals * self.cluster.message_work_s(size)
+        found = one.simulation
+        end_s = place.now_s = start_s + found.time_s + messages_s
+        place.compute_s += found.compute_s + messages_s
+        place.slowdown_s += found.slowdown_s
+        for axes, seconds in found.communication_s.items():
+            place.communication_s[",".join(axes)] += seconds
+        for axes, seconds in found.exposed_s.items():
+            place.exposed_s[",".join(axes)] += seconds
+        self._event(one.function, run, start_s, end_s)
+        self._send(one, run, end_s)
+
+    def _event(self, function: StageFunction, run: Run, start_s: float, end_s: float) -> None:
+        copy = () if run.micro_batch is None else (run.micro_batch,)
+        layer = f"stage {function.stage:02}"
+        stream, phase = f"stage {run.at:02}", PHASES[function.direction]
+        self.events.append(Event(function.direction, layer, phase, copy, stream, start_s, end_s))
+
+    def _send(self, one: _Function, run: Run, end_s: float) -> None:
+        stage = one.function.stage
+        for to, name, size in one.sends:
+            for goal in self.stage_at.goals(run, stage, to):
+                seconds = 0.0
+                if goal != run.at:
+                    pairs = list(zip(self.ranks[run.at], self.ranks[goal], strict=True))
+                    way = transfer_of(self.cluster, pairs)
+                    seconds = way.latency_s + size / way.bandwidth_bytes_s
+                left_s = max(end_s, self.link_s.get((run.at, goal), 0.0))
+                arrives_s = self.link_s[run.at, goal] = left_s + seconds
+                key = stage, to, goal, name, run.micro_batch
+                self.arrives_s[key] = left_s, arrives_s
+                self.places[goal].communication_s[AXIS] += seconds
+
+
+def _memory(states: Mapping[str, float], step: PlaceMemory) -> dict[str, float]:
+    """Bytes by part, at most. Gradients are made within the step: there are none when it begins."""
+    parts = {**states, **step.parts, "gradients": float(step.parts.get("gradients", 0))}
+    return {part: float(size) for part, size in parts.items() if size}
+
+
+def _result(
+    place: _Place, time_s: float, memory: Mapping[str, float], in_flight: int
+) -> StageResult:
+    """The sums of one coordinate."""
+    devices = place.cluster.device_types(place.cluster.num_devices)
+    return StageResult(
+        compute_s=place.compute_s,
+        slowdown_s=place.slowdown_s,
+        communication_s=dict(place.communication_s),
+        exposed_s={axes: seconds for axes, seconds in place.exposed_s.items() if seconds},
+        bubble_s=place.bubble_s + time_s - place.now_s,
+        memory_parts=memory,
+        memory_bytes=min(device.memory_bytes for device in devices),
+        in_flight=in_flight,
+    )
+
+
+def _in_flight(program: Program, index: int) -> int:
+    """The most micro-batches whose forward pass a coordinate has begun and whose backward pass it
+    has not ended, counted for each of its stages."""
+    functions = functions_of(program)
+    now = most = 0
+    for _, run in runs_of(program):
+        if run.at != index:
+            continue
+        direction = functions[run.function].direction
+        most = max(most, now + (direction == "forward"))
+        if direction == "forward":
+            now += 1
+        elif direction in ("backward", "weights"):
+            now -= 1
+    return most

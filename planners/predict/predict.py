@@ -1,0 +1,218 @@
+"""What plans are predicted to take, from simulations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.program.program import Program
+from shardweave.ir.program.staged import is_staged
+from shardweave.planners.cost.cluster import Cluster
+from shardweave.planners.cost.presets import find_cluster
+from shardweave.planners.cost.quantity import gib, seconds_text
+from shardweave.planners.lowering.lower import Lowerings
+from shardweave.planners.plan.plan import Plan
+from shardweave.planners.plan.plan_parts import Candidate, Pipeline, PlanError, Predicted
+from shardweave.planners.predict.pipeline.runs import simulate_runs
+from shardweave.planners.predict.pipeline.simulation import PipelineSimulation, simulate_stages
+from shardweave.planners.simulate.simulate import simulate
+from shardweave.planners.simulate.simulation import Simulation
+
+BY_BLOCK = ("1f1b", "gpipe")
+"""Schedules of pipelines that are simulated by block and micro-batch."""
+
+DEEP_BY_BLOCK = (*BY_BLOCK, "interleaved-1f1b")
+"""Those that can be, of models that are too deep to be simulated run by run."""
+
+_ROUNDING = 1e-9
+"""Share of a step by which equal sums may differ that were added up in another order."""
+
+_TOLD = 0.05
+"""Share of the gap between two plans from which on a part is named as its cause."""
+
+
+def predicted_of(simulation: Simulation | PipelineSimulation) -> Predicted:
+    """The numbers of a simulation as a plan keeps them.
+
+    Of a pipeline: of the busiest stage in time, of the fullest in memory.
+    """
+    if isinstance(simulation, PipelineSimulation):
+        busiest, bubble_s, host_s = simulation.busiest, simulation.bubble_s, 0.0
+        communication_s = dict(busiest.communication_s)
+        memory_bytes = dict(simulation.fullest.memory_parts)
+    else:
+        busiest, bubble_s, host_s = simulation, 0.0, simulation.host_s
+        communication_s = {",".join(axes): t for axes, t in busiest.communication_s.items()}
+        memory_bytes = {part: size for part, size in busiest.memory.parts.items() if size}
+    return Predicted(
+        time_s=simulation.time_s,
+        compute_s=busiest.compute_s + busiest.slowdown_s + host_s,
+        communication_s=communication_s,
+        exposed_s=busiest.exposed_communication_s,
+        bubble_s=bubble_s,
+        memory_bytes=memory_bytes,
+        capacity_bytes=simulation.memory_bytes,
+        source="simulated",
+    )
+
+
+def simulation_of(
+    program: Program | Lowerings,
+    plan: Plan,
+    cluster: Cluster,
+    *,
+    optimizer_multiplier: float | None = None,
+) -> Simulation | PipelineSimulation:
+    """Partition a global program by a plan, and simulate a step of it on a cluster.
+
+    The rank's program itself, op by op; of a plan with stages or micro-batches by block and
+    micro-batch, or, by schedules that those do not know, function by function.
+    optimizer_multiplier: bytes of optimizer state per byte of parameters; None: those of Adam in
+    the plan's precision. Raises ValueError (PlanError, PassError, ClusterError) if it cannot be
+    partitioned or placed.
+    """
+    lowerings = Lowerings.of(program)
+    if is_by_block(plan):
+        return simulate_stages(lowerings, plan, cluster, optimizer_multiplier=optimizer_multiplier)
+    if plan.is_pipeline:
+        staged = lowerings.local(plan)
+        return simulate_runs(
+            staged,
+            cluster,
+            plan.pipeline,
+            optimizer_multiplier=optimizer_multiplier,
+            precision=plan.precision,
+        )
+    local = lowerings.local(plan)
+    return simulate(
+        local, cluster, optimizer_multiplier=optimizer_multiplier, precision=plan.precision
+    )
+
+
+def is_by_block(plan: Plan, *, is_deep: bool = False) -> bool:
+    """Whether a plan's step is simulated by block and micro-batch, of a deep model if so."""
+    pipeline = plan.pipeline
+    if pipeline is None or pipeline.shares:
+        return False
+    return plan.is_pipeline and pipeline.schedule in (DEEP_BY_BLOCK if is_deep else BY_BLOCK)
+
+
+def simulate_step(
+    program: Program,
+    cluster: Cluster | str | Path,
+    mesh: Mesh | None = None,
+    *,
+    optimizer_multiplier: float | None = 0.0,
+    precision: str = "",
+    pipeline: Pipeline | None = None,
+) -> Simulation | PipelineSimulation:
+    """Simulate one step of a program as its text has it: local, staged, or for one device.
+
+    As `cost.simulate.simulate`; of a staged program run by run, on the cluster's devices in order.
+    cluster: a Cluster, a preset's name or a YAML file. mesh: by default the program's own.
+    optimizer_multiplier: bytes of optimizer state per byte of parameters (2 for Adam); None: those
+    of Adam in the precision. precision: as in a plan, "fp32", "bf16-mixed" or "fp16-mixed".
+    pipeline: of the plan that a staged program was cut by, for the name of its schedule. Raises
+    ValueError for another mesh than that of a staged program.
+    """
+    if not is_staged(program):
+        return simulate(
+            program, cluster, mesh, optimizer_multiplier=optimizer_multiplier, precision=precision
+        )
+    if mesh is not None and mesh != program.mesh:
+        raise ValueError(
+            f"the program is for mesh {program.mesh}, not for {mesh}; leave the mesh out."
+        )
+    return simulate_runs(
+        program,
+        find_cluster(cluster),
+        pipeline,
+        optimizer_multiplier=optimizer_multiplier,
+        precision=precision,
+    )
+
+
+def simulate_plan(program: Program | Lowerings, plan: Plan, cluster: Cluster) -> Predicted:
+    """What a step under a plan takes in the simulator. Raises as `simulation_of` does."""
+    return predicted_of(simulation_of(program, plan, cluster))
+
+
+def with_candidates(plan: Plan, candidates: Sequence[Candidate]) -> Plan:
+    """The plan with what it was chosen from, the best first, and why each of the others lost."""
+    best = candidates[0]
+    rest = [
+        replace(one, reason=why_slower(best.predicted, one.predicted)) for one in candidates[1:]
+    ]
+    reasons = [
+        *plan.reasons,
+        f"{best.name}: {best.predicted.source} {seconds_text(best.predicted.time_s)}",
+    ]
+    if rest:
+        reasons.append(f"next best is {rest[0].name}: {rest[0].reason}")
+    return replace(
+        plan,
+        predicted=best.predicted,
+        reasons=tuple(reasons),
+        candidates=(replace(best, reason="chosen"), *rest),
+    )
+
+
+def why_slower(best: Predicted, other: Predicted) -> str:
+    """What makes a step slower than the best, by the parts that differ most."""
+    if other.capacity_bytes and not other.fits:
+        return f"does not fit, by {gib(other.peak_bytes - other.capacity_bytes)} GiB"
+    gap = other.time_s - best.time_s
+    before, after = time_parts(best), time_parts(other)
+    changes = {part: after.get(part, 0.0) - before.get(part, 0.0) for part in before | after}
+    if abs(gap) <= _ROUNDING * best.time_s:
+        return "takes as long"
+    largest = sorted(changes.items(), key=lambda item: -item[1])
+    least = _TOLD * abs(gap)
+    told = [f"{part} +{seconds_text(more)}" for part, more in largest[:2] if more > least]
+    told += [f"{part} -{seconds_text(-more)}" for part, more in largest[-1:] if -more > least]
+    parts = f" ({', '.join(told)})" if told else ""
+    return f"{seconds_text(gap)} slower{parts}"
+
+
+def check_some_fit(
+    candidates: Sequence[Candidate],
+    cluster: Cluster,
+    problem: str = "",
+    further: str = "or pipeline stages (planner 'auto')",
+) -> None:
+    """Raises PlanError, with the smallest shortfall in GiB by part, if no candidate fits.
+
+    problem: why there is no candidate at all, if so. further: what else a user can do than use more
+    or larger devices, or a smaller batch.
+    """
+    if any(one.predicted.fits for one in candidates):
+        return
+    if not candidates:
+        raise PlanError(
+            f"no plan of the space can be partitioned; change the batch or the mesh. {problem}"
+        )
+    nearest = min(
+        candidates, key=lambda one: one.predicted.peak_bytes - one.predicted.capacity_bytes
+    )
+    found = nearest.predicted
+    parts = ", ".join(f"{part} {gib(size)}" for part, size in found.memory_bytes.items())
+    raise PlanError(
+        f"no plan fits into the memory of cluster '{cluster.name}'; nearest is {nearest.name}: it "
+        f"needs {gib(found.peak_bytes)} GiB ({parts}) of {gib(found.capacity_bytes)} "
+        f"GiB, {gib(found.peak_bytes - found.capacity_bytes)} GiB too many; use more "
+        f"devices, devices with more memory, a smaller batch, {further}."
+    )
+
+
+def time_parts(predicted: Predicted) -> dict[str, float]:
+    """Seconds that add up to the step: compute, exposed communication, bubble, by name.
+
+    Of several axes, what is exposed is dealt out in proportion to their communication.
+    """
+    total = sum(predicted.communication_s.values())
+    share = predicted.exposed_s / total if total else 0.0
+    parts = {"compute": predicted.compute_s}
+    parts |= {axes: share * seconds for axes, seconds in predicted.communication_s.items()}
+    return parts | ({"bubble": predicted.bubble_s} if predicted.bubble_s else {})

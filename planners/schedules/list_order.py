@@ -1,0 +1,283 @@
+"""`list`: all stages ordered at once by what they take, with I and W free to move.
+
+List scheduling under a bound on the micro-batches in flight, as in the heuristic of Qi et al. 2024
+(Sec. 3.1): backward passes to the input go first, forward passes as far ahead as memory allows, and
+weight gradients fill what is left. It is tried with several bounds and choices, and the orders of
+the other schedules are among the candidates, so that it is never slower than they are.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice, product
+
+from shardweave.planners.schedules.table import Action, Kind, Table, in_order, needs_of
+
+GAPS = (0.0, 0.5, 1.0)
+"""A weight gradient waits if what comes before it is known to be there after less than this share
+of its own time."""
+
+
+MOST_PASSES = 60_000
+"""So many passes are put in order in all attempts together, which takes about a second."""
+
+
+StageAt = tuple[int, int]
+"""A stage, and a rank that has it."""
+
+
+@dataclass(frozen=True)
+class PassCosts:
+    """pass_s: seconds of a pass of kind `F`, `I` or `W` of a micro-batch, by stage and rank.
+    message_s: from the end of a pass until what it sends is there."""
+
+    pass_s: Callable[[StageAt, Kind], float]
+    message_s: Callable[[StageAt, StageAt], float] = lambda source, goal: 0.0
+
+
+UNIT_COSTS = PassCosts(lambda stage_at, kind: 1.0)
+"""A second for each pass, and none for messages."""
+
+
+Placement = Sequence[Sequence[int]]
+"""By stage and micro-batch, the rank that runs it."""
+
+
+Fits = Callable[[Table], bool]
+"""Whether the memory of all ranks is enough for an order."""
+
+
+def list_table(
+    ranks: int,
+    micro_batches: int,
+    chunks: int = 1,
+    costs: PassCosts | None = None,
+    others: Sequence[Table] = (),
+    fits: Fits | None = None,
+    placement: Placement | None = None,
+) -> Table:
+    """The fastest order found that fits; it has no whole backward passes.
+
+    others: orders to beat. fits: by default, fewer than twice as many micro-batches in flight as
+    the first rank has in 1F1B, as in ZB-H2. placement: of stages that are at several ranks; else
+    each is at one, of which several ways are tried. Raises ValueError if no order fits.
+    """
+    found = costs or UNIT_COSTS
+    candidates = [_split(table) for table in others]
+    placements = [placement] if placement else [*_placements(ranks, micro_batches, chunks)]
+    num_stages = len(placements[0])
+    most = max(1, MOST_PASSES // (3 * num_stages * micro_batches))
+    attempts = product(_policies(ranks, micro_batches, chunks), placements)
+    for policy, places in islice(attempts, most):
+        table = _Greedy(places, ranks, found, policy).table()
+        if table is not None:
+            candidates.append(table)
+    ranked = {
+        table: (_rounded(time_of(table, num_stages, found)), most_in_flight(table))
+        for table in dict.fromkeys(candidates)
+    }
+    limit = 2 * ranks * chunks
+    best = next(
+        (
+            table
+            for table in sorted(ranked, key=ranked.__getitem__)
+            if (ranked[table][1] < limit if fits is None else fits(table))
+        ),
+        None,
+    )
+    if best is None:
+        raise ValueError(
+            f"schedule 'list': no order of {micro_batches} micro-batches on {ranks} ranks fits "
+            "into their memory; use smaller micro-batches, more stages, or recomputation."
+        )
+    return best
+
+
+def _rounded(seconds: float) -> float:
+    """To three digits: what is as fast as that is told apart by its memory."""
+    return float(f"{seconds:.3g}")
+
+
+def most_in_flight(table: Table) -> int:
+    """The most passes whose weight gradients are still to come that a rank has at once."""
+    most = 0
+    for actions in table:
+        now = 0
+        for action in actions:
+            now += action.kind == "F"
+            most = max(most, now)
+            now -= action.kind in "BW"
+    return most
+
+
+def time_of(table: Table, num_stages: int, costs: PassCosts) -> float:
+    """Seconds until the last rank is done, if each starts what comes next as soon as it can."""
+    done: dict[tuple[int, str, int], tuple[int, float]] = {}
+    free = [0.0] * len(table)
+    for rank, action in in_order(table, num_stages):
+        stage, kind, number = action
+        start_s = free[rank]
+        for source, what, _ in needs_of(action, num_stages):
+            at, end_s = done[source, what, number]
+            message_s = costs.message_s((source, at), (stage, rank)) if source != stage else 0.0
+            start_s = max(start_s, end_s + message_s)
+        parts: Sequence[Kind] = ("I", "W") if kind == "B" else (kind,)
+        end_s = start_s + sum(costs.pass_s((stage, rank), part) for part in parts)
+        done |= {(stage, part, number): (rank, end_s) for part in parts}
+        free[rank] = end_s
+    return max(free)
+
+
+def _split(table: Table) -> Table:
+    """The order with whole backward passes as their halves."""
+    return tuple(
+        tuple(
+            Action(a.stage, kind, a.micro_batch)
+            for a in actions
+            for kind in (("I", "W") if a.kind == "B" else (a.kind,))
+        )
+        for actions in table
+    )
+
+
+def _placements(ranks: int, micro_batches: int, chunks: int) -> Iterator[Placement]:
+    """Each stage at one rank: round and round, and of two chunks also back and forth."""
+    yield [[stage % ranks] * micro_batches for stage in range(ranks * chunks)]
+    if chunks == 2 and ranks > 1:
+        yield [[rank] * micro_batches for rank in (*range(ranks), *reversed(range(ranks)))]
+
+
+@dataclass(frozen=True)
+class _Policy:
+    """limits: micro-batches in flight, by rank. alternates: forward passes take turns with backward
+    ones; else these go first. gap: one of `GAPS`. is_deep: of several forward passes the one of the
+    latest stage goes first, else that of the first micro-batch."""
+
+    limits: tuple[int, ...]
+    alternates: bool
+    gap: float
+    is_deep: bool
+
+
+def _policies(ranks: int, micro_batches: int, chunks: int) -> Iterator[_Policy]:
+    """Choices to try, the more promising ones first."""
+    most = micro_batches * chunks
+    limits: dict[tuple[int, ...], None] = {}
+    for factor, more in product((1.0, 1.5, 2.0, 3.0), (0, 1, 2)):
+        alike = [math.ceil(factor * ranks * chunks) + more] * ranks
+        fewer = [math.ceil(factor * (ranks * chunks - rank)) + more for rank in range(ranks)]
+        for found in (alike, fewer):
+            limits[tuple(min(most, one) for one in found)] = None
+    order = (True, False) if chunks > 1 else (True,)
+    for gap, alternates, is_deep, one in product(GAPS, (True, False), order, limits):
+        yield _Policy(one, alternates, gap, is_deep)
+
+
+class _Greedy:
+    """Runs all ranks side by side; each takes, when it is free, the best of what it can begin.
+
+    left: by stage, rank and kind the micro-batches to come, the next one last. arrived: when what
+    a pass reads is there, by stage, kind and micro-batch. free: when each rank is done with what it
+    runs.
+    """
+
+    def __init__(self, places: Placement, ranks: int, costs: PassCosts, policy: _Policy) -> None:
+        self.places = places
+        self.micro_batches = micro_batches = len(places[0])
+        self.costs = costs
+        self.policy = policy
+        self.stages = [[s for s, at in enumerate(places) if rank in at] for rank in range(ranks)]
+        kinds: tuple[Kind, ...] = ("F", "I", "W")
+        self.left: dict[tuple[int, int, Kind], list[int]] = {
+            (stage, rank, kind): [n for n in reversed(range(micro_batches)) if at[n] == rank]
+            for stage, at in enumerate(places)
+            for rank in set(at)
+            for kind in kinds
+        }
+        self.arrived: dict[tuple[int, Kind, int], float] = {}
+        self.free = [0.0] * ranks
+        self.in_flight = [0] * ranks
+        self.rows: list[list[Action]] = [[] for _ in range(ranks)]
+        self.waking: list[tuple[float, int]] = [(0.0, rank) for rank in range(ranks)]
+        for number in range(micro_batches):
+            self.arrived[0, "F", number] = 0.0
+
+    def table(self) -> Table | None:
+        """The order; None if the bound on micro-batches in flight lets nobody go on."""
+        heapq.heapify(self.waking)
+        while self.waking:
+            now_s, rank = heapq.heappop(self.waking)
+            if now_s < self.free[rank]:
+                continue
+            action = self._chosen(rank, now_s)
+            if action is not None:
+                self._run(rank, action, now_s)
+        if sum(map(len, self.rows)) < 3 * len(self.places) * self.micro_batches:
+            return None
+        return tuple(map(tuple, self.rows))
+
+    def _chosen(self, rank: int, now_s: float) -> Action | None:
+        forward, inputs = self._ready(rank, "F", now_s), self._ready(rank, "I", now_s)
+        if self.in_flight[rank] >= self.policy.limits[rank]:
+            forward = []
+        turn = bool(self.rows[rank]) and self.rows[rank][-1].kind == "F"
+        if inputs and (not forward or turn or not self.policy.alternates):
+            return max(inputs, key=lambda action: (-action.micro_batch, action.stage))
+        if forward:
+            if self.policy.is_deep:
+                return max(forward, key=lambda action: action.stage)
+            return min(forward, key=lambda action: (action.micro_batch, action.stage))
+        weights = self._ready(rank, "W", now_s)
+        if not weights:
+            return None
+        action = min(weights, key=lambda action: (action.micro_batch, -action.stage))
+        wait_s = self.policy.gap * self.costs.pass_s((action.stage, rank), "W")
+        return None if self._comes_before(rank, now_s, now_s + wait_s) else action
+
+    def _ready(self, rank: int, kind: Kind, now_s: float) -> list[Action]:
+        found: list[Action] = []
+        for stage in self.stages[rank]:
+            left = self.left[stage, rank, kind]
+            if left and self.arrived.get((stage, kind, left[-1]), math.inf) <= now_s:
+                found.append(Action(stage, kind, left[-1]))
+        return found
+
+    def _comes_before(self, rank: int, now_s: float, until_s: float) -> bool:
+        """Whether something is on its way that is there between two moments, and could begin."""
+        kinds: list[Kind] = ["I"]
+        if self.in_flight[rank] < self.policy.limits[rank]:
+            kinds.append("F")
+        return any(
+            now_s < self.arrived.get((stage, kind, self.left[stage, rank, kind][-1]), 0.0) < until_s
+            for stage in self.stages[rank]
+            for kind in kinds
+            if self.left[stage, rank, kind]
+        )
+
+    def _run(self, rank: int, action: Action, now_s: float) -> None:
+        stage, kind, number = action
+        self.rows[rank].append(action)
+        self.left[stage, rank, kind].pop()
+        end_s = self.free[rank] = now_s + self.costs.pass_s((stage, rank), kind)
+        self.in_flight[rank] += (kind == "F") - (kind == "W")
+        heapq.heappush(self.waking, (end_s, rank))
+        last = len(self.places) - 1
+        if kind == "F" and stage < last:
+            self._arrive(rank, stage, Action(stage + 1, "F", number), end_s)
+        elif kind == "F":
+            self._arrive(rank, stage, Action(stage, "I", number), end_s)
+        elif kind == "I":
+            self._arrive(rank, stage, Action(stage, "W", number), end_s)
+            if stage:
+                self._arrive(rank, stage, Action(stage - 1, "I", number), end_s)
+
+    def _arrive(self, source: int, stage: int, goal: Action, end_s: float) -> None:
+        """Note when a pass has what the rank `source` made for it in `stage` until `end_s`."""
+        rank = self.places[goal.stage][goal.micro_batch]
+        if goal.stage != stage:
+            end_s += self.costs.message_s((stage, source), (goal.stage, rank))
+        self.arrived[goal.stage, goal.kind, goal.micro_batch] = end_s
+        heapq.heappush(self.waking, (max(end_s, self.free[rank]), rank))

@@ -1,0 +1,99 @@
+"""The schedules by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+from shardweave.ir.suggest import did_you_mean
+from shardweave.planners.plan.plan_parts import PIPELINE_SCHEDULES
+from shardweave.planners.schedules.dualpipe_v import dualpipe_v
+from shardweave.planners.schedules.gpipe import gpipe
+from shardweave.planners.schedules.interleaved import interleaved
+from shardweave.planners.schedules.list_order import list_table
+from shardweave.planners.schedules.one_forward_one_backward import one_forward_one_backward
+from shardweave.planners.schedules.table import Table
+from shardweave.planners.schedules.zero_bubble import zero_bubble
+from shardweave.planners.schedules.zero_bubble_h2 import zero_bubble_h2
+from shardweave.planners.schedules.zero_bubble_v import zero_bubble_v
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """An order of the passes of micro-batches through stages.
+
+    make: the table of a number of ranks, micro-batches and chunks. chunks: stages on each rank
+    unless a plan says otherwise. fixed: whether there can be no other number. is_v: whether chunks
+    are placed back and forth, so that the last stage is on the first rank; else round and round.
+    """
+
+    name: str
+    make: Callable[[int, int, int], Table]
+    chunks: int = 1
+    fixed: bool = False
+    is_v: bool = False
+
+    def table(self, ranks: int, micro_batches: int, chunks: int) -> Table:
+        """What each rank runs. Raises ValueError for what the schedule cannot do."""
+        if chunks < 1 or (self.fixed and chunks != self.chunks):
+            raise ValueError(
+                f"schedule '{self.name}' has {self.chunks} stages on each rank, not {chunks}; give "
+                f"{ranks * self.chunks} stages, or another schedule."
+            )
+        return self.make(ranks, micro_batches, chunks)
+
+    def place(self, stage: int, ranks: int) -> int:
+        """The rank that has a stage."""
+        chunk, at = divmod(stage, ranks)
+        return ranks - 1 - at if self.is_v and chunk % 2 else at
+
+
+LIST = "list"
+"""The schedule that is made for a program: `table` has it for passes that all take as long."""
+
+
+@lru_cache(maxsize=256)
+def _list_table(ranks: int, micro_batches: int, chunks: int = 1) -> Table:
+    """Found by trying orders, which takes a second; planners ask for the same again and again."""
+    return list_table(
+        ranks, micro_batches, chunks, None, fixed_tables(ranks, micro_batches, chunks)
+    )
+
+
+_SCHEDULES = {
+    one.name: one
+    for one in (
+        Schedule("1f1b", one_forward_one_backward, fixed=True),
+        Schedule("gpipe", gpipe),
+        Schedule("interleaved-1f1b", interleaved, chunks=2),
+        Schedule("zero-bubble", zero_bubble),
+        Schedule("zero-bubble-h2", zero_bubble_h2, fixed=True),
+        Schedule("zero-bubble-v", zero_bubble_v, chunks=2, fixed=True, is_v=True),
+        Schedule("dualpipe-v", dualpipe_v, chunks=2, fixed=True, is_v=True),
+        Schedule(LIST, _list_table),
+    )
+}
+assert tuple(_SCHEDULES) == PIPELINE_SCHEDULES
+
+
+def find_schedule(name: str) -> Schedule:
+    """The schedule of a name. Raises ValueError, with the names there are, if there is none."""
+    if name not in _SCHEDULES:
+        raise ValueError(
+            f"there is no pipeline schedule '{name}'; {did_you_mean(name, _SCHEDULES)}the "
+            f"schedules are {', '.join(_SCHEDULES)}."
+        )
+    return _SCHEDULES[name]
+
+
+def fixed_tables(ranks: int, micro_batches: int, chunks: int) -> list[Table]:
+    """The tables of all schedules but `list` that can do with these numbers."""
+    found: list[Table] = []
+    for name, one in _SCHEDULES.items():
+        if name != LIST:
+            try:
+                found.append(one.table(ranks, micro_batches, chunks))
+            except ValueError:
+                continue
+    return found

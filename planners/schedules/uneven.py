@@ -1,0 +1,178 @@
+"""Orders of a pipeline whose stages are at several ranks each, with micro-batches in proportion.
+
+A stage that has more devices, or slower ones, is at several coordinates of the stage axis; each
+micro-batch goes through one of them, as in PipeDream (Narayanan et al. 2019, Sec. 3.2). With one
+stage that is data parallelism in which every replica takes as many micro-batches as suit it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+from shardweave.planners.plan.plan_parts import PIPELINE_SCHEDULES, PlanError
+from shardweave.planners.schedules.list_order import list_table
+from shardweave.planners.schedules.schedules import LIST, find_schedule
+from shardweave.planners.schedules.table import Action, Table
+
+Shares = Sequence[Sequence[int]]
+"""By stage, how many micro-batches each of its ranks runs; of several chunks, by the first ones."""
+
+
+def uneven_table(schedule: str, shares: Shares, chunks: int = 1) -> Table:
+    """What each rank runs; the ranks of stage 0 come first.
+
+    A rank runs what its stage would run alone, less what goes elsewhere; so no rank waits for what
+    it would not wait for then, and the order ends. chunks: stages on each rank, placed as the
+    schedule places them. Raises PlanError for what the schedule cannot do.
+    """
+    if schedule == LIST:
+        return _list_table(shares, chunks)
+    if schedule == "1f1b" and chunks == 1:
+        rows = _one_forward_one_backward(shares)
+    else:
+        rows = _in_groups(schedule, shares, chunks)
+    table: list[tuple[Action, ...]] = []
+    for own, actions in zip(shares, rows, strict=True):
+        takers = takers_of(own)
+        table += [
+            tuple(one for one in actions if takers[one.micro_batch] == rank)
+            for rank in range(len(own))
+        ]
+    return tuple(table)
+
+
+def _list_table(shares: Shares, chunks: int) -> Table:
+    """The order of `list` for passes that all take as long."""
+    ends = [0, *accumulate(map(len, shares))]
+    first = [
+        [begin + taker for taker in takers_of(own)]
+        for begin, own in zip(ends[:-1], shares, strict=True)
+    ]
+    others = uneven_tables(shares, chunks)
+    return list_table(ends[-1], sum(shares[0]), chunks, others=others, placement=first * chunks)
+
+
+def uneven_tables(shares: Shares, chunks: int) -> list[Table]:
+    """The tables of all schedules but `list` that can do with such stages."""
+    found: list[Table] = []
+    for name in PIPELINE_SCHEDULES:
+        if name != LIST:
+            try:
+                found.append(uneven_table(name, shares, chunks))
+            except ValueError:
+                continue
+    return found
+
+
+def _one_forward_one_backward(shares: Shares) -> list[list[Action]]:
+    """What the ranks of each stage run: as many forward passes before the first backward pass as
+    there are ranks from it to the end."""
+    count = sum(shares[0])
+    behind = list(accumulate(len(one) for one in reversed(shares)))[::-1]
+    rows: list[list[Action]] = []
+    for stage, ranks in enumerate(behind):
+        ahead = min(ranks, count)
+        actions = [Action(stage, "F", number) for number in range(ahead)]
+        for number in range(count):
+            actions.append(Action(stage, "B", number))
+            if ahead + number < count:
+                actions.append(Action(stage, "F", ahead + number))
+        rows.append(actions)
+    return rows
+
+
+def _in_groups(schedule: str, shares: Shares, chunks: int) -> list[list[Action]]:
+    """What the ranks of each stage run in the order that the schedule has of groups.
+
+    A group is as many micro-batches as the most ranks that a stage has, which so all have work;
+    where all have as many, that is as many pipelines side by side.
+    """
+    count, size = sum(shares[0]), max(map(len, shares))
+    groups = -(-count // size)
+    try:
+        table = find_schedule(schedule).table(len(shares), groups, chunks)
+    except ValueError as error:
+        raise PlanError(
+            f"schedule '{schedule}' runs {count} micro-batches in {groups} groups of {size}, the "
+            f"most ranks of a stage, as if each were one micro-batch: {error}"
+        ) from error
+    return [
+        [
+            action._replace(micro_batch=number)
+            for action in actions
+            for number in range(count)[action.micro_batch * size : (action.micro_batch + 1) * size]
+        ]
+        for actions in table
+    ]
+
+
+def takers_of(shares: Sequence[int]) -> list[int]:
+    """By micro-batch the rank of a stage that takes it: the one that is furthest behind its share.
+
+    shares: how many micro-batches each rank takes.
+    """
+    total = sum(shares)
+    taken = [0] * len(shares)
+    found: list[int] = []
+    for number in range(1, total + 1):
+        owed = [share * number - total * had for share, had in zip(shares, taken, strict=True)]
+        taker = owed.index(max(owed))
+        taken[taker] += 1
+        found.append(taker)
+    return found
+
+
+def fitted_shares(shares: Shares, count: int) -> tuple[tuple[int, ...], ...]:
+    """The same proportions of another number of micro-batches.
+
+    Raises PlanError for fewer micro-batches than a stage has ranks.
+    """
+    most = max(map(len, shares), default=0)
+    if count < most:
+        raise PlanError(
+            f"a stage is at {most} ranks, but a step has {count} micro-batches; give a larger "
+            "batch, or fewer ranks in 'shares'."
+        )
+    return tuple(_fitted(one, count) for one in shares)
+
+
+def _fitted(shares: Sequence[int], count: int) -> tuple[int, ...]:
+    """Everyone takes one, and the rest goes in proportion, each to who is furthest behind."""
+    total = sum(shares)
+    found = [1] * len(shares)
+    for _ in range(count - len(shares)):
+        owed = [share * count - total * had for share, had in zip(shares, found, strict=True)]
+        found[owed.index(max(owed))] += 1
+    return tuple(found)
+
+
+def shares_text(shares: Shares) -> str:
+    """Shares as an option of `cut-stages`: `8/5,3` for two stages, the second at two ranks."""
+    return "/".join(",".join(map(str, one)) for one in shares)
+
+
+def read_shares(text: str) -> tuple[tuple[int, ...], ...]:
+    """Shares from their text. Raises ValueError for another."""
+    parts = [one.split(",") for one in text.split("/")]
+    if not all(word.strip().isdecimal() for one in parts for word in one):
+        raise ValueError(
+            f"shares '{text}': expected numbers of micro-batches by stage, as 8/5,3 for two stages "
+            "of which the second is at two ranks."
+        )
+    return tuple(tuple(map(int, one)) for one in parts)
+
+
+def check_shares(shares: Shares, stages: int, micro_batches: int) -> None:
+    """Raises PlanError unless shares are of so many stages and micro-batches."""
+    if not shares or stages % len(shares):
+        raise PlanError(
+            f"'shares' has {len(shares)} entries, expected one for each of {stages} stages, or for "
+            "the first of each rank's."
+        )
+    for stage, own in enumerate(shares):
+        if not own or min(own) < 1 or sum(own) != micro_batches:
+            raise PlanError(
+                f"the shares of stage {stage} are {list(own)}; expected 1 or more for each of its "
+                f"ranks, {micro_batches} in all, which are the micro-batches."
+            )

@@ -1,0 +1,1 @@
+"""The simulator of one program: streams, timeline, memory."""

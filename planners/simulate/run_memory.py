@@ -1,0 +1,311 @@
+"""Memory of a staged step, run by run, as the runner of a rank has it.
+
+A value that a function leaves lives until the last function that reads it has done so; what a
+function makes beside lives within its run. Sums over micro-batches are added to in place. Messages
+live from when their receive is posted, which is ahead, and until an answer shows that they arrived.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+
+from xdsl.ir import SSAValue
+
+from shardweave.ir.dialects.dist import RecvOp, SendOp
+from shardweave.ir.dialects.types import num_bytes, tensor_type_of
+from shardweave.ir.program.messages import ComingMessage, coming_messages
+from shardweave.ir.program.program import Program, Slot
+from shardweave.ir.program.staged import (
+    HELD,
+    RECEIVES_AHEAD,
+    Run,
+    StageFunction,
+    StagePlaces,
+    functions_of,
+    runs_of,
+)
+from shardweave.ir.program.storage import adds_its_result, storage_of
+from shardweave.planners.cost.memory import Storage, held_by, storages_of
+
+
+@dataclass(frozen=True)
+class PlaceMemory:
+    """The most bytes that live at once on a rank during a step, parameters and inputs left out.
+
+    parts: what they are at that moment: `activations`, `gradients` (with other sums over
+    micro-batches), `communication` (messages between stages).
+    """
+
+    peak_bytes: int = 0
+    parts: Mapping[str, int] = field(default_factory=dict[str, int])
+
+
+def memory_of_places(program: Program) -> list[PlaceMemory]:
+    """Peak memory by coordinate on the stage axis. Linear in the ops, and in what runs read."""
+    functions = functions_of(program)
+    owners: dict[_Name, _Owner] = {}
+    for function in functions.values():
+        _find_owners(function, owners)
+    profiles = {name: _Profile(function, owners) for name, function in functions.items()}
+    places = StagePlaces.of(program)
+    runs = [run for _, run in runs_of(program)]
+    count = program.needed_mesh().num_stages
+    return [
+        _Rank(place, runs, profiles, places, coming_messages(program, place)).play()
+        for place in range(count)
+    ]
+
+
+def parameters_of_places(program: Program) -> list[int]:
+    """Bytes of the parameters that each coordinate reads, as they are stored there."""
+    places = StagePlaces.of(program)
+    held: list[dict[str, int]] = [{} for _ in range(program.needed_mesh().num_stages)]
+    for function in functions_of(program).values():
+        for slot in function.arguments:
+            if slot.kind == "param":
+                for place in places.of_stage[function.stage]:
+                    held[place][slot.name] = _size(slot.value)
+    return [sum(sizes.values()) for sizes in held]
+
+
+def devices_of_places(program: Program) -> list[list[int]]:
+    """By coordinate on the stage axis, the devices there, as their ranks are numbered."""
+    mesh = program.needed_mesh()
+    axis, devices = mesh.stage_axis, program.devices
+    found: list[list[int]] = [[] for _ in range(mesh.num_stages)]
+    for rank in range(mesh.num_devices):
+        place = mesh.coordinates(rank)[axis.name] if axis else 0
+        found[place].append(devices[rank] if devices else rank)
+    return found
+
+
+_Name = tuple[int, str, str]
+"""Of what a function leaves: its stage; its kind, if the step returns it; its name."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Owner:
+    """Memory that values of one stage share. is_kept: each micro-batch has its own."""
+
+    size: int
+    part: str
+    is_kept: bool
+
+
+def _name_of(slot: Slot, stage: int) -> _Name:
+    return stage, "" if slot.kind in HELD else slot.kind, slot.name
+
+
+def _find_owners(function: StageFunction, owners: dict[_Name, _Owner]) -> None:
+    """Tell in which memory is what a function leaves: its own, or that of an argument."""
+    stage, mesh = function.stage, function.mesh
+    found: dict[SSAValue, _Owner] = {
+        slot.value: owners[_name_of(slot, stage)]
+        if slot.kind in HELD
+        else _Owner(0, "activations", False)
+        for slot in function.arguments
+    }
+    for slot in function.results:
+        root = storage_of(slot.value, mesh)
+        if root not in found:
+            part = "gradients" if slot.kind in ("sum", "grad") else "activations"
+            found[root] = _Owner(_size(root), part, slot.kind == "kept")
+        owners[_name_of(slot, stage)] = found[root]
+
+
+class _Profile:
+    """What a run of a function does to memory.
+
+    takes: what it reads of earlier functions. last: the op, by its number, behind which nothing
+    reads that any more. created, freed: bytes of its own by op; added: of its sums, by the op
+    behind which they are added up; products: of those that this op adds up itself. sends, receives:
+    stages and bytes; sent: those that nothing else
+    holds.
+    """
+
+    def __init__(self, function: StageFunction, owners: Mapping[_Name, _Owner]) -> None:
+        self.stage = stage = function.stage
+        self.owners = owners
+        self.takes = {_name_of(s, stage): s for s in function.arguments if s.kind in HELD}
+        self.leaves = {_name_of(s, stage): s for s in function.results}
+        storages, created = storages_of(function)
+        last: dict[Storage, int] = {}
+        for index, op in enumerate(function.ops):
+            for value in (*op.results, *held_by(op)):
+                last[storages[value]] = index
+        self.last = {
+            name: last[storages[slot.value]]
+            for name, slot in self.takes.items()
+            if storages[slot.value] in last
+        }
+        self.created = [sum(one.size for one in group) for group in created]
+        self.freed: Counter[int] = Counter()
+        for storage in (one for group in created for one in group):
+            self.freed[storage.last_use] += storage.size
+        ops = list(function.ops)
+        self.added, self.products = Counter[int](), Counter[int]()
+        for slot in function.results:
+            if slot.kind == "sum" and storages[slot.value] in last:
+                index, size = last[storages[slot.value]], storages[slot.value].size
+                self.added[index] += size
+                if slot.value.owner is ops[index] and adds_its_result(ops[index]):
+                    self.products[index] += size
+        held = {storages[slot.value] for slot in (*function.arguments, *function.results)}
+        self.sends = [(op.to, _size(op.operands[0])) for op in ops if isinstance(op, SendOp)]
+        self.sent = [
+            (op.to, 0 if storages[op.operands[0]] in held else storages[op.operands[0]].size)
+            for op in ops
+            if isinstance(op, SendOp)
+        ]
+        self.receives = [(op.source, _size(op.results[0])) for op in ops if isinstance(op, RecvOp)]
+        self._peaks: dict[tuple[frozenset[_Name], bool], int] = {}
+
+    def peak(self, dying: frozenset[_Name], *, adds: bool) -> int:
+        """The most bytes beside those that were there before.
+
+        dying: what is read for the last time, and goes. adds: its sums are added to others.
+        """
+        if (dying, adds) not in self._peaks:
+            gone = self.freed + self.added if adds else Counter(self.freed)
+            for owner, names in _by_owner(dying, self.owners).items():
+                gone[max(self.last.get(name, 0) for name in names)] += owner.size
+            now = most = 0
+            for index, size in enumerate(self.created):
+                now += size
+                most = max(most, now - self.products[index] if adds else now)
+                now -= gone[index]
+            self._peaks[dying, adds] = most
+        return self._peaks[dying, adds]
+
+
+def _size(value: SSAValue) -> int:
+    return num_bytes(tensor_type_of(value))
+
+
+def _by_owner(names: Iterable[_Name], owners: Mapping[_Name, _Owner]) -> dict[_Owner, list[_Name]]:
+    found: dict[_Owner, list[_Name]] = {}
+    for name in names:
+        found.setdefault(owners[name], []).append(name)
+    return found
+
+
+class _Rank:
+    """What the ranks of one coordinate hold.
+
+    readers: by memory, how many values in it are still to be read. inbox: by coordinate that sends
+    here, the bytes of its messages in order, and what they have seen. sent: bytes of what is not
+    known to have arrived, by coordinate; arrived: how many have. here: of those between stages of
+    this rank.
+    """
+
+    def __init__(
+        self,
+        place: int,
+        runs: Sequence[Run],
+        profiles: Mapping[str, _Profile],
+        places: StagePlaces,
+        coming: Mapping[int, Sequence[ComingMessage]],
+    ) -> None:
+        self.profiles = profiles
+        self.place, self.places = place, places
+        self.runs = [run for run in runs if run.at == place]
+        self.inbox = {
+            at: deque((_size(one.op.operands[0]), one.seen) for one in messages)
+            for at, messages in coming.items()
+        }
+        self.readers: Counter[tuple[_Owner, int | None]] = Counter()
+        self.left: set[_Name] = set()
+        self.parts: Counter[str] = Counter()
+        self.sent: dict[int, deque[int]] = {}
+        self.arrived: Counter[int] = Counter()
+        self.here = 0
+        self.most = PlaceMemory()
+
+    def play(self) -> PlaceMemory:
+        for run, names in zip(self.runs, self._last_reads(), strict=True):
+            self._run(run, names)
+        return self.most
+
+    def _last_reads(self) -> list[frozenset[_Name]]:
+        """For each run, what no later one reads."""
+        read: set[tuple[_Name, int | None]] = set()
+        found: list[frozenset[_Name]] = []
+        for run in reversed(self.runs):
+            taken = {
+                (name, run.micro_batch if slot.kind == "kept" else None)
+                for name, slot in self.profiles[run.function].takes.items()
+            }
+            found.append(frozenset(name for name, _ in taken - read))
+            read |= taken
+        return found[::-1]
+
+    def _run(self, run: Run, last: frozenset[_Name]) -> None:
+        one, number = self.profiles[run.function], run.micro_batch
+        adds = all(name in self.left for name, slot in one.leaves.items() if slot.kind == "sum")
+        fresh = self._leave(one, number)
+        self._receive(one, number)
+        dying = frozenset(
+            name
+            for owner, names in _by_owner(last, one.owners).items()
+            if self.readers[self._key(owner, number)] == len(names)
+            for name in names
+        )
+        self._look(one.peak(dying, adds=adds))
+        for owner in fresh:
+            self.parts[owner.part] += owner.size
+        self.readers.subtract(self._key(one.owners[name], number) for name in last)
+        for owner in _by_owner(dying, one.owners):
+            self.parts[owner.part] -= owner.size
+        self._send(one, run)
+
+    def _leave(self, one: _Profile, number: int | None) -> list[_Owner]:
+        """Count what a run leaves; returns the memory that is new."""
+        fresh: dict[_Owner, None] = {}
+        for name, slot in one.leaves.items():
+            key = self._key(one.owners[name], number)
+            if slot.kind != "kept" and name in self.left:
+                continue
+            if not self.readers[key]:
+                fresh[one.owners[name]] = None
+            self.left.add(name)
+            self.readers[key] += 1
+        return list(fresh)
+
+    def _key(self, owner: _Owner, number: int | None) -> tuple[_Owner, int | None]:
+        return owner, number if owner.is_kept else None
+
+    def _look(self, beside: int) -> None:
+        """Compare what is there while a function runs with the most so far."""
+        posted = sum(
+            size for coming in self.inbox.values() for size, _ in islice(coming, RECEIVES_AHEAD)
+        )
+        sent = sum(sum(sizes) for sizes in self.sent.values())
+        parts = dict(self.parts)
+        parts["activations"] = parts.get("activations", 0) + beside
+        parts["communication"] = posted + sent + self.here
+        total = sum(parts.values())
+        if total > self.most.peak_bytes:
+            self.most = PlaceMemory(total, {part: size for part, size in parts.items() if size})
+
+    def _receive(self, one: _Profile, number: int | None) -> None:
+        """What a function receives is among what it makes."""
+        for source, size in one.receives:
+            place = self.places.source(source, number)
+            if place == self.place:
+                self.here -= size
+            else:
+                _, seen = self.inbox[place].popleft()
+                for _ in range(seen - self.arrived[place]):
+                    self.sent[place].popleft()
+                self.arrived[place] = max(seen, self.arrived[place])
+
+    def _send(self, one: _Profile, run: Run) -> None:
+        for (to, size), (_, alone) in zip(one.sends, one.sent, strict=True):
+            for place in self.places.goals(run, one.stage, to):
+                if place == self.place:
+                    self.here += size
+                else:
+                    self.sent.setdefault(place, deque()).append(alone)

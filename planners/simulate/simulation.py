@@ -1,0 +1,112 @@
+"""A simulated step of one rank: its seconds and bytes, and the text, JSON and trace of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from shardweave.planners.cost.memory import Memory
+from shardweave.planners.cost.quantity import bytes_text, memory_text, seconds_text
+from shardweave.planners.simulate.timeline import Timeline
+
+Axes = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class LowerBound:
+    """Seconds that no order of the same ops can beat: each part bounds the step.
+
+    compute_s: of all ops alone. link_s: that each link is in use. critical_path_s: the longest
+    chain of ops that need each other.
+    """
+
+    compute_s: float
+    link_s: Mapping[str, float]
+    critical_path_s: float
+
+    @property
+    def seconds(self) -> float:
+        return max(self.compute_s, self.critical_path_s, *self.link_s.values(), 0.0)
+
+
+@dataclass(frozen=True)
+class Simulation(Timeline):
+    """One step of a program on a cluster, in seconds and bytes of one rank.
+
+    time_s = compute_s + slowdown_s + host_s + exposed_communication_s: ops at full speed, what they
+    lose to communication beside them, and the time that the compute stream stands still, for the
+    host to issue an op and for messages.
+    communication_s, exposed_s: by mesh axes. op_end_s: when the compute stream is past each op of
+    the program.
+    """
+
+    compute_s: float
+    slowdown_s: float
+    host_s: float
+    communication_s: Mapping[Axes, float]
+    exposed_s: Mapping[Axes, float]
+    bound: LowerBound
+    memory: Memory
+    op_end_s: tuple[float, ...] = field(repr=False)
+
+    @property
+    def exposed_communication_s(self) -> float:
+        """Seconds that compute stands still for messages, over all axes."""
+        return sum(self.exposed_s.values())
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that a device holds at once."""
+        return self.memory.peak_bytes
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory of the smallest device that is used."""
+        return min(d.memory_bytes for d in self.cluster.device_types(self.mesh.num_devices))
+
+    def summary(self) -> str:
+        """A few lines: time and what it is made of, the bound, the memory."""
+        bound = self.bound
+        total = self.time_s or 1.0
+        lost_s = seconds_text(self.slowdown_s)
+        lost = f", and {lost_s} lost beside communication" if self.slowdown_s else ""
+        lines = [
+            self.headline(),
+            f"compute        {seconds_text(self.compute_s)} ({self.compute_s / total:.0%}){lost}",
+        ]
+        if self.host_s:
+            waits = f"{seconds_text(self.host_s)} ({self.host_s / total:.0%})"
+            lines.append(f"host           {waits} of waiting for ops to be issued")
+        for axes, seconds in sorted(self.communication_s.items()):
+            exposed_s = self.exposed_s.get(axes, 0.0)
+            lines.append(
+                f"communication  {seconds_text(seconds)} over {', '.join(axes)}, of which "
+                f"{seconds_text(exposed_s)} exposed ({exposed_s / total:.0%} of the step)"
+            )
+        links = [f"link '{name}' {seconds_text(seconds)}" for name, seconds in bound.link_s.items()]
+        parts = [f"compute {seconds_text(bound.compute_s)}", *links]
+        parts.append(f"critical path {seconds_text(bound.critical_path_s)}")
+        lines.append(
+            f"lower bound    {seconds_text(bound.seconds)} (the largest of {', '.join(parts)})"
+        )
+        lines.append(f"ratio          {self.ratio:.3f} of the lower bound")
+        kinds = [f"{part} {bytes_text(size)}" for part, size in self.memory.parts.items() if size]
+        memory = memory_text(self.peak_bytes, self.memory_bytes)
+        lines.append(f"peak memory    {memory} ({', '.join(kinds)})")
+        return "\n".join(lines)
+
+    def record(self) -> dict[str, Any]:
+        """The numbers of a simulation as JSON data; axes are joined by commas."""
+        return super().record() | {
+            "compute_s": self.compute_s,
+            "slowdown_s": self.slowdown_s,
+            "host_s": self.host_s,
+            "communication_s": {",".join(axes): t for axes, t in self.communication_s.items()},
+            "exposed_communication_s": self.exposed_communication_s,
+            "exposed_s": {",".join(axes): t for axes, t in self.exposed_s.items()},
+            "bound": asdict(self.bound),
+            "peak_bytes": self.peak_bytes,
+            "memory_bytes": self.memory_bytes,
+            "memory_parts": dict(self.memory.parts),
+        }

@@ -1,0 +1,1 @@
+"""The linear maps and layers that planners read off a program."""

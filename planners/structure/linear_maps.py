@@ -1,0 +1,137 @@
+"""The linear maps of a program, with the parameters behind their weights."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from xdsl.ir import SSAValue
+
+from shardweave.ir.dialects.annotations import phase_of
+from shardweave.ir.dialects.aten import AtenOp
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.mesh.placement import DimSharding, Placement, Sharding, contiguous
+from shardweave.ir.ops.facts import facts_of, weight_of
+from shardweave.ir.program.program import Program
+from shardweave.ir.sharding.rules import Rule, rule_of
+
+Cut = tuple[DimSharding, ...]
+"""One placement somewhere on a value's dims."""
+
+
+@dataclass(frozen=True)
+class LinearMap:
+    """A linear map or convolution of the forward pass with a parameter of its own.
+
+    weight: index of the weight among the operands. views: between parameter and op, outermost
+    first. contracted, produced: the factors of k and n in its rule.
+    """
+
+    op: AtenOp
+    weight: int
+    parameter: SSAValue
+    views: tuple[AtenOp, ...]
+    contracted: int
+    produced: int
+
+    @property
+    def rule(self) -> Rule:
+        return rule_of(self.op)
+
+    def is_contracted_in(self, cut: Cut) -> bool:
+        """Whether a cut of the parameter falls on k."""
+        carried: Cut | None = cut
+        for view in reversed(self.views):
+            rule = rule_of(view)
+            carried = carried and rule.carry(rule.operands[0], rule.results[0], carried)
+        factors = carried and self.rule.factors_of(self.rule.operands[self.weight], carried)
+        return bool(factors and factors[self.contracted])
+
+    def cut(self, factor: int, axis: str, size: int) -> Cut | None:
+        """The parameter's cut along k or n in plain shards; None if it does not divide."""
+        extent = self.rule.factors[factor].size
+        if extent % size or size == 1:
+            return None
+        cuts = self.rule.one_cut(factor, Placement(axis, size, extent // size))
+        return back_through(self.views, self.rule.dims_of(self.rule.operands[self.weight], cuts))
+
+
+def linear_maps(program: Program) -> Iterator[LinearMap]:
+    """The linear maps and convolutions of the forward pass, in order."""
+    parameters = {slot.value for slot in program.arguments if slot.kind == "param"}
+    for op in program.ops:
+        weight = weight_of(op)
+        if not isinstance(op, AtenOp) or weight is None or phase_of(op) != "forward":
+            continue
+        found = parameter_of(op.operands[weight], parameters)
+        factors = _sides(rule_of(op), weight)
+        if found is not None and factors is not None:
+            yield LinearMap(op, weight, found[0], tuple(found[1]), *factors)
+
+
+def _sides(rule: Rule, weight: int) -> tuple[int, int] | None:
+    """The factors (k, n) of a linear map's rule."""
+    produced = {factor for names in rule.results[0] for factor in names}
+    activation = {factor for names in rule.operands[weight - 1] for factor in names}
+    of_weight = [factor for names in rule.operands[weight] for factor in names]
+    contracted = [f for f in of_weight if f in activation and f not in produced]
+    outputs = [f for f in of_weight if f in produced and f not in activation]
+    return (contracted[0], outputs[0]) if contracted and outputs else None
+
+
+def parameter_of(
+    value: SSAValue, parameters: Collection[SSAValue]
+) -> tuple[SSAValue, list[AtenOp]] | None:
+    """The parameter that a value is a view of, or a part, and the views, outermost first."""
+    views: list[AtenOp] = []
+    while isinstance(value.owner, AtenOp) and (
+        facts_of(value.owner).keeps_weight or value.owner.name == "aten.slice.Tensor"
+    ):
+        views.append(value.owner)
+        value = value.owner.operands[0]
+    return (value, views) if value in parameters else None
+
+
+def back_through(views: Sequence[AtenOp], cut: Cut) -> Cut | None:
+    """The cut of a parameter, given that of a view of it; None if the view loses it."""
+    for view in views:
+        rule = rule_of(view)
+        carried = rule.carry(rule.results[0], rule.operands[0], cut)
+        if carried is None or not any(carried):
+            return None
+        cut = carried
+    return cut
+
+
+def stored_cut(cut: Cut, shape: tuple[int, ...], mesh: Mesh) -> Cut:
+    """How a parameter is stored that is read in this cut: in the same one or, where no DTensor has
+    such parts (four heads and three), in plain shards over the same axes."""
+    if Sharding(cut).is_chunked(shape):
+        return cut
+    pairs = zip(cut, shape, strict=True)
+    return tuple(contiguous([p.axis for p in dim], size, mesh) for dim, size in pairs)
+
+
+def input_embeddings(program: Program) -> Iterator[tuple[AtenOp, SSAValue]]:
+    """Forward lookups in a parameter by the program's inputs, with the parameter."""
+    inputs = {slot.value for slot in program.arguments if slot.kind == "input"}
+    parameters = {slot.value for slot in program.arguments if slot.kind == "param"}
+    for op in program.ops:
+        if isinstance(op, AtenOp) and op.name == "aten.embedding" and phase_of(op) == "forward":
+            found = parameter_of(op.operands[0], parameters)
+            if found is not None and _comes_from(op.operands[1], inputs):
+                yield op, found[0]
+
+
+def _comes_from(value: SSAValue, inputs: Collection[SSAValue]) -> bool:
+    """Whether a value of indices is computed from an input (through ops on small integers)."""
+    seen: set[SSAValue] = set()
+    stack = [value]
+    while stack:
+        current = stack.pop()
+        if current in inputs:
+            return True
+        if current not in seen and isinstance(current.owner, AtenOp):
+            seen.add(current)
+            stack.extend(current.owner.operands)
+    return False

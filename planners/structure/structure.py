@@ -1,0 +1,347 @@
+"""Finding column- and row-parallel pairs by the structure of a program.
+
+A linear map may be cut along its output features if every path from them, through ops that
+keep the feature apart (biases, activations, attention by head), ends in a linear map that
+contracts it, or in a plain sum or maximum over it (a loss on vocabulary shards). The map that
+contracts it is then cut along its input features. Features that are added to whole activations,
+as at the end of a residual branch, cannot stay apart. No module name is looked at, so this finds
+the pairs of transformers, of gated and plain MLPs and of convolutional blocks alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import prod
+
+from xdsl.ir import Operation, SSAValue
+
+from shardweave.ir.dialects.annotations import phase_of
+from shardweave.ir.dialects.aten import AtenOp
+from shardweave.ir.dialects.types import shape_of
+from shardweave.ir.mesh.placement import DimSharding, Placement
+from shardweave.ir.ops.facts import facts_of
+from shardweave.ir.program.program import Program
+from shardweave.ir.sharding.rules import Rule, rule_of
+from shardweave.ir.sharding.rules.attention import queries_rule, shares_key_heads
+from shardweave.planners.structure.linear_maps import (
+    Cut,
+    LinearMap,
+    back_through,
+    linear_maps,
+    parameter_of,
+)
+from shardweave.planners.structure.repeated_dims import repeated_dims
+
+
+@dataclass(frozen=True)
+class Label:
+    """A value whose features are those of some linear maps, cut at one place."""
+
+    cut: Cut
+    sources: frozenset[AtenOp]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Linear maps cut along their outputs together, and what contracts these.
+
+    columns, ends: in program order. cuts: of their parameters, and of those between.
+    """
+
+    columns: tuple[AtenOp, ...]
+    ends: tuple[AtenOp, ...]
+    cuts: dict[SSAValue, Cut]
+
+
+def parallel_pairs(
+    program: Program,
+    axis: str,
+    size: int,
+    uneven: dict[AtenOp, str] | None = None,
+    *,
+    stacked: Mapping[AtenOp, int] | None = None,
+    among: Mapping[LinearMap, int] | None = None,
+) -> dict[SSAValue, Cut]:
+    """The cut of each parameter of column- and row-parallel maps over an axis of `size`.
+
+    uneven: is filled with the maps that stay whole because their features do not divide by
+    `size`, and what it is that does not ("4 groups of 6 features (such as heads)").
+    stacked: maps whose features are a stack of so many alike, each to be cut. among: the only maps
+    to cut, with the number of features that the first device takes.
+    """
+    found = _separable(program, axis, size, uneven, stacked, among)
+    return {value: cut for value, (cut, _) in found.cuts.items()}
+
+
+def separable_maps(program: Program, axis: str, size: int) -> dict[AtenOp, Cut]:
+    """The linear maps that `parallel_pairs` cuts along their outputs, and the cut of these."""
+    found = _separable(program, axis, size)
+    return {op: found.labels[op.results[0]].cut for op in found.together}
+
+
+def find_pairs(program: Program, axis: str, size: int) -> list[Pair]:
+    """The maps of `parallel_pairs`, those together that are cut together, in program order."""
+    found = _separable(program, axis, size)
+    return [
+        Pair(
+            columns=tuple(op for op in found.together if op in maps),
+            ends=tuple(op for op, sources in found.ends if sources <= maps),
+            cuts={value: cut for value, (cut, sources) in found.cuts.items() if sources <= maps},
+        )
+        for maps in {id(maps): maps for maps in found.together.values()}.values()
+    ]
+
+
+def _separable(
+    program: Program,
+    axis: str,
+    size: int,
+    uneven: dict[AtenOp, str] | None = None,
+    stacked: Mapping[AtenOp, int] | None = None,
+    among: Mapping[LinearMap, int] | None = None,
+) -> _Analysis:
+    """What follows for the maps that can be cut; arguments as of `parallel_pairs`.
+
+    Repeats the analysis without the maps that turned out not to be separable, until none is
+    left: a handful of walks over the forward ops.
+    """
+    parameters = {slot.value for slot in program.arguments if slot.kind == "param"}
+    forward = [op for op in program.ops if isinstance(op, AtenOp) and phase_of(op) == "forward"]
+    activations = _input_dependent(program, forward)
+    repeated = repeated_dims(forward)
+    candidates = linear_maps(program) if among is None else among
+    maps: dict[Operation, LinearMap] = {one.op: one for one in candidates}
+    strides = {one.op: first for one, first in (among or {}).items()}
+    assumed = _Assumptions(maps, strides)
+    uneven = {} if uneven is None else uneven
+    while True:
+        analysis = _Analysis(
+            assumed.maps,
+            parameters,
+            activations,
+            repeated,
+            axis,
+            size,
+            assumed.parts,
+            assumed.strides,
+            stacked or {},
+            uneven,
+        )
+        for op in forward:
+            analysis.visit(op)
+        if assumed.hold_in(analysis):
+            for op in analysis.ended:  # the parts of a fused projection are cut each for itself
+                uneven.pop(op, None)
+            return analysis
+        assumed.correct(analysis, uneven)
+
+
+@dataclass
+class _Assumptions:
+    """What an analysis begins with, until it shows that this does not hold.
+
+    maps: that may be cut. strides: how many features the first device takes of some. parts: in how
+    many the outputs of some are read. Each correction adds a map to `parts`, moves it from there to
+    `strides`, or takes it out of `maps`: there are at most three for a map.
+    """
+
+    maps: dict[Operation, LinearMap]
+    strides: dict[AtenOp, int]
+    parts: dict[AtenOp, int] = field(default_factory=dict[AtenOp, int])
+    _groups: dict[AtenOp, int] = field(default_factory=dict[AtenOp, int])
+    _stacks: set[AtenOp] = field(default_factory=set[AtenOp])
+
+    def hold_in(self, analysis: _Analysis) -> bool:
+        """Whether all maps turned out separable, in the parts that were assumed."""
+        return not self._newly_met(analysis) and not self._failed(analysis)
+
+    def correct(self, analysis: _Analysis, uneven: Mapping[AtenOp, str]) -> None:
+        """Assume what an analysis met; without anything new, leave out what failed."""
+        met = self._newly_met(analysis)
+        self.parts |= met
+        self._groups |= analysis.met_strides
+        self._stacks |= met.keys() & uneven.keys()
+        if met:
+            return
+        # What was taken for a stack of projections, and is none, fails without the others: its
+        # parts may be groups, some more for the first devices than for the last.
+        failed = self._failed(analysis)
+        failed = (failed & self._stacks) or (failed & self.strides.keys()) or failed
+        grouped = failed & self._groups.keys() - self.strides.keys()
+        if not grouped:
+            self.maps = {op: one for op, one in self.maps.items() if op not in failed}
+            return
+        self.strides |= {op: self._groups[op] for op in grouped}
+        self.parts = {op: count for op, count in self.parts.items() if op not in grouped}
+        self._stacks -= grouped
+
+    def _newly_met(self, analysis: _Analysis) -> dict[AtenOp, int]:
+        return {op: n for op, n in analysis.met_parts.items() if op not in self.parts}
+
+    def _failed(self, analysis: _Analysis) -> set[AtenOp]:
+        # Maps that nothing contracts would gain nothing.
+        failed = set(analysis.together) - analysis.ended
+        for op in analysis.dead - self._newly_met(analysis).keys():
+            failed |= analysis.together[op]
+        return failed
+
+
+def _input_dependent(program: Program, forward: list[AtenOp]) -> set[SSAValue]:
+    """The inputs, and all values computed from them."""
+    found = {slot.value for slot in program.arguments if slot.kind == "input"}
+    for op in forward:
+        if not found.isdisjoint(op.operands):
+            found.update(op.results)
+    return found
+
+
+@dataclass(eq=False)
+class _Analysis:
+    """What follows from cutting linear maps along their outputs together, so far.
+
+    parts: how many parts the features of a map are made of, where it is more than one; met_parts:
+    as found on the way. strides: how many features the first device takes, where that is some
+    groups of them, more than for the last one; met_strides: as found on the way. stacked: as of
+    `parallel_pairs`; parts are those of each. cuts: of each parameter, and whose features they are.
+    together: the maps that stand or fall with each. dead: maps whose features end where they
+    cannot stay apart. ended: those that something contracts; ends: what contracts them.
+    """
+
+    maps: Mapping[Operation, LinearMap]
+    parameters: set[SSAValue]
+    activations: set[SSAValue]
+    repeated: Mapping[SSAValue, set[int]]
+    axis: str
+    size: int
+    parts: Mapping[AtenOp, int]
+    strides: Mapping[AtenOp, int]
+    stacked: Mapping[AtenOp, int]
+    uneven: dict[AtenOp, str]
+    labels: dict[SSAValue, Label] = field(default_factory=dict[SSAValue, Label])
+    met_parts: dict[AtenOp, int] = field(default_factory=dict[AtenOp, int])
+    met_strides: dict[AtenOp, int] = field(default_factory=dict[AtenOp, int])
+    cuts: dict[SSAValue, tuple[Cut, frozenset[AtenOp]]] = field(
+        default_factory=dict[SSAValue, tuple[Cut, frozenset[AtenOp]]]
+    )
+    together: dict[AtenOp, set[AtenOp]] = field(default_factory=dict[AtenOp, set[AtenOp]])
+    dead: set[AtenOp] = field(default_factory=set[AtenOp])
+    ended: set[AtenOp] = field(default_factory=set[AtenOp])
+    ends: list[tuple[AtenOp, frozenset[AtenOp]]] = field(
+        default_factory=list[tuple[AtenOp, frozenset[AtenOp]]]
+    )
+
+    def visit(self, op: AtenOp) -> None:
+        labels = {i: self.labels[v] for i, v in enumerate(op.operands) if v in self.labels}
+        if labels:
+            self._follow(op, labels)
+        elif op in self.maps:
+            self._start(op, self.maps[op].produced)
+
+    def _start(self, op: AtenOp, factor: int) -> None:
+        """Label the output features of a linear map with a weight of its own."""
+        rule = rule_of(op)
+        extent = rule.factors[factor].size
+        parts = self.parts.get(op, 1) * self.stacked.get(op, 1)
+        stride = self.strides.get(op, 0) if parts == 1 else 0
+        stride = stride or -(-extent // (self.size * parts))
+        placement = Placement(self.axis, self.size, stride)
+        if not rule.can_cut(factor, (placement,)) or (parts > 1 and extent % (self.size * parts)):
+            each = f"{parts} parts of {extent // parts}" if parts > 1 else str(extent)
+            self.uneven.setdefault(op, f"{each} output features")
+            return
+        cuts = rule.one_cut(factor, placement)
+        sources = frozenset({op})
+        self.together[op] = {op}
+        self.labels[op.results[0]] = Label(rule.dims_of(rule.results[0], cuts), sources)
+        self._adopt(op, rule, cuts, sources)
+
+    def _follow(self, op: AtenOp, labels: Mapping[int, Label]) -> None:
+        rule = self._rule(op)
+        sources = frozenset[AtenOp]().union(*(label.sources for label in labels.values()))
+        self._join(sources)
+        seats = {self._seat(rule, index, label) for index, label in labels.items()}
+        seat = next(iter(seats))
+        if len(seats) != 1 or seat is None or self._meets_whole(op, rule, seat[0]):
+            self.dead |= sources
+            return
+        factor, stride = seat
+        cuts = rule.one_cut(factor, Placement(self.axis, self.size, stride))
+        self._adopt(op, rule, cuts, sources)
+        kept = False
+        for result, dims in zip(op.results, rule.results, strict=True):
+            if any(factor in names for names in dims):
+                kept = True
+                self.labels[result] = Label(rule.dims_of(dims, cuts), sources)
+        if not kept:
+            product = facts_of(op).product
+            blocked = rule.factors[factor].reduction is None and not (product and product.plain)
+            (self.dead if blocked else self.ended).update(sources)
+            self.ends.append((op, sources))
+
+    def _rule(self, op: AtenOp) -> Rule:
+        """How an op can be cut, once key heads are repeated that are too few to be cut."""
+        few = shares_key_heads(op) and shape_of(op.operands[1])[1] % self.size
+        return queries_rule(op) if few else rule_of(op)
+
+    def _join(self, sources: frozenset[AtenOp]) -> None:
+        """Let maps stand or fall together."""
+        merged = set[AtenOp]().union(*(self.together[op] for op in sources))
+        if any(len(self.together[op]) < len(merged) for op in sources):
+            self.together.update(dict.fromkeys(merged, merged))
+
+    def _meets_whole(self, op: AtenOp, rule: Rule, factor: int) -> bool:
+        """Whether the features are added to whole activations of the same features.
+
+        That is where a residual branch ends; the stream it returns to stays whole. What repeats
+        itself for each of the features, as a mask of tokens does for heads, has none of its own.
+        """
+        return facts_of(op).is_addition and any(
+            value in self.activations
+            and value not in self.labels
+            and any(
+                factor in names and dim not in self.repeated.get(value, ())
+                for dim, names in enumerate(dims)
+            )
+            for value, dims in zip(op.operands, rule.operands, strict=True)
+        )
+
+    def _seat(self, rule: Rule, index: int, label: Label) -> tuple[int, int] | None:
+        """The factor that a labelled operand's cut falls on, and its stride there.
+
+        Where features are viewed as groups, such as heads, it is these that must divide; or they
+        are a stack of projections (those of `nn.MultiheadAttention`), each to be cut.
+        """
+        names, placement = next(
+            (names, placement)
+            for names, placements in zip(rule.operands[index], label.cut, strict=True)
+            for placement in placements
+        )
+        seat = rule.seat(names, placement)
+        if seat is None:
+            sizes = [rule.factors[factor].size for factor in names]
+            wholes = [rule.factors[factor].size for factor in names if rule.factors[factor].whole]
+            if wholes:
+                self.met_parts |= dict.fromkeys(label.sources, wholes[0])
+            elif len(sizes) > 1 and sizes[0] % self.size:
+                what = f"{sizes[0]} groups of {prod(sizes[1:])} features (such as heads)"
+                self.uneven |= dict.fromkeys(label.sources, what)
+                self.met_parts |= dict.fromkeys(label.sources, sizes[0])
+                if sizes[0] > self.size:  # of fewer, most devices would have none
+                    stride = -(-sizes[0] // self.size) * prod(sizes[1:])
+                    self.met_strides |= dict.fromkeys(label.sources, stride)
+        return seat
+
+    def _adopt(
+        self, op: AtenOp, rule: Rule, cuts: list[DimSharding], sources: frozenset[AtenOp]
+    ) -> None:
+        """Cut the parameters that an op reads along the cut factor."""
+        for value, dims in zip(op.operands, rule.operands, strict=True):
+            found = parameter_of(value, self.parameters)
+            cut = rule.dims_of(dims, cuts)
+            if found is None or not any(cut):
+                continue
+            parameter, views = found
+            back = back_through(views, cut)
+            if back is not None and self.cuts.setdefault(parameter, (back, sources))[0] != back:
+                self.dead |= sources
