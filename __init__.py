@@ -141,6 +141,9 @@ _HOMES = {
 }
 
 
+import_module("shardweave.planners.registry")  # registers the passes that stand in planners
+
+
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first used: torch alone takes seconds to import."""
     home = _HOMES.get(name)

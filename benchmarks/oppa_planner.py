@@ -36,9 +36,9 @@ from shardweave.planners.oppa.choosers import (
     RandomChooser,
 )
 from shardweave.planners.oppa.search import search
-from shardweave.planners.oppa.space import Configuration
 from shardweave.planners.oppa.trees import TreeChooser
-from shardweave.planners.oppa.trials import Record
+from shardweave.planners.trials.space import Configuration
+from shardweave.planners.trials.trials import Record
 
 
 @dataclass(frozen=True)

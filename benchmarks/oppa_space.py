@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from shardweave.planners.cost.degrees import divisors
-from shardweave.planners.oppa.space import Configuration, SpaceError
+from shardweave.planners.trials.space import Configuration, SpaceError
 
 BUCKETS_MIB = tuple(4**k for k in range(7))
 

@@ -18,7 +18,7 @@ from functools import cached_property
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.planners.cost.cluster import Cluster, DeviceType, interpolate
 from shardweave.planners.cost.links import Ring, ring_of
-from shardweave.planners.oppa.space import Configuration
+from shardweave.planners.trials.space import Configuration
 
 MIB = 2**20
 ELEMENT = 2

@@ -15,8 +15,8 @@ from shardweave.driver.training.training import ENOUGH_SLOW
 from shardweave.planners.oppa.choosers import History, Suggestion, first_choice, random_instead
 from shardweave.planners.oppa.formula import fit_formula, predict
 from shardweave.planners.oppa.prior import Form, MemoryPrior, ThroughputPrior
-from shardweave.planners.oppa.space import Configuration
-from shardweave.planners.oppa.trials import Outcome
+from shardweave.planners.trials.space import Configuration
+from shardweave.planners.trials.trials import Outcome
 
 
 @dataclass(frozen=True)

@@ -22,12 +22,17 @@ from shardweave.passes.notes import heard_by
 
 TASKS = {
     "train a model": ("run",),
-    "choose how": ("plan", "simulate", "profile", "calibrate"),
-    "look at it": ("explore", "report", "show", "diff"),
-    "make and change the program": ("capture", "opt", "prove", "kernels"),
+    "choose how": ("plans.plan", "plans.simulate", "plans.profile", "plans.calibrate"),
+    "look at it": ("programs.explore", "plans.report", "programs.show", "programs.diff"),
+    "make and change the program": (
+        "programs.capture",
+        "programs.opt",
+        "programs.prove",
+        "programs.kernels",
+    ),
     "set up the shell": ("completion",),
 }
-"""The commands, each a file of `commands`, by what a person wants to do."""
+"""The commands by task, each named by its file below `commands`."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -93,5 +98,6 @@ def _listed(parsers: Mapping[str, argparse.ArgumentParser]) -> str:
     lines: list[str] = []
     for task, names in TASKS.items():
         lines.append(f"{task}:")
-        lines += [f"  {name:10}  {parsers[name].description}" for name in names]
+        commands = [name.rpartition(".")[2] for name in names]
+        lines += [f"  {name:10}  {parsers[name].description}" for name in commands]
     return "\n".join([*lines, "", "'shardweave COMMAND --help' says what a command takes."])

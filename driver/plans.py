@@ -23,7 +23,6 @@ from shardweave.planners.call import ClusterLike, call_planner, check_options, r
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.lowering.apply_plan import ApplyPlanPass
 from shardweave.planners.lowering.plan_passes import chosen_by, passes_after, passes_before
-from shardweave.planners.oppa.trials import Host
 from shardweave.planners.plan.plan import Plan, PlanError
 from shardweave.planners.plan.plan_check import check_plan
 from shardweave.planners.plan.plan_names import Lookup
@@ -33,6 +32,7 @@ from shardweave.planners.predict.pipeline.simulation import PipelineSimulation
 from shardweave.planners.predict.predict import predicted_of, simulation_of
 from shardweave.planners.registry import PLANNERS, no_such_plan
 from shardweave.planners.simulate.simulation import Simulation
+from shardweave.planners.trials.trials import Host
 
 PlanLike = Plan | str | Path | Mapping[str, str]
 """A plan, a planner's name, a JSON file's path, or shardings by name (or name pattern)."""

@@ -14,8 +14,7 @@ from xdsl.universe import Universe
 from shardweave.ir.dialects.aten import aten_dialect
 from shardweave.ir.dialects.dist import dist_dialect
 from shardweave.ir.dialects.kernel import kernel_dialect
-from shardweave.passes.pipeline import pass_class
-from shardweave.passes.registry import PASSES
+from shardweave.passes.registry import PASSES, find_pass
 
 PREFIX = "shardweave-"
 
@@ -26,7 +25,7 @@ def name_in_xdsl(name: str) -> str:
 
 
 def _load(name: str) -> type[ModulePass]:
-    found = pass_class(name)
+    found = find_pass(name)
     renamed = name_in_xdsl(name)
     if renamed == name:
         return found

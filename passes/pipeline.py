@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any, cast, get_type_hints
 
@@ -22,8 +21,7 @@ from shardweave.ir.verify.program import verify
 from shardweave.passes.notes import heard_by, note, unheard
 from shardweave.passes.observers import DumpFiles, Observer, Observers
 from shardweave.passes.presets import preset_of, readable
-from shardweave.passes.registry import PASSES, PLANNER_PREFIX
-from shardweave.planners.registry import PLANNERS
+from shardweave.passes.registry import find_pass
 
 MeshLike = Mesh | Mapping[str, int] | str
 """A mesh, axis sizes by name, or text such as "data=2,tensor=2"."""
@@ -31,23 +29,6 @@ MeshLike = Mesh | Mapping[str, int] | str
 
 class PassError(ValueError):
     """A pass failed; the message names it."""
-
-
-def pass_class(name: str) -> type[ModulePass]:
-    """The pass of a registered name. Raises ValueError with near names if there is none."""
-    planner = name.removeprefix(PLANNER_PREFIX)
-    if planner != name and planner in PLANNERS:
-        made = import_module("shardweave.planners.lowering.planner_pass").planner_pass(planner)
-        return cast("type[ModulePass]", made)
-    target = PASSES.get(name)
-    if target is None:
-        known = sorted([*PASSES, *(PLANNER_PREFIX + one for one in PLANNERS)])
-        raise ValueError(
-            f"there is no pass '{name}'; {did_you_mean(name, known)}the passes are: "
-            f"{', '.join(known)}."
-        )
-    module, _, attribute = target.partition(":")
-    return cast("type[ModulePass]", getattr(import_module(module), attribute))
 
 
 def parse_passes(spec: str) -> tuple[ModulePass, ...]:
@@ -77,7 +58,7 @@ def _made(spec: ArgSpec) -> tuple[ModulePass, ...]:
                 f"out and change them: {PassPipeline(preset)}"
             )
         return parse_passes(preset)
-    kind = pass_class(spec.name)
+    kind = find_pass(spec.name)
     known = [f.name.replace("_", "-") for f in fields(cast("Any", kind)) if f.init]
     options = ", ".join(known)
     for option in spec.parameters:

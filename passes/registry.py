@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, cast
+
+from shardweave.ir.suggest import did_you_mean
 
 if TYPE_CHECKING:
     from xdsl.passes import ModulePass
 
 PASSES: dict[str, str] = {
     "add-pending-sums": "shardweave.passes.prepare.add_pending_sums:AddPendingSumsPass",
-    "apply-plan": "shardweave.planners.lowering.apply_plan:ApplyPlanPass",
     "bucket-collectives": "shardweave.passes.messages.bucket_collectives:BucketCollectivesPass",
     "cse": "shardweave.passes.prepare.cse:CsePass",
-    "cut-stages": "shardweave.planners.lowering.stages.cut_stages:CutStagesPass",
     "dce": "shardweave.passes.prepare.dce:DcePass",
     "delete-redundant-collectives": (
         "shardweave.passes.messages.delete_redundant_collectives:DeleteRedundantCollectivesPass"
@@ -20,7 +21,6 @@ PASSES: dict[str, str] = {
     "fuse-kernels": "shardweave.passes.kernels.fuse_kernels:FuseKernelsPass",
     "insert-collectives": "shardweave.passes.partition.insert_collectives:InsertCollectivesPass",
     "merge-collectives": "shardweave.passes.messages.merge_collectives:MergeCollectivesPass",
-    "overlap-communication": "shardweave.planners.overlap.overlap_communication:OverlapCommunicationPass",
     "propagate-shardings": "shardweave.passes.partition.propagate_shardings:PropagateShardingsPass",
     "recompute-producers": "shardweave.passes.kernels.recompute_producers:RecomputeProducersPass",
     "reduce-in": "shardweave.passes.messages.reduce_in:ReduceInPass",
@@ -35,10 +35,19 @@ PASSES: dict[str, str] = {
     "unfuse-kernels": "shardweave.passes.kernels.unfuse_kernels:UnfuseKernelsPass",
     "unroll-time-axes": "shardweave.passes.partition.unroll_time_axes:UnrollTimeAxesPass",
 }
-"""`name` -> `module:class`."""
+"""`name` -> `module:class`. The planners add the passes that need a plan or a cost model."""
 
-PLANNER_PREFIX = "plan-"
-"""`plan-<name>` is a pass for each planner that there is (`planner_pass`)."""
+
+def find_pass(name: str) -> type[ModulePass]:
+    """The pass class of a registered name. Raises ValueError with near names if there is none."""
+    target = PASSES.get(name)
+    if target is None:
+        raise ValueError(
+            f"there is no pass '{name}'; {did_you_mean(name, PASSES)}the passes are: "
+            f"{', '.join(sorted(PASSES))}."
+        )
+    module, _, attribute = target.partition(":")
+    return cast("type[ModulePass]", getattr(import_module(module), attribute))
 
 
 def register_pass(kind: type[ModulePass]) -> type[ModulePass]:

@@ -7,8 +7,8 @@ from shardweave.ir.program.program import Program
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.oppa.planner import DEFAULTS, TrialOptions, plan_by_trials
 from shardweave.planners.oppa.trees import TreeChooser
-from shardweave.planners.oppa.trials import Host
 from shardweave.planners.plan.plan import Plan
+from shardweave.planners.trials.trials import Host
 
 
 def plan_boosted_trees(

@@ -20,7 +20,7 @@ from shardweave.planners.plan.replicated import notes_on_empty_parts
 from shardweave.planners.registry import PLANNERS
 
 if TYPE_CHECKING:
-    from shardweave.planners.oppa.trials import Host
+    from shardweave.planners.trials.trials import Host
 
 GIVEN = ("program", "mesh", "cluster", "cluster_name", "host")
 """Parameters of planners that are no options of their user's."""

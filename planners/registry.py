@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shardweave.ir.suggest import did_you_mean
+from shardweave.passes.registry import PASSES
 
 PLANNERS: dict[str, str] = {
     "amp": "shardweave.planners.amp:plan_amp",
@@ -17,6 +18,25 @@ PLANNERS: dict[str, str] = {
     "replicated": "shardweave.planners.plan.replicated:plan_replicated",
 }
 """`name` -> `module:function`; a planner takes a program and a mesh and returns a Plan."""
+
+
+PLANNER_PREFIX = "plan-"
+
+PASSES.update(
+    {
+        "apply-plan": "shardweave.planners.lowering.apply_plan:ApplyPlanPass",
+        "cut-stages": "shardweave.planners.lowering.stages.cut_stages:CutStagesPass",
+        "overlap-communication": (
+            "shardweave.planners.overlap.overlap_communication:OverlapCommunicationPass"
+        ),
+    }
+)
+PASSES.update(
+    {
+        PLANNER_PREFIX + name: f"shardweave.planners.lowering.planner_pass:{PLANNER_PREFIX}{name}"
+        for name in PLANNERS
+    }
+)
 
 
 DEFAULT_PLANNER = "auto"

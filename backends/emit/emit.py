@@ -1,8 +1,8 @@
 """Programs as readable Python modules.
 
 A module has one function, `step(rt, given)`: one statement per op in the order of the program,
-each value freed after its last use. `rt` is the rank's runtime (`backends.distributed.runtime`); `given` and
-the result map the kind and name of each argument and result to this rank's tensor.
+each value freed after its last use. `rt` is the rank's runtime (`backends.distributed.runtime`);
+`given` and the result map the kind and name of each argument and result to this rank's tensor.
 """
 
 from __future__ import annotations

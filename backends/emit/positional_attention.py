@@ -3,8 +3,8 @@
 What queries see by their positions is taken apart into rectangles and triangles
 (`ir/library/attention_pieces.py`), whose results merge by their log-sum-exp.
 
-Shapes are those of `backends.emit.attention`. A query that sees no key gives zeros, and -inf for its
-log-sum-exp, so that it adds nothing to a merge.
+Shapes are those of `backends.emit.attention`. A query that sees no key gives zeros, and -inf for
+its log-sum-exp, so that it adds nothing to a merge.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardweave.driver.processes.launch import stop, terminated_as_exit
-from shardweave.planners.oppa.trials import Host, Limits, Outcome
 from shardweave.planners.plan.plan import Plan
+from shardweave.planners.trials.trials import Host, Limits, Outcome
 
 STOP_GRACE_S = 5.0
 TAIL_LINES = 3

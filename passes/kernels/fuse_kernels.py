@@ -297,12 +297,12 @@ def write_region(unit: Unit) -> None:
 class FuseKernelsPass(PassOnProgram):
     """Put ops that exchange or share much data into regions, each to be one kernel.
 
-    Regions grow greedily: of all pairs whose union one kernel can compute (`ir.program.iteration_space`),
-    the one that saves most bytes of memory traffic is merged first. A region never reaches across a
-    collective, its start or its wait, from one phase or sub-batch into another, and the ops that
-    stay outside keep their order; each unit has a place at which all it needs is defined and
-    nothing that it gives was wanted yet, so that there are no cycles. `matmul=false` leaves
-    matrix products to the library.
+    Regions grow greedily: of all pairs whose union one kernel can compute
+    (`ir.program.iteration_space`), the one that saves most bytes of memory traffic is merged
+    first. A region never reaches across a collective, its start or its wait, from one phase or
+    sub-batch into another, and the ops that stay outside keep their order; each unit has a place
+    at which all it needs is defined and nothing that it gives was wanted yet, so that there are no
+    cycles. `matmul=false` leaves matrix products to the library.
 
     Requires: a verified program without regions, not between `propagate-shardings` and
     `insert-collectives`. Ensures: numerics unchanged; `unfuse-kernels`

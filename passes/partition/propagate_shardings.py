@@ -248,7 +248,8 @@ def _placed(
 class PropagateShardingsPass(PassOnProgram):
     """Give every op its sharding, and put a `dist.reshard` wherever a value changes shards.
 
-    How it chooses is said in `passes.partition.propagate_shardings`, how it places reshards in `place_reshards`.
+    How it chooses is said in `passes.partition.propagate_shardings`, how it places reshards in
+    `place_reshards`.
 
     Requires: a global program with a mesh; wishes, if any, in `wanted` and `dist.used`. Ensures:
     every op has `sharding` and operands that fit it, every argument and result `dist.sharding`; no

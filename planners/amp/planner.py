@@ -26,12 +26,12 @@ from shardweave.planners.cost.quantity import counted, seconds_text
 from shardweave.planners.lowering.lower import Lowerings
 from shardweave.planners.megatron.one_by_one import why_not_one_by_one
 from shardweave.planners.megatron.planner import plan_megatron
-from shardweave.planners.oppa.real_trials import RealTrials, launch_of
-from shardweave.planners.oppa.trials import Host
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_parts import Candidate, Pipeline, Predicted
 from shardweave.planners.plan.zero import DIVIDED
 from shardweave.planners.predict.predict import simulate_plan, why_slower, with_candidates
+from shardweave.planners.trials.real_trials import RealTrials, launch_of
+from shardweave.planners.trials.trials import Host
 
 AXES = ("pipeline", "data", "tensor")
 

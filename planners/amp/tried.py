@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from shardweave.planners.cost.quantity import counted
-from shardweave.planners.oppa.real_trials import RealTrials, measured
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_parts import Candidate, PlanError
 from shardweave.planners.predict.predict import with_candidates
+from shardweave.planners.trials.real_trials import RealTrials, measured
 
 
 def fastest_tried(

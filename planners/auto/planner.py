@@ -24,10 +24,10 @@ from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.memory import check_precision
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.cost.quantity import counted, gib
-from shardweave.planners.oppa.trials import Host
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_parts import Candidate, PlanError, Predicted
 from shardweave.planners.predict.predict import check_some_fit, with_candidates
+from shardweave.planners.trials.trials import Host
 
 
 @dataclass(frozen=True)

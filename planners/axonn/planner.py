@@ -137,10 +137,10 @@ def layers_of(program: Program, pairs: Mapping[SSAValue, Cut]) -> list[LinearLay
     """A program's linear maps as AxoNN's layers, in order, given its pairs' cuts.
 
     Maps that x cuts along their outputs begin a pair of column- and row-parallel maps
-    (`planners.structure.structure`), those that it cuts along their inputs end one and are the transposed
-    layers. So the stream that pairs read from and add to is cut by y, and what lies inside a pair
-    by x, which is AxoNN's alternation wherever layers follow each other. A map in no pair is a
-    layer of its own: y cuts its inputs, and x leaves it whole.
+    (`planners.structure.structure`), those that it cuts along their inputs end one and are the
+    transposed layers. So the stream that pairs read from and add to is cut by y, and what lies
+    inside a pair by x, which is AxoNN's alternation wherever layers follow each other. A map in no
+    pair is a layer of its own: y cuts its inputs, and x leaves it whole.
     """
     found: list[LinearLayer] = []
     blocks = blocks_of(program)

@@ -12,6 +12,7 @@ from shardweave.ir.dialects.dist import STARTED, AllReduceOp, WaitOp
 from shardweave.ir.dialects.types import dtype_of_value, num_bytes, tensor_type_of
 from shardweave.ir.program.program import Program
 from shardweave.ir.program.storage import shared_operand
+from shardweave.planners.plan.plan_parts import PRECISIONS
 
 PARTS = (
     "parameters",
@@ -22,11 +23,6 @@ PARTS = (
     "activations",
     "communication",
 )
-
-PRECISIONS = ("", "fp32", "bf16-mixed", "fp16-mixed", "bf16-true")
-"""What a plan may say of its precision; "" takes the program's own: parameters of 16 bits are
-trained in mixed precision, for an optimizer's small steps are lost in their digits. `bf16-true`
-says that they are all there is."""
 
 ADAM_STATE = 2.0
 """Bytes of optimizer state per byte of parameters: two moments in the parameters' dtype."""

@@ -2,7 +2,8 @@
 
 What carries a plan out stands here once, as data: names of passes with their options.
 `local_program` runs the functions behind them, so that planners price the program that runs; the
-driver runs the passes of the same names (`planners.lowering.plan_passes`), with verification and observers.
+driver runs the passes of the same names (`planners.lowering.plan_passes`), with verification and
+observers.
 """
 
 from __future__ import annotations

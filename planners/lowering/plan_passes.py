@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from xdsl.passes import ModulePass
 
-from shardweave.passes.pipeline import pass_class
+from shardweave.passes.registry import find_pass
 from shardweave.planners.lowering.apply_plan import ApplyPlanPass
 from shardweave.planners.lowering.lower import (
     DEFAULT_SCHEDULE,
@@ -49,4 +49,4 @@ def chosen_by(plan: Plan) -> set[str]:
 
 
 def _passes(steps: Lowering) -> list[ModulePass]:
-    return [pass_class(name)(**options) for name, options in steps]
+    return [find_pass(name)(**options) for name, options in steps]

@@ -16,11 +16,19 @@ from xdsl.passes import ModulePass
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.program import Program
 from shardweave.passes.notes import note
-from shardweave.passes.registry import PLANNER_PREFIX
 from shardweave.planners.call import call_planner, planner_options
 from shardweave.planners.lowering.apply_plan import annotate
+from shardweave.planners.registry import PLANNER_PREFIX, PLANNERS
 
 _PLAIN = (int, float, bool, str)
+
+
+def __getattr__(name: str) -> type[ModulePass]:
+    """The pass of a planner, by the name under which `planners.registry` registers it."""
+    planner = name.removeprefix(PLANNER_PREFIX)
+    if planner == name or planner not in PLANNERS:
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    return planner_pass(planner)
 
 
 @cache

@@ -2,8 +2,8 @@
 
 The experts of a layer are linear maps with their weights in one parameter, experts x inputs x
 outputs: a batched product, or one product whose features are those of all experts. Either is cut
-along the experts as a linear map is along its features (`planners.structure.structure`), to where outputs
-are added up over the experts.
+along the experts as a linear map is along its features (`planners.structure.structure`), to where
+outputs are added up over the experts.
 """
 
 from __future__ import annotations

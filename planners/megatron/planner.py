@@ -58,15 +58,16 @@ def plan_megatron(
     """Column- and row-parallel pairs on `tensor`, the batch on `data`, and on `replica` where the
     mesh has it (further replicas, among which ZeRO divides nothing).
 
-    Pairs are found by structure (`planners.structure.structure`); embeddings looked up by inputs, and an
-    output projection whose logits only meet sums and maxima, are cut along the vocabulary, and
-    the loss is computed on the shards. Everything else is whole. With `sequence_parallel`, what
+    Pairs are found by structure (`planners.structure.structure`); embeddings looked up by inputs,
+    and an output projection whose logits only meet sums and maxima, are cut along the vocabulary,
+    and the loss is computed on the shards. Everything else is whole. With `sequence_parallel`, what
     lies between pairs is cut along dim 1 over `tensor`: all-reduces become a reduce-scatter and
     an all-gather, and norms run on shards.
 
     Where the mesh has an axis `context`, inputs are cut along the sequence over it
-    (`planners.megatron.sequence_cut`), and so is everything between them and the loss; attention gathers
-    keys and values, with `attention_parts` in so many parts that it merges (`split-attention`).
+    (`planners.megatron.sequence_cut`), and so is everything between them and the loss; attention
+    gathers keys and values, with `attention_parts` in so many parts that it merges
+    (`split-attention`).
 
     Where it has an axis `expert`, the weights of experts are cut over it, each expert on one
     device, and what is not of experts takes it for a part of `data`: each device has tokens of

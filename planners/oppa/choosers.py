@@ -17,8 +17,8 @@ from scipy.special import ndtr
 from shardweave.planners.oppa.formula import Samples
 from shardweave.planners.oppa.gp import Belief, Kernel, fit
 from shardweave.planners.oppa.prior import Form, MemoryPrior, ThroughputPrior
-from shardweave.planners.oppa.space import Floats, SpaceTable
-from shardweave.planners.oppa.trials import Record
+from shardweave.planners.trials.space import Floats, SpaceTable
+from shardweave.planners.trials.trials import Record
 
 STREAK = 3
 """Trials in a row without memory after which one is picked at random (the released code's)."""

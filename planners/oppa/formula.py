@@ -11,7 +11,7 @@ from scipy.optimize import least_squares
 from torch import Tensor
 
 from shardweave.planners.oppa.prior import FIRST_GUESS, Formula
-from shardweave.planners.oppa.space import Floats, SpaceTable
+from shardweave.planners.trials.space import Floats, SpaceTable
 
 NUMBERS_DEVIATION = 1.5
 """Of the logarithm of a formula's numbers, around the first guess."""

@@ -29,7 +29,7 @@ from shardweave.planners.oppa.formula import (
     fit_formula,
 )
 from shardweave.planners.oppa.prior import Columns, Formula
-from shardweave.planners.oppa.space import Floats, SpaceTable
+from shardweave.planners.trials.space import Floats, SpaceTable
 
 Kernel = Literal["ard", "additive"]
 

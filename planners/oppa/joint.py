@@ -14,8 +14,8 @@ from shardweave.planners.auto.space.constraints import Constraints
 from shardweave.planners.auto.space.point import JointPoint
 from shardweave.planners.auto.space.space import JointSpace, joint_space
 from shardweave.planners.cost.cluster import Cluster
-from shardweave.planners.oppa.space import Configuration
 from shardweave.planners.plan.plan import Plan
+from shardweave.planners.trials.space import Configuration
 
 
 @dataclass(eq=False)

@@ -12,9 +12,9 @@ from shardweave.ir.program.program import Program
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.degrees import asked_degrees, divisors
 from shardweave.planners.megatron.planner import plan_megatron
-from shardweave.planners.oppa.space import Configuration
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_parts import PAPERS_RECOMPUTE, PlanError
+from shardweave.planners.trials.space import Configuration
 
 AXES = ("data", "tensor")
 SUB_BATCH_SCHEDULES = ("none", "sub-batch", "cross-pass")

@@ -18,13 +18,13 @@ from shardweave.planners.oppa.gp import Kernel
 from shardweave.planners.oppa.joint import JointPlans
 from shardweave.planners.oppa.plain import PlainPlans
 from shardweave.planners.oppa.prior import Form
-from shardweave.planners.oppa.real_trials import RealTrials, launch_of, measured
 from shardweave.planners.oppa.search import Found, search
-from shardweave.planners.oppa.space import Configuration
-from shardweave.planners.oppa.trials import Host, Outcome, Record, Trial, TrialFile
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_parts import Candidate, PlanError, Predicted
 from shardweave.planners.predict.predict import simulate_plan, with_candidates
+from shardweave.planners.trials.real_trials import RealTrials, launch_of, measured
+from shardweave.planners.trials.space import Configuration
+from shardweave.planners.trials.trials import Host, Outcome, Record, Trial, TrialFile
 
 SPACES = ("plain", "joint")
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardweave.planners.oppa.choosers import Chooser, History
-from shardweave.planners.oppa.space import Configuration, SpaceTable
-from shardweave.planners.oppa.trials import Record, Trial, TrialFile, TrialsError
+from shardweave.planners.trials.space import Configuration, SpaceTable
+from shardweave.planners.trials.trials import Record, Trial, TrialFile, TrialsError
 
 
 @dataclass(frozen=True)

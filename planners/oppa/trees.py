@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardweave.planners.oppa.choosers import History, Suggestion, random_instead
-from shardweave.planners.oppa.space import Floats
+from shardweave.planners.trials.space import Floats
 
 EXPLORING = 0.2
 """Share of the choices that are random after the first ones (DeepSpeed's)."""

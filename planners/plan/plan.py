@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, cast
 
 from shardweave.ir.suggest import did_you_mean
-from shardweave.planners.cost.memory import PRECISIONS
 from shardweave.planners.plan import plan_parts as parts
 from shardweave.planners.plan.plan_parts import (
     Candidate,
@@ -198,7 +197,7 @@ _READERS: dict[str, parts.Reader] = {
     "cluster": parts.text,
     "pipeline": parts.optional(parts.pipeline),
     "zero": parts.at_least(0, 3),
-    "precision": parts.one_of(PRECISIONS),
+    "precision": parts.one_of(parts.PRECISIONS),
     "predicted": parts.optional(parts.predicted),
     "reasons": parts.list_of(parts.text, "strings"),
     "candidates": parts.list_of(parts.candidate, "candidates"),

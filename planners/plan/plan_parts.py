@@ -25,7 +25,12 @@ PIPELINE_SCHEDULES = (
     "1f1b", "gpipe", "interleaved-1f1b", "zero-bubble", "zero-bubble-h2", "zero-bubble-v",
     "dualpipe-v", "list",
 )  # fmt: skip
-"""Orders of micro-batches in a pipeline (`planners/pipelines`)."""
+"""Orders of micro-batches in a pipeline (`planners/schedules`)."""
+
+PRECISIONS = ("", "fp32", "bf16-mixed", "fp16-mixed", "bf16-true")
+"""What a plan may say of its precision; "" takes the program's own: parameters of 16 bits are
+trained in mixed precision, for an optimizer's small steps are lost in their digits. `bf16-true`
+says that they are all there is."""
 
 SOURCES = ("", "estimated", "simulated", "measured")
 """Where predicted numbers come from: a closed form, the simulator, or runs."""

@@ -15,8 +15,8 @@ import torch
 from shardweave.driver.cli import main
 from shardweave.driver.processes.trials import LocalTrials
 from shardweave.driver.training.training import ENOUGH_SLOW, train
-from shardweave.planners.oppa.trials import Limits
 from shardweave.planners.plan.plan import Plan
+from shardweave.planners.trials.trials import Limits
 
 REPORT = "import json, sys; path = sys.argv[sys.argv.index('--json') + 1]; "
 

@@ -84,7 +84,7 @@ def test_bare_sequential_is_captured_with_names_that_begin_with_a_letter() -> No
     assert hints["0.weight"] == "param.0.weight"
 
 
-# Where ops come from. (That programs equal eager is in tests/test_models.py.)
+# Where ops come from. (That programs equal eager is in tests/benchmarks/test_models.py.)
 
 
 @every_model

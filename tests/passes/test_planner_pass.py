@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from shardweave.ir.mesh.mesh import Mesh
-from shardweave.passes.pipeline import PassPipeline, pass_class, run_passes
+from shardweave.passes.pipeline import PassPipeline, run_passes
+from shardweave.passes.registry import find_pass
 from shardweave.planners.lowering.apply_plan import ApplyPlanPass
 from shardweave.planners.lowering.lower import local_program
 from shardweave.planners.megatron.planner import plan_megatron
@@ -16,7 +17,7 @@ from shardweave.tests.zoo import SPECS, captured
 
 @pytest.mark.parametrize("planner", PLANNERS)
 def test_every_planner_is_a_pass_that_reads_back_from_its_text(planner: str) -> None:
-    kind = pass_class(f"plan-{planner}")
+    kind = find_pass(f"plan-{planner}")
     assert kind.name == f"plan-{planner}"
     [one] = PassPipeline(f'plan-{planner}{{cluster="testbed"}}').passes
     assert isinstance(one, kind)
@@ -40,7 +41,7 @@ def test_program_without_a_mesh_takes_the_one_that_the_planner_chooses() -> None
 
 def test_unknown_planner_and_unknown_option_are_told_with_what_exists() -> None:
     with pytest.raises(ValueError, match=r"no pass 'plan-x'.*plan-megatron"):
-        pass_class("plan-x")
+        find_pass("plan-x")
     with pytest.raises(ValueError, match=r"pass 'plan-megatron'.*its options are cluster, tensor"):
         PassPipeline("plan-megatron{size=2}")
 

@@ -28,10 +28,10 @@ from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.exhaustive import plan_exhaustive
 from shardweave.planners.lowering.lower import Lowerings, local_program
 from shardweave.planners.megatron.planner import plan_megatron
-from shardweave.planners.oppa.trials import Host
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_parts import Candidate, PlanError, Predicted
 from shardweave.planners.predict.predict import simulate_plan
+from shardweave.planners.trials.trials import Host
 from shardweave.tests.zoo import assert_equals_eager, captured
 
 SPEC = "gpt:layers=1,hidden=32,heads=4,vocab=32,seq=8,batch=8"

@@ -35,9 +35,9 @@ from shardweave.planners.oppa.gp import fit
 from shardweave.planners.oppa.joint import JointPlans
 from shardweave.planners.oppa.prior import MemoryPrior, ThroughputPrior
 from shardweave.planners.oppa.search import search
-from shardweave.planners.oppa.space import Configuration, SpaceError, SpaceTable
-from shardweave.planners.oppa.trials import Outcome, Record, TrialFile, TrialsError
 from shardweave.planners.plan.plan_parts import RECOMPUTE
+from shardweave.planners.trials.space import Configuration, SpaceError, SpaceTable
+from shardweave.planners.trials.trials import Outcome, Record, TrialFile, TrialsError
 from shardweave.tests.marks import slow
 from shardweave.tests.zoo import captured
 

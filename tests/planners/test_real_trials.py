@@ -9,10 +9,10 @@ import pytest
 
 from shardweave.driver.training.training import ENOUGH_SLOW
 from shardweave.planners.amp import plan_amp
-from shardweave.planners.oppa.real_trials import RealTrials, launch_of
-from shardweave.planners.oppa.trials import Host, Limits, Outcome
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_parts import PlanError
+from shardweave.planners.trials.real_trials import RealTrials, launch_of
+from shardweave.planners.trials.trials import Host, Limits, Outcome
 from shardweave.tests.planners.test_amp_planner import HET, SPEC, lowerings
 
 

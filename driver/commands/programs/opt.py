@@ -199,11 +199,10 @@ def list_of_passes() -> str:
     """A line for each pass and each preset."""
     from inspect import getdoc
 
-    from shardweave.passes.pipeline import pass_class
     from shardweave.passes.presets import PREFIX, SUMMARIES
-    from shardweave.passes.registry import PASSES
+    from shardweave.passes.registry import PASSES, find_pass
 
-    passes = {name: (getdoc(pass_class(name)) or "").splitlines()[0] for name in PASSES}
+    passes = {name: (getdoc(find_pass(name)) or "").splitlines()[0] for name in PASSES}
     presets = {PREFIX + name: text for name, text in SUMMARIES.items()}
     rows = [*sorted(passes.items()), *sorted(presets.items())]
     width = max(len(name) for name, _ in rows)

@@ -14,7 +14,7 @@ from shardweave.benchmarks.auto_regret import (
 )
 from shardweave.planners.auto.space.point import JointPoint
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_regret_of_the_result_is_below_two_percent_and_the_page_quotes_it() -> None:

@@ -9,7 +9,7 @@ from shardweave.benchmarks.auto_speed import CASES, GOALS_S
 from shardweave.benchmarks.step_parts import POINT
 
 PAGE = "docs/planning.md"
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_planning_takes_no_longer_than_its_goals_and_the_page_quotes_it() -> None:

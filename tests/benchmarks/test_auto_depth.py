@@ -9,7 +9,7 @@ import pytest
 
 from shardweave.benchmarks import auto_depth
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from shardweave.benchmarks.compile_time import PASSES, Run, Stage, combined, gro
 from shardweave.benchmarks.models import page
 from shardweave.benchmarks.proofs import sentence
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "compile_time.json"
 TINY = "gpt:layers={layers},hidden=16,heads=8,vocab=32,seq=8,batch=128"
 

@@ -23,7 +23,7 @@ from shardweave.planners.predict.predict import simulation_of
 from shardweave.tests.spawn import run_ranks
 from shardweave.tests.zoo import captured, megatron
 
-BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 GPT = "gpt:layers=2,hidden=32,heads=4,vocab=64,seq=8,batch=16,tie=false"
 WITHIN = 0.02
 MICRO_BATCHES = 2

@@ -16,7 +16,7 @@ from shardweave.benchmarks.proof_mutants import (
     sentences,
 )
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "proof_mutants.json"
 
 

@@ -19,7 +19,7 @@ from shardweave.planners.auto.space.point import JointPoint
 from shardweave.planners.auto.space.space import joint_space
 from shardweave.planners.cost.presets import find_cluster
 
-SCRIPT = Path(__file__).resolve().parent.parent / "benchmarks" / "auto_measured.py"
+SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "auto_measured.py"
 
 
 def test_neighbours_differ_in_one_dimension_and_all_of_them_are_there() -> None:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from shardweave.planners.oppa.trials import Host, Launch, Limits, Outcome
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_parts import PlanError, Predicted
+from shardweave.planners.trials.trials import Host, Launch, Limits, Outcome
 
 
 def launch_of(host: Host | None, planner: str) -> Launch:
@@ -27,8 +27,9 @@ def launch_of(host: Host | None, planner: str) -> Launch:
 class RealTrials:
     """Trains by plans, one after the other, and knows how long the fastest took.
 
-    steps, time_limit_s: of a trial. slow: a trial ends when `driver.training.training.ENOUGH_SLOW` steps
-    took more than so many times a step of the fastest trial; 0: never. fastest_s: a step of it.
+    steps, time_limit_s: of a trial. slow: a trial ends when `driver.training.training.ENOUGH_SLOW`
+    steps took more than so many times a step of the fastest trial; 0: never. fastest_s: a step of
+    it.
     """
 
     launch: Launch

@@ -21,7 +21,7 @@ from shardweave.benchmarks.throttle import Throttle, throttled
 from shardweave.ir.program.staged import Run
 from shardweave.planners.cost.presets import find_cluster
 
-BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
 @pytest.mark.parametrize("factor", [1.5, 4.0])

@@ -17,8 +17,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
-from shardweave.planners.oppa.space import Configuration
 from shardweave.planners.plan.plan import Plan
+from shardweave.planners.trials.space import Configuration
 
 FORMAT = "shardweave.trials/1"
 

@@ -31,7 +31,7 @@ from shardweave.driver.runs.spec import DecoderSpec
 from shardweave.planners.cost.presets import find_cluster
 
 ROWS = FOLDER / "vtrain_single.csv"
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def row_text(label: str, source: dict[str, Any]) -> str:

@@ -17,7 +17,7 @@ from shardweave.benchmarks.kernel_counts import passes_over
 from shardweave.benchmarks.kernels import cases, fused_call
 from shardweave.tests.torch_versions import new_torch
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -31,7 +31,7 @@ from shardweave.planners.amp.partition import Problem
 from shardweave.planners.oases.chain import linearise
 from shardweave.planners.oases.dp import solve_chain
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def results(name: str) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from shardweave.planners.lowering.stages.balance import balanced_stages
 from shardweave.planners.plan.plan_parts import PIPELINE_SCHEDULES
 from shardweave.tests.zoo import captured
 
-BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 GPT = "gpt:layers=4,hidden=16,heads=4,vocab=32,seq=8,batch=8,tie=false"
 
 

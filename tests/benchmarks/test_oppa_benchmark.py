@@ -49,7 +49,7 @@ def test_median_counts_searches_that_never_came_near_as_the_longest() -> None:
     assert median_trials([ONE, never, never]) is None
 
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 ROWS = {
     "oppa, extended": "`oppa`, extended form (default)",
     "standard BO": "standard Bayesian optimisation",

@@ -23,7 +23,7 @@ from shardweave.planners.cost.memory import peak_memory
 from shardweave.tests.spawn import run_ranks
 from shardweave.tests.zoo import SPECS, captured
 
-BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
 def test_every_parameter_is_stored_over_the_data_axis_inside_what_computes_with_it() -> None:

@@ -1,0 +1,1 @@
+"""Trials of configurations, in the simulator or on real processes."""
