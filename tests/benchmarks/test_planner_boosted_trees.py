@@ -1,4 +1,4 @@
-"""plan_random on a small program, in the simulator."""
+"""plan_boosted_trees on a small program, in the simulator."""
 
 from pathlib import Path
 
@@ -9,17 +9,19 @@ from shardweave.driver.plans import plan
 from shardweave.ir.capture.capture import capture
 
 
+@pytest.mark.usefixtures("baselines")
 def test_plan_is_the_fastest_of_its_trials_and_follows_from_the_seed(tmp_path: Path) -> None:
+    pytest.importorskip("sklearn", exc_type=ImportError)
     example = build_example("gpt:layers=1,hidden=16,heads=4,vocab=32,seq=8,batch=4")
     program = capture(example.module, kwargs=example.kwargs)
     cluster = "perlmutter:nodes=1"
     file = str(tmp_path / "t.jsonl")
-    found = plan(program, None, "random", cluster=cluster, trials=8, file=file, seed=1)
-    assert found.planner == "random"
+    found = plan(program, None, "boosted-trees", cluster=cluster, trials=8, file=file, seed=1)
+    assert found.planner == "boosted-trees"
     assert found.predicted is not None
     assert all(found.predicted.time_s <= one.predicted.time_s for one in found.candidates)
     assert "the fastest of 8 trials" in found.reasons[0]
-    again = plan(program, None, "random", cluster=cluster, trials=8, seed=1)
+    again = plan(program, None, "boosted-trees", cluster=cluster, trials=8, seed=1)
     assert again.to_json() == found.to_json()
     with pytest.raises(ValueError, match="another problem: its cluster"):
-        plan(program, None, "random", cluster="testbed", file=file)
+        plan(program, None, "boosted-trees", cluster="testbed", file=file)
