@@ -48,8 +48,8 @@ class TrialOptions:
 
 @dataclass(frozen=True)
 class OppaOptions(TrialOptions):
-    """first: random trials before anything is learned. form: of the formulas, `literal`,
-    `corrected` or `extended`. kernel: `ard` or `additive`.
+    """first: random trials before anything is learned. form: of the formulas, `corrected`
+    or `extended`. kernel: `ard` or `additive`.
     """
 
     first: int = 5
