@@ -152,6 +152,9 @@ def _dist_call(op: dist.DistOp, names: Mapping[SSAValue, Code], device: str = ""
     if device:
         keywords["device"] = Code(device)
     operands = [names[operand] for operand in op.operands]
+    if isinstance(op, dist.CollectiveOp) and op.runs_itself():
+        method = "rt.start_collective" if isinstance(op, dist.StartedOp) else "rt.collective"
+        return ", ".join(_call(method, [op.kind(), operand], keywords) for operand in operands)
     if isinstance(op, dist.AllReduceOp) and len(operands) > 1:
         return _call(f"{method}_coalesced", [operands], keywords)
     each = [[operand] for operand in operands] if operands else [[]]

@@ -70,7 +70,7 @@ def check_collective(op: dist.DistOp, value: Value, claim: Value, axes: ProofAxe
 
 def _is_sent(op: dist.DistOp, before: Held, after: Held, axes: ProofAxes) -> bool:
     wide = axes.wide(op.axes)
-    if not wide or isinstance(op, dist.BroadcastOp):
+    if not wide:
         return before == after and not set(wide) & before.sharding.axes
     if any(name.startswith(SUB_BATCH) for name in wide):
         return False
