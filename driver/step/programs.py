@@ -35,9 +35,10 @@ from shardweave.driver.step.request import Request
 from shardweave.ir.capture.arguments import Form, taken_apart
 from shardweave.ir.dialects.types import form_of
 from shardweave.ir.mesh.placement import Sharding
+from shardweave.ir.notes import warn
 from shardweave.ir.program.program import Program
 from shardweave.ir.program.staged import is_staged
-from shardweave.passes.notes import PlanNote, warn
+from shardweave.passes.notes import PlanNote
 
 MAX_PROGRAMS = 16
 """Programs that a step keeps: modes, times the shapes that come again, such as a last batch's."""

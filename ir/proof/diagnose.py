@@ -13,10 +13,10 @@ from shardweave.ir.dialects.kernel import FusedOp
 from shardweave.ir.dialects.types import dtype_of_value, shape_of
 from shardweave.ir.mesh.placement import Sharding
 from shardweave.ir.program.program import Slot
-from shardweave.ir.proof.begun import compared_parts, is_begun
-from shardweave.ir.proof.expressions import Expressions
-from shardweave.ir.proof.held import Local, RankNumber, Relation, Row, Value
+from shardweave.ir.proof.model.expressions import Expressions
 from shardweave.ir.proof.ops import named
+from shardweave.ir.proof.relations.held import Local, RankNumber, Relation, Row, Value
+from shardweave.ir.proof.steps.begun import compared_parts, is_begun
 from shardweave.ir.proof.walk import Walk
 
 

@@ -8,8 +8,9 @@ from dataclasses import replace
 from shardweave.ir.dialects import dist
 from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.types import shape_of
-from shardweave.ir.proof.digits import cut, seen_as, turned, without_dim
-from shardweave.ir.proof.held import (
+from shardweave.ir.proof.ops import from_start
+from shardweave.ir.proof.relations.digits import cut, seen_as, turned, without_dim
+from shardweave.ir.proof.relations.held import (
     SUB_BATCH,
     AttentionPart,
     Held,
@@ -21,9 +22,8 @@ from shardweave.ir.proof.held import (
     gathered,
     reduced,
 )
-from shardweave.ir.proof.ops import from_start
-from shardweave.ir.proof.padding import padded, without_padding
-from shardweave.ir.proof.positions import index_of, rank_position
+from shardweave.ir.proof.relations.padding import padded, without_padding
+from shardweave.ir.proof.relations.positions import index_of, rank_position
 
 # Collectives
 
