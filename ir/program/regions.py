@@ -5,7 +5,7 @@ from __future__ import annotations
 from xdsl.ir import Operation, SSAValue
 
 from shardweave.ir.dialects.annotations import phase_of
-from shardweave.ir.dialects.dist import AllGatherOp
+from shardweave.ir.dialects.dist import STARTS, CollectiveOp
 from shardweave.ir.ops.facts import facts_of
 from shardweave.ir.program.program import Program
 
@@ -20,7 +20,7 @@ def weight_ops(program: Program) -> list[Operation]:
     gathered: set[SSAValue] = set()
     found: list[Operation] = []
     for op in program.ops:
-        is_gather = type(op) is AllGatherOp
+        is_gather = isinstance(op, CollectiveOp) and op.is_gather and type(op) in STARTS
         recuts = op.name in _RECUTTING and gathered.issuperset(op.operands)
         brings = facts_of(op).keeps_weight or is_gather or recuts
         if brings and all(value in known for value in op.operands):
