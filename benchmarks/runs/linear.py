@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from shardweave.driver.runs.spec import DecoderSpec
+from shardweave.benchmarks.runs.spec import DecoderSpec
 
 
 class _CastProduct(torch.autograd.Function):

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from shardweave.driver.runs import predict
-from shardweave.driver.runs.decoder import captured_decoder
-from shardweave.driver.runs.frameworks import COMPOSER, Framework
-from shardweave.driver.runs.predict import PredictedRun, RunPredictor, placed
-from shardweave.driver.runs.rows import MeasuredRun, run_of
-from shardweave.driver.runs.run_plan import spec_of
+from shardweave.benchmarks.runs import predict
+from shardweave.benchmarks.runs.decoder import captured_decoder
+from shardweave.benchmarks.runs.frameworks import COMPOSER, Framework
+from shardweave.benchmarks.runs.predict import PredictedRun, RunPredictor, placed
+from shardweave.benchmarks.runs.rows import MeasuredRun, run_of
+from shardweave.benchmarks.runs.run_plan import spec_of
 from shardweave.planners.cost.memory import peak_memory
 from shardweave.planners.cost.presets import find_cluster
 
@@ -60,7 +60,7 @@ def test_fused_loss_takes_less_time_and_memory_in_a_run(monkeypatch: pytest.Monk
     def other(name: str, source: str = "") -> Framework:
         return replace(COMPOSER, loss="sharded")
 
-    monkeypatch.setattr("shardweave.driver.runs.run_plan.framework_of", other)
+    monkeypatch.setattr("shardweave.benchmarks.runs.run_plan.framework_of", other)
     plain = predicted(run)
     logits = 4 * 256 * 8192
     assert plain.memory_bytes - fused.memory_bytes == pytest.approx(4 * logits, rel=0.02)

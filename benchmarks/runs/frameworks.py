@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from shardweave.driver.runs.architectures import Head
-from shardweave.driver.runs.spec import Loss
+from shardweave.benchmarks.runs.architectures import Head
+from shardweave.benchmarks.runs.spec import Loss
 
 
 @dataclass(frozen=True)

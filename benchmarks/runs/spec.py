@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from shardweave.driver.runs.architectures import GPT, Architecture, Head
+from shardweave.benchmarks.runs.architectures import GPT, Architecture, Head
 
 Loss = Literal["sharded", "fused", "torch"]
 """The cross entropy: Megatron-LM's, of logits cut by words, in place; a kernel that reads logits of

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
+from shardweave.benchmarks.runs.decoder import captured_decoder
+from shardweave.benchmarks.runs.frameworks import framework_of
+from shardweave.benchmarks.runs.predict import FLASH_MOST, PredictedRun, RunPredictor, placed
+from shardweave.benchmarks.runs.rows import MeasuredRun, run_of
+from shardweave.benchmarks.runs.run_plan import spec_of
 from shardweave.benchmarks.scoreboard_predict import preset_of
-from shardweave.driver.runs.decoder import captured_decoder
-from shardweave.driver.runs.frameworks import framework_of
-from shardweave.driver.runs.predict import FLASH_MOST, PredictedRun, RunPredictor, placed
-from shardweave.driver.runs.rows import MeasuredRun, run_of
-from shardweave.driver.runs.run_plan import spec_of
 from shardweave.planners.cost.memory import peak_memory
 from shardweave.planners.cost.presets import find_cluster
 

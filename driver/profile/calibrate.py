@@ -1,10 +1,10 @@
-"""Refining a cluster by measured runs: a few numbers, as near to what they are as runs allow.
+"""The fit of a cluster's numbers to measured steps.
 
 Each number is scaled by a factor. The logarithm of a run's predicted over its measured step is
-linear in the factors' logarithms nearby, so that these follow from a ridge regression: least
-squares, with a penalty on each logarithm (Hoerl and Kennard 1970). What no run depends on stays as
-it is. The penalty is that of the least leave-one-out error, for which a linear fit needs no refit:
-a residual over one less its leverage.
+nearly linear in the factors' logarithms, so a ridge regression finds them: least squares with a
+penalty on each logarithm (Hoerl and Kennard 1970). A number that no run depends on stays as it is.
+The penalty with the least leave-one-out error is taken; a linear fit needs no refit for it, since
+the error of a run left out is its residual over one less its leverage.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardweave.driver.runs.rows import MeasuredRun
 from shardweave.planners.cost.cluster import (
     Cluster,
     CollectiveTimes,
@@ -27,7 +27,17 @@ from shardweave.planners.cost.cluster import (
 from shardweave.planners.cost.quantity import counted
 
 Floats = NDArray[np.float64]
-Predict = Callable[[MeasuredRun, Cluster], float]
+
+
+class Timed(Protocol):
+    """A run with the measured seconds of its step; 0 if none was measured."""
+
+    @property
+    def step_s(self) -> float: ...
+
+
+Run = TypeVar("Run", bound=Timed)
+Predict = Callable[[Run, Cluster], float]
 """Seconds of a run's step on a cluster. Clusters of one name are equal."""
 
 KNOBS: Mapping[str, str] = {
@@ -68,7 +78,7 @@ class Calibration:
     unmoved: tuple[str, ...]
 
 
-def calibrate(cluster: Cluster, runs: Sequence[MeasuredRun], predict: Predict) -> Calibration:
+def calibrate(cluster: Cluster, runs: Sequence[Run], predict: Predict[Run]) -> Calibration:
     """Fit a cluster's numbers to runs with a measured step.
 
     Time: `ROUNDS` times a prediction of each run for each knob and one more. Raises ValueError for
@@ -77,9 +87,8 @@ def calibrate(cluster: Cluster, runs: Sequence[MeasuredRun], predict: Predict) -
     timed = [run for run in runs if run.step_s > 0]
     if len(timed) < 3:
         raise ValueError(
-            f"{counted(len(timed), 'run')} with a measured step (step_ms, or a rate): the numbers "
-            "would follow noise alone; "
-            "give three runs or more, better of several sizes and degrees."
+            f"{counted(len(timed), 'run')} with a measured step (step_ms): the numbers would "
+            "follow noise alone; give three runs or more, better of several sizes and degrees."
         )
     names = list(KNOBS)
     logs: Floats = np.zeros(len(names))
@@ -111,7 +120,7 @@ def calibrate(cluster: Cluster, runs: Sequence[MeasuredRun], predict: Predict) -
 
 
 def _linearised(
-    cluster: Cluster, runs: Sequence[MeasuredRun], predict: Predict, logs: Floats
+    cluster: Cluster, runs: Sequence[Run], predict: Predict[Run], logs: Floats
 ) -> tuple[Floats, Floats]:
     """Errors of the runs where the factors are, and their slopes: runs x knobs.
 
@@ -133,7 +142,7 @@ def _named(cluster: Cluster, knob: str) -> Cluster:
     return replace(cluster, name=f"{cluster.name} {knob} {hash(repr(numbers))}")
 
 
-def _log_errors(cluster: Cluster, runs: Sequence[MeasuredRun], predict: Predict) -> Floats:
+def _log_errors(cluster: Cluster, runs: Sequence[Run], predict: Predict[Run]) -> Floats:
     named = _named(cluster, "refined")
     return np.array([math.log(predict(run, named) / run.step_s) for run in runs])
 

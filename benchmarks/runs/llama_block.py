@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from shardweave.driver.runs.linear import linear
-from shardweave.driver.runs.spec import DecoderSpec
+from shardweave.benchmarks.runs.linear import linear
+from shardweave.benchmarks.runs.spec import DecoderSpec
 
 
 class _Rotated(torch.autograd.Function):

@@ -16,12 +16,12 @@ from functools import lru_cache
 
 from xdsl.rewriter import Rewriter
 
-from shardweave.driver.runs.decoder import LAYERS, captured_decoder
-from shardweave.driver.runs.frameworks import framework_of
-from shardweave.driver.runs.memory import fullest, with_workspace
-from shardweave.driver.runs.rows import MeasuredRun
-from shardweave.driver.runs.run_plan import chunks, dtype_of, plan_of, spec_of
-from shardweave.driver.runs.spec import DecoderSpec
+from shardweave.benchmarks.runs.decoder import LAYERS, captured_decoder
+from shardweave.benchmarks.runs.frameworks import framework_of
+from shardweave.benchmarks.runs.memory import fullest, with_workspace
+from shardweave.benchmarks.runs.rows import MeasuredRun
+from shardweave.benchmarks.runs.run_plan import chunks, dtype_of, plan_of, spec_of
+from shardweave.benchmarks.runs.spec import DecoderSpec
 from shardweave.ir.dialects.dist import AllReduceOp
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.program import Program

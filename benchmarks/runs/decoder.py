@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from shardweave.driver.runs.linear import linear
-from shardweave.driver.runs.llama_block import LlamaBlock, rms_norm
-from shardweave.driver.runs.spec import DecoderSpec
+from shardweave.benchmarks.runs.linear import linear
+from shardweave.benchmarks.runs.llama_block import LlamaBlock, rms_norm
+from shardweave.benchmarks.runs.spec import DecoderSpec
 from shardweave.ir.capture.capture import capture
 from shardweave.ir.program.program import Program
 from shardweave.ir.torch_private import FakeTensorMode

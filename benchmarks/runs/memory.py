@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import accumulate
 
-from shardweave.driver.runs.frameworks import framework_of
-from shardweave.driver.runs.rows import MeasuredRun
+from shardweave.benchmarks.runs.frameworks import framework_of
+from shardweave.benchmarks.runs.rows import MeasuredRun
 from shardweave.ir.dialects.annotations import layer_of
 from shardweave.ir.program.program import Program
 from shardweave.planners.cost.memory import memory_over_time

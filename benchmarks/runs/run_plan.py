@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from itertools import accumulate, pairwise
 
-from shardweave.driver.runs.frameworks import framework_of
-from shardweave.driver.runs.rows import MeasuredRun
-from shardweave.driver.runs.spec import DecoderSpec
+from shardweave.benchmarks.runs.frameworks import framework_of
+from shardweave.benchmarks.runs.rows import MeasuredRun
+from shardweave.benchmarks.runs.spec import DecoderSpec
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_parts import Pipeline
 from shardweave.planners.predict.pipeline.events import INTERLEAVED

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from shardweave.driver.runs import predict
-from shardweave.driver.runs.architectures import architecture_of
-from shardweave.driver.runs.cells import RowError
-from shardweave.driver.runs.decoder import Decoder
-from shardweave.driver.runs.predict import PredictedRun, RunPredictor, placed
-from shardweave.driver.runs.rows import MeasuredRun, run_of
-from shardweave.driver.runs.run_plan import spec_of
+from shardweave.benchmarks.runs import predict
+from shardweave.benchmarks.runs.architectures import architecture_of
+from shardweave.benchmarks.runs.cells import RowError
+from shardweave.benchmarks.runs.decoder import Decoder
+from shardweave.benchmarks.runs.predict import PredictedRun, RunPredictor, placed
+from shardweave.benchmarks.runs.rows import MeasuredRun, run_of
+from shardweave.benchmarks.runs.run_plan import spec_of
 from shardweave.planners.cost.presets import find_cluster
 
 PREDICTOR = RunPredictor()

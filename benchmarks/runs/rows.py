@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from shardweave.driver.runs.architectures import PLAIN, Architecture, Told, architecture_of
-from shardweave.driver.runs.cells import Cells, RowError
-from shardweave.driver.runs.frameworks import framework_of
+from shardweave.benchmarks.runs.architectures import PLAIN, Architecture, Told, architecture_of
+from shardweave.benchmarks.runs.cells import Cells, RowError
+from shardweave.benchmarks.runs.frameworks import framework_of
 from shardweave.ir.suggest import did_you_mean
 
 HELD_OUT = 3
