@@ -6,6 +6,7 @@ command line prints it.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import sys
 import warnings
@@ -25,8 +26,9 @@ class PlanNote(UserWarning):
     """A plan leaves a tensor whole, or an axis of the mesh idle; the message says why."""
 
 
-_OURS = tuple(
-    str(Path(__file__).parents[1] / folder) for folder in ("passes", "driver", "backends")
+_OURS = (
+    *(str(Path(__file__).parents[1] / folder) for folder in ("passes", "driver", "backends")),
+    contextlib.__file__,  # of our own context managers
 )
 
 
