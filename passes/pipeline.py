@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from functools import partial
 from pathlib import Path
 from typing import Any, cast, get_type_hints
 
@@ -18,7 +18,7 @@ from shardweave.ir.program.program import Program
 from shardweave.ir.program.text import make_context, without_gc
 from shardweave.ir.suggest import did_you_mean
 from shardweave.ir.verify.program import verify
-from shardweave.passes.notes import heard_by, note, unheard
+from shardweave.passes.notes import heard_by, note
 from shardweave.passes.observers import DumpFiles, Observer, Observers
 from shardweave.passes.presets import preset_of, readable
 from shardweave.passes.registry import find_pass
@@ -36,6 +36,8 @@ def parse_passes(spec: str) -> tuple[ModulePass, ...]:
 
     Raises ValueError, in one line, for what does not parse, unknown passes and unknown options.
     """
+    if re.search(r"\d{19}", spec):
+        raise ValueError("the passes have a number of more than 18 digits; no option takes one.")
     try:
         specs = list(parse_pipeline(readable(spec)))
     except (ParseError, ArgSpecParseError) as error:  # the latter is no Exception
@@ -152,10 +154,7 @@ class PassPipeline:
                         _run_one(one, context, result, verify_each or is_last)
                     watch.after(one, result)
                 except Exception as error:
-                    earlier = PassPipeline(self.passes[:index])
-                    with unheard():
-                        again = partial(earlier.run, program, mesh=mesh, verify_each=False)
-                        watch.failed(one, error, again)
+                    watch.failed(one, error)
                     raise
                 for text in notes:
                     note(f"{one.name}: {text}")

@@ -146,7 +146,7 @@ def positive(expected: str) -> Callable[[str], float]:
             value = float(text)
         except ValueError:
             value = 0.0
-        if not value > 0:
+        if not 0 < value < float("inf"):
             raise argparse.ArgumentTypeError(f"'{text}' is not {expected}")
         return value
 
@@ -172,7 +172,8 @@ def count(expected: str, least: int = 0) -> Callable[[str], int]:
     """A type of argument: a whole number. expected: the words for it in the error."""
 
     def number(text: str) -> int:
-        if not text.isdigit() or int(text) < least:
+        is_number = text.isascii() and text.isdigit() and len(text) < 19
+        if not is_number or int(text) < least:
             raise argparse.ArgumentTypeError(f"'{text}' is not {expected}")
         return int(text)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from shardweave.driver.commands.arguments import check_output
-from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.mesh.mesh import Mesh, check_virtual
 from shardweave.planners.registry import PLANNERS, no_such_plan
 
 DEFAULT_PLAN = "megatron"
@@ -61,6 +61,8 @@ class RunOptions:
             check_resolvable(options.plan, sequence_parallel=options.sequence_parallel)
             of_plan = mesh_of_plan(options.plan)
             mesh = mesh if options.mesh or of_plan is None else of_plan
+        if options.backend == "reference":
+            check_virtual(mesh)
         given = vars(options) | {"mesh": mesh, "eager": not options.no_eager}
         return RunOptions(**{one.name: given[one.name] for one in fields(RunOptions)})
 

@@ -12,7 +12,9 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from transformers.utils import logging as transformers_logging
 
 from shardweave.backends.reference.reference import run_reference, values_of
-from shardweave.driver.models.hf import count_parameters
+from shardweave.driver import model_size
+from shardweave.driver.model_size import check_size
+from shardweave.driver.models.hf import build_hf
 from shardweave.driver.models.models import Example, announce, build_example, parse_options
 from shardweave.ir.capture.capture import CaptureError, capture
 
@@ -266,12 +268,15 @@ def test_experts_that_torch_does_not_express_in_aten_are_refused_with_the_remedy
 def test_parameters_are_counted_without_the_model(spec: str) -> None:
     model_type, _, options = spec.removeprefix("hf:").partition(":")
     built = sum(parameter.numel() for parameter in build_example(spec).module.parameters())
-    assert count_parameters(model_type, parse_options(options)) == built
+    given = parse_options(options)
+    made = check_size(spec, lambda: build_hf(model_type, given, torch.float32)[:2], torch.float32)
+    assert made.parameters == built
 
 
 def test_model_of_full_size_is_announced_before_it_is_built(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(model_size, "memory_bytes", lambda: 2**36)
     announce("hf:llama", torch.float32)
     assert capsys.readouterr().err == (
         "hf:llama has 6,738,415,616 parameters (25.1 GiB), which take a while to make; for a small "

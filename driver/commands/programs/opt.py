@@ -183,9 +183,9 @@ def load_passes(paths: Sequence[str]) -> None:
 
 def observers_of(options: argparse.Namespace, pipeline: PassPipeline) -> list[Observer]:
     """What the options ask to see. A failing pass always leaves the program before it in a file."""
-    from shardweave.passes.observers import DumpFiles, KeepFailed, PrintChanges, PrintPrograms
+    from shardweave.passes.observers import DumpFiles, NameDump, PrintChanges, PrintPrograms
 
-    found: list[Observer] = [DumpFiles(options.dump_dir) if options.dump_dir else KeepFailed()]
+    found: list[Observer] = [DumpFiles(options.dump_dir) if options.dump_dir else NameDump()]
     if options.print_after_change:
         found.append(PrintChanges())
     every = [one.name for one in pipeline.passes] if options.print_after_all else []
