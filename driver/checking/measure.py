@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import resource
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -185,9 +184,14 @@ def _next_batch(options: RunOptions, batch: Mapping[str, Tensor]) -> dict[str, T
 
 
 def peak_bytes(device: torch.device) -> int:
-    """The most memory that this rank had: of the GPU, or of the whole process."""
+    """The most memory that this rank had: of the GPU, or of the whole process; 0 where the system
+    does not say it (Windows)."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
+    try:
+        import resource
+    except ImportError:
+        return 0
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else 1024 * peak
 

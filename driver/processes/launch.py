@@ -35,6 +35,7 @@ POLL_S = 0.05
 STOP_GRACE_S = 3.0
 TAIL_LINES = 15
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+_SIGKILL = 9  # which Windows does not have
 
 
 class WorkerError(RuntimeError):
@@ -262,7 +263,7 @@ def _how(code: int | None) -> str:
 
 def _likely_cause(code: int | None) -> str:
     """What most often kills a process so."""
-    if code != -signal.SIGKILL:
+    if code != -_SIGKILL:
         return ""
     return (
         " Linux kills so where memory is out: if nobody else did, run fewer processes here, or a "
