@@ -26,7 +26,8 @@ class PlanNote(UserWarning):
 
 
 _OURS = tuple(
-    str(Path(__file__).parents[1] / folder) for folder in ("passes", "driver", "backends")
+    str(Path(__file__).parents[1] / folder)
+    for folder in ("passes", "planners", "backends", "driver")
 )
 
 

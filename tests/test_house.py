@@ -212,3 +212,12 @@ def test_axes_are_assigned_in_one_walk() -> None:
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "assign"
     }
     assert askers == {"ir.sharding.flow"}
+
+
+@pytest.mark.parametrize("name", ["plan", "simulate", "simulate_plan"])
+def test_planning_enters_no_driver(name: str) -> None:
+    from shardweave import _HOMES
+
+    home = _HOMES[name].partition(":")[0]
+    assert home.startswith("planners.")
+    assert not [module for module in nx.descendants(graph(), home) if module.startswith("driver")]

@@ -16,7 +16,6 @@ from shardweave.backends.step.step import Step
 from shardweave.backends.step.step_programs import GivenProgram
 from shardweave.backends.watch import watchdog
 from shardweave.backends.watch.agreement import require_same, require_same_model
-from shardweave.driver.plans import Passes, PlanLike, check_resolvable, mesh_of_plan
 from shardweave.driver.processes import world
 from shardweave.driver.step.model.original import Original
 from shardweave.driver.step.plan_choice import check_planned
@@ -32,6 +31,8 @@ from shardweave.ir.program.program import Program
 from shardweave.passes.pipeline import MeshLike, as_mesh
 from shardweave.planners.call import ClusterLike
 from shardweave.planners.cost.presets import find_cluster
+from shardweave.planners.lowering.partition import Passes
+from shardweave.planners.planning import PlanLike, check_resolvable, mesh_of_plan
 from shardweave.planners.registry import DEFAULT_PLANNER
 
 

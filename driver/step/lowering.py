@@ -14,7 +14,6 @@ from torch import nn
 from shardweave.backends.programs import Key
 from shardweave.backends.step.bound import device_of
 from shardweave.backends.step.step_call import StepCall
-from shardweave.driver.plans import partition
 from shardweave.driver.processes import world
 from shardweave.driver.step.lowering_notes import idle_axes, undivided, unread, without_rules
 from shardweave.driver.step.plan_choice import choose_plan
@@ -34,6 +33,7 @@ from shardweave.passes.observers import Observer
 from shardweave.passes.pipeline import PassError, run_passes
 from shardweave.passes.stages.batches import JoinedMicroBatches
 from shardweave.planners.lowering.other_shapes import fit_plan, in_one_micro_batch
+from shardweave.planners.lowering.partition import partition
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_parts import Predicted
 from shardweave.planners.registry import PLANNERS

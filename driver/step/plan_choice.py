@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from shardweave.driver.plans import PlanLike, plan, resolve_plan
 from shardweave.driver.step.binding import Binding
 from shardweave.driver.step.request import Request
 from shardweave.ir.mesh.mesh import Mesh
@@ -14,6 +13,7 @@ from shardweave.planners.lowering.stages.choose import with_pipeline
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_check import check_recomputed, check_stages
 from shardweave.planners.plan.zero import DATA_AXIS
+from shardweave.planners.planning import PlanLike, plan, resolve_plan
 from shardweave.planners.registry import PLANNERS
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shardweave.driver.plans import Passes
 from shardweave.ir.program.program import Program
 from shardweave.passes.messages.reduce_in import REDUCE_DTYPES, ReduceInPass
 from shardweave.passes.pipeline import PassPipeline
+from shardweave.planners.lowering.partition import Passes
 
 AUTOCAST = {"": None, "bf16": torch.bfloat16, "fp16": torch.float16, "bf16-true": None}
 """By `precision`, the dtype of torch.autocast around forward."""

@@ -9,12 +9,13 @@ from typing import Any
 from torch import nn
 
 from shardweave.driver.models.models import Example
-from shardweave.driver.plans import Passes, PlanLike
 from shardweave.ir.capture.outputs import LossChoice
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.program import Program
 from shardweave.planners.call import ClusterLike
+from shardweave.planners.lowering.partition import Passes
 from shardweave.planners.plan.plan import Plan
+from shardweave.planners.planning import PlanLike
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from shardweave.backends.watch.agreement import without_addresses
-from shardweave.driver.plans import PlanLike
 from shardweave.driver.step.request import Request
 from shardweave.ir.capture.outputs import LossChoice
 from shardweave.ir.program.text import print_module
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.plan.plan import Plan
+from shardweave.planners.planning import PlanLike
 from shardweave.planners.registry import PLANNERS
 
 

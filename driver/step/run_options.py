@@ -56,7 +56,7 @@ class RunOptions:
         if options.program is not None:
             mesh = _mesh_of_program(options)
         elif options.plan != DEFAULT_PLAN:
-            from shardweave.driver.plans import check_resolvable, mesh_of_plan
+            from shardweave.planners.planning import check_resolvable, mesh_of_plan
 
             check_resolvable(options.plan, sequence_parallel=options.sequence_parallel)
             of_plan = mesh_of_plan(options.plan)

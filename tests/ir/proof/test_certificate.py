@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 import shardweave as sw
-from shardweave.driver.plans import partition
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.program import Program
 from shardweave.ir.proof import check
@@ -23,6 +22,7 @@ from shardweave.ir.proof.expressions import Expressions
 from shardweave.ir.proof.ops import ProofError
 from shardweave.ir.proof.prove import arguments_of, prove, walked
 from shardweave.planners.lowering.apply_plan import ApplyPlanPass
+from shardweave.planners.lowering.partition import partition
 from shardweave.planners.lowering.stages.balance import balanced_stages
 from shardweave.planners.megatron.planner import plan_megatron
 from shardweave.planners.plan.plan_parts import Pipeline
