@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from shardweave.ir.mesh.placement import Sharding
     from shardweave.ir.program.program import Program
     from shardweave.ir.program.text import ProgramTextError
-    from shardweave.ir.proof.check import check_certificate
     from shardweave.ir.proof.ops import ProofError
     from shardweave.ir.proof.prove import Proof, prove
     from shardweave.ir.verify.program import VerifyError, check, verify
@@ -70,7 +69,6 @@ __all__ = [
     "VerifyError",
     "capture",
     "check",
-    "check_certificate",
     "choose_experts",
     "clip_grad_norm_",
     "compile",
@@ -119,7 +117,6 @@ _HOMES = {
     "VerifyError": "ir.verify.program:VerifyError",
     "capture": "ir.capture.capture:capture",
     "check": "ir.verify.program:check",
-    "check_certificate": "ir.proof.check:check_certificate",
     "choose_experts": "driver.models.hf_experts:choose_experts",
     "compile": "driver.step.compile:compile",
     "diff": "driver.diff:diff",

@@ -1,7 +1,7 @@
 """What does a proof cost beside the passes? `python benchmarks/proof_cost.py [--quick]`
 
 Each model is planned for tensor=8,data=128 and compiled by a preset; the program of a rank is then
-proved, its certificate written, and that checked. Seconds are processor time on one thread. The
+proved. Seconds are processor time on one thread. The
 share is that of the proof in the time of the passes. `--quick` leaves out the large models,
 `--json FILE` holds the rows.
 """
@@ -26,7 +26,6 @@ from shardweave.benchmarks.compile_time import machine
 from shardweave.driver.models.models import build_example
 from shardweave.ir.capture.capture import capture
 from shardweave.ir.mesh.mesh import Mesh
-from shardweave.ir.proof.check import check_certificate
 from shardweave.ir.proof.prove import prove
 from shardweave.passes.pipeline import run_passes
 from shardweave.planners.lowering.apply_plan import ApplyPlanPass
@@ -46,16 +45,13 @@ QUICK = 2
 
 @dataclass(frozen=True)
 class CostRow:
-    """Seconds of processor time; bytes of a certificate's text; peak_gib: of the process so far."""
+    """Seconds of processor time; peak_gib: of the process so far."""
 
     model: str
     preset: str
     ops: int
     passes_s: float
     proof_s: float
-    certificate_s: float
-    check_s: float
-    certificate_bytes: int
     peak_gib: float
 
     @property
@@ -73,21 +69,13 @@ def measure(model: str, preset: str) -> CostRow:
     times.append(time.process_time())
     proof = prove(local, against=program)
     times.append(time.process_time())
-    text = json.dumps(proof.certificate(), separators=(",", ":"))
-    times.append(time.process_time())
-    check_certificate(text, local, against=program)
-    times.append(time.process_time())
-    passes_s, proof_s, certificate_s, check_s = [
-        round(after - before, 2) for before, after in pairwise(times)
-    ]
+    passes_s, proof_s = [round(after - before, 2) for before, after in pairwise(times)]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    seconds = passes_s, proof_s, certificate_s, check_s
-    return CostRow(model, preset, proof.num_ops, *seconds, len(text), round(peak, 2))
+    return CostRow(model, preset, proof.num_ops, passes_s, proof_s, round(peak, 2))
 
 
 def print_rows(rows: list[CostRow]) -> None:
-    names = "model", "preset", "ops", "passes s", "proof s", "share", "certificate s", "MB"
-    table = Table(*names, "check s")
+    table = Table("model", "preset", "ops", "passes s", "proof s", "share")
     for row in rows:
         table.add_row(
             row.model,
@@ -96,9 +84,6 @@ def print_rows(rows: list[CostRow]) -> None:
             f"{row.passes_s:.1f}",
             f"{row.proof_s:.1f}",
             f"{row.share:.0%}",
-            f"{row.certificate_s:.1f}",
-            f"{row.certificate_bytes / 1e6:.1f}",
-            f"{row.check_s:.1f}",
         )
     Console().print(table)
 

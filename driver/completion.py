@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from shardweave.driver.commands.arguments import commands_of
 from shardweave.passes.presets import PREFIX, PRESETS
-from shardweave.passes.registry import PASSES
+from shardweave.passes.registry import GENERATED, PASSES
 from shardweave.planners.cost.presets import preset_names
 from shardweave.planners.registry import PLANNERS
 
@@ -68,6 +68,7 @@ def _values_of(action: argparse.Action) -> tuple[str, ...]:
         "passes": [
             *(PREFIX + name for name in PRESETS),
             *sorted(PASSES),
+            *GENERATED,
         ],
         "planner": PLANNERS,
         "cluster": preset_names(),

@@ -38,13 +38,18 @@ PASSES: dict[str, str] = {
 """`name` -> `module:class`. The planners add the passes that need a plan or a cost model."""
 
 
+GENERATED: dict[str, str] = {}
+"""Further passes in the form of `PASSES`, which lists leave out: `plan-<name>` of each planner."""
+
+
 def find_pass(name: str) -> type[ModulePass]:
     """The pass class of a registered name. Raises ValueError with near names if there is none."""
-    target = PASSES.get(name)
+    target = PASSES.get(name) or GENERATED.get(name)
     if target is None:
+        known = sorted([*PASSES, *GENERATED])
         raise ValueError(
-            f"there is no pass '{name}'; {did_you_mean(name, PASSES)}the passes are: "
-            f"{', '.join(sorted(PASSES))}."
+            f"there is no pass '{name}'; {did_you_mean(name, known)}the passes are: "
+            f"{', '.join(known)}."
         )
     module, _, attribute = target.partition(":")
     return cast("type[ModulePass]", getattr(import_module(module), attribute))

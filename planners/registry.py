@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shardweave.ir.suggest import did_you_mean
-from shardweave.passes.registry import PASSES
+from shardweave.passes.registry import GENERATED, PASSES
 
 PLANNERS: dict[str, str] = {
     "amp": "shardweave.planners.amp:plan_amp",
@@ -31,7 +31,7 @@ PASSES.update(
         ),
     }
 )
-PASSES.update(
+GENERATED.update(
     {
         PLANNER_PREFIX + name: f"shardweave.planners.lowering.planner_pass:{PLANNER_PREFIX}{name}"
         for name in PLANNERS

@@ -179,7 +179,7 @@ def _type(value: SSAValue) -> str:
 def _type_comment(op: Operation) -> str:
     if not op.results:
         return ""
-    started = "in flight: " if isinstance(op, dist.STARTED) else ""
+    started = "in flight: " if isinstance(op, dist.StartedOp) else ""
     return f"  # {started}{', '.join(_type(result) for result in op.results)}"
 
 

@@ -27,6 +27,7 @@ from shardweave.ir.ops.aten_args import arguments
 from shardweave.ir.ops.seen_keys import are_counted
 from shardweave.ir.program.program import Slot
 from shardweave.ir.program.storage import reduces_in_place
+from shardweave.ir.torch_private import schema_of
 
 _HOST = '"cpu"'
 """Where positions of attention are counted."""
@@ -124,7 +125,7 @@ def _on_host(value: SSAValue) -> Code:
 
 
 def _aten_targets(op: AtenOp, names: Mapping[SSAValue, Code]) -> str:
-    returns = overload_named(op.name)._schema.returns
+    returns = schema_of(overload_named(op.name)).returns
     if len(returns) == 1:
         is_list = isinstance(returns[0].type, torch.ListType)
         return _targets(op, names) + ("," if is_list else "")
@@ -151,6 +152,9 @@ def _dist_call(op: dist.DistOp, names: Mapping[SSAValue, Code], device: str = ""
     if device:
         keywords["device"] = Code(device)
     operands = [names[operand] for operand in op.operands]
+    if isinstance(op, dist.CollectiveOp) and op.runs_itself():
+        method = "rt.start_collective" if isinstance(op, dist.StartedOp) else "rt.collective"
+        return ", ".join(_call(method, [op.kind(), operand], keywords) for operand in operands)
     if isinstance(op, dist.AllReduceOp) and len(operands) > 1:
         return _call(f"{method}_coalesced", [operands], keywords)
     each = [[operand] for operand in operands] if operands else [[]]

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-import torch.utils._pytree as pytree
 from torch import Tensor, nn
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.tensor import DTensor, Replicate
@@ -23,6 +22,7 @@ from shardweave.backends.state.checkpoint import checkpointable
 from shardweave.backends.state.state import ShardedState
 from shardweave.backends.watch.watch import first_line
 from shardweave.ir.library.philox import STATE
+from shardweave.ir.torch_private import pytree
 
 
 class CheckpointError(ValueError):

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -32,6 +31,7 @@ from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.mesh.placement import Sharding, contiguous
 from shardweave.ir.program.program import INPUT_GRADIENT, Program
 from shardweave.ir.suggest import did_you_mean
+from shardweave.ir.torch_private import is_under_transform, pytree
 from shardweave.planners.plan.plan import Plan
 
 
@@ -134,7 +134,7 @@ class Step(ShardedState):
     def call_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> StepCall:
         """A call with these arguments, in the modes that the step is in now. Raises ValueError
         under a transform of torch.func."""
-        if torch._C._are_functorch_transforms_active():  # pyright: ignore[reportAttributeAccessIssue]
+        if is_under_transform():
             raise ValueError(
                 "a step runs compiled programs, which torch.func (vmap, grad, jvp, ..) does not "
                 "transform; apply it to the model."

@@ -22,13 +22,14 @@ from shardweave.ir.dialects.dist import DistOp, RecvOp, WaitOp
 from shardweave.ir.program.program import Program
 from shardweave.ir.program.staged import StageFunction
 
-_PACKAGE = Path(__file__).resolve().parent.parent
+_PACKAGE = Path(__file__).resolve().parents[2]
 _OWN = tuple(f"{_PACKAGE / layer}/" for layer in ("backends", "driver", "ir", "passes", "planners"))
 _DISTRIBUTED = f"{Path(dist.__file__).parent}/"
 _TORCH = f"{Path(dist.__file__).parent.parent}/"
 _COLLECTIVES = ("distributed_c10d.py", "_functional_collectives.py")
 _WAITING = tuple(
-    str(_PACKAGE / "backends" / name) for name in ("in_flight.py", "mail.py", "runtime.py")
+    str(_PACKAGE / "backends" / "distributed" / name)
+    for name in ("in_flight.py", "mail.py", "runtime.py")
 )
 _NOT_OURS = (*_OWN, _TORCH, "<")
 """How the names of files begin that are no user's: `<` begins those of no file."""

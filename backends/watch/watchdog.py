@@ -27,6 +27,7 @@ import torch.distributed as dist
 from shardweave.backends.watch.agreement import AgreementError, require_same
 from shardweave.backends.watch.position import main_position
 from shardweave.backends.watch.watch import LostRankError, Watch
+from shardweave.ir.torch_private import default_store
 
 TIMEOUT = "SHARDWEAVE_TIMEOUT"
 """Environment variable: seconds that a rank may wait for others; 0 for no watchdog."""
@@ -51,7 +52,7 @@ def start(timeout_s: float | None = None) -> Watch | None:
     timeout_s: how long a rank may wait in one collective; by default what the environment's
     SHARDWEAVE_TIMEOUT says, else 25 minutes. 0 starts no watch.
     """
-    store = dist.distributed_c10d._get_default_store()
+    store = default_store()
     if _Process.store is store:
         if _Process.watch is not None and timeout_s is not None:
             _Process.watch.set_timeout(timeout_s)
@@ -101,7 +102,7 @@ def _is_watched() -> bool:
     """Whether the process group is still the one that the watch was started for."""
     if not dist.is_initialized():
         return False
-    return _Process.store is dist.distributed_c10d._get_default_store()
+    return _Process.store is default_store()
 
 
 def asking() -> AbstractContextManager[None]:

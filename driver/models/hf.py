@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 
 from shardweave.driver.models.hf_experts import check_given_experts, choose_experts
 from shardweave.driver.models.hf_tasks import (
@@ -27,6 +26,7 @@ from shardweave.driver.models.hf_tasks import (
 )
 from shardweave.driver.models.hf_tiny import tiny_fields
 from shardweave.ir.suggest import did_you_mean
+from shardweave.ir.torch_private import FakeTensor
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

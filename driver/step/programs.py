@@ -24,7 +24,8 @@ from shardweave.driver.step.precision import AUTOCAST, inputs_in_precision
 from shardweave.driver.step.request import Request
 from shardweave.ir.capture.arguments import Form, taken_apart
 from shardweave.ir.dialects.types import form_of
-from shardweave.passes.notes import PlanNote, warn
+from shardweave.ir.notes import warn
+from shardweave.passes.notes import PlanNote
 from shardweave.planners.lowering.other_shapes import fit_plan
 
 log = logging.getLogger("shardweave")

@@ -43,7 +43,7 @@ from shardweave.driver.training.checkpoint_files import (
     digests_of,
     finish,
 )
-from shardweave.passes.notes import warn
+from shardweave.ir.notes import warn
 from shardweave.planners.cost.quantity import bytes_text
 
 T = TypeVar("T")

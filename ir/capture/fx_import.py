@@ -14,7 +14,6 @@ from itertools import groupby
 from typing import Any, cast
 
 import torch
-from torch._ops import OpOverload
 from xdsl.dialects import builtin, func
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 
@@ -31,6 +30,7 @@ from shardweave.ir.dialects.types import AnyTensor, element_of, tensor_type, ten
 from shardweave.ir.library.philox import STATE
 from shardweave.ir.library.pure_ops import NOT_PURE, pure_ops
 from shardweave.ir.ops.aten_args import DERIVED
+from shardweave.ir.torch_private import OpOverload
 
 _MAX_RUNS = 64
 """Runs of equal values in a constant that a program writes out; a longer one is data."""
@@ -198,8 +198,8 @@ class _Importer:
                 return [resolve(item) for item in cast(Sequence[Any], value)]
             if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
                 raise CaptureError(
-                    f"{name} has a symbolic size; call torch._dynamo.maybe_mark_dynamic on no "
-                    "input: programs have fixed shapes."
+                    f"{name} has a symbolic size; call maybe_mark_dynamic on no input: "
+                    "programs have fixed shapes."
                 )
             return value
 

@@ -11,11 +11,11 @@ from functools import cached_property
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
 from shardweave.ir.capture.arguments import CONSTANTS, Form, entry
 from shardweave.ir.capture.site import CaptureError, Site
+from shardweave.ir.torch_private import pytree
 
 LossChoice = str | int | Callable[[Any], Tensor] | None
 """A key or index of what the model returns, or a function of it; None finds the loss itself."""

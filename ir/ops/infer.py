@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, cast
 
 import torch
-from torch._subclasses.fake_tensor import (
-    DynamicOutputShapeException,
-    FakeTensorMode,
-    UnsupportedOperatorException,
-)
 
 from shardweave.ir.dialects.aten import AtenOp, OpKey, key_of_op, overload_named
 from shardweave.ir.dialects.types import AnyTensor, dtype_of_value, shape_of, tensor_type
 from shardweave.ir.ops.aten_args import CALLEE, arguments
+from shardweave.ir.torch_private import (
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+    fake_tensor_log,
+)
 
 _inferred: dict[OpKey, tuple[AnyTensor, ...] | str] = {}
 
@@ -52,7 +52,7 @@ def _fake(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 @contextmanager
 def _torch_silent() -> Generator[None]:
     """torch logs a traceback for operands it refuses; here that is an answer, not a failure."""
-    log = logging.getLogger("torch._subclasses.fake_tensor")
+    log = fake_tensor_log()
     was_disabled, log.disabled = log.disabled, True
     try:
         yield

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from functools import cache
 
-import torch
 from xdsl.ir import Attribute, BlockArgument, Operation, OpResult, SSAValue
 
 from shardweave.ir.dialects.annotations import phase_of
 from shardweave.ir.dialects.aten import AtenOp, overload_named
-from shardweave.ir.dialects.dist import COLLECTIVES, AllReduceOp, DistOp, WaitOp
+from shardweave.ir.dialects.dist import AllReduceOp, CollectiveOp, DistOp, WaitOp
 from shardweave.ir.dialects.kernel import FusedOp
 from shardweave.ir.dialects.types import num_bytes, shape_of, tensor_type_of
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.ops.facts import LOOKUP_GRADIENT, facts_of
 from shardweave.ir.ops.strides import dense_strides, expected_strides, reshaped
 from shardweave.ir.program.program import Program
+from shardweave.ir.torch_private import is_composite, schema_of
 
 
 def is_view(op: Operation) -> bool:
@@ -45,7 +45,7 @@ def shared_operand(op: Operation, position: int, mesh: Mesh | None = None) -> SS
     if isinstance(op, DistOp):
         if isinstance(op, WaitOp):
             return op.operands[position]
-        if isinstance(op, COLLECTIVES):
+        if isinstance(op, CollectiveOp):
             is_alone = mesh is not None and mesh.sizes(op.axes) == 1
             return op.operands[position] if is_alone or reduces_in_place(op) else None
     return op.operands[0] if is_view(op) else None
@@ -125,10 +125,9 @@ def makes_memory(name: str) -> bool:
     An op that torch composes of others, such as dropout, may return what it was given.
     """
     overload = overload_named(name)
-    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key  # pyright: ignore[reportPrivateUsage]
-    if has_kernel(overload.name(), "CompositeImplicitAutograd"):
+    if is_composite(overload):
         return False
-    return all(part.alias_info is None for part in overload._schema.returns)  # pyright: ignore[reportPrivateUsage]
+    return all(part.alias_info is None for part in schema_of(overload).returns)
 
 
 def storage_of(value: SSAValue, mesh: Mesh | None = None) -> SSAValue:

@@ -13,10 +13,10 @@ from shardweave.ir.dialects.kernel import FusedOp
 from shardweave.ir.dialects.types import dtype_of_value, shape_of
 from shardweave.ir.mesh.placement import Sharding
 from shardweave.ir.program.program import Slot
-from shardweave.ir.proof.begun import compared_parts, is_begun
-from shardweave.ir.proof.expressions import Expressions
-from shardweave.ir.proof.held import Local, RankNumber, Relation, Row, Value
+from shardweave.ir.proof.model.expressions import Expressions
 from shardweave.ir.proof.ops import named
+from shardweave.ir.proof.relations.held import Local, RankNumber, Relation, Row, Value
+from shardweave.ir.proof.steps.begun import compared_parts, is_begun
 from shardweave.ir.proof.walk import Walk
 
 
@@ -212,7 +212,7 @@ def _problem_of_collective(op: dist.DistOp, values: list[Value]) -> str:
         name = f"%{operand.name_hint}"
         if isinstance(value, Relation):
             shards = shards_of(value)
-            if isinstance(op, dist.AllReduceOp | dist.ReduceScatterOp):
+            if op.effect is not None and op.effect.reduces is not None:
                 return f"{name} is to be reduced over {axes}, but is {shards}"
             return f"{name} cannot be moved so over {axes}: it is {shards} {shape_of(operand)}"
     return f"it has no operand that relates to the model, over {axes}"

@@ -85,7 +85,7 @@ def check_order(op: Operation, made: Mapping[SSAValue, object], in_flight: set[S
             f"{named(op)} reads %{missing[0].name_hint} before it is made; put it behind the op "
             "that makes it."
         )
-    if type(op) in dist.STARTED:
+    if isinstance(op, dist.StartedOp):
         in_flight.update(op.results)
     if isinstance(op, dist.WaitOp):
         if not in_flight.issuperset(op.operands):

@@ -2,56 +2,37 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from xdsl.ir import SSAValue
 
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.program import Program, Slot
 from shardweave.ir.program.staged import is_staged, parts_of
-from shardweave.ir.proof.certificate import certificate_of
-from shardweave.ir.proof.claims import Json
 from shardweave.ir.proof.diagnose import (
     explain,
     explain_collective,
-    explain_given,
     explain_same,
     relation_of,
 )
-from shardweave.ir.proof.expressions import Expressions
-from shardweave.ir.proof.held import ProofAxes, Relation
+from shardweave.ir.proof.model.expressions import Expressions
 from shardweave.ir.proof.ops import ProofError
+from shardweave.ir.proof.relations.held import ProofAxes, Relation
 from shardweave.ir.proof.signature import Key, argument_of, check_signature, is_declared
-from shardweave.ir.proof.stages import axes_of_stages, relate_stages
+from shardweave.ir.proof.stages.stages import axes_of_stages, relate_stages
 from shardweave.ir.proof.walk import Walk
 
 
 @dataclass(frozen=True)
 class Proof:
-    """What was shown. num_ops: of the program; num_expressions: of the one that it was proved
-    against; relations: how each value of a local program relates to that."""
+    """The result of a proof. num_ops: of the program; num_expressions: of the program that it was
+    proved against; walk: the relations of a local program's values."""
 
     num_ops: int
     num_results: int
     num_expressions: int
     walk: Walk | None = None
-    certify: Callable[[], Json] | None = None
-
-    def certificate(self) -> Json:
-        """What each value is and why, for `check_certificate`: of a local program that was proved
-        against a global one, both of which are still as they were. Raises ProofError for others.
-        """
-        if self.certify is None:
-            raise ProofError("two programs of one kind have no certificate; compare them again.")
-        return self.certify()
-
-    def save(self, path: str | Path) -> None:
-        """Write the certificate as JSON."""
-        Path(path).write_text(json.dumps(self.certificate(), separators=(",", ":")) + "\n")
 
     def relations(self, program: Program) -> list[tuple[str, str]]:
         """For each value of the local program that was proved: its name, and what it is."""
@@ -85,21 +66,17 @@ def prove(local: Program, *, against: Program) -> Proof:
             "global program as the one to compare with (against)."
         )
     table = Expressions()
-    values = table.read(against.function.body.block, arguments_of(table, against))
+    values = table.read(against.function.body.block, _arguments_of(table, against))
     table.num_read = len(table.shapes)
     check_signature(local, against)
     if local.is_local != against.is_local:
-        proof = _prove_local(
-            local, table, {(s.kind, s.name): values[s.value] for s in against.results}
-        )
-        walk = proof.walk
-        assert walk is not None
-        return replace(proof, certify=lambda: certificate_of(walk, values, local, against))
+        numbers = {(slot.kind, slot.name): values[slot.value] for slot in against.results}
+        return _prove_local(local, table, numbers)
     wanted = {(slot.kind, slot.name): (values[slot.value], slot) for slot in against.results}
     return _same_level(local, table, wanted)
 
 
-def arguments_of(table: Expressions, program: Program) -> dict[SSAValue, int]:
+def _arguments_of(table: Expressions, program: Program) -> dict[SSAValue, int]:
     """The numbers of what a program takes."""
     return {
         slot.value: table.argument(slot.kind, slot.name, slot.value) for slot in program.arguments
@@ -110,7 +87,7 @@ def _same_level(
     program: Program, table: Expressions, wanted: Mapping[Key, tuple[int, Slot]]
 ) -> Proof:
     """Two global programs, or two local ones: the same expressions."""
-    values = table.read(program.function.body.block, arguments_of(table, program))
+    values = table.read(program.function.body.block, _arguments_of(table, program))
     for slot in program.results:
         number, other = wanted[slot.kind, slot.name]
         if values[slot.value] != number:
@@ -125,7 +102,7 @@ def _count(program: Program) -> int:
 
 
 def _prove_local(local: Program, table: Expressions, wanted: Mapping[Key, int]) -> Proof:
-    walk, results = _walked_stages(local, table) if is_staged(local) else walked(local, table)
+    walk, results = _walked_stages(local, table) if is_staged(local) else _walked(local, table)
     for part in parts_of(local):
         problem = explain_collective(walk, part.ops)
         if problem is not None:
@@ -137,7 +114,7 @@ def _prove_local(local: Program, table: Expressions, wanted: Mapping[Key, int]) 
     return Proof(_count(local), len(local.results), table.num_read, walk)
 
 
-def walked(local: Program, table: Expressions) -> tuple[Walk, Sequence[tuple[Program, Slot]]]:
+def _walked(local: Program, table: Expressions) -> tuple[Walk, Sequence[tuple[Program, Slot]]]:
     """The relations of all values of a program of one rank, and its results."""
     walk = Walk(table, ProofAxes(local.mesh or Mesh()))
     for slot in local.arguments:
@@ -151,7 +128,7 @@ def _walked_stages(
     local: Program, table: Expressions
 ) -> tuple[Walk, Sequence[tuple[Program, Slot]]]:
     walk = Walk(table, axes_of_stages(local))
-    return walk, relate_stages(local, table, walk, partial(explain_given, walk))
+    return walk, relate_stages(local, walk)
 
 
 def _problem(walk: Walk, part: Program, slot: Slot, wanted: int) -> str | None:

@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
-from xdsl.ir import SSAValue
-
 from shardweave.ir.dialects.types import shape_of
 from shardweave.ir.mesh.placement import Sharding
 from shardweave.ir.program.program import Program, Slot
-from shardweave.ir.proof.held import Fill, Held, Relation, stands_for
+from shardweave.ir.proof.model.expressions import Expressions
 from shardweave.ir.proof.ops import ProofError, kind_of
+from shardweave.ir.proof.relations.held import Fill, Held, Relation, stands_for
 
 Key = tuple[str, str]
 """Kind and name of an argument or a result."""
 
 
-class Arguments(Protocol):
-    """What numbers the arguments of a global program. shapes: of expressions, by number."""
-
-    shapes: list[tuple[int, ...]]
-
-    def argument(self, kind: str, name: str, value: SSAValue) -> int: ...
-
-
-def argument_of(table: Arguments, local: Program, slot: Slot) -> Relation:
+def argument_of(table: Expressions, local: Program, slot: Slot) -> Relation:
     """An argument as it is declared: the part of the global one that its sharding says."""
     sharding = local.sharding_of_slot(slot)
     shape = sharding.global_shape(shape_of(slot.value))

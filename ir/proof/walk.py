@@ -8,23 +8,29 @@ from itertools import product
 from typing import cast
 
 from xdsl.dialects import func
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import Attribute, Operation, SSAValue
 
 from shardweave.ir.dialects import dist
-from shardweave.ir.dialects.annotations import describe, sharding_attrs_of
+from shardweave.ir.dialects.annotations import arguments_of, describe, sharding_attrs_of
 from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.kernel import FusedOp
 from shardweave.ir.dialects.types import shape_of
 from shardweave.ir.mesh.placement import Sharding
-from shardweave.ir.proof import attention, moves
-from shardweave.ir.proof.cuts import Applied, apply_rule
-from shardweave.ir.proof.expressions import Expressions
-from shardweave.ir.proof.forms import (
-    candidates,
-    other_arguments,
-    plain_cuts,
+from shardweave.ir.proof.model.expressions import Expressions
+from shardweave.ir.proof.model.local_forms import GLOBAL_NAMES, OpForm, written
+from shardweave.ir.proof.ops import (
+    FULL,
+    MERGES,
+    ProofError,
+    check_order,
+    draws,
+    is_cast,
+    kind_of,
+    rule_of_sum,
+    signs_of,
 )
-from shardweave.ir.proof.held import (
+from shardweave.ir.proof.relations.cuts import Applied, apply_rule
+from shardweave.ir.proof.relations.held import (
     FREE,
     SUB_BATCH,
     Coordinates,
@@ -37,30 +43,26 @@ from shardweave.ir.proof.held import (
     Value,
     has_terms,
 )
-from shardweave.ir.proof.local_forms import GLOBAL_NAMES, OpForm, written
-from shardweave.ir.proof.local_maxima import SCALED, sum_in_one
-from shardweave.ir.proof.masks import masked
-from shardweave.ir.proof.ops import (
-    FULL,
-    MERGES,
-    ProofError,
-    check_order,
-    draws,
-    is_cast,
-    kind_of,
-    rule_of_sum,
-    signs_of,
-)
-from shardweave.ir.proof.padding import (
+from shardweave.ir.proof.relations.padding import (
     FILL,
     problem_of_padding,
     uneven_factors,
     zeros_after,
 )
-from shardweave.ir.proof.positions import rank_position
-from shardweave.ir.proof.reasons import Key, Reason, key_of
-from shardweave.ir.proof.sub_batches import added_terms, family, united
+from shardweave.ir.proof.relations.positions import rank_position
+from shardweave.ir.proof.relations.sub_batches import added_terms, family, united
+from shardweave.ir.proof.steps import attention, moves
+from shardweave.ir.proof.steps.forms import (
+    candidates,
+    other_arguments,
+    plain_cuts,
+)
+from shardweave.ir.proof.steps.local_maxima import SCALED, sum_in_one
+from shardweave.ir.proof.steps.masks import masked
 from shardweave.ir.sharding.rules import Rule
+
+Key = tuple[str, frozenset[tuple[str, Attribute]], tuple[Value, ...], tuple[tuple[Shape, str], ...]]
+"""A local computation: equal keys give equal values on every rank."""
 
 _SLICES = ("aten.slice.Tensor", "aten.select.int")
 
@@ -69,10 +71,9 @@ _SLICES = ("aten.slice.Tensor", "aten.select.int")
 class Walk:
     """The relations of a local program's values.
 
-    known: what local computations relate to. reasons: why they do, by what they give. refusals: why
-    an op relates to nothing, by op. steps: what stands within local forms of ops that are cut so.
-    others: what else a constant relates to, which may be a part of several. readings: as which of
-    these a local computation reads its operands, where not as their first.
+    known: relations of local computations. refusals: why an op relates to nothing, by op. steps:
+    values within local forms of sharded ops. others: further relations of a constant, which may be
+    a part of several values.
     """
 
     table: Expressions
@@ -80,12 +81,8 @@ class Walk:
     values: dict[SSAValue, Value] = field(default_factory=dict[SSAValue, Value])
     refusals: dict[Operation, Refusal] = field(default_factory=dict[Operation, Refusal])
     known: dict[Key, tuple[Value, ...]] = field(default_factory=dict[Key, tuple[Value, ...]])
-    reasons: dict[Key, dict[tuple[Value, ...], Reason]] = field(
-        default_factory=dict[Key, dict[tuple["Value", ...], Reason]]
-    )
     steps: set[Value] = field(default_factory=set["Value"])
     others: dict[Value, list[Value]] = field(default_factory=dict[Value, list[Value]])
-    readings: dict[Key, tuple[Value, ...]] = field(default_factory=dict[Key, tuple[Value, ...]])
     splits: dict[object, int] = field(default_factory=dict[object, int])
     in_flight: set[SSAValue] = field(default_factory=set[SSAValue])
     links: dict[SSAValue, SSAValue] = field(default_factory=dict[SSAValue, SSAValue])
@@ -136,9 +133,6 @@ class Walk:
                 read = key if choice == operands else key_of(op, choice)
                 found = self._aten(op, choice, read, is_template=is_template)
                 if found is not None:
-                    if read is not key:
-                        self.reasons.setdefault(key, {}).update(self.reasons.get(read, {}))
-                        self.readings[key] = choice
                     break
         elif isinstance(op, dist.DistOp):
             found = moves.collective(op, operands, self.axes)
@@ -167,10 +161,10 @@ class Walk:
         if all(isinstance(v, Relation) and v.held.layout is None for v in operands):
             parts, signs = cast("tuple[Relation, ...]", operands), signs_of(op)
             if signs is not None:
-                made = self._sum(op, parts, signs, key)
+                made = self._sum(op, parts, signs)
             else:
                 made = self._computed(op, parts, key, is_template)
-        made = made or self._of_parts(op, operands, key)
+        made = made or self._of_parts(op, operands)
         if made is None and not is_template:
             self._write_local_forms(op, operands)
             made = self.known.get(key)
@@ -178,14 +172,12 @@ class Walk:
             self.refusals.pop(op, None)
         return made
 
-    def _of_parts(
-        self, op: AtenOp, operands: tuple[Value, ...], key: Key
-    ) -> tuple[Value, ...] | None:
+    def _of_parts(self, op: AtenOp, operands: tuple[Value, ...]) -> tuple[Value, ...] | None:
         """What an op makes of values that are no plain shards, or moves, or masks."""
         if op.name in GLOBAL_NAMES:
-            return self._on_part_of_keys(op, operands, key)
+            return self._on_part_of_keys(op, operands)
         if op.name == SCALED:
-            return self._sum_in_one(op, operands, key)
+            return self._sum_in_one(op, operands)
         whole = attention.merged(op, operands)
         if whole is None and op.name == FILL:
             whole = masked(op, operands, self.table)
@@ -195,9 +187,7 @@ class Walk:
             self._note_steps(operand)
         return (whole,)
 
-    def _sum_in_one(
-        self, op: AtenOp, operands: tuple[Value, ...], key: Key
-    ) -> tuple[Value, ...] | None:
+    def _sum_in_one(self, op: AtenOp, operands: tuple[Value, ...]) -> tuple[Value, ...] | None:
         """A sum of exponentials that is scaled from the maximum of a shard to that of all."""
         found = sum_in_one(op, operands)
         if found is None:
@@ -209,7 +199,7 @@ class Walk:
             return None
         for operand in operands:
             self._note_steps(operand)
-        return self._noted(key, (made,), Reason(None, (), (), ops=found.ops))
+        return (made,)
 
     def _note_steps(self, value: Value) -> None:
         """Note that a value, and what it is computed of, stands where it should."""
@@ -221,7 +211,7 @@ class Walk:
     # Ops on related values
 
     def _sum(
-        self, op: AtenOp, parts: tuple[Relation, ...], signs: tuple[float, float], key: Key
+        self, op: AtenOp, parts: tuple[Relation, ...], signs: tuple[float, float]
     ) -> tuple[Value, ...] | None:
         """A sum of two values, or of two sub-batches' terms of one."""
         first, second = parts
@@ -241,8 +231,7 @@ class Walk:
             return None
         numbers = (first.held.number, second.held.number)
         number = self.table.sum_of(list(zip(numbers, signs, strict=True)), shape, op)
-        made = self._held(op, rule, applied, parts, (number,), (shape,), ("sum", signs))
-        return self._noted(key, made, Reason(None, parts, applied.cuts))
+        return self._held(op, rule, applied, parts, (number,), (shape,), ("sum", signs))
 
     def _computed(
         self, op: AtenOp, parts: tuple[Relation, ...], key: Key, is_template: bool
@@ -291,20 +280,9 @@ class Walk:
         if form.arguments != key[1] or kinds != [kind for _, kind in key[3]]:
             self.refusals.setdefault(op, Refusal(other_arguments(op, form)))
             return None
-        made = self._held(op, form.rule, applied, parts, form.results, shapes, (form.results,))
-        return self._noted(key, made, Reason(form, parts, applied.cuts))
+        return self._held(op, form.rule, applied, parts, form.results, shapes, (form.results,))
 
-    def _noted(
-        self, key: Key, made: tuple[Value, ...] | None, reason: Reason
-    ) -> tuple[Value, ...] | None:
-        """What an op gives, whose reason is kept."""
-        if made is not None:
-            self.reasons.setdefault(key, {})[made] = reason
-        return made
-
-    def _on_part_of_keys(
-        self, op: AtenOp, operands: tuple[Value, ...], key: Key
-    ) -> tuple[Value, ...] | None:
+    def _on_part_of_keys(self, op: AtenOp, operands: tuple[Value, ...]) -> tuple[Value, ...] | None:
         """An attention of the global program, on a block of its keys."""
         for cut in attention.on_part_of_keys(op, operands, self.table.known, self.table):
             form, rule = cut.form, cut.form.rule
@@ -321,8 +299,7 @@ class Walk:
             split = (results, cut.placement), tuple([family(p.held) for p in cut.parts])
             made = attention.of_part(cut, wholes, op, self._split(split))
             if made is not None:
-                reason = Reason(form, cut.parts, applied.cuts, wholes=wholes)
-                return self._noted(key, made, reason)
+                return made
         return None
 
     def _applied(
@@ -436,14 +413,16 @@ class Walk:
             values.update(zip(op.results, found, strict=True))
             self.steps.update(found)
         goals = dict(zip(results, made, strict=True))
-        places = {result: index for index, result in enumerate(results)}
         for op in dict.fromkeys(result.owner for result in results):
             assert isinstance(op, Operation)
             key = key_of(op, tuple([values[value] for value in op.operands]))
             self.known[key] = tuple([goals.get(result, values[result]) for result in op.results])
-            own = tuple([places.get(result) for result in op.results])
-            reason = Reason(form, parts, applied.cuts, at, own)
-            self._noted(key, self.known[key], reason)
+
+
+def key_of(op: Operation, operands: tuple[Value, ...]) -> Key:
+    """The key of an op that reads values with these relations."""
+    types = tuple([(shape_of(result), kind_of(result)) for result in op.results])
+    return op.name, arguments_of(op), operands, types
 
 
 def _has_shape(value: Value, result: SSAValue) -> bool:

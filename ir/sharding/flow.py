@@ -13,6 +13,7 @@ from xdsl.ir import Operation, SSAValue
 
 from shardweave.ir.dialects.annotations import describe, sharding_attrs_of
 from shardweave.ir.dialects.aten import AtenOp
+from shardweave.ir.dialects.dist import CollectiveOp
 from shardweave.ir.dialects.types import dtype_of_value, shape_of
 from shardweave.ir.mesh.placement import DimSharding, Sharding
 from shardweave.ir.ops.facts import facts_of
@@ -154,7 +155,9 @@ class Flow:
         if before is None or moved_through(view, before) != wanted:
             return None
         steps = self.steps(value, wanted)[1]
-        return (source, before) if any(step.kind != "slice" for step in steps) else None
+        return (
+            (source, before) if any(issubclass(step.op, CollectiveOp) for step in steps) else None
+        )
 
     def use(self, value: SSAValue, wanted: Sharding) -> None:
         """Note the versions that bringing a value to `wanted` makes."""

@@ -20,7 +20,7 @@ from shardweave.ir.dialects.annotations import (
     set_phase,
 )
 from shardweave.ir.dialects.aten import AtenOp
-from shardweave.ir.dialects.dist import COLLECTIVES, WaitOp
+from shardweave.ir.dialects.dist import CollectiveOp, WaitOp
 from shardweave.ir.dialects.kernel import FusedOp, escaping_values, fuse
 from shardweave.ir.ops.fusible import MATMULS, MAX_OPS, MAX_VALUES, role_of
 from shardweave.ir.program.blocks import blocks_of
@@ -250,7 +250,7 @@ def keys_of_ops(program: Program) -> Iterator[tuple[Operation, tuple[object, ...
     turned: set[object] = set()
     for op in program.ops:
         copy, phase = copy_of(op), phase_of(op)
-        if isinstance(op, (*COLLECTIVES, WaitOp)):
+        if isinstance(op, (CollectiveOp, WaitOp)):
             segment += 1
         if phase == "backward":
             turned.add(copy)

@@ -12,7 +12,7 @@ from xdsl.ir import Operation, SSAValue
 from xdsl.rewriter import InsertPoint, Rewriter
 
 from shardweave.ir.dialects.annotations import Copy, copy_of, phase_of, set_origin, set_phase
-from shardweave.ir.dialects.dist import COLLECTIVES, AllGatherOp
+from shardweave.ir.dialects.dist import AllGatherOp, CollectiveOp
 from shardweave.ir.dialects.kernel import FusedOp
 from shardweave.ir.ops.facts import facts_of, is_random
 from shardweave.ir.ops.flops import flops_of
@@ -127,7 +127,7 @@ def recompute(program: Program, policy_of: Callable[[str], str]) -> int:
         raise ValueError("the program recomputes already; rematerialize it once.")
     if any(isinstance(op, FusedOp) for op in forward):
         raise ValueError("the program has fused regions; run unfuse-kernels first.")
-    messages: set[Operation] = {op for op in forward + later if isinstance(op, COLLECTIVES)}
+    messages: set[Operation] = {op for op in forward + later if isinstance(op, CollectiveOp)}
     messages -= weights
     blocks = blocks_of(program)
     count = _Recomputation(forward, later, blocks, policy_of, messages).run()

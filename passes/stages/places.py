@@ -130,7 +130,7 @@ def _tell_freedom(program: Program, batches: MicroBatches, places: Places) -> No
             places.freedom[op] = "again"
             continue
         known = [reads.get(value) for value in op.operands]
-        if isinstance(op, dist.AllGatherOp) and known == [_OF_WEIGHT]:
+        if isinstance(op, dist.CollectiveOp) and op.is_gather and known == [_OF_WEIGHT]:
             # A weight is gathered where it is used: in each stage that has its shards.
             places.freedom[op] = "again"
             reads.update(dict.fromkeys(op.results, _OF_WEIGHT))

@@ -19,11 +19,12 @@ from xdsl.ir import Operation, SSAValue
 
 from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.dist import (
-    COLLECTIVES,
-    STARTED,
+    KINDS,
+    CollectiveOp,
     DistOp,
     RecvOp,
     SendOp,
+    StartedOp,
     WaitOp,
     sent_bytes,
 )
@@ -49,7 +50,7 @@ from shardweave.planners.cost.cluster import (
     interpolate,
     time_at,
 )
-from shardweave.planners.cost.links import Ring, ring_of, rounds_of
+from shardweave.planners.cost.links import Ring, ring_of
 
 DEFAULT_OP = "default"
 """Name of the curve in `DeviceType.op_times` for ops, by bytes, that have none of their own."""
@@ -79,9 +80,9 @@ def _kind_of_class(op: type[Operation]) -> Kind:
         return "wait"
     if issubclass(op, (SendOp, RecvOp)):
         return "message"
-    if issubclass(op, STARTED):
+    if issubclass(op, StartedOp):
         return "start"
-    return "collective" if issubclass(op, COLLECTIVES) else "compute"
+    return "collective" if issubclass(op, CollectiveOp) else "compute"
 
 
 def signature_text(op: Operation) -> str:
@@ -203,8 +204,8 @@ class CostModel:
         key = (op.axes, self._signature(op))
         found = self._collective_times.get(key)
         if found is None:
-            kind, operand_bytes = collective_kind(op), self._operand_bytes(op)
-            found = self.ring_time_s(kind, self.ring(op), operand_bytes, sent_bytes(op, self.mesh))
+            sent = sent_bytes(op, self.mesh)
+            found = self.ring_time_s(op.kind(), self.ring(op), self._operand_bytes(op), sent)
             self._collective_times[key] = found
         return found
 
@@ -213,7 +214,7 @@ class CostModel:
         for table in self.cluster.collectives:
             if (table.kind, table.ranks, table.nodes) == (kind, ring.ranks, ring.nodes):
                 return time_at(table.points, max(1, operand_bytes * ring.flows))
-        steps = rounds_of(kind) * (ring.ranks - 1)
+        steps = KINDS[kind].ROUNDS * (ring.ranks - 1)
         if ring.bandwidth_bytes_s == 0:
             return math.inf
         return steps * ring.latency_s + sent / ring.bandwidth_bytes_s
@@ -221,7 +222,7 @@ class CostModel:
     def sync_time_s(self, kind: str, axes: Sequence[str], size_bytes: float) -> float:
         """Seconds of a collective over axes of parameters or gradients of so many bytes, whole."""
         ring = self.ring_over(tuple(axes))
-        sent = rounds_of(kind) * (ring.ranks - 1) / ring.ranks * size_bytes
+        sent = KINDS[kind].ROUNDS * (ring.ranks - 1) / ring.ranks * size_bytes
         operand = size_bytes / ring.ranks if kind == "all_gather" else size_bytes
         return self.ring_time_s(kind, ring, operand, sent)
 
@@ -230,7 +231,7 @@ class CostModel:
 
     def ring(self, op: DistOp) -> Ring:
         """The ranks and links that a collective joins; those that share a link run in turn."""
-        return self.ring_over(op.axes, all_pairs=collective_kind(op) == "all_to_all")
+        return self.ring_over(op.axes, all_pairs=KINDS[op.kind()].ALL_PAIRS)
 
     def ring_over(self, axes: tuple[str, ...], *, all_pairs: bool = False) -> Ring:
         """The ring over some axes; see `links.ring_of`."""
@@ -243,11 +244,6 @@ class CostModel:
     def stream_of(self, op: DistOp) -> tuple[str, ...]:
         """The stream of communication that a collective runs on: its axes, in mesh order."""
         return tuple(name for name in self.mesh.names if name in op.axes)
-
-
-def collective_kind(op: Operation) -> str:
-    """`all_reduce` of both `dist.all_reduce` and `dist.start_all_reduce`."""
-    return op.name.removeprefix("dist.").removeprefix("start_")
 
 
 def _flops(op: Operation) -> int:

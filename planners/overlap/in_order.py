@@ -23,7 +23,7 @@ from xdsl.ir import Operation, SSAValue
 
 from shardweave.ir.dialects.annotations import Copy, copy_of, layer_of, phase_of
 from shardweave.ir.dialects.aten import AtenOp
-from shardweave.ir.dialects.dist import STARTED, STARTS, AllGatherOp, ReduceScatterOp, WaitOp
+from shardweave.ir.dialects.dist import STARTS, AllGatherOp, ReduceScatterOp, StartedOp, WaitOp
 from shardweave.ir.dialects.types import num_bytes, tensor_type_of
 from shardweave.ir.library.positional_attention import ATTENTION, ATTENTION_BACKWARD
 from shardweave.ir.ops.facts import facts_of
@@ -92,7 +92,7 @@ class _InOrder:
         self.joints = {
             op
             for op in ops
-            if isinstance(op, STARTED) and op not in self.gather_run and not is_last(op)
+            if isinstance(op, StartedOp) and op not in self.gather_run and not is_last(op)
         }
         self.next_part = self._next_part() if is_ahead else {}
         self.leading = leading_to(self.ops, self.joints)

@@ -8,7 +8,7 @@ import pytest
 from xdsl.ir import Operation
 
 from shardweave.ir.dialects.annotations import layer_of
-from shardweave.ir.dialects.dist import STARTED, ReduceScatterOp, WaitOp
+from shardweave.ir.dialects.dist import ReduceScatterOp, StartedOp, WaitOp
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.blocks import blocks_of
 from shardweave.ir.program.program import Program
@@ -114,7 +114,7 @@ def test_scattered_gradients_of_one_block_at_most_are_in_flight() -> None:
     program = local_program(captured(SPEC).program, stored_plan(SPEC))
     in_flight: set[Operation] = set()
     for op in program.ops:
-        if isinstance(op, STARTED) and isinstance(op, ReduceScatterOp):
+        if isinstance(op, StartedOp) and isinstance(op, ReduceScatterOp):
             in_flight.add(op)
         in_flight -= set(producers(op))
         assert len(in_flight) <= 1
@@ -133,7 +133,7 @@ def test_gradients_of_one_block_at_most_are_being_scattered_whatever_their_size(
     program = lowered(captured(SPECS[model]).program, plan, steps)
     blocks, in_flight = blocks_of(program), set[Operation]()
     for op in program.ops:
-        if isinstance(op, STARTED) and isinstance(op, ReduceScatterOp):
+        if isinstance(op, StartedOp) and isinstance(op, ReduceScatterOp):
             in_flight.add(op)
         in_flight -= set(producers(op))
         assert len({blocks.of_op(one) for one in in_flight}) <= 1

@@ -24,7 +24,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from shardweave.backends.step.accumulate import SAMPLE
 from shardweave.backends.step.step import Step
 from shardweave.backends.step.step_call import StepCall
-from shardweave.passes.notes import warn
+from shardweave.ir.notes import warn
+from shardweave.ir.torch_private import version_of
 
 EARLY, EACH = 8, 16
 """Its parameters are looked at in so many first calls, and then in each sixteenth: nothing else in
@@ -299,7 +300,7 @@ def _trained(parameters: list[Tensor]) -> tuple[bool, ...]:
 
 def _versions(parameters: list[Tensor]) -> list[tuple[int, int]]:
     """Which tensors they are, and how often each was written to."""
-    return [(id(parameter), parameter._version) for parameter in parameters]
+    return [(id(parameter), version_of(parameter)) for parameter in parameters]
 
 
 def _differ(parameter: Tensor, own: Tensor) -> bool:

@@ -15,7 +15,7 @@ from shardweave.ir.dialects.kernel import FusedOp, YieldOp
 from shardweave.ir.ops.facts import facts_of
 from shardweave.ir.program.program import Program, Slot
 from shardweave.ir.program.staged import HELD, StageFunction, functions_of, is_staged, parts_of
-from shardweave.ir.proof.stages import RETURNED
+from shardweave.ir.proof.stages.stages import RETURNED
 from shardweave.tests.ir.proof import value_slips
 from shardweave.tests.ir.proof.slips import SLIPS
 from shardweave.tests.ir.proof.stage_slips import STAGE_SLIPS

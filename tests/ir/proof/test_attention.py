@@ -8,11 +8,11 @@ from shardweave.backends.reference.reference import run_reference
 from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.mesh.placement import Placement, Sharding
 from shardweave.ir.program.program import Program
-from shardweave.ir.proof.attention import merged
-from shardweave.ir.proof.held import AttentionPart, Held, Local, Relation, Value
 from shardweave.ir.proof.ops import ProofError
 from shardweave.ir.proof.prove import prove
-from shardweave.ir.proof.reasons import key_of
+from shardweave.ir.proof.relations.held import AttentionPart, Held, Local, Relation, Value
+from shardweave.ir.proof.steps.attention import merged
+from shardweave.ir.proof.walk import key_of
 from shardweave.passes.pipeline import run_passes
 from shardweave.tests.ir.proof.cases import num_refused_slips
 from shardweave.tests.ir_text import random_values, step

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 
 from shardweave.backends.reference.reference import run_reference
 from shardweave.ir.program.program import Program
-from shardweave.ir.proof.certificate import certificate_of
-from shardweave.ir.proof.check import check_certificate
-from shardweave.ir.proof.expressions import Expressions
 from shardweave.ir.proof.ops import ProofError
-from shardweave.ir.proof.prove import arguments_of, prove, walked
+from shardweave.ir.proof.prove import prove
 from shardweave.passes.pipeline import run_passes
 from shardweave.tests.ir_text import random_values, step
 
@@ -63,40 +56,24 @@ def sums(text: str = SUMS, passes: str = PASSES) -> tuple[Program, Program]:
     return whole, run_passes(whole, passes)
 
 
-def check(whole: Program, local: Program) -> None:
-    certificate = prove(local, against=whole).certificate()
-    assert "in one" in {step["by"] for step in certificate["steps"]}
-    check_certificate(json.dumps(certificate), local, against=whole)
-
-
 @pytest.mark.parametrize("text", [SUMS, FIRST_DIM, ALL])
 @pytest.mark.parametrize("more", ["", ",start-collectives", ",fuse-kernels{matmul=false}"])
-def test_sum_by_own_maxima_is_proved_and_its_certificate_checks(text: str, more: str) -> None:
-    check(*sums(text, PASSES + more))
+def test_sum_by_own_maxima_is_proved(text: str, more: str) -> None:
+    whole, local = sums(text, PASSES + more)
+    prove(local, against=whole)
 
 
-def test_sum_by_own_maxima_in_sub_batches_is_proved_and_its_certificate_checks() -> None:
+def test_sum_by_own_maxima_in_sub_batches_is_proved() -> None:
     text = SUMS.replace("output %t", "%s = aten.sum.dim_IntList(%t, dim = []) : tensor<f64>\n"
                         "output %s").replace("output other = %p", "")  # fmt: skip
-    check(*sums(text.replace('[{"data"}', "[{}"), f"split-batch{{n=2}},{PASSES}"))
+    whole, local = sums(text.replace('[{"data"}', "[{}"), f"split-batch{{n=2}},{PASSES}")
+    prove(local, against=whole)
 
 
-def claimed(whole: Program, local: Program) -> dict[str, object]:
-    """The certificate of all that the proof finds in a program, which it may refuse."""
-    table = Expressions()
-    values = table.read(whole.function.body.block, arguments_of(table, whole))
-    table.num_read = len(table.shapes)
-    walk, _ = walked(local, table)
-    return certificate_of(walk, values, local, whole)
-
-
-def assert_refused(whole: Program, local: Program, *certificates: dict[str, object]) -> str:
-    """A program is refused, with certificates of others, too, and with its own; returns why."""
+def refusal(whole: Program, local: Program) -> str:
+    """The message with which a program is refused."""
     with pytest.raises(ProofError) as error:
         prove(local, against=whole)
-    for one in (*certificates, claimed(whole, local)):
-        with pytest.raises(ProofError, match=r"not claimed to be|does not follow"):
-            check_certificate({**one, "local": local.digest()}, local, against=whole)
     return str(error.value)
 
 
@@ -145,22 +122,24 @@ NAMED = {
 @pytest.mark.parametrize("name", WRONG)
 def test_slip_in_a_sum_by_own_maxima_is_refused_by_name(name: str) -> None:
     whole, local = sums()
-    right, text = prove(local, against=whole).certificate(), str(local)
+    prove(local, against=whole)
+    text = str(local)
     for old, new in WRONG[name]:
         assert text.count(old) == 1
         text = text.replace(old, new)
-    assert assert_refused(whole, Program.parse(text), right).startswith(NAMED.get(name, ""))
+    assert refusal(whole, Program.parse(text)).startswith(NAMED.get(name, ""))
 
 
 def test_sum_over_another_dim_than_the_maximum_is_refused() -> None:
     whole, local = sums(SQUARE)
-    right, text = prove(local, against=whole).certificate(), str(local)
+    prove(local, against=whole)
+    text = str(local)
     old = "aten.sum.dim_IntList(%exp, dim = [0])"
     assert old in text
     wrong = Program.parse(text.replace(old, old.replace("[0]", "[1]")))
-    assert_refused(whole, wrong, right)
+    refusal(whole, wrong)
     both = str(wrong).replace("aten.amax(%x, dim = [0])", "aten.amax(%x, dim = [1])")
-    assert_refused(whole, Program.parse(both), right)
+    refusal(whole, Program.parse(both))
 
 
 SHARDS = """
@@ -187,8 +166,7 @@ SHARDS = """
 def test_maximum_of_another_shard_of_the_same_value_is_refused() -> None:
     whole = step(ONE_SUM)
     local = step(SHARDS, "data=2,tensor=2", local=True)
-    check(whole, local)
-    right = prove(local, against=whole).certificate()
+    prove(local, against=whole)
     values = random_values(whole)
     (expected,) = run_reference(whole, values).values()
     for old, new in (
@@ -199,30 +177,7 @@ def test_maximum_of_another_shard_of_the_same_value_is_refused() -> None:
         wrong = step(SHARDS.replace(old, new), "data=2,tensor=2", local=True)
         (found,) = run_reference(wrong, values).values()
         assert "eq" in old or (found - expected).abs().max() > 1e-3
-        assert_refused(whole, wrong, right)
+        refusal(whole, wrong)
     # The maxima of these shards are as good as those of others, if they are read by themselves.
     other = SHARDS.replace("(%m, axes", "(%p, axes")
-    check(whole, step(other, "data=2,tensor=2", local=True))
-
-
-def test_changed_steps_of_a_sum_in_one_are_refused() -> None:
-    whole, local = sums()
-    right = json.dumps(prove(local, against=whole).certificate())
-
-    def changed(change: Callable[[list[Any]], object]) -> None:
-        certificate = json.loads(right)
-        (step,) = [one for one in certificate["steps"] if one["by"] == "in one"]
-        change(step["steps"])
-        with pytest.raises(
-            ProofError, match=r"aten\.mul\.Tensor \(%t\): its relation does not follow"
-        ):
-            check_certificate(certificate, local, against=whole)
-
-    peak, away, _, total = range(4)
-    changed(lambda steps: steps.pop())
-    changed(lambda steps: steps.append(steps[total]))
-    changed(lambda steps: steps[peak].update(by="itself"))
-    changed(lambda steps: steps[total].update(by="itself"))
-    changed(lambda steps: steps[away].update(gives=steps[total]["gives"]))
-    changed(lambda steps: steps[total].update(op=steps[peak]["op"]))
-    changed(lambda steps: steps[peak].update(gives=steps[total]["gives"]))
+    prove(step(other, "data=2,tensor=2", local=True), against=whole)

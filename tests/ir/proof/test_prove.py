@@ -335,3 +335,23 @@ def test_any_slip_between_stages_is_refused_or_computes_the_same(
     case = staged(mesh, schedule, zero=zero)
     num_refused, _ = refused_slips(case, STAGE_SLIPS, 12)
     assert num_refused > 100
+
+
+def test_draws_of_a_sub_batch_that_come_before_all_its_inputs_are_proved() -> None:
+    spec = "gpt:layers=1,hidden=8,heads=2,vocab=8,seq=4,batch=4,dropout=0.1"
+    program = captured(spec).program
+    plan = ApplyPlanPass.of(megatron(spec, "data=2"))
+    rank = sw.run_passes(program, [plan, "preset:sub-batches"], mesh="data=2").clone()
+    block, ops = rank.function.body.block, list(rank.ops)
+    draw = next(op for op in ops if op.name == "dist.random")
+    first = {draw}
+    for op in reversed(ops[: ops.index(draw)]):
+        if any(use.operation in first for result in op.results for use in result.uses):
+            first.add(op)
+    begin = next(op for op in ops if op not in first)
+    for op in [op for op in ops if op in first]:
+        op.detach()
+        block.insert_op_before(op, begin)
+    names = [op.name for op in rank.ops]
+    assert names.index("dist.random") < names.index("aten.slice.Tensor")
+    prove(rank, against=program)

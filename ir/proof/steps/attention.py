@@ -19,7 +19,9 @@ from shardweave.ir.dialects.literals import to_python
 from shardweave.ir.dialects.types import shape_of
 from shardweave.ir.library.positional_attention import ATTENTION_BACKWARD
 from shardweave.ir.mesh.placement import Placement, Sharding
-from shardweave.ir.proof.held import (
+from shardweave.ir.proof.model.expressions import Expressions
+from shardweave.ir.proof.model.local_forms import GLOBAL_NAMES, FormsOf, OpForm
+from shardweave.ir.proof.relations.held import (
     SUB_BATCH,
     AttentionPart,
     Local,
@@ -28,8 +30,7 @@ from shardweave.ir.proof.held import (
     Value,
     stands_for,
 )
-from shardweave.ir.proof.local_forms import GLOBAL_NAMES, FormsOf, OpForm
-from shardweave.ir.proof.masks import Makers, first_of_range
+from shardweave.ir.proof.steps.masks import first_of_range
 from shardweave.ir.sharding.rules.attention import POSITIONS, first_of_attention
 
 SHARE: dict[str, dict[str, float]] = {
@@ -52,7 +53,7 @@ class KeyCut:
 
 
 def on_part_of_keys(
-    op: AtenOp, operands: Sequence[Value], forms: FormsOf, table: Makers
+    op: AtenOp, operands: Sequence[Value], forms: FormsOf, table: Expressions
 ) -> Iterator[KeyCut]:
     """The attentions of the global program that an op may compute for a block of keys."""
     first = first_of_attention(op)
@@ -100,7 +101,7 @@ def _of_all(part: Relation, dim: int, cut: Placement, coordinate: int) -> Relati
 
 
 def _are_positions(
-    form: AtenOp, places: Sequence[Value], query: Relation, start: int, table: Makers
+    form: AtenOp, places: Sequence[Value], query: Relation, start: int, table: Expressions
 ) -> bool:
     """Whether the positions of queries are given, and of keys from a start, where they count."""
     if not form.value("is_causal"):

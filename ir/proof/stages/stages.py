@@ -9,10 +9,9 @@ are a reduction over the axis, and all parts joined a gather.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Protocol
+from collections.abc import Iterator
 
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import SSAValue
 
 from shardweave.ir.dialects import dist
 from shardweave.ir.dialects.annotations import describe
@@ -22,30 +21,23 @@ from shardweave.ir.mesh.mesh import Axis, Mesh
 from shardweave.ir.mesh.placement import Placement, block_of
 from shardweave.ir.program.program import Program, Slot
 from shardweave.ir.program.staged import HELD, TOTALS, StageFunction, StagePlaces, micro_axis
-from shardweave.ir.proof.digits import cut
-from shardweave.ir.proof.held import ProofAxes, RankNumber, Relation, Value, gathered, reduced
+from shardweave.ir.proof.diagnose import explain_given
 from shardweave.ir.proof.ops import ProofError
-from shardweave.ir.proof.runs import RunOrder
-from shardweave.ir.proof.signature import Arguments, argument_of, is_declared
+from shardweave.ir.proof.relations.digits import cut
+from shardweave.ir.proof.relations.held import (
+    ProofAxes,
+    RankNumber,
+    Relation,
+    Value,
+    gathered,
+    reduced,
+)
+from shardweave.ir.proof.signature import argument_of, is_declared
+from shardweave.ir.proof.stages.runs import RunOrder
+from shardweave.ir.proof.walk import Walk
 
 STATE = ("param", "buffer", "input", "tangent")
 RETURNED = ("output", "grad", "buffer")
-
-
-class Relating(Protocol):
-    """What relates the values of a body: the proof's walk, or the check of a certificate. links: of
-    what one function receives or is given of another, the value that it comes of."""
-
-    values: dict[SSAValue, Any]
-    links: dict[SSAValue, SSAValue]
-
-    def block(self, ops: Iterable[Operation]) -> None:
-        """Relate the results of ops, in order."""
-        ...
-
-
-Unfit = Callable[[str, str, Slot, SSAValue], str]
-"""Says why what a function (its name) gives is not what another one reads as a slot."""
 
 
 def axes_of_stages(program: Program) -> ProofAxes:
@@ -53,16 +45,14 @@ def axes_of_stages(program: Program) -> ProofAxes:
     return ProofAxes(Mesh(axis for axis in program.needed_mesh().axes if axis.kind != "stage"))
 
 
-def relate_stages(
-    program: Program, table: Arguments, walk: Relating, unfit: Unfit
-) -> list[tuple[Program, Slot]]:
+def relate_stages(program: Program, walk: Walk) -> list[tuple[Program, Slot]]:
     """Relate all values of a program of stages; returns what its functions return of the step's
     results, each with its function, to be held against the global program.
 
     Raises ProofError for a schedule in which a run does not find what it reads, and for what is
     given of micro-batches and cannot be put together.
     """
-    stages = _Stages(program, table, walk, unfit)
+    stages = _Stages(program, walk)
     for function in stages.schedule.in_order():
         stages.function(function)
     stages.check_step()
@@ -70,12 +60,10 @@ def relate_stages(
 
 
 class _Stages:
-    def __init__(self, program: Program, table: Arguments, walk: Relating, unfit: Unfit) -> None:
+    def __init__(self, program: Program, walk: Walk) -> None:
         self.program = program
         self.mesh = program.needed_mesh()
-        self.table = table
         self.walk = walk
-        self.unfit = unfit
         self.schedule = RunOrder.of(program)
         self.places = StagePlaces.of(program)
         self.micro: Axis | None = micro_axis(program)
@@ -138,7 +126,7 @@ class _Stages:
         elif value.type != slot.value.type:
             found = None
         if found is None:
-            raise ProofError(self.unfit(giver.name, function.name, slot, value))
+            raise ProofError(explain_given(self.walk, giver.name, function.name, slot, value))
         return found
 
     def _state(self, function: StageFunction, slot: Slot) -> Value:
@@ -154,7 +142,7 @@ class _Stages:
             raise ProofError(
                 f"@{function.name} takes {slot.kind} '{slot.name}' in other parts than @step does."
             )
-        return argument_of(self.table, function, slot)
+        return argument_of(self.walk.table, function, slot)
 
     def _number(self, function: StageFunction, slot: Slot) -> Value:
         """The number of the micro-batch."""

@@ -13,7 +13,7 @@ from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.types import dtype_of_value, tensor_type
 from shardweave.ir.library.positional_attention import ATTENTION, ATTENTION_BACKWARD
 from shardweave.ir.mesh.mesh import Mesh
-from shardweave.ir.proof.held import Cuts, Relation, Shape
+from shardweave.ir.proof.relations.held import Cuts, Relation, Shape
 from shardweave.ir.sharding.localizer import Localizer
 from shardweave.ir.sharding.rules import Rule, rule_of
 from shardweave.ir.sharding.rules.attention import FLASH, FLASH_BACKWARD

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.types import shape_of
-from shardweave.ir.proof.held import ProofAxes, RankNumber, Value
+from shardweave.ir.proof.relations.held import ProofAxes, RankNumber, Value
 
 
 def rank_position(

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from math import prod
 
 from shardweave.ir.mesh.placement import Placement
-from shardweave.ir.proof.held import Held
-from shardweave.ir.proof.layout import Digits, Layout, cut_at, joined, length
+from shardweave.ir.proof.relations.held import Held
+from shardweave.ir.proof.relations.layout import Digits, Layout, cut_at, joined, length
 
 
 def cut(held: Held, axes: Sequence[tuple[str, int]], dim: int, block: int) -> Held | None:

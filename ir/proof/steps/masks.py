@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, cast
+from typing import cast
 
 from xdsl.ir import Attribute
 
@@ -12,18 +12,12 @@ from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.literals import to_python
 from shardweave.ir.dialects.types import shape_of
 from shardweave.ir.mesh.placement import DimSharding, is_contiguous
-from shardweave.ir.proof.held import Local, RankNumber, Relation, Value
-from shardweave.ir.proof.padding import with_fill
+from shardweave.ir.proof.model.expressions import Expressions
+from shardweave.ir.proof.relations.held import Local, RankNumber, Relation, Value
+from shardweave.ir.proof.relations.padding import with_fill
 
 
-class Makers(Protocol):
-    """What knows expressions by number. makers: the op, if it is one, that gives each."""
-
-    @property
-    def makers(self) -> Sequence[object]: ...
-
-
-def masked(op: AtenOp, operands: Sequence[Value], table: Makers) -> Value | None:
+def masked(op: AtenOp, operands: Sequence[Value], table: Expressions) -> Value | None:
     """A value whose padding in one dim has been filled: all that is behind the dim's end."""
     part, mask = operands
     column = shape_of(op.operands[1])
@@ -57,7 +51,7 @@ def _offset(cut: DimSharding, part: Relation) -> RankNumber:
     return found
 
 
-def first_of_range(value: Value, table: Makers) -> RankNumber | None:
+def first_of_range(value: Value, table: Expressions) -> RankNumber | None:
     """Where a range of whole numbers begins, step 1."""
     name, given = "", frozenset[tuple[str, Attribute]]()
     if isinstance(value, Local):

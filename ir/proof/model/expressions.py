@@ -19,10 +19,10 @@ from shardweave.ir.dialects.aten import AtenOp, create
 from shardweave.ir.dialects.kernel import FusedOp
 from shardweave.ir.dialects.types import shape_of
 from shardweave.ir.ops.facts import Product, facts_of
-from shardweave.ir.proof.key_heads import range_to, repeated_heads
-from shardweave.ir.proof.local_forms import OpForm
+from shardweave.ir.proof.model.key_heads import range_to, repeated_heads
+from shardweave.ir.proof.model.local_forms import OpForm
+from shardweave.ir.proof.model.pieces import Pieces
 from shardweave.ir.proof.ops import check_order, draws, is_cast, kind_of, signs_of
-from shardweave.ir.proof.pieces import Pieces
 from shardweave.ir.sharding.rules.attention import (
     FLASH,
     FLASH_BACKWARD,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
-from shardweave.ir.proof.held import Coordinates, Held, ProofAxes, Relation, reduced
+from shardweave.ir.proof.relations.held import Coordinates, Held, ProofAxes, Relation, reduced
 
 
 def united(parts: Sequence[Relation]) -> Coordinates | None:

@@ -9,7 +9,8 @@ from math import prod
 from shardweave.ir.dialects.annotations import arguments_of
 from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.mesh.placement import DimSharding, Placement
-from shardweave.ir.proof.held import (
+from shardweave.ir.proof.model.local_forms import OpForm
+from shardweave.ir.proof.relations.held import (
     SUB_BATCH,
     Coordinates,
     Local,
@@ -17,7 +18,6 @@ from shardweave.ir.proof.held import (
     Relation,
     Value,
 )
-from shardweave.ir.proof.local_forms import OpForm
 
 MAX_AXES = 3
 """Axes that may cut one dim of a range; each more tries as many times more as there are axes."""

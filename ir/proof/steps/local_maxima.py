@@ -27,7 +27,7 @@ from shardweave.ir.dialects.annotations import annotate, set_sharding_attrs, sha
 from shardweave.ir.dialects.aten import AtenOp, create
 from shardweave.ir.dialects.literals import Literal, to_attribute, to_python
 from shardweave.ir.dialects.types import dtype_of_value, shape_of, tensor_type
-from shardweave.ir.proof.held import Local, Relation, Shape, Value
+from shardweave.ir.proof.relations.held import Local, Relation, Shape, Value
 
 SCALED = "aten.mul.Tensor"
 """The op that scales a sum by its distance to the maximum of all ranks."""

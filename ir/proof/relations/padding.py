@@ -18,7 +18,7 @@ from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.types import dtype_of_value
 from shardweave.ir.mesh.placement import is_even
 from shardweave.ir.ops.facts import facts_of
-from shardweave.ir.proof.held import Cuts, Fill, Held, Refusal, Relation
+from shardweave.ir.proof.relations.held import Cuts, Fill, Held, Refusal, Relation
 from shardweave.ir.sharding.padding import INDEXED, MOVES, PRODUCTS, SUMS, ZERO_AT_ZERO
 from shardweave.ir.sharding.rules import Rule
 

@@ -11,9 +11,9 @@ from dataclasses import replace
 from xdsl.ir import Attribute
 
 from shardweave.ir.dialects.literals import to_attribute
-from shardweave.ir.proof.attention import SHARE, compared
-from shardweave.ir.proof.held import AttentionPart, Local, Relation, Value
-from shardweave.ir.proof.local_forms import FormsOf
+from shardweave.ir.proof.model.local_forms import FormsOf
+from shardweave.ir.proof.relations.held import AttentionPart, Local, Relation, Value
+from shardweave.ir.proof.steps.attention import SHARE, compared
 
 
 def is_begun(value: Value, forms: FormsOf) -> bool:

@@ -8,7 +8,7 @@ from functools import lru_cache
 from math import prod
 
 from shardweave.ir.mesh.placement import DimSharding, Placement, Sharding, ordered, part_size
-from shardweave.ir.proof.held import FREE, Cuts, Refusal, Shape, is_free, stands_for
+from shardweave.ir.proof.relations.held import FREE, Cuts, Refusal, Shape, is_free, stands_for
 from shardweave.ir.sharding.rules import Rule
 from shardweave.ir.sharding.rules.base import Dims
 

@@ -1,0 +1,1 @@
+"""Relations of local values to the global program, and the arithmetic on them."""

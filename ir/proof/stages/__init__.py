@@ -1,0 +1,1 @@
+"""The walk over a program of stages, and the check of its runs."""
