@@ -31,12 +31,12 @@ from shardweave.driver.checking.validate import Validator
 from shardweave.driver.cli import main
 from shardweave.driver.models.hf import default_fields
 from shardweave.driver.models.models import build_example, size_of
-from shardweave.driver.plans import partition
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.program import Program
 from shardweave.passes.pipeline import PassPipeline, as_mesh
 from shardweave.passes.presets import PREFIX, SUMMARIES
 from shardweave.passes.registry import PASSES
+from shardweave.planners.lowering.partition import partition
 from shardweave.tests.mutations import any_mutation
 
 ODD = (

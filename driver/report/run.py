@@ -16,6 +16,7 @@ from shardweave.driver.training.training import Training, Work
 from shardweave.ir.program.program_stats import CollectiveStats
 from shardweave.ir.program.staged import BetweenStages
 from shardweave.planners.cost.quantity import bytes_text, counted, seconds_text
+from shardweave.planners.plan.plan_parts import Predicted
 
 CHECKED_STEPS = 3
 """How many steps' losses a check compares: rounding grows with every update after that."""
@@ -29,8 +30,8 @@ class RunReport:
     """What `run` found. Times are of rank 0, in seconds; collectives are those of one rank."""
 
     options: RunOptions
-    plan: str
     making: Making
+    predicted: Predicted | None
     device: str
     num_local_ops: int
     collectives: tuple[CollectiveStats, ...]
@@ -75,14 +76,14 @@ class RunReport:
         """The report as JSON data. What was not asked for is None."""
         options, check = self.options, self.check
         training, eager = self.training, self.eager_training
-        predicted = self.making.predicted
+        predicted, compiled = self.predicted, options.compiled
         return {
             "model": options.model,
             "mesh": self.mesh,
-            "plan": self.plan,
-            "sequence_parallel": options.sequence_parallel,
+            "plan": options.plan,
+            "sequence_parallel": compiled.sequence_parallel,
             "dtype": options.dtype,
-            "backend": options.backend,
+            "backend": compiled.backend,
             "device": self.device,
             "seed": options.seed,
             "num_ops": self.making.num_captured_ops,
@@ -127,13 +128,13 @@ def print_report(report: RunReport) -> None:
     where = f"mesh {report.mesh}" if report.mesh else "one device"
     count = options.mesh.num_devices
     how = f"{count} processes" if count > 1 else "this process"
-    if options.backend == "reference":
+    if options.compiled.backend == "reference":
         how = f"{count} virtual ranks in this process"
-    sequence = ", sequence-parallel" if options.sequence_parallel else ""
+    sequence = ", sequence-parallel" if options.compiled.sequence_parallel else ""
     print(f"{options.model} on {where}: {how}, {report.device}, {options.dtype}")
     print(
         f"captured {making.num_captured_ops} ops in {seconds_text(making.capture_s)}; plan "
-        f"{report.plan}{sequence} made {report.num_local_ops} ops per rank in "
+        f"{options.plan}{sequence} made {report.num_local_ops} ops per rank in "
         f"{seconds_text(making.passes_s)}"
     )
     _print_between(report.between)
@@ -206,7 +207,7 @@ def _print_training(report: RunReport) -> None:
 
 def _print_predicted(report: RunReport) -> None:
     """What the plan predicts beside what was measured, and what either includes."""
-    predicted, training = report.making.predicted, report.training
+    predicted, training = report.predicted, report.training
     if predicted is None or training is None:
         return
     print(

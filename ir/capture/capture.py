@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,6 +77,36 @@ def capture_step(
         traced = trace(model, tensors, {}, kind, form)
     assert traced.returned is not None
     return Captured(_program(traced, model), traced.returned)
+
+
+@contextmanager
+def in_modes(
+    model: torch.nn.Module, modes: Sequence[bool], trained: Sequence[bool]
+) -> Iterator[None]:
+    """Meanwhile the modules of a model have these modes, and its parameters require gradients so.
+
+    In the order of `model.modules()` and `model.parameters()`.
+    """
+    modules, parameters = list(model.modules()), list(model.parameters())
+    before = [m.training for m in modules], [p.requires_grad for p in parameters]
+    try:
+        _set_modes(modules, parameters, modes, trained)
+        yield
+    finally:
+        _set_modes(modules, parameters, *before)
+
+
+def _set_modes(
+    modules: Sequence[torch.nn.Module],
+    parameters: Sequence[torch.Tensor],
+    modes: Sequence[bool],
+    trained: Sequence[bool],
+) -> None:
+    for module, mode in zip(modules, modes, strict=True):
+        module.training = mode
+    for parameter, is_trained in zip(parameters, trained, strict=True):
+        if parameter.requires_grad != is_trained:
+            parameter.requires_grad_(is_trained)
 
 
 def _program(traced: Traced, model: torch.nn.Module) -> Program:

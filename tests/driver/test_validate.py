@@ -12,6 +12,7 @@ from xdsl.passes import ModulePass
 
 import shardweave as sw
 from shardweave.backends.reference.reference import run_reference
+from shardweave.driver.checking.in_float64 import in_float64
 from shardweave.driver.checking.sample import sample_values
 from shardweave.driver.checking.validate import (
     TooLargeError,
@@ -21,7 +22,6 @@ from shardweave.driver.checking.validate import (
 )
 from shardweave.driver.cli import main
 from shardweave.driver.models.twin import twin_spec
-from shardweave.ir.capture.precision import in_float64
 from shardweave.ir.dialects.types import dtype_of_value
 from shardweave.ir.program.program import Program
 from shardweave.passes.pipeline import PassPipeline

@@ -11,7 +11,7 @@ import pytest
 from shardweave.backends.reference.reference import run_reference
 from shardweave.benchmarks.axonn_planner import captured as stack
 from shardweave.benchmarks.axonn_planner import gpt_model
-from shardweave.ir.capture.precision import in_float64
+from shardweave.driver.checking.in_float64 import in_float64
 from shardweave.ir.dialects.annotations import phase_of
 from shardweave.ir.dialects.dist import StartedOp, WaitOp
 from shardweave.ir.program.program import Program

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from shardweave.driver.models.models import build_example
-from shardweave.driver.plans import plan
 from shardweave.ir.capture.capture import capture
+from shardweave.planners.planning import plan
 
 
 def test_plan_is_the_fastest_of_its_trials_and_follows_from_the_seed(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from rich.console import Console
 from shardweave.driver.commands.arguments import DTYPES, check_output, check_picture, messages
 from shardweave.driver.commands.read_programs import is_text, read_or_capture
 from shardweave.driver.models.models import parse_options
-from shardweave.driver.plans import on_cluster, plan
 from shardweave.driver.processes.trials import host_of
 from shardweave.driver.report.plan import comparison_table, print_candidates, print_plan
 from shardweave.driver.report.text import status
@@ -24,6 +23,7 @@ from shardweave.planners.cost.quantity import bytes_text
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_check import check_plan
 from shardweave.planners.plan.plan_parts import Candidate
+from shardweave.planners.planning import on_cluster, plan
 from shardweave.planners.predict.plan_plot import plot_candidates
 from shardweave.planners.registry import DEFAULT_PLANNER, PLANNERS, no_such_plan
 

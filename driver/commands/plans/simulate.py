@@ -68,7 +68,7 @@ def simulate_command(options: argparse.Namespace) -> int:
 
 def _simulated(program: Program, options: argparse.Namespace) -> Simulation | PipelineSimulation:
     from shardweave.driver.commands.read_programs import note_what_is_simulated
-    from shardweave.driver.plans import simulate_plan
+    from shardweave.planners.planning import simulate_plan
     from shardweave.planners.predict.predict import simulate_step
 
     state = optimizer_state(options)
