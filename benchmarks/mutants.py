@@ -145,7 +145,7 @@ def positions(source: str, kind: str) -> list[tuple[Operator, int, int]]:
     for operator in kinds()[kind]:
         occurrence = 0
         for node in _nodes(tree):
-            for start, _ in operator.mutation_positions(node):
+            for start, _ in operator.mutation_positions(node) or ():
                 if start[0] not in skipped:
                     places.append((operator, occurrence, start[0]))
                 occurrence += 1

@@ -146,7 +146,8 @@ def resolve_plan(
     if isinstance(given, Plan):
         return given
     if isinstance(given, Mapping):
-        not_texts = [key for key, value in given.items() if not isinstance(value, str)]
+        texts: Mapping[str, object] = given  # users give other values, too
+        not_texts = [key for key, value in texts.items() if not isinstance(value, str)]
         if not_texts:
             raise PlanError(
                 "the plan is a dict, that is shardings by parameter, such as '[{\"tensor\"}, {}]'; "

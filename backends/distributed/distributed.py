@@ -22,7 +22,7 @@ from shardweave.backends.step.step import Step
 from shardweave.backends.step.step_programs import GivenProgram
 from shardweave.backends.watch.agreement import require_same_model
 from shardweave.ir.dialects.dist import AllGatherOp, AllReduceOp, ReduceScatterOp
-from shardweave.ir.dialects.types import num_bytes
+from shardweave.ir.dialects.types import num_bytes, tensor_type_of
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.mesh.placement import Sharding
 from shardweave.ir.mesh.shards import take_shard
@@ -64,7 +64,7 @@ def _waits_for_all(program: Program, mesh: Mesh) -> bool:
     joined: set[str] = set()
     for op in program.ops:
         if isinstance(op, AllReduceOp | ReduceScatterOp | AllGatherOp):
-            if all(num_bytes(value.type) for value in op.results):
+            if all(num_bytes(tensor_type_of(value)) for value in op.results):
                 joined.update(op.axes)
     return all(axis.name in joined for axis in mesh.device_axes if axis.size > 1)
 

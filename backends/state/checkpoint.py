@@ -115,7 +115,7 @@ def _runs(tensor: DTensor, dim: int, coordinates: Sequence[int]) -> tuple[_Run, 
     held = torch.arange(tensor.shape[dim])
     placements: Sequence[Any] = tensor.placements
     for mesh_dim, placement in enumerate(placements):
-        if isinstance(placement, Shard | StridedShard) and placement.dim == dim:
+        if isinstance(placement, Shard | StridedShard) and placement.dim == dim:  # pyright: ignore[reportAttributeAccessIssue]
             rounds = int(getattr(placement, "split_factor", 1))
             size = tensor.device_mesh.size(mesh_dim)
             if rounds == 1:
