@@ -21,9 +21,6 @@ from shardweave.backends.step.bound import BoundProgram, device_of
 from shardweave.backends.step.step import Step
 from shardweave.backends.step.step_programs import GivenProgram
 from shardweave.backends.watch.agreement import require_same_model
-from shardweave.ir.dialects.dist import AllGatherOp, AllReduceOp, ReduceScatterOp
-from shardweave.ir.dialects.types import num_bytes, tensor_type_of
-from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.mesh.placement import Sharding
 from shardweave.ir.mesh.shards import take_shard
 from shardweave.ir.program.program import Program
@@ -49,24 +46,12 @@ class EmittedRunner(JoinedRunner):
         self._run: StepFunction = GraphedStep(run) if cuda_graph else run
         self._parts = Parts(program, runtime.coordinates)
         runtime.prepare(program)
-        self.waits_for_all = _waits_for_all(program, runtime.mesh)
 
     def results_of(self, given: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
         given = self._parts.padded(given)
         if isinstance(self._run, GraphedStep):  # replays in memory of its own
             given = {key: tensor for key, tensor in given.items() if key[0] != "grad"}
         return self._parts.held(self._run(self.runtime, given))
-
-
-def _waits_for_all(program: Program, mesh: Mesh) -> bool:
-    """Whether each rank waits for something of every other: along each axis there are messages
-    that nobody has before all have sent."""
-    joined: set[str] = set()
-    for op in program.ops:
-        if isinstance(op, AllReduceOp | ReduceScatterOp | AllGatherOp):
-            if all(num_bytes(tensor_type_of(value)) for value in op.results):
-                joined.update(op.axes)
-    return all(axis.name in joined for axis in mesh.device_axes if axis.size > 1)
 
 
 def _by_layer(source: str) -> list[str]:

@@ -22,14 +22,12 @@ from shardweave.ir.program.program import Program
 class JoinedRunner(Runner):
     """Runs emitted source as one rank of a mesh.
 
-    kernels: fused regions of what was loaded, generated. waits_for_all: whether each rank waits in
-    it for messages from all others.
+    kernels: fused regions of what was loaded, generated.
     """
 
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
         self.kernels: list[FusedCall] = []
-        self.waits_for_all = False
         self._number = 0
 
     def load(
@@ -63,13 +61,10 @@ class JoinedRunner(Runner):
             return self.results_of(given)
         watchdog.begin(self._number)
         try:
-            results = self.results_of(given)
-            if self.waits_for_all:
-                watchdog.complete()
+            return self.results_of(given)
         except RuntimeError as error:
             watchdog.explain(error)
             raise
-        return results
 
     @abstractmethod
     def results_of(self, given: Mapping[Key, Tensor]) -> dict[Key, Tensor]:

@@ -131,13 +131,6 @@ def begin(program: int) -> None:
         watch.begin(program)
 
 
-def complete() -> None:
-    """The program that began has run to its end; every rank has waited in it for all others."""
-    watch = _Process.watch
-    if watch is not None:
-        watch.complete()
-
-
 def explain(error: RuntimeError) -> None:
     """Raises LostRankError if an error is that of a connection, once it is known who broke it."""
     watch = _Process.watch
