@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from shardweave.planners.planning import plan, simulate_plan
     from shardweave.planners.predict.pipeline.simulation import PipelineSimulation
     from shardweave.planners.predict.predict import simulate_step as simulate
+    from shardweave.planners.registry import register_planner
     from shardweave.planners.simulate.simulation import Simulation
 
     parse = Program.parse
@@ -83,6 +84,7 @@ __all__ = [
     "prove",
     "random",
     "register_pass",
+    "register_planner",
     "run_passes",
     "save_checkpoint",
     "simulate",
@@ -130,6 +132,7 @@ _HOMES = {
     "prove": "ir.proof.prove:prove",
     "random": "ir.capture.seeded:SeededRandom",
     "register_pass": "passes.registry:register_pass",
+    "register_planner": "planners.registry:register_planner",
     "run_passes": "driver.checking.validate:run_passes",
     "save_checkpoint": "driver.training.checkpoints:save_checkpoint",
     "simulate": "planners.predict.predict:simulate_step",

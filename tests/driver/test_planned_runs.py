@@ -74,8 +74,6 @@ def test_pipeline_of_a_planner_runs_as_planned() -> None:
         ("oases", "tensor=4", CLUSTER, {}),
         ("axonn", "", CLUSTER, {}),
         ("axonn", "", NODE, {}),
-        ("exhaustive", "", CLUSTER, {"simulate": 4}),
-        ("exhaustive", "data=2,tensor=2", CLUSTER, {"simulate": 4, "zero": 2}),
         ("oppa", "", CLUSTER, {"trials": 6}),
         ("oppa", "", NODE, {"trials": 6}),
     ],

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from shardweave.benchmarks.baselines.exhaustive import plan_exhaustive
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.passes.pipeline import PassPipeline
 from shardweave.planners.cost.presets import find_cluster
-from shardweave.planners.exhaustive import plan_exhaustive
 from shardweave.planners.lowering.apply_plan import ApplyPlanPass
 from shardweave.planners.lowering.lower import local_program
 from shardweave.planners.megatron.planner import plan_megatron

@@ -1,4 +1,4 @@
-"""Boosted trees in the place of a Gaussian process, as DeepSpeed's autotuner has XGBoost."""
+"""The planner `boosted-trees`, a baseline of `oppa`: trees as DeepSpeed's autotuner has XGBoost."""
 # scikit-learn has no types.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportMissingTypeStubs=false
@@ -9,8 +9,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from shardweave.benchmarks.baselines.plain import PlainPlans
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.program.program import Program
+from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.oppa.choosers import History, Suggestion, random_instead
+from shardweave.planners.oppa.planner import DEFAULTS, TrialOptions, plan_by_trials
+from shardweave.planners.plan.plan import Plan
 from shardweave.planners.trials.space import Floats
+from shardweave.planners.trials.trials import Host
 
 EXPLORING = 0.2
 """Share of the choices that are random after the first ones (DeepSpeed's)."""
@@ -53,3 +60,22 @@ class TreeChooser:
         model = GradientBoostingRegressor(n_estimators=100, max_depth=3, random_state=0)
         model.fit(history.table.features[list(history.rows)], np.array(values))
         return np.asarray(model.predict(history.table.features[rows]), dtype=np.float64)
+
+
+def plan_boosted_trees(
+    program: Program,
+    mesh: Mesh | None,
+    *,
+    cluster: Cluster,
+    host: Host | None = None,
+    options: TrialOptions = DEFAULTS,
+) -> Plan:
+    """Try the plans that gradient-boosted trees, fitted to the trials, predict to be fastest.
+
+    One trial in five is random, as in DeepSpeed's autotuner. Needs scikit-learn.
+
+    Objective, options and errors: those of `plan_oppa`. Not exact. Time: a trial each.
+    """
+    return plan_by_trials(
+        PlainPlans("boosted-trees", program, cluster, mesh), TreeChooser(), options, host
+    )

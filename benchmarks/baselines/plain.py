@@ -1,10 +1,11 @@
-"""The space that backends run without stages, ZeRO or micro-batches: what is tried by default."""
+"""The space of plans without stages, ZeRO or micro-batches, which the baselines search."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import product
+from typing import ClassVar
 
 from shardweave.ir.dialects.types import shape_of
 from shardweave.ir.mesh.mesh import Mesh
@@ -29,6 +30,7 @@ class PlainPlans:
     program: Program
     cluster: Cluster
     mesh: Mesh | None
+    space: ClassVar[str] = "plain"
     _bases: dict[tuple[int, int, bool], Plan] = field(
         default_factory=dict[tuple[int, int, bool], Plan]
     )

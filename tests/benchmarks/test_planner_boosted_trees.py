@@ -9,6 +9,7 @@ from shardweave.ir.capture.capture import capture
 from shardweave.planners.planning import plan
 
 
+@pytest.mark.usefixtures("baselines")
 def test_plan_is_the_fastest_of_its_trials_and_follows_from_the_seed(tmp_path: Path) -> None:
     pytest.importorskip("sklearn", exc_type=ImportError)
     example = build_example("gpt:layers=1,hidden=16,heads=4,vocab=32,seq=8,batch=4")
