@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -57,10 +57,14 @@ def capture(
 
 @dataclass(frozen=True)
 class Captured:
-    """The global program of a call of a model, and what the model returns, made of its outputs."""
+    """The global program of a call of a model, and what the model returns, made of its outputs.
+
+    seconds: that capturing took.
+    """
 
     program: Program
     returned: Outputs
+    seconds: float = 0.0
 
 
 def capture_step(
@@ -82,7 +86,7 @@ def capture_step(
 @contextmanager
 def in_modes(
     model: torch.nn.Module, modes: Sequence[bool], trained: Sequence[bool]
-) -> Iterator[None]:
+) -> Generator[None]:
     """Meanwhile the modules of a model have these modes, and its parameters require gradients so.
 
     In the order of `model.modules()` and `model.parameters()`.
