@@ -20,7 +20,7 @@ from shardweave.backends.step.bound import BoundProgram
 from shardweave.backends.step.grad_scaler import loss_scale_of
 from shardweave.backends.step.input_gradients import give
 from shardweave.backends.step.step_call import StepCall, autocast_dtype
-from shardweave.backends.step.step_programs import CallWatch, Programs
+from shardweave.backends.step.step_programs import CallObserver, Programs
 from shardweave.backends.step.summary import summary_of
 from shardweave.backends.watch import watchdog
 from shardweave.backends.watch.failure_guard import FailureGuard
@@ -55,8 +55,8 @@ class Step(ShardedState):
     sync: parameters and buffers start with the values of rank 0's model; with False, ranks compare
     digests of theirs, and all raise AgreementError if they differ. That the ranks' models are the
     same but for values is the caller's to make sure of (`agreement.require_same_model`).
-    origin: the model whose settings the step's modules read and set. watch: makes, for the step,
-    what is asked to look at each call.
+    origin: the model whose settings the step's modules read and set. observe: makes the
+    observer of the step's calls.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Step(ShardedState):
         *,
         sync: bool = True,
         origin: nn.Module | None = None,
-        watch: Callable[[Step], CallWatch] | None = None,
+        observe: Callable[[Step], CallObserver] | None = None,
     ) -> None:
         programs.first.check_model(model)
         super().__init__(model, backend, programs.first.state_shardings, sync=sync)
@@ -80,7 +80,7 @@ class Step(ShardedState):
         self._is_synced = True
         self._failure_guard = FailureGuard(is_joint=backend.is_joint)
         self._num_calls = 0
-        self._watch = None if watch is None else watch(self)
+        self._observer = None if observe is None else observe(self)
         if origin is not None:
             self._stand_for(origin)
 
@@ -152,8 +152,8 @@ class Step(ShardedState):
     def _run(self, call: StepCall, scale: float | Tensor, is_last: bool) -> dict[str, Any]:
         if self.backend.is_joint:
             watchdog.enter(call)
-        if self._watch is not None:
-            self._watch.check(call)
+        if self._observer is not None:
+            self._observer.check(call)
         bound = self._bound = self._programs.find(call, self.shardings)
         if bound.draws and ("buffer", STATE) not in self.stored:
             self.draw_from(self._programs.seed)

@@ -21,7 +21,7 @@ OPTIONS = ("accumulate", "loss_scale")
 """Arguments of a call that are the step's own, unless the model's forward has one of the name."""
 
 
-class CallWatch(Protocol):
+class CallObserver(Protocol):
     """Looks at each call of a step."""
 
     def check(self, call: StepCall) -> None:

@@ -39,14 +39,14 @@ class Tolerance:
 
 
 @dataclass(frozen=True)
-class How:
+class EagerOptions:
     """Options of an eager step: the choice of its loss, and the dtype of torch.autocast."""
 
     loss: LossChoice = None
     autocast: torch.dtype | None = None
 
 
-PLAIN = How()
+PLAIN = EagerOptions()
 
 
 TOLERANCES: dict[torch.dtype, Tolerance] = {
@@ -155,7 +155,7 @@ def _conditioned(result: CheckResult, own: CheckResult) -> CheckResult:
 
 
 def moved_steps(
-    model: nn.Module, batches: Sequence[Mapping[str, Tensor]], how: How = PLAIN
+    model: nn.Module, batches: Sequence[Mapping[str, Tensor]], how: EagerOptions = PLAIN
 ) -> list[Expected]:
     """Eager steps of a model whose weights and inputs differ in their last digit, up or down.
 
@@ -183,7 +183,7 @@ def coarsest_dtype(program: Program, dtype: torch.dtype) -> torch.dtype:
     return max(known, key=lambda known: torch.finfo(known).eps, default=dtype)
 
 
-def eager_step(model: nn.Module, batch: Mapping[str, Tensor], how: How = PLAIN) -> Tensor:
+def eager_step(model: nn.Module, batch: Mapping[str, Tensor], how: EagerOptions = PLAIN) -> Tensor:
     """One forward and backward pass of the model, which adds to its gradients; the loss."""
     with torch.autocast(device_of(model).type, how.autocast, enabled=how.autocast is not None):
         loss = scalar_loss(model(**batch), how.loss)
@@ -199,7 +199,7 @@ def scalar_loss(output: object, choice: LossChoice = None) -> Tensor:
     return loss
 
 
-def run_eager(model: nn.Module, batch: Mapping[str, Tensor], how: How = PLAIN) -> Expected:
+def run_eager(model: nn.Module, batch: Mapping[str, Tensor], how: EagerOptions = PLAIN) -> Expected:
     """What one forward and backward pass gives; the gradients and buffers are left changed."""
     model.zero_grad(set_to_none=True)
     return results_of(model, eager_step(model, batch, how))

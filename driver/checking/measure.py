@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from shardweave.backends.step.step import Step
 from shardweave.driver.checking.check import (
     CheckResult,
+    EagerOptions,
     Expected,
-    How,
     check_steps,
     eager_step,
     moved_steps,
@@ -85,8 +85,7 @@ def run(options: RunOptions) -> RunReport:
     assert isinstance(step.programs, CompiledPrograms)
     return RunReport(
         options=options,
-        making=step.programs.making,
-        predicted=step.plan.predicted if step.plan else None,
+        lowered=step.programs.lowered,
         device=device.type,
         num_local_ops=num_ops_on_a_rank(program),
         collectives=stats(program).collectives,
@@ -170,10 +169,12 @@ def _loss(output: object, options: RunOptions) -> Tensor:
     return scalar_loss(output, options.compiled.loss)
 
 
-def _eager(options: RunOptions, model: nn.Module, device: torch.device) -> tuple[nn.Module, How]:
+def _eager(
+    options: RunOptions, model: nn.Module, device: torch.device
+) -> tuple[nn.Module, EagerOptions]:
     """The model to compare with, in the precision of the step, and how it is run."""
     precision = options.compiled.precision
-    how = How(options.compiled.loss, AUTOCAST.get(precision))
+    how = EagerOptions(options.compiled.loss, AUTOCAST.get(precision))
     return in_precision(model, precision).to(device), how
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
-from time import perf_counter
 
 import torch
 
@@ -24,7 +22,6 @@ from shardweave.driver.step.binding import example_call
 from shardweave.driver.step.checks import check
 from shardweave.driver.step.lowering import (
     Lowered,
-    Making,
     as_given,
     capture,
     lower,
@@ -110,7 +107,15 @@ def compile(request: Request) -> Step:
     device = join(request)
     agree(request)
     call = example_call(request)
-    lowered = on_rank_0(request, call, partial(_made, call=call), is_first=True)
+
+    def program(request: Request) -> Lowered:
+        if request.given is not None:
+            return as_given(request.given)
+        captured = capture(request, call)
+        plan = choose_plan(captured.program, request)
+        return lower(request, call, captured, plan)
+
+    lowered = on_rank_0(request, call, program, is_first=True)
     return bind(request, call, lowered, load(request, lowered, device))
 
 
@@ -129,19 +134,6 @@ def agree(request: Request) -> None:
         require_same_model(request.model)
         what = describe(request)
         require_same("what is compiled", what, "call compile alike on every rank")
-
-
-def _made(request: Request, call: StepCall) -> Lowered:
-    """The program of the example call, made on rank 0."""
-    if request.given is not None:
-        return as_given(request.given)
-    start_s = perf_counter()
-    captured = capture(request, call)
-    captured_s = perf_counter()
-    num_ops = sum(1 for _ in captured.program.ops)
-    lowered = lower(request, call, captured, choose_plan(captured.program, request))
-    making = Making(captured_s - start_s, perf_counter() - captured_s, num_ops)
-    return replace(lowered, making=making)
 
 
 def load(request: Request, lowered: Lowered, device: torch.device) -> BoundProgram:
@@ -173,6 +165,6 @@ def bind(request: Request, call: StepCall, lowered: Lowered, first: BoundProgram
         CompiledPrograms(request.on_mesh_of(lowered.plan), call, lowered, first, seed),
         sync=request.sync,
         origin=request.model,
-        watch=partial(Original, request.model),
+        observe=partial(Original, request.model),
     )
     return step if request.train is None else step.train(request.train)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -45,20 +46,12 @@ Stored = Mapping[Key, Sharding]
 
 
 @dataclass(frozen=True)
-class Making:
-    """Seconds to make a program, and the ops that were captured."""
-
-    capture_s: float = 0.0
-    passes_s: float = 0.0
-    num_captured_ops: int = 0
-
-
-@dataclass(frozen=True)
 class Lowered:
     """The program of each rank for a call, the plan that it follows, and notes on it.
 
     warnings: the notes on what was asked for and not done. returned: how the outputs make up what
-    the model returns.
+    the model returns. num_captured_ops, capture_s, lowering_s: ops before the passes, and the
+    seconds that capture took, and plan and passes.
     """
 
     program: Program
@@ -66,7 +59,9 @@ class Lowered:
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     returned: Outputs | None = None
-    making: Making = Making()
+    num_captured_ops: int = 0
+    capture_s: float = 0.0
+    lowering_s: float = 0.0
 
     def with_warning(self, text: str) -> Lowered:
         """The same, with one more warning."""
@@ -87,8 +82,10 @@ def on_rank_0(
     def made() -> Lowered:
         # Cast anew each time: what is set on the model is to be seen in its copy.
         model = in_precision(request.model, request.precision)
+        start_s = perf_counter()
         with nullcontext() if is_first else unheard(), _explaining_empty_inputs(call):
             lowered = make(replace(request, model=model))
+        lowered = replace(lowered, lowering_s=perf_counter() - start_s - lowered.capture_s)
         if is_first and not call.grad and request.train is None:
             lowered = lowered.with_warning(_EVALUATION)
         if call.grad and not any([*call.trained, *(t.requires_grad for t in call.inputs.values())]):
@@ -155,8 +152,10 @@ def capture(request: Request, call: StepCall) -> Captured:
         only_loss=request.only_loss,
         autocast=autocast,
     )
+    start_s = perf_counter()
     with in_modes(request.model, call.modes, call.trained):
-        return capture_step(request.model, call.form, _examples(request, call), kind)
+        captured = capture_step(request.model, call.form, _examples(request, call), kind)
+    return replace(captured, seconds=perf_counter() - start_s)
 
 
 def lower(
@@ -185,7 +184,15 @@ def lower(
         told += [*idle_axes(local, planned), *undivided(local, plan)]
     told += without_rules(program, local)
     notes = dict.fromkeys((*planned, *told, *notes_on_padding(local), *validated))
-    return Lowered(local, plan, tuple(notes), tuple(told), captured.returned)
+    return Lowered(
+        local,
+        plan,
+        tuple(notes),
+        tuple(told),
+        captured.returned,
+        sum(1 for _ in program.ops),
+        captured.seconds,
+    )
 
 
 def _examples(request: Request, call: StepCall) -> list[torch.Tensor]:
@@ -277,4 +284,4 @@ def as_given(program: Program) -> Lowered:
             f"the program is not partitioned for its mesh {mesh}; run 'preset:partition' on it "
             "first, and edit what comes out."
         )
-    return Lowered(program, None, making=Making(num_captured_ops=sum(1 for _ in program.ops)))
+    return Lowered(program, None, num_captured_ops=sum(1 for _ in program.ops))

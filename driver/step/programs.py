@@ -59,7 +59,7 @@ class CompiledPrograms(Programs):
     ) -> None:
         self.request = request
         self.plan = lowered.plan
-        self.making = lowered.making
+        self.lowered = lowered
         self.first = first
         self.seed = seed
         self.autocast = AUTOCAST.get(request.precision)

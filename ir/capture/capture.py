@@ -57,10 +57,14 @@ def capture(
 
 @dataclass(frozen=True)
 class Captured:
-    """The global program of a call of a model, and what the model returns, made of its outputs."""
+    """The global program of a call of a model, and what the model returns, made of its outputs.
+
+    seconds: that capturing took.
+    """
 
     program: Program
     returned: Outputs
+    seconds: float = 0.0
 
 
 def capture_step(
