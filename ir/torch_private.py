@@ -437,7 +437,7 @@ def local_part(tensor: Any) -> torch.Tensor:
     return tensor._local_tensor
 
 
-def spec_of(tensor: Any) -> Any:
+def dtensor_spec(tensor: Any) -> Any:
     """What a DTensor is: its mesh, placements, shape and dtype."""
     return tensor._spec
 

@@ -25,7 +25,7 @@ from shardweave.ir.mesh.placement import Sharding
 from shardweave.ir.mesh.shards import take_shard
 from shardweave.ir.program.program import Program
 from shardweave.ir.program.staged import is_staged
-from shardweave.ir.torch_private import spec_of
+from shardweave.ir.torch_private import dtensor_spec
 
 
 class EmittedRunner(JoinedRunner):
@@ -198,7 +198,7 @@ class DistributedBackend(Backend):
     def like(self, local: Tensor, stored: Tensor) -> Tensor:
         # Much faster than `as_dtensor`.
         if isinstance(stored, DTensor):
-            return DTensor(local, spec_of(stored), requires_grad=False)
+            return DTensor(local, dtensor_spec(stored), requires_grad=False)
         return local
 
     def fitted(self, value: Tensor, stored: Tensor, sharding: Sharding) -> Tensor:

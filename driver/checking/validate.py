@@ -24,7 +24,7 @@ from shardweave.driver.checking.sample import sample_values
 from shardweave.ir.dialects.annotations import layer_of
 from shardweave.ir.dialects.types import shape_of
 from shardweave.ir.inspect.stats import stats
-from shardweave.ir.ops.facts import is_random
+from shardweave.ir.ops.registry import is_random
 from shardweave.ir.program.program import Program, Slot
 from shardweave.ir.program.staged import ops_of_parts
 from shardweave.passes import pipeline

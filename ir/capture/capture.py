@@ -17,7 +17,7 @@ from shardweave.ir.capture.site import CaptureError
 from shardweave.ir.capture.trace import Kind, Traced, called_again, trace
 from shardweave.ir.dialects.annotations import describe
 from shardweave.ir.dialects.types import dtype_of_value
-from shardweave.ir.ops.facts import facts_of
+from shardweave.ir.ops.registry import spec_of
 from shardweave.ir.program.blocks import store_blocks
 from shardweave.ir.program.dead_code import remove_dead_ops
 from shardweave.ir.program.program import Program
@@ -125,7 +125,7 @@ def _program(traced: Traced, model: torch.nn.Module) -> Program:
 def _check_dtypes_of_products(program: Program) -> None:
     """Raises CaptureError, as eager does, for a product of two dtypes: fake tensors let it pass."""
     for op in program.ops:
-        product = facts_of(op).product
+        product = spec_of(op).product
         if product is None:
             continue
         first, second = [dtype_of_value(op.operands[index]) for index in product.factors]

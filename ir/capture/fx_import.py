@@ -29,7 +29,7 @@ from shardweave.ir.dialects.attributes import PhaseAttr
 from shardweave.ir.dialects.types import AnyTensor, element_of, tensor_type, tensor_type_of
 from shardweave.ir.library.philox import STATE
 from shardweave.ir.library.pure_ops import NOT_PURE, pure_ops
-from shardweave.ir.ops.aten_args import DERIVED
+from shardweave.ir.ops.registry import spec_named
 from shardweave.ir.torch_private import OpOverload
 
 _MAX_RUNS = 64
@@ -212,7 +212,7 @@ class _Importer:
 
     def _plain(self, call: Call) -> Any:
         """The call as it is, less what the types restate."""
-        derived = DERIVED.get(call.name, {})
+        derived = spec_named(call.name).derived
         operands: list[Any] = []
         values: dict[str, Any] = {}
         for parameter in signature_of(call.name).parameters:

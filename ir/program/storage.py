@@ -12,7 +12,8 @@ from shardweave.ir.dialects.dist import AllReduceOp, CollectiveOp, DistOp, WaitO
 from shardweave.ir.dialects.kernel import FusedOp
 from shardweave.ir.dialects.types import num_bytes, shape_of, tensor_type_of
 from shardweave.ir.mesh.mesh import Mesh
-from shardweave.ir.ops.facts import LOOKUP_GRADIENT, facts_of
+from shardweave.ir.ops.records.indexing import LOOKUP_GRADIENT
+from shardweave.ir.ops.registry import spec_of
 from shardweave.ir.ops.strides import dense_strides, expected_strides, reshaped
 from shardweave.ir.program.program import Program
 from shardweave.ir.torch_private import is_composite, schema_of
@@ -23,7 +24,7 @@ def is_view(op: Operation) -> bool:
 
     A reshape does unless its operand's strides make it copy, as those of a permutation may.
     """
-    facts = facts_of(op)
+    facts = spec_of(op)
     if facts.view != "reshape":
         return facts.may_share
     source = op.operands[0]
@@ -33,7 +34,7 @@ def is_view(op: Operation) -> bool:
 
 def copies(op: Operation) -> bool:
     """Whether an op is a reshape that copies, since of the strides before it there is no view."""
-    return facts_of(op).view == "reshape" and not is_view(op)
+    return spec_of(op).view == "reshape" and not is_view(op)
 
 
 def shared_operand(op: Operation, position: int, mesh: Mesh | None = None) -> SSAValue | None:
@@ -66,7 +67,7 @@ def is_unshared(value: SSAValue) -> bool:
     """
     while value.has_one_use() and isinstance(value, OpResult):
         maker = value.op
-        if facts_of(maker).view in ("expand", None):
+        if spec_of(maker).view in ("expand", None):
             return isinstance(maker, AtenOp) and makes_memory(maker.name)
         value = maker.operands[0]
     return False
@@ -142,14 +143,14 @@ def storage_of(value: SSAValue, mesh: Mesh | None = None) -> SSAValue:
 
 def layout_source(value: SSAValue) -> SSAValue:
     """The value whose elements a value shows, all of them, through views, copied or not."""
-    while isinstance(value.owner, Operation) and facts_of(value.owner).is_layout:
+    while isinstance(value.owner, Operation) and spec_of(value.owner).is_layout:
         value = value.owner.operands[0]
     return value
 
 
 def view_source(value: SSAValue) -> SSAValue:
     """The value whose elements a value shows, all of them, in the same memory."""
-    while isinstance(value.owner, Operation) and facts_of(value.owner).is_layout:
+    while isinstance(value.owner, Operation) and spec_of(value.owner).is_layout:
         if copies(value.owner):
             break
         value = value.owner.operands[0]

@@ -30,7 +30,7 @@ from shardweave.ir.dialects.kernel import FusedOp, YieldOp
 from shardweave.ir.dialects.types import dtype_of_value, shape_of, type_problem
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.mesh.placement import Sharding
-from shardweave.ir.ops.facts import facts_of
+from shardweave.ir.ops.registry import spec_of
 from shardweave.ir.program.program import Program, Slot, sharding_of
 from shardweave.ir.program.source_text import excerpt, position
 from shardweave.ir.program.staged import STAGE_KINDS, functions_of, is_staged
@@ -362,7 +362,7 @@ class _Verifier:
         )
         # Sub-batches are combined by the maximum of their pending maxima.
         is_max = sharding.reduction == "max"
-        of_max = frozenset((0, 1)) if op.name == "aten.maximum" else frozenset[int]()
+        of_max = frozenset((0, 1)) if spec_of(op).merge == "max" else frozenset[int]()
         linear = of_max if is_max else _linear_operands(op)
         if not linear.issuperset(pending):
             return f"{what}, and the op is not linear in it"
@@ -426,7 +426,7 @@ def _linear_operands(op: AtenOp) -> frozenset[int]:
     The rule of a cast to fewer digits leaves it out, so that sums are made before it unless
     somebody says otherwise (`reduce-in`).
     """
-    is_cast = facts_of(op).view == "cast"
+    is_cast = spec_of(op).view == "cast"
     if is_cast and all(dtype_of_value(x).is_floating_point for x in (*op.operands, *op.results)):
         return frozenset((0,))
     return rule_of(op).linear

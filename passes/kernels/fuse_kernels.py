@@ -22,7 +22,8 @@ from shardweave.ir.dialects.annotations import (
 from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.dist import CollectiveOp, WaitOp
 from shardweave.ir.dialects.kernel import FusedOp, escaping_values, fuse
-from shardweave.ir.ops.fusible import MATMULS, MAX_OPS, MAX_VALUES, role_of
+from shardweave.ir.ops.fusible import MAX_OPS, MAX_VALUES, role_of
+from shardweave.ir.ops.registry import spec_of
 from shardweave.ir.program.blocks import blocks_of
 from shardweave.ir.program.iteration_space import computed_aside, is_kernel_alone, space_of
 from shardweave.ir.program.program import Program
@@ -130,7 +131,7 @@ class Growth:
             return
         self.pushed += 1
         # Of equal savings, first those that leave the matrix products to the library.
-        products = sum(op.name in MATMULS for unit in (first, second) for op in unit.ops)
+        products = sum(spec_of(op).role == "matmul" for unit in (first, second) for op in unit.ops)
         heapq.heappush(self.heap, (-saved, products, self.pushed, first, second))
 
     def _neighbours(self, unit: Unit) -> list[Unit]:

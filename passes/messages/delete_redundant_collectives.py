@@ -11,7 +11,7 @@ from shardweave.ir.dialects.annotations import arguments_of, phase_of
 from shardweave.ir.dialects.dist import KINDS, CollectiveOp, DistOp, StartedOp, sent_bytes
 from shardweave.ir.dialects.types import num_bytes, tensor_type_of
 from shardweave.ir.mesh.mesh import Mesh
-from shardweave.ir.ops.facts import is_random
+from shardweave.ir.ops.registry import is_random
 from shardweave.ir.program.dead_code import remove_dead_ops
 from shardweave.ir.program.program import Program
 from shardweave.ir.program.storage import kept_values, storage_of

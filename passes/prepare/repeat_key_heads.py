@@ -16,9 +16,10 @@ from shardweave.ir.dialects.annotations import annotate
 from shardweave.ir.dialects.aten import AtenOp, create
 from shardweave.ir.dialects.syntax import Operands
 from shardweave.ir.dialects.types import dtype_of_value, shape_of, tensor_type
+from shardweave.ir.ops.registry import first_of_attention
 from shardweave.ir.program.program import Program
 from shardweave.ir.sharding.flow import Flow, aten_ops, check_not_propagated
-from shardweave.ir.sharding.rules.attention import first_of_attention, shares_key_heads
+from shardweave.ir.sharding.rules.attention import shares_key_heads
 from shardweave.passes.partition.propagate_shardings import ForwardPass
 from shardweave.passes.program_pass import PassOnProgram
 

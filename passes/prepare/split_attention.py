@@ -37,14 +37,10 @@ from shardweave.ir.library.positional_attention import (
     logsumexp_dtype,
 )
 from shardweave.ir.mesh.placement import DimSharding, Sharding, fits, is_even
+from shardweave.ir.ops.registry import first_of_attention, is_attention, is_positional
 from shardweave.ir.program.program import Program
 from shardweave.ir.sharding.flow import Flow, aten_ops, check_not_propagated
-from shardweave.ir.sharding.rules.attention import (
-    FLASH,
-    FLASH_BACKWARD,
-    POSITIONS,
-    first_of_attention,
-)
+from shardweave.ir.sharding.rules.attention import POSITIONS
 from shardweave.passes.notes import note
 from shardweave.passes.partition.propagate_shardings import Propagation
 from shardweave.passes.program_pass import PassOnProgram
@@ -62,7 +58,7 @@ def split_attention(program: Program, parts: int) -> int:
     check_not_propagated(program, "split-attention")
     if parts < 1:
         raise ValueError(f"parts={parts}; give at least 1.")
-    ops = [op for op in aten_ops(program) if op.name in (FLASH, FLASH_BACKWARD)]
+    ops = [op for op in aten_ops(program) if is_attention(op) and not is_positional(op)]
     if parts == 1 or not ops:
         return 0
     propagation = Propagation(program)

@@ -9,7 +9,7 @@ from xdsl.ir import BlockArgument, Operation, SSAValue
 
 from shardweave.ir.dialects import dist
 from shardweave.ir.dialects.annotations import describe, sharding_attrs_of
-from shardweave.ir.ops.facts import facts_of
+from shardweave.ir.ops.registry import spec_of
 from shardweave.ir.program.program import Program, shardings_of
 from shardweave.ir.program.staged import micro_axis
 
@@ -170,7 +170,7 @@ def _gathered(program: Program) -> Iterator[SSAValue]:
             if isinstance(op, dist.CollectiveOp) and op.is_gather:
                 weights.update(op.results)
                 yield from op.results
-            elif facts_of(op).keeps_weight:
+            elif spec_of(op).keeps_weight:
                 weights.update(op.results)
 
 

@@ -10,7 +10,7 @@ from xdsl.ir import Operation, SSAValue
 
 from shardweave.ir.dialects import dist
 from shardweave.ir.dialects.annotations import layer_of, phase_of
-from shardweave.ir.ops.facts import facts_of, is_random
+from shardweave.ir.ops.registry import is_random, spec_of
 from shardweave.ir.program.program import Program
 from shardweave.passes.stages.batches import MicroBatches
 
@@ -152,7 +152,7 @@ def _is_cheap(op: Operation) -> bool:
     is_message = isinstance(op, dist.DistOp) and not isinstance(
         op, (dist.ShardIndexOp, dist.SliceOp)
     )
-    return not (is_message or is_random(op) or facts_of(op).product is not None)
+    return not (is_message or is_random(op) or spec_of(op).product is not None)
 
 
 def _is_term(op: Operation, batches: MicroBatches) -> bool:

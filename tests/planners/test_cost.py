@@ -7,8 +7,8 @@ import pytest
 
 from shardweave.ir.dialects.dist import CollectiveOp, DistOp
 from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.ops.registry import is_attention
 from shardweave.ir.program.traffic import bytes_moved
-from shardweave.ir.sharding.rules.attention import is_attention
 from shardweave.passes.pipeline import run_passes
 from shardweave.planners.cost.cluster import (
     Cluster,

@@ -19,10 +19,10 @@ from shardweave.ir.capture.capture import capture
 from shardweave.ir.dialects.annotations import phase_of
 from shardweave.ir.dialects.dist import STARTS, AllGatherOp, SliceOp, WaitOp
 from shardweave.ir.dialects.types import shape_of
+from shardweave.ir.ops.registry import is_attention
 from shardweave.ir.program.program import Program
 from shardweave.ir.program.staged import parts_of
 from shardweave.ir.program.storage import kept_bytes
-from shardweave.ir.sharding.rules.attention import is_attention
 from shardweave.passes.pipeline import as_mesh
 from shardweave.planners.lowering.lower import local_program, lowered, partitioning_of
 from shardweave.planners.megatron.planner import plan_megatron
