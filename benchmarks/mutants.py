@@ -30,7 +30,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -143,9 +143,10 @@ def positions(source: str, kind: str) -> list[tuple[Operator, int, int]]:
     tree, skipped = parso.parse(source), _skipped(source)
     places: list[tuple[Operator, int, int]] = []
     for operator in kinds()[kind]:
+        find: Callable[[Any], Iterable[Any]] = operator.mutation_positions
         occurrence = 0
         for node in _nodes(tree):
-            for start, _ in operator.mutation_positions(node) or ():
+            for start, _ in find(node):
                 if start[0] not in skipped:
                     places.append((operator, occurrence, start[0]))
                 occurrence += 1

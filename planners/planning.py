@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.program import Program
@@ -146,8 +146,8 @@ def resolve_plan(
     if isinstance(given, Plan):
         return given
     if isinstance(given, Mapping):
-        texts: Mapping[str, object] = given  # users give other values, too
-        not_texts = [key for key, value in texts.items() if not isinstance(value, str)]
+        values = cast("Mapping[str, object]", given)  # users give other values than text, too
+        not_texts = [key for key, value in values.items() if not isinstance(value, str)]
         if not_texts:
             raise PlanError(
                 "the plan is a dict, that is shardings by parameter, such as '[{\"tensor\"}, {}]'; "
