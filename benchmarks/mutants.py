@@ -30,11 +30,11 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import parso
 from cosmic_ray.mutating import mutate_code
@@ -143,7 +143,7 @@ def positions(source: str, kind: str) -> list[tuple[Operator, int, int]]:
     tree, skipped = parso.parse(source), _skipped(source)
     places: list[tuple[Operator, int, int]] = []
     for operator in kinds()[kind]:
-        find: Callable[[Any], Iterable[Any]] = operator.mutation_positions
+        find = cast("Any", operator).mutation_positions
         occurrence = 0
         for node in _nodes(tree):
             for start, _ in find(node):
