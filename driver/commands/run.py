@@ -11,6 +11,7 @@ import sys
 
 from shardweave.driver.commands.arguments import (
     Commands,
+    add_load,
     add_model,
     add_prove_option,
     add_time_limit,
@@ -58,6 +59,7 @@ def add_parser(commands: Commands) -> None:
         default="",
         help="more passes, after the default ones; in their place if insert-collectives is there",
     )
+    add_load(command)
     command.add_argument(
         "--program",
         metavar="FILE",

@@ -35,7 +35,7 @@ from shardweave.ir.sharding.padding import Padding, notes_on_padding, zeros_of
 from shardweave.ir.sharding.reshard import OPS, ReshardStep, reshard
 from shardweave.ir.sharding.rules import rule_of
 from shardweave.ir.sharding.rules.base import Localize
-from shardweave.passes.notes import note
+from shardweave.passes.notes import is_heard, note
 from shardweave.passes.program_pass import PassOnProgram
 
 
@@ -229,5 +229,5 @@ class InsertCollectivesPass(PassOnProgram):
 
     def run(self, program: Program) -> None:
         partition(program)
-        for text in notes_on_padding(program):
+        for text in notes_on_padding(program) if is_heard() else ():
             note(text)
