@@ -12,6 +12,7 @@ from dataclasses import fields
 
 from shardweave.driver.commands.arguments import (
     Commands,
+    add_load,
     add_model,
     add_time_limit,
     count,
@@ -38,6 +39,7 @@ def add_parser(commands: Commands) -> None:
             kind = {"action": "store_true"} if isinstance(option.default, bool) else {}
             name = "--" + option.name.replace("_", "-")
             command.add_argument(name, default=option.default, **kind, **option.metadata)
+    add_load(command)
     command.add_argument(
         "--check",
         action="store_true",

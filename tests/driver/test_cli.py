@@ -209,7 +209,9 @@ def test_run_says_which_passes_of_the_plan_have_no_effect(tmp_path: Path, capsys
     for one in (plan, replace(plan, attention_parts=4)):
         one.save(file)
         assert main(run) == 0
-        said = "note: split-attention: no fused attention has keys that are cut along the sequence"
+        said = (
+            "note: split-attention: no fused attention has keys that are sharded along the sequence"
+        )
         out = capsys.readouterr().out
         assert (said in out) is (one.attention_parts > 1)
         assert out.count("note: ") == (one.attention_parts > 1)

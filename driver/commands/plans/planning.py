@@ -20,6 +20,7 @@ from shardweave.ir.program.program import Program
 from shardweave.planners.call import require_cluster
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.cost.quantity import bytes_text
+from shardweave.planners.lowering.plan_passes import PlanPasses
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_check import check_plan
 from shardweave.planners.plan.plan_parts import Candidate
@@ -53,6 +54,8 @@ def plan_program(options: argparse.Namespace) -> int:
     if options.explain:
         print_candidates(considered, out)
     print_plan(found, out)
+    if options.show_passes:
+        print(f"passes: {PlanPasses.of(found)}", file=out)
     _plot(considered, options.plot, out)
     _check_fits(found)
     if options.output == "-":
@@ -101,10 +104,11 @@ def _check_useful_to_compare(options: argparse.Namespace) -> None:
         raise ValueError(
             "--compare shows two plans and writes none; leave -o out, or --compare to plan."
         )
-    if options.explain or options.planner:
-        useless = "--explain" if options.explain else "--planner"
+    given = (name for name in ("explain", "show_passes", "planner") if getattr(options, name))
+    useless = next(given, "").replace("_", "-")
+    if useless:
         raise ValueError(
-            f"--compare names what plans, and shows it in its own table; leave {useless} out, or "
+            f"--compare names what plans, and shows it in its own table; leave --{useless} out, or "
             "--compare to plan."
         )
     if _options(options) and not _planners(options):
