@@ -25,9 +25,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from shardweave.driver.models.models import build_example
 from shardweave.ir.capture.capture import capture
-from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.mesh.mesh import Mesh
-from shardweave.ir.ops.flops import flops_of, is_attention
+from shardweave.ir.ops.flops import flops_of
+from shardweave.ir.ops.registry import is_attention
 from shardweave.ir.ops.seen_keys import seen_share
 from shardweave.ir.program.program import Program
 from shardweave.ir.program.regions import split_at_backward
@@ -95,9 +95,7 @@ def model_flops(program: Program) -> float:
     times, of attention those that its mask leaves, and nothing of what is computed again."""
     forward, _ = split_at_backward(program)
     return 3.0 * sum(
-        flops_of(op)
-        * (seen_share(op, Mesh()) if isinstance(op, AtenOp) and is_attention(op) else 1.0)
-        for op in forward
+        flops_of(op) * (seen_share(op, Mesh()) if is_attention(op) else 1.0) for op in forward
     )
 
 

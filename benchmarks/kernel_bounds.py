@@ -31,8 +31,9 @@ from shardweave.benchmarks.kernel_counts import Counts, is_call
 from shardweave.ir.dialects.annotations import phase_of
 from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.types import dtype_of_value, num_bytes, num_elements, tensor_type_of
-from shardweave.ir.ops.facts import LOOKUP_GRADIENT, facts_of
-from shardweave.ir.ops.fusible import MOVES, reductions_of, role_of
+from shardweave.ir.ops.fusible import reductions_of, role_of
+from shardweave.ir.ops.records.indexing import LOOKUP_GRADIENT
+from shardweave.ir.ops.registry import spec_of
 from shardweave.ir.program.iteration_space import IterationSpace, is_kernel_alone, space_of
 from shardweave.ir.program.program import Program
 from shardweave.ir.program.storage import layout_source
@@ -207,7 +208,7 @@ def _smallest_cut(
         graph.add_edge(_MEMORY if is_there else value.owner, (value, "made"))
         size = times * num_bytes(tensor_type_of(value))
         graph.add_edge((value, "made"), (value, "read"), capacity=size)
-        if op.name in MOVES:  # of which it takes some
+        if spec_of(op).role == "move":  # it reads a part of the operand
             taken = num_elements(op.results[0]) * dtype_of_value(value).itemsize
             graph.add_edge((value, "read"), op, capacity=taken)
         else:
@@ -247,7 +248,7 @@ def _leaves(value: SSAValue, inside: Collection[Operation]) -> bool:
         reader = use.operation
         if reader not in inside or not _is_computed(reader):
             return True
-        if facts_of(reader).is_layout and any(_leaves(v, inside) for v in reader.results):
+        if spec_of(reader).is_layout and any(_leaves(v, inside) for v in reader.results):
             return True
     return False
 
@@ -268,4 +269,4 @@ def _has_kernel(gradient: Operation) -> bool:
 
 def _is_computed(op: Operation) -> bool:
     """Whether a kernel computes an op, or sees a value through it."""
-    return _is_for_kernels(op) or facts_of(op).is_layout
+    return _is_for_kernels(op) or spec_of(op).is_layout

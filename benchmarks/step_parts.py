@@ -21,10 +21,10 @@ from xdsl.ir import Operation
 from shardweave.benchmarks.auto_speed import CASES
 from shardweave.driver.models.models import build_example
 from shardweave.ir.capture.capture import capture
-from shardweave.ir.dialects.aten import AtenOp
-from shardweave.ir.dialects.dist import COLLECTIVES
+from shardweave.ir.dialects.dist import CollectiveOp
 from shardweave.ir.mesh.mesh import Mesh
-from shardweave.ir.ops.flops import flops_of, is_attention
+from shardweave.ir.ops.flops import flops_of
+from shardweave.ir.ops.registry import is_attention
 from shardweave.ir.ops.seen_keys import num_pieces
 from shardweave.ir.program.blocks import blocks_of
 from shardweave.ir.program.traffic import merged_bytes
@@ -50,7 +50,7 @@ POINT = JointPoint(
 
 
 def _kind(op: Operation) -> str:
-    if isinstance(op, COLLECTIVES):
+    if isinstance(op, CollectiveOp):
         return f"messages over {', '.join(op.axes)}"
     if is_attention(op):
         return "attention"
@@ -79,11 +79,11 @@ def parts() -> dict[str, float]:
     for op in local.ops:
         if blocks.of_op(op) != blocks.names[1]:
             continue
-        if not isinstance(op, COLLECTIVES):
+        if not isinstance(op, CollectiveOp):
             times[_kind(op)] += most * compute.op_time_s(op)
         elif DATA_AXIS not in op.axes:
             times[_kind(op)] += most * links.collective_time_s(op)
-        if isinstance(op, AtenOp) and is_attention(op) and local.mesh is not None:
+        if is_attention(op) and local.mesh is not None:
             size = merged_bytes(op, num_pieces(op, local.mesh))
             moved_s = size / cluster.devices[device].memory_bandwidth_bytes_s
             times["merging"] += most * moved_s

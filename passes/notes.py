@@ -6,13 +6,11 @@ command line prints it.
 
 from __future__ import annotations
 
-import inspect
-import sys
-import warnings
 from collections.abc import Callable, Collection, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from pathlib import Path
+
+from shardweave.ir.notes import warn
 
 Listener = Callable[[str], None]
 
@@ -25,22 +23,6 @@ class PlanNote(UserWarning):
     """A plan leaves a tensor whole, or an axis of the mesh idle; the message says why."""
 
 
-_OURS = tuple(
-    str(Path(__file__).parents[1] / folder)
-    for folder in ("passes", "planners", "driver", "backends")
-)
-
-
-def warn(text: str, category: type[UserWarning]) -> None:
-    """Warn at the line of the user's that asked for passes, a plan or a step."""
-    torch = sys.modules.get("torch")  # which calls steps, and takes seconds to import
-    files = _OURS if torch is None else (*_OURS, str(Path(str(torch.__file__)).parent))
-    level, frame = 1, inspect.currentframe()
-    while frame is not None and frame.f_code.co_filename.startswith(files):
-        level, frame = level + 1, frame.f_back
-    warnings.warn(text, category, stacklevel=level)
-
-
 def _warn(text: str) -> None:
     warn(text, PassNote)
 
@@ -51,6 +33,11 @@ _listener: ContextVar[Listener] = ContextVar("_listener", default=_warn)
 def note(text: str) -> None:
     """Give a note to who listens; by default it is a warning."""
     _listener.get()(text)
+
+
+def is_heard() -> bool:
+    """Whether anyone listens to notes; if not, a pass need not look for what it could note."""
+    return _listener.get() is not drop
 
 
 def drop(text: str) -> None:

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Sequence
+from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -35,9 +38,21 @@ class Small(nn.Module):
         return self.down(self.norm(self.up(x)).relu()).square().mean()
 
 
+def no_gradients(
+    outputs: Sequence[Tensor], inputs: Sequence[Tensor], *args: Any, **options: Any
+) -> tuple[Tensor, ...]:
+    """Gradients as `torch.autograd.grad` returns them, all zero."""
+    return tuple(map(torch.zeros_like, inputs))
+
+
 def take_a_step() -> None:
-    """Capture, partition and run a model, and leave no trace of it but what torch keeps."""
-    with torch.random.fork_rng(devices=[]):
+    """Capture, partition and run a model, and leave no trace of it but what torch keeps.
+
+    Autograd does not run: where torch knows a GPU, as in every CUDA build, that starts threads, and
+    a process forked after that can run no backward pass.
+    """
+    without_autograd = mock.patch.object(torch.autograd, "grad", no_gradients)
+    with torch.random.fork_rng(devices=[]), without_autograd:
         x = torch.ones(2, 2)
         compile_step(Small(), (x,), mesh="data=2", backend="reference")(x)
 

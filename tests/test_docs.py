@@ -17,9 +17,9 @@ from shardweave.docs.reference import PAGES as REFERENCE
 from shardweave.driver.cli import command_line
 from shardweave.driver.commands.arguments import commands_of
 from shardweave.ir.dialects.dist import dist_dialect
-from shardweave.ir.ops.aten_args import DERIVED
-from shardweave.ir.sharding.rules import has_rule, lookup
-from shardweave.ir.sharding.rules.base import RULES
+from shardweave.ir.ops import registry
+from shardweave.ir.ops.registry import specs
+from shardweave.ir.sharding.rules import lookup
 from shardweave.passes.registry import PASSES
 from shardweave.planners.registry import PLANNERS
 from shardweave.tests.marks import slow_where
@@ -48,8 +48,7 @@ def name_of(path: Path) -> str:
 def page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PageRun]:
     """A run in a folder of its own, that leaves no rule, pass or random state behind."""
     monkeypatch.chdir(tmp_path)
-    has_rule("")  # Loads the families, which is done once and not to be undone here.
-    kept = patch.dict(RULES), patch.dict(lookup._known), patch.dict(PASSES)
+    kept = patch.dict(registry._RECORDS), patch.dict(lookup._known), patch.dict(PASSES)
     with kept[0], kept[1], kept[2], torch.random.fork_rng(devices=[]):
         yield PageRun(tmp_path)
 
@@ -145,7 +144,13 @@ def test_every_planner_is_in_the_table_of_planners(name: str) -> None:
     assert f"\n| `{name}` |" in (ROOT / "docs" / "plans.md").read_text()
 
 
-@pytest.mark.parametrize("name", [*DERIVED, *(op.name for op in dist_dialect().operations)])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(spec.name for spec in specs() if spec.derived),
+        *(op.name for op in dist_dialect().operations),
+    ],
+)
 def test_ops_that_the_page_on_programs_is_to_explain_are_there(name: str) -> None:
     assert f"`{name}`" in (ROOT / "docs" / "ir.md").read_text()
 

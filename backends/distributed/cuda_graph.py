@@ -12,6 +12,7 @@ from torch import Tensor
 
 from shardweave.backends.emit.emit import StepFunction
 from shardweave.backends.programs import Key
+from shardweave.ir.torch_private import num_users
 
 WARM_UP_CALLS = 3
 """Calls before the capture: kernels are compiled and tuned, libraries take their workspace."""
@@ -68,7 +69,7 @@ class GraphedStep:
         """Move what is held of the last gradients out of the graph's memory; whether all could."""
         stuck: set[Key] = set()
         for key, reference in self._handed.items():
-            num_others = _num_users(self._results[key]) - self._users[key]
+            num_others = num_users(self._results[key]) - self._users[key]
             handed = reference()
             if num_others == 1 and handed is not None:
                 handed.set_(handed.clone())  # pyright: ignore[reportArgumentType]
@@ -95,13 +96,8 @@ class GraphedStep:
             place = result.untyped_storage().data_ptr()
             if place in held or shared[place] > 1:
                 self._copied.add(key)
-        self._users = {key: _num_users(result) for key, result in self._results.items()}
+        self._users = {key: num_users(result) for key, result in self._results.items()}
         self._handed.clear()
-
-
-def _num_users(tensor: Tensor) -> int:
-    """How many tensors use the memory of one, and the storage that asks."""
-    return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
 
 
 def _stays(key: Key) -> bool:

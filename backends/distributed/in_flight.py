@@ -10,7 +10,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from shardweave.backends.distributed.maxima import ordered, unordered
 from shardweave.ir.mesh.shards import merge_blocks
@@ -130,10 +129,11 @@ def start_all_reduces(tensors: Sequence[Tensor], group: Group, op: str) -> list[
             found[chosen[0]] = start_all_reduce(tensors[chosen[0]], group, op)
             continue
         terms = [tensors[index] for index in chosen]
-        buffer = _flatten_dense_tensors(terms)
+        buffer = torch.cat([term.reshape(-1) for term in terms])
         work = dist.all_reduce(buffer, _reduction(op), group=group.process_group, async_op=True)
-        for index, out in zip(chosen, _unflatten_dense_tensors(buffer, terms), strict=True):
-            found[index] = InFlight(work, lambda out=out: out)
+        parts = buffer.split([term.numel() for term in terms])
+        for index, term, part in zip(chosen, terms, parts, strict=True):
+            found[index] = InFlight(work, partial(part.view, term.shape))
     return found
 
 

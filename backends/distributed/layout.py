@@ -9,36 +9,19 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
-from torch.distributed.tensor._dtensor_spec import DTensorSpec
-from torch.distributed.tensor.placement_types import _StridedShard
 
 from shardweave.backends.distributed.runtime import Runtime
 from shardweave.ir.dialects.attributes import ShardingAttr
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.mesh.placement import Sharding, block_of, is_even
 from shardweave.ir.mesh.shards import resized
+from shardweave.ir.torch_private import (
+    StridedShard,
+    set_strided_spec,
+    take_strided_shards_as_they_are,
+)
 
-
-def _take_strided_shards_as_they_are() -> None:
-    """Before torch 2.13 what an op returns forgets that its strided shards are no order of plain
-    ones, and cannot be gathered. Specs of such shards, which torch refuses, say so themselves."""
-    made = DTensorSpec.__post_init__
-
-    def made_by_shards(self: DTensorSpec) -> None:
-        if self.use_strided_shard_as_shard_order is None and any(
-            isinstance(placement, _StridedShard) for placement in self.placements
-        ):
-            order = DTensorSpec._maybe_convert_StridedShard_to_shard_order(
-                tuple(self.placements), self.mesh
-            )
-            self.use_strided_shard_as_shard_order = order is not None
-        made(self)
-
-    DTensorSpec.__post_init__ = made_by_shards
-
-
-if torch.__version__ < (2, 13):  # pyright: ignore[reportOperatorIssue]
-    _take_strided_shards_as_they_are()
+take_strided_shards_as_they_are()
 
 
 def placements_of(sharding: Sharding, shape: Sequence[int], mesh: Mesh) -> tuple[Placement, ...]:
@@ -46,7 +29,7 @@ def placements_of(sharding: Sharding, shape: Sequence[int], mesh: Mesh) -> tuple
 
     DTensor applies placements in mesh order, each to what the earlier ones left. A placement
     of ours is a digit of the index; where its digit does not come next, as in a strided shard
-    or in an axis that is major to an earlier one, it is a `_StridedShard`, which first cuts
+    or in an axis that is major to an earlier one, it is a `StridedShard`, which first cuts
     the dim in `split_factor` parts and then cuts each part over the axis. A dim that is cut
     unevenly has to be cut as `torch.chunk` does, over one axis (`Sharding.is_chunked`).
     """
@@ -75,7 +58,7 @@ def placements_of(sharding: Sharding, shape: Sequence[int], mesh: Mesh) -> tuple
         run = block_of((*earlier, placement), placement)
         length = shape[dim] // math.prod(p.size for p in earlier)
         factor = length // (placement.size * run)
-        placements.append(Shard(dim) if factor == 1 else _StridedShard(dim, split_factor=factor))
+        placements.append(Shard(dim) if factor == 1 else StridedShard(dim, split_factor=factor))
         dims = (*applied.dims[:dim], (*earlier, placement), *applied.dims[dim + 1 :])
         applied = Sharding(dims)
     return tuple(placements)
@@ -110,13 +93,10 @@ def as_dtensor(
         shape=shape,
         stride=torch.empty(shape, device="meta").stride(),
     )
-    if any(isinstance(placement, _StridedShard) for placement in placements):
+    if any(isinstance(placement, StridedShard) for placement in placements):
         # By default torch takes strided placements for an order of plain ones, and where they
         # are not, it gathers those of one dim in the wrong order (torch 2.13).
-        meta = tensor._spec.tensor_meta
-        tensor._spec = DTensorSpec(
-            device_mesh, placements, meta, use_strided_shard_as_shard_order=False
-        )
+        set_strided_spec(tensor, device_mesh, placements)
     return tensor
 
 

@@ -20,7 +20,7 @@ from shardweave.backends.distributed import in_flight
 from shardweave.backends.distributed.in_flight import Group, InFlight, here
 from shardweave.backends.watch import watchdog
 from shardweave.backends.watch.agreement import require_same
-from shardweave.ir.dialects.dist import COLLECTIVES
+from shardweave.ir.dialects.dist import KINDS, CollectiveOp
 from shardweave.ir.dialects.kernel import FusedOp
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.mesh.shards import cut_out
@@ -117,7 +117,7 @@ class Runtime:
         """Make the process groups that a program needs, which is slow, before it runs."""
         for part in parts_of(program):
             for op in part.ops:
-                if isinstance(op, COLLECTIVES):
+                if isinstance(op, CollectiveOp):
                     self.group(op.axes)
                 elif isinstance(op, FusedOp):
                     self.group(self._axes_in_stage)
@@ -166,6 +166,16 @@ class Runtime:
             return [here(x) for x in tensors]
         return in_flight.start_all_reduces(tensors, group, op)
 
+    def start_collective(
+        self, kind: str, x: Tensor, axes: Sequence[str], **arguments: Any
+    ) -> InFlight:
+        """Start a collective of a user's, registered under this kind (`CollectiveOp.on_group`)."""
+        group = self.group(axes)
+        if group is None:
+            return here(x)
+        started = KINDS[kind].on_group(x, group, **arguments)
+        return started if isinstance(started, InFlight) else here(started)
+
     wait = staticmethod(InFlight.wait)
 
     # The same, waited for
@@ -175,19 +185,14 @@ class Runtime:
     reduce_scatter = _waited(start_reduce_scatter)
     all_to_all = _waited(start_all_to_all)
 
+    def collective(self, kind: str, x: Tensor, axes: Sequence[str], **arguments: Any) -> Tensor:
+        """`start_collective`, waited for."""
+        return self.start_collective(kind, x, axes, **arguments).wait()
+
     def all_reduce_coalesced(
         self, tensors: Sequence[Tensor], axes: Sequence[str], op: str = "sum"
     ) -> list[Tensor]:
         return [one.wait() for one in self.start_all_reduce_coalesced(tensors, axes, op)]
-
-    def broadcast(self, x: Tensor, axes: Sequence[str]) -> Tensor:
-        """The value of the rank at coordinate 0 of `axes`."""
-        group = self.group(axes)
-        if group is None:
-            return x
-        out = x.clone(memory_format=torch.contiguous_format)
-        dist.broadcast(out, src=group.ranks[0], group=group.process_group)
-        return out
 
     def all_reduce_in_place(self, tensors: Sequence[Tensor], axes: Sequence[str]) -> None:
         """Make dense tensors the sums over `axes`, without a second copy of large ones."""

@@ -11,8 +11,9 @@ from collections.abc import Collection
 
 import torch
 
-from shardweave.backends.emit.calls import DIRECT, TRANSPOSE
+from shardweave.backends.emit.calls import TRANSPOSE
 from shardweave.ir.library.pure_ops import pure_ops
+from shardweave.ir.ops.registry import torch_functions
 
 _STRUCTURE = (
     ast.FunctionDef, ast.arguments, ast.arg, ast.Assign, ast.Delete, ast.Return,
@@ -25,7 +26,6 @@ _STRUCTURE = (
 _TAKEN = "given.pop"
 """How a function of a stage takes an argument that nobody else holds."""
 
-_DIRECT = frozenset({*DIRECT.values(), TRANSPOSE})
 
 KNOWN = ("aten", "kernels", "rt", "torch")
 """Names by which a step reaches what is not its own; no variable has one."""
@@ -71,7 +71,8 @@ def _check_callee(node: ast.Call, functions: Collection[str]) -> None:
         callee in pure_ops()
         or callee.removesuffix(".default") in pure_ops()
         or callee in functions
-        or callee in _DIRECT
+        or callee in torch_functions()
+        or callee == TRANSPOSE
         or (isinstance(node.func, ast.Subscript) and _is_kernel(node.func))
         or (is_method and callee.startswith("rt.") and "_" != callee[3])
         or (is_method and callee.endswith(".contiguous"))
@@ -100,7 +101,8 @@ def _is_of_torch(node: ast.Attribute) -> bool:
     if not (isinstance(node.value, ast.Name) and node.value.id == "torch"):
         return False
     is_dtype = isinstance(getattr(torch, node.attr, None), torch.dtype)
-    return is_dtype or f"torch.{node.attr}" in _DIRECT
+    name = f"torch.{node.attr}"
+    return is_dtype or name in torch_functions() or name == TRANSPOSE
 
 
 def _check_attribute(node: ast.Attribute) -> None:

@@ -10,11 +10,8 @@ import torch
 from xdsl.ir import Operation, SSAValue
 
 from shardweave.backends.emit.calls import (
-    DIRECT,
-    FUNCTIONS,
-    NEED_CONTIGUOUS,
     TRANSPOSE,
-    callee_of,
+    function_text,
     takes_device,
 )
 from shardweave.ir.dialects import dist
@@ -22,11 +19,12 @@ from shardweave.ir.dialects.annotations import ANNOTATIONS, properties_without
 from shardweave.ir.dialects.aten import AtenOp, overload_named
 from shardweave.ir.dialects.kernel import FusedOp
 from shardweave.ir.dialects.literals import to_python
-from shardweave.ir.library.positional_attention import ATTENTION, ATTENTION_BACKWARD
 from shardweave.ir.ops.aten_args import arguments
+from shardweave.ir.ops.registry import is_positional, spec_of
 from shardweave.ir.ops.seen_keys import are_counted
 from shardweave.ir.program.program import Slot
 from shardweave.ir.program.storage import reduces_in_place
+from shardweave.ir.torch_private import schema_of
 
 _HOST = '"cpu"'
 """Where positions of attention are counted."""
@@ -90,13 +88,11 @@ def _aten_statement(op: AtenOp, names: Mapping[SSAValue, Code]) -> str:
 
 
 def _aten_call(op: AtenOp, names: Mapping[SSAValue, Code], device: str = "rt.device") -> str:
-    form = "{}.contiguous()" if op.name in NEED_CONTIGUOUS else "{}"
+    form = "{}.contiguous()" if spec_of(op).needs_contiguous else "{}"
     positional, keywords = arguments(op, lambda value: Code(form.format(names[value])))
     if takes_device(op):
         keywords["device"] = Code(device)
-    # The name of a function of ours; an overload prints as `aten.add.Tensor`.
-    function = callee_of(op)
-    name = function.__name__ if op.name in FUNCTIONS else DIRECT.get(op.name, str(function))
+    name = function_text(op)
     if op.name == "aten.permute" and op.value("dims") == [1, 0]:
         name, positional = TRANSPOSE, positional[:1]
     return _call(name, positional, keywords)
@@ -104,7 +100,7 @@ def _aten_call(op: AtenOp, names: Mapping[SSAValue, Code], device: str = "rt.dev
 
 def _counted(op: AtenOp) -> dict[SSAValue, Code]:
     """The positions of an attention as the host counts them, which need not wait for a GPU."""
-    if op.name not in (ATTENTION, ATTENTION_BACKWARD):
+    if not is_positional(op):
         return {}
     found = (op.tensor("query_positions"), op.tensor("key_positions"))
     return {
@@ -124,7 +120,7 @@ def _on_host(value: SSAValue) -> Code:
 
 
 def _aten_targets(op: AtenOp, names: Mapping[SSAValue, Code]) -> str:
-    returns = overload_named(op.name)._schema.returns
+    returns = schema_of(overload_named(op.name)).returns
     if len(returns) == 1:
         is_list = isinstance(returns[0].type, torch.ListType)
         return _targets(op, names) + ("," if is_list else "")
@@ -151,6 +147,9 @@ def _dist_call(op: dist.DistOp, names: Mapping[SSAValue, Code], device: str = ""
     if device:
         keywords["device"] = Code(device)
     operands = [names[operand] for operand in op.operands]
+    if isinstance(op, dist.CollectiveOp) and op.runs_itself():
+        method = "rt.start_collective" if isinstance(op, dist.StartedOp) else "rt.collective"
+        return ", ".join(_call(method, [op.kind(), operand], keywords) for operand in operands)
     if isinstance(op, dist.AllReduceOp) and len(operands) > 1:
         return _call(f"{method}_coalesced", [operands], keywords)
     each = [[operand] for operand in operands] if operands else [[]]

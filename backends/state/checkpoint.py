@@ -25,7 +25,8 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.placement_types import Shard, _StridedShard
+
+from shardweave.ir.torch_private import StridedShard, local_part
 
 _T = TypeVar("_T")
 
@@ -38,7 +39,7 @@ def checkpointable(state: _T) -> _T:
     `dcp.save({"optimizer": checkpointable(optimizer.state_dict())})`.
     """
     if isinstance(state, DTensor):
-        if any(isinstance(placement, _StridedShard) for placement in state.placements):
+        if any(isinstance(placement, StridedShard) for placement in state.placements):
             _attach(state)
     elif isinstance(state, Mapping):
         for value in state.values():
@@ -95,7 +96,7 @@ class _Boxes:
 
 def _attach(tensor: DTensor) -> None:
     # DTensor hands these calls on to a local tensor that has them.
-    local: Any = tensor._local_tensor
+    local: Any = local_part(tensor)
     coordinates = tensor.device_mesh.get_coordinate()
     assert coordinates is not None
     boxes = _Boxes(
@@ -112,7 +113,7 @@ def _runs(tensor: DTensor, dim: int, coordinates: Sequence[int]) -> tuple[_Run, 
     """The indices along `dim` that this rank holds; plain shards need not be of equal size."""
     held = torch.arange(tensor.shape[dim])
     for mesh_dim, placement in enumerate(tensor.placements):
-        if isinstance(placement, Shard | _StridedShard) and placement.dim == dim:
+        if getattr(placement, "dim", None) == dim:
             rounds = int(getattr(placement, "split_factor", 1))
             size = tensor.device_mesh.size(mesh_dim)
             if rounds == 1:

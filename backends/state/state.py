@@ -18,6 +18,7 @@ from shardweave.backends.watch import watchdog
 from shardweave.backends.watch.agreement import broadcast, require_same_values
 from shardweave.ir.library.philox import STATE, random_state
 from shardweave.ir.mesh.placement import Sharding
+from shardweave.ir.torch_private import memory_key
 
 _SAID_OTHERWISE = {
     "module": "a step wraps no module: it has the model's own names, parameters and state_dict",
@@ -45,7 +46,7 @@ class _Place(NamedTuple):
 
 def _memory_of(value: Any) -> int:
     """What stands for the memory of a DTensor, and is another once its `.data` is set; else 0."""
-    return value.untyped_storage()._cdata if isinstance(value, DTensor) else 0
+    return memory_key(value) if isinstance(value, DTensor) else 0
 
 
 def own_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -209,9 +210,11 @@ class ShardedState(StandIn):
         """The modules in the order of `model.modules()`, which have its modes at first."""
         return self._modes
 
-    def stand_for(self, model: nn.Module) -> None:
-        """Settings that are read and set on the step's modules are from now on those of a model's,
-        which has the same modules, and lives as long as somebody else holds it."""
+    def _stand_for(self, model: nn.Module) -> None:
+        """Read and set settings of the step's modules from now on on those of a model.
+
+        It has the same modules, and lives as long as somebody else holds it.
+        """
         for module, origin in zip(self._modes, model.modules(), strict=True):
             assert isinstance(module, StandIn)
             vars(module)["_origin"] = ref(origin)

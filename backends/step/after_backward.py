@@ -11,8 +11,9 @@ from collections.abc import Collection, Sequence
 from typing import Any, NoReturn
 
 import torch
-import torch.utils._pytree as pytree
 from torch import Tensor, nn
+
+from shardweave.ir.torch_private import pytree
 
 _OF_LOSS = (
     "backward ran in the step already: gradients are in the .grad of step.parameters(), and of "

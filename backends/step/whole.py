@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch.utils._pytree as pytree
 from torch.distributed.tensor import DTensor
+
+from shardweave.ir.torch_private import pytree
 
 
 def full_tensor(outputs: Any) -> Any:

@@ -13,6 +13,7 @@ from shardweave.backends.watch import watchdog
 from shardweave.backends.watch.position import computing_line
 from shardweave.backends.watch.watch import MEETING_S, SILENCE_S, LostRankError, first_line
 from shardweave.backends.watch.watchdog import is_broken
+from shardweave.ir.torch_private import default_store
 
 _numbers = count()
 """Of steps, which all ranks make in the same order."""
@@ -100,4 +101,4 @@ class FailureGuard:
     def _store(self) -> Any:
         """What ranks tell of this run."""
         prefix = f"shardweave/failed/{self._number}/{self._num_runs}"
-        return dist.PrefixStore(prefix, dist.distributed_c10d._get_default_store())  # pyright: ignore[reportPrivateImportUsage]
+        return dist.PrefixStore(prefix, default_store())  # pyright: ignore[reportPrivateImportUsage]

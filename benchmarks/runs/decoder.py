@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
 from shardweave.benchmarks.runs.linear import linear
@@ -20,6 +19,7 @@ from shardweave.benchmarks.runs.llama_block import LlamaBlock, rms_norm
 from shardweave.benchmarks.runs.spec import DecoderSpec
 from shardweave.ir.capture.capture import capture
 from shardweave.ir.program.program import Program
+from shardweave.ir.torch_private import FakeTensorMode
 
 LAYERS = 3
 """Captured: the first, one that stands for all others, and the last."""

@@ -17,10 +17,8 @@ from shardweave.backends.programs import Key, sharding_held
 from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.dist import DistOp
 from shardweave.ir.dialects.types import dtype_of_value, shape_of
+from shardweave.ir.ops.registry import spec_of
 from shardweave.ir.program.program import Program, Slot
-
-COUNTS = frozenset({"aten.cumsum", "aten.sum.dim_IntList", "aten.mul.Tensor"})
-"""Ops on integers that say of their operand that it counts: it is 0 or 1, not an index."""
 
 IGNORED_SHARE = 0.15
 """Of integers that a program compares with a negative number (labels to ignore), how many are."""
@@ -115,7 +113,7 @@ def _read(op: Operation, value: SSAValue, use: _Use, program: Program) -> list[S
     size = _size_looked_up(op, value, program)
     if size is not None:
         use.size = size if use.size is None else min(use.size, size)
-    elif op.name in COUNTS and use.size is None:
+    elif spec_of(op).counts and use.size is None:
         use.is_flag = True
     elif op.name in ("aten.ne.Scalar", "aten.eq.Scalar"):
         other = op.value("other")

@@ -41,7 +41,7 @@ Start = Callable[[], Any]
 def measure_collectives(group: dist.ProcessGroup, ranks: int) -> dict[str, Points]:
     """(bytes of a rank's operand, seconds) by kind, in groups of `ranks`. Collective."""
     found: dict[str, Points] = {}
-    for kind in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"):
+    for kind in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
         for size in SIZES:
             seconds = _time_s(_starter(kind, size, group, ranks))
             found.setdefault(kind, []).append((float(size), seconds))
@@ -59,7 +59,6 @@ def _starter(kind: str, size: int, group: dist.ProcessGroup, ranks: int) -> Star
     options: dict[str, Any] = {"group": group, "async_op": True}
     calls: dict[str, Start] = {
         "all_reduce": partial(start_all_reduce, x, own, "sum", in_place=True),
-        "broadcast": partial(dist.broadcast, x, src=members[0], **options),
         "all_gather": partial(start_all_gather, x, own, 0, x.numel()),
         "reduce_scatter": partial(start_reduce_scatter, even, own, 0, even.numel() // ranks),
         "all_to_all": partial(dist.all_to_all_single, torch.empty_like(even), even, **options),

@@ -19,6 +19,7 @@ from shardweave.ir.dialects.aten import AtenOp, overload_named
 from shardweave.ir.dialects.dist import DistOp, RecvOp, SendOp, ShardIndexOp, SliceOp, WaitOp
 from shardweave.ir.dialects.types import dtype_of_value, shape_of
 from shardweave.ir.mesh.shards import take_blocks
+from shardweave.ir.ops.records.attention import FLASH, FLASH_BACKWARD
 from shardweave.ir.program.program import Program
 from shardweave.ir.program.staged import parts_of
 from shardweave.planners.cost.model import DEFAULT_OP, kind_of, signature_text
@@ -40,8 +41,6 @@ PRODUCTS = (
 
 SEQUENCES = (32, 128, 256)
 DTYPES = ("float64", "bfloat16", "float16")
-
-_FLASH = "aten._scaled_dot_product_flash_attention_for_cpu"
 
 Call = Callable[[], object]
 Points = list[tuple[float, float]]
@@ -102,9 +101,9 @@ def _arithmetic() -> Iterator[tuple[str, float, Sequence[Any]]]:
         yield "aten.bmm", 2.0 * batch.numel() * size, (batch, batch.transpose(1, 2))
         q = torch.randn(4, 4, size, 64)
         flops = 2.0 * q.numel() * size
-        out, logsumexp = overload_named(_FLASH)(q, q, q, 0.0, True)
-        yield _FLASH, 2 * flops, (q, q, q, 0.0, True)
-        yield f"{_FLASH}_backward", 5 * flops, (out, q, q, q, out, logsumexp, 0.0, True)
+        out, logsumexp = overload_named(FLASH)(q, q, q, 0.0, True)
+        yield FLASH, 2 * flops, (q, q, q, 0.0, True)
+        yield FLASH_BACKWARD, 5 * flops, (out, q, q, q, out, logsumexp, 0.0, True)
         x, w = torch.randn(4, 32, size // 4, size // 4), torch.randn(32, 32, 3, 3)
         flops = 2.0 * x.numel() * 32 * 9
         sizes = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)

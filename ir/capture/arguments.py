@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
 from shardweave.ir.capture.site import CaptureError
+from shardweave.ir.torch_private import pytree
 
 CONSTANTS = (bool, int, float, complex, str, type(None))
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ from shardweave.ir.capture.site import CaptureError
 from shardweave.ir.capture.trace import Kind, Traced, called_again, trace
 from shardweave.ir.dialects.annotations import describe
 from shardweave.ir.dialects.types import dtype_of_value
-from shardweave.ir.ops.facts import facts_of
+from shardweave.ir.ops.registry import spec_of
 from shardweave.ir.program.blocks import store_blocks
 from shardweave.ir.program.dead_code import remove_dead_ops
 from shardweave.ir.program.program import Program
@@ -56,10 +57,14 @@ def capture(
 
 @dataclass(frozen=True)
 class Captured:
-    """The global program of a call of a model, and what the model returns, made of its outputs."""
+    """The global program of a call of a model, and what the model returns, made of its outputs.
+
+    seconds: that capturing took.
+    """
 
     program: Program
     returned: Outputs
+    seconds: float = 0.0
 
 
 def capture_step(
@@ -78,6 +83,36 @@ def capture_step(
     return Captured(_program(traced, model), traced.returned)
 
 
+@contextmanager
+def in_modes(
+    model: torch.nn.Module, modes: Sequence[bool], trained: Sequence[bool]
+) -> Generator[None]:
+    """Meanwhile the modules of a model have these modes, and its parameters require gradients so.
+
+    In the order of `model.modules()` and `model.parameters()`.
+    """
+    modules, parameters = list(model.modules()), list(model.parameters())
+    before = [m.training for m in modules], [p.requires_grad for p in parameters]
+    try:
+        _set_modes(modules, parameters, modes, trained)
+        yield
+    finally:
+        _set_modes(modules, parameters, *before)
+
+
+def _set_modes(
+    modules: Sequence[torch.nn.Module],
+    parameters: Sequence[torch.Tensor],
+    modes: Sequence[bool],
+    trained: Sequence[bool],
+) -> None:
+    for module, mode in zip(modules, modes, strict=True):
+        module.training = mode
+    for parameter, is_trained in zip(parameters, trained, strict=True):
+        if parameter.requires_grad != is_trained:
+            parameter.requires_grad_(is_trained)
+
+
 def _program(traced: Traced, model: torch.nn.Module) -> Program:
     with without_gc():
         program = Program(import_graph(traced, tied_names(model)))
@@ -90,7 +125,7 @@ def _program(traced: Traced, model: torch.nn.Module) -> Program:
 def _check_dtypes_of_products(program: Program) -> None:
     """Raises CaptureError, as eager does, for a product of two dtypes: fake tensors let it pass."""
     for op in program.ops:
-        product = facts_of(op).product
+        product = spec_of(op).product
         if product is None:
             continue
         first, second = [dtype_of_value(op.operands[index]) for index in product.factors]

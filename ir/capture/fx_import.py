@@ -14,7 +14,6 @@ from itertools import groupby
 from typing import Any, cast
 
 import torch
-from torch._ops import OpOverload
 from xdsl.dialects import builtin, func
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 
@@ -30,7 +29,8 @@ from shardweave.ir.dialects.attributes import PhaseAttr
 from shardweave.ir.dialects.types import AnyTensor, element_of, tensor_type, tensor_type_of
 from shardweave.ir.library.philox import STATE
 from shardweave.ir.library.pure_ops import NOT_PURE, pure_ops
-from shardweave.ir.ops.aten_args import DERIVED
+from shardweave.ir.ops.registry import spec_named
+from shardweave.ir.torch_private import OpOverload
 
 _MAX_RUNS = 64
 """Runs of equal values in a constant that a program writes out; a longer one is data."""
@@ -198,8 +198,8 @@ class _Importer:
                 return [resolve(item) for item in cast(Sequence[Any], value)]
             if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
                 raise CaptureError(
-                    f"{name} has a symbolic size; call torch._dynamo.maybe_mark_dynamic on no "
-                    "input: programs have fixed shapes."
+                    f"{name} has a symbolic size; call maybe_mark_dynamic on no input: "
+                    "programs have fixed shapes."
                 )
             return value
 
@@ -212,7 +212,7 @@ class _Importer:
 
     def _plain(self, call: Call) -> Any:
         """The call as it is, less what the types restate."""
-        derived = DERIVED.get(call.name, {})
+        derived = spec_named(call.name).derived
         operands: list[Any] = []
         values: dict[str, Any] = {}
         for parameter in signature_of(call.name).parameters:

@@ -9,13 +9,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardweave.ir.capture.canonical.random import NO_RECIPE
 from shardweave.ir.capture.draws import IN_PLACE, RECIPES, Draw
 from shardweave.ir.dialects.aten import op_name, overload_named
 from shardweave.ir.library.philox import Distribution, positions_of, random_numbers, random_state
+from shardweave.ir.torch_private import (
+    OpOverload,
+    TorchDispatchMode,
+    backward_pass_number,
+    schema_of,
+)
 
 
 class SeededRandom(TorchDispatchMode):
@@ -57,7 +61,7 @@ class SeededRandom(TorchDispatchMode):
             if taken_apart is NotImplemented:
                 raise ValueError(f"sw.random: {name} {NO_RECIPE}.")
             return taken_apart
-        if torch._C._current_graph_task_id() != -1:
+        if backward_pass_number() != -1:
             raise ValueError(
                 f"sw.random: {name} draws in a backward pass, as torch.utils.checkpoint does when "
                 "it computes the forward pass again; leave checkpoints out to compare."
@@ -88,7 +92,7 @@ def _default(given: Mapping[str, Any], like: Tensor | None) -> torch.dtype:
 
 def _bound(func: OpOverload[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """The arguments by name."""
-    parameters = func._schema.arguments
+    parameters = schema_of(func).arguments
     given = {p.name: p.default_value for p in parameters if p.has_default_value()}
     given |= {p.name: value for p, value in zip(parameters, args, strict=False)}
     return given | dict(kwargs)

@@ -16,10 +16,6 @@ from functools import partial
 from typing import Any, Literal, cast
 
 import torch
-from torch._dynamo import functional_export
-from torch._functorch._aot_autograd import descriptors as aot
-from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
-from torch.export._trace import _restore_state_dict
 
 from shardweave.ir.capture.arguments import Form, children_of
 from shardweave.ir.capture.module_tree import block_paths
@@ -52,6 +48,13 @@ from shardweave.ir.capture.substitutes.huggingface import (
 from shardweave.ir.capture.substitutes.meta_device import off_meta
 from shardweave.ir.capture.substitutes.stand_ins import replace_calls
 from shardweave.ir.program.program import INPUT_GRADIENT
+from shardweave.ir.torch_private import (
+    aot,
+    dynamo_graph,
+    joint_export,
+    note_newer,
+    restore_state_dict,
+)
 
 InputKind = Literal["param", "buffer", "input", "tangent"]
 OutputKind = Literal["loss", "output", "grad", "buffer"]
@@ -107,6 +110,7 @@ def trace(
     form: how the model takes what is given as `args`, if not as positional arguments. Raises
     CaptureError if torch cannot trace the model.
     """
+    note_newer()
     model, args, kwargs = off_meta(model, args, kwargs)
     _check_arguments(args, kwargs)
     if form is None:
@@ -146,7 +150,7 @@ def trace(
             except Exception as error:  # torch raises many unrelated classes here
                 raise explained(error, seen) from error
     finally:
-        torch._dynamo.reset()
+        torch.compiler.reset()
 
 
 def _as_input(value: torch.Tensor) -> torch.Tensor:
@@ -214,9 +218,7 @@ def _first_names(model: torch.nn.Module) -> dict[str, str]:
 
 def _joint(exported: Any, args: Any, kwargs: Any) -> Any:
     with contextlib.ExitStack() as stack:
-        described = aot_export_joint_with_descriptors(
-            stack, exported, args, kwargs, decompositions=None
-        )
+        described = joint_export(stack, exported, args, kwargs, decompositions=None)
     joint = described.graph_module
     joint.meta["out_spec"] = described.out_spec
     return joint
@@ -239,13 +241,13 @@ def _exported(
     replace_attention(exported)
     replace_calls(exported)
     check_all_registered(wrapped.model, exported)
-    _restore_state_dict(wrapped, exported)
+    restore_state_dict(wrapped, exported)
     install_hooks(wrapped.model, exported, partial(_exported_hook, wrapped.model, seen))
     return exported
 
 
 def _dynamo_graph(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    return functional_export._dynamo_graph_capture_for_export(function)(*args, **kwargs)
+    return dynamo_graph(function)(*args, **kwargs)
 
 
 def _check_state(
@@ -306,7 +308,7 @@ def _outputs(
             _check_fits(name, site, node, wrapped.model.get_buffer(name))
             slots.append(("buffer", name))
         elif isinstance(desc, aot.PlainAOTOutput):
-            slots.append(("output", plain[desc.idx]))
+            slots.append(("output", plain[int(desc.idx)]))
         else:
             slots.append(_output(desc, names))
     return tuple(slots)

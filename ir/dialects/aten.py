@@ -14,7 +14,6 @@ from itertools import zip_longest
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 from xdsl.ir import Attribute, Dialect, Operation, SSAValue
 from xdsl.irdl import traits_def
 from xdsl.traits import Pure
@@ -28,6 +27,7 @@ from shardweave.ir.dialects.types import number_of_type
 from shardweave.ir.library.philox import RANDOM
 from shardweave.ir.library.positional_attention import ATTENTION, ATTENTION_BACKWARD
 from shardweave.ir.library.pure_ops import NOT_PURE, pure_ops
+from shardweave.ir.torch_private import OpOverload, schema_of
 
 NOT_STORED = frozenset({"device", "layout", "pin_memory", "memory_format", "generator"})
 """Arguments about placement and memory layout, which the backend decides."""
@@ -41,7 +41,7 @@ _ANNOTATIONS = frozenset(ANNOTATIONS)
 
 @dataclass(frozen=True)
 class Parameter:
-    """One argument of a schema."""
+    """One argument of a schema. type: as torch says it, such as Optional[List[int]]."""
 
     name: str
     is_tensor: bool
@@ -87,7 +87,7 @@ def op_name(overload: OpOverload[..., Any]) -> str:
 def signature_of(name: str) -> Signature:
     """The parameters of an overload, such as `aten.add.Tensor`, by its schema."""
     parameters: list[Parameter] = []
-    schema = overload_named(name)._schema  # pyright: ignore[reportPrivateUsage]
+    schema = schema_of(overload_named(name))  # pyright: ignore[reportPrivateUsage]
     for argument in schema.arguments:
         kind = str(argument.type)
         parameters.append(
@@ -98,7 +98,7 @@ def signature_of(name: str) -> Signature:
                 argument.kwarg_only,
                 argument.has_default_value(),
                 argument.default_value,
-                kind,
+                str(getattr(argument, "real_type", kind)),
             )
         )
     return Signature(tuple(parameters))

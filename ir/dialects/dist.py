@@ -8,11 +8,11 @@ Traffic is what one rank sends with ring algorithms, P being the product of the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import ClassVar, TypeVar, cast
 
+import torch
+from torch import Tensor
 from xdsl.dialects.builtin import (
-    ArrayAttr,
-    IntegerAttr,
     StringAttr,
     TensorType,
     i64,
@@ -21,7 +21,6 @@ from xdsl.ir import Attribute, Dialect, SSAValue
 from xdsl.irdl import (
     AtLeast,
     AttrSetConstraint,
-    BaseAttr,
     MessageConstraint,
     RangeOf,
     irdl_op_definition,
@@ -29,126 +28,43 @@ from xdsl.irdl import (
     opt_prop_def,
     prop_def,
     result_def,
-    traits_def,
     var_operand_def,
     var_result_def,
 )
-from xdsl.traits import Pure
-from xdsl.utils.exceptions import VerifyException
 
 from shardweave.ir.dialects.aten import OWN_OPS, aten_class
 from shardweave.ir.dialects.attributes import MeshAttr, PhaseAttr, ShardingAttr
+from shardweave.ir.dialects.dist_base import (
+    NUMBER,
+    AlongDimOp,
+    CollectiveOp,
+    DistOp,
+    OverAxesOp,
+    StartedOp,
+)
 from shardweave.ir.dialects.literals import Literal, to_attribute
-from shardweave.ir.dialects.syntax import DefinedOp
 from shardweave.ir.dialects.types import (
     TENSOR,
     dtype_of_value,
     num_elements,
     shape_of,
-    tensor_type_of,
 )
+from shardweave.ir.mesh.effect import Effect
 from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.mesh.placement import Reduction
 
 TENSORS = RangeOf(TENSOR).of_length(AtLeast(1))
-AXES = MessageConstraint(
-    ArrayAttr.constr(RangeOf(BaseAttr(StringAttr)).of_length(AtLeast(1))),
-    'a list such as ["tensor"]',
-)
-NUMBER = MessageConstraint(IntegerAttr.constr(i64), "a whole number")
 REDUCTION = MessageConstraint(
     AttrSetConstraint(frozenset({StringAttr("sum"), StringAttr("max")})), '"sum" or "max"'
 )
 WORDS = MessageConstraint(StringAttr, "a string")
 
 
-class DistOp(DefinedOp):
-    """Base of the ops of the dialect."""
+KINDS: dict[str, type[CollectiveOp]] = {}
+"""The collectives by kind: those of this file, and those that users register."""
 
-    traits = traits_def(Pure())
-
-    @property
-    def axes(self) -> tuple[str, ...]:
-        return ()
-
-    def problem_on(self, mesh: Mesh) -> str | None:
-        """Why the op's types do not fit the mesh; None if they do."""
-        unknown = [axis for axis in self.axes if axis not in mesh.names]
-        if unknown:
-            return f"axes {unknown} are not in the mesh {mesh}"
-        if len(set(self.axes)) != len(self.axes):
-            return f"axes {list(self.axes)} name an axis twice; name each once"
-        expected = self.expected_shapes(mesh)
-        found = [shape_of(result) for result in self.results]
-        if found != expected:
-            return f"result shapes are {found}, expected {expected}; correct the types"
-        return self._problem_of_elements()
-
-    def _problem_of_elements(self) -> str | None:
-        for operand, result in zip(self.operands, self.results, strict=False):
-            found, expected = (tensor_type_of(v).element_type for v in (result, operand))
-            if found != expected:
-                return f"a result has elements {found}, expected {expected}; correct its type"
-        return None
-
-    def expected_shapes(self, mesh: Mesh) -> list[tuple[int, ...]]:
-        """Result shapes that follow from the operands."""
-        ranks = mesh.sizes(self.axes)
-        return [self.expected_shape(shape_of(operand), ranks) for operand in self.operands]
-
-    def expected_shape(self, shape: tuple[int, ...], ranks: int) -> tuple[int, ...]:
-        """The shape of the result that an operand of this shape has on each of `ranks` ranks."""
-        del ranks
-        return shape
-
-    @staticmethod
-    def sent(elements: int, ranks: int) -> float:
-        """Elements that one of `ranks` ranks sends, if its operands have `elements`."""
-        del elements, ranks
-        return 0.0
-
-    def sent_elements(self, mesh: Mesh) -> float:
-        """Elements that one rank sends over the network."""
-        elements = sum(num_elements(value) for value in self.operands)
-        return self.sent(elements, mesh.sizes(self.axes))
-
-
-class OverAxesOp(DistOp):
-    """Base of the ops that the ranks of some mesh axes take part in together."""
-
-    axes_attr = prop_def(AXES, prop_name="axes")
-
-    @property
-    def axes(self) -> tuple[str, ...]:
-        return tuple([axis.data for axis in self.axes_attr.data])
-
-
-class AlongDimOp(OverAxesOp):
-    """Base of the ops that cut `dim` over the axes, or join it, in blocks of `block`."""
-
-    dim_attr = prop_def(NUMBER, prop_name="dim")
-    block_attr = prop_def(NUMBER, prop_name="block")
-
-    @property
-    def dim(self) -> int:
-        return self.dim_attr.value.data
-
-    @property
-    def block(self) -> int:
-        return self.block_attr.value.data
-
-    def verify_(self) -> None:
-        rank = len(shape_of(self.operands[0]))
-        for name in ("dim", "from_dim"):
-            dim = self.properties.get(name)
-            if isinstance(dim, IntegerAttr) and not 0 <= dim.value.data < rank:
-                raise VerifyException(f"{name} must be in [0, {rank})")
-
-    def expected_shape(self, shape: tuple[int, ...], ranks: int) -> tuple[int, ...]:
-        return (*shape[: self.dim], shape[self.dim] // ranks, *shape[self.dim + 1 :])
-
-
-def _joined(shape: tuple[int, ...], dim: int, ranks: int) -> tuple[int, ...]:
-    return (*shape[:dim], shape[dim] * ranks, *shape[dim + 1 :])
+STARTS: dict[type[DistOp], type[DistOp]] = {}
+"""The asynchronous form of each collective: defined alike, under the name `dist.start_*`."""
 
 
 @irdl_op_definition
@@ -165,12 +81,16 @@ class ReshardOp(DistOp):
     resharded = result_def(TENSOR)
 
     @property
+    def effect(self) -> Effect:
+        return Effect()
+
+    @property
     def why(self) -> str:
         return self.why_attr.data
 
 
 @irdl_op_definition
-class AllReduceOp(OverAxesOp):
+class AllReduceOp(CollectiveOp):
     """Give every rank of `axes` the sum (or, with op = "max", the maximum) over all ranks.
 
     Takes any number of operands, reduced in one message. Shapes are kept.
@@ -181,10 +101,15 @@ class AllReduceOp(OverAxesOp):
     terms = var_operand_def(TENSORS)
     op_attr = opt_prop_def(REDUCTION, prop_name="op")
     totals = var_result_def(TENSORS)
+    ROUNDS: ClassVar[int] = 2
 
     @property
     def reduction(self) -> str:
         return "sum" if self.op_attr is None else self.op_attr.data
+
+    @property
+    def effect(self) -> Effect:
+        return Effect(reduces=cast(Reduction, self.reduction))
 
     @staticmethod
     def sent(elements: int, ranks: int) -> float:
@@ -192,7 +117,7 @@ class AllReduceOp(OverAxesOp):
 
 
 @irdl_op_definition
-class ReduceScatterOp(AlongDimOp):
+class ReduceScatterOp(AlongDimOp, CollectiveOp):
     """Sum over `axes` and leave each rank its shard of `dim`.
 
     Shapes: .. x nd x ..  ->  .. x nd/P x ... Traffic: (P - 1) / P of the operand's bytes.
@@ -202,13 +127,17 @@ class ReduceScatterOp(AlongDimOp):
     terms = var_operand_def(TENSORS)
     shards = var_result_def(TENSORS)
 
+    @property
+    def effect(self) -> Effect:
+        return Effect(reduces="sum", shards=self.blocks)
+
     @staticmethod
     def sent(elements: int, ranks: int) -> float:
         return elements * (ranks - 1) / ranks
 
 
 @irdl_op_definition
-class AllGatherOp(AlongDimOp):
+class AllGatherOp(AlongDimOp, CollectiveOp):
     """Give every rank of `axes` the concatenation of all shards along `dim`.
 
     Shapes: .. x nd x ..  ->  .. x P nd x ... Traffic: (P - 1) times the shard's bytes.
@@ -218,8 +147,9 @@ class AllGatherOp(AlongDimOp):
     shards = var_operand_def(TENSORS)
     gathered = var_result_def(TENSORS)
 
-    def expected_shape(self, shape: tuple[int, ...], ranks: int) -> tuple[int, ...]:
-        return _joined(shape, self.dim, ranks)
+    @property
+    def effect(self) -> Effect:
+        return Effect(gathers=self.blocks)
 
     @staticmethod
     def sent(elements: int, ranks: int) -> float:
@@ -227,7 +157,7 @@ class AllGatherOp(AlongDimOp):
 
 
 @irdl_op_definition
-class AllToAllOp(AlongDimOp):
+class AllToAllOp(AlongDimOp, CollectiveOp):
     """Gather `from_dim` over `axes` while `dim` is split over them.
 
     Shapes: .. x nd x .. x nf x ..  ->  .. x nd/P x .. x P nf x ...
@@ -239,6 +169,7 @@ class AllToAllOp(AlongDimOp):
     from_dim_attr = prop_def(NUMBER, prop_name="from_dim")
     from_block_attr = prop_def(NUMBER, prop_name="from_block")
     moved = result_def(TENSOR)
+    ALL_PAIRS: ClassVar[bool] = True
 
     @property
     def from_dim(self) -> int:
@@ -248,8 +179,9 @@ class AllToAllOp(AlongDimOp):
     def from_block(self) -> int:
         return self.from_block_attr.value.data
 
-    def expected_shape(self, shape: tuple[int, ...], ranks: int) -> tuple[int, ...]:
-        return _joined(super().expected_shape(shape, ranks), self.from_dim, ranks)
+    @property
+    def effect(self) -> Effect:
+        return Effect(gathers=(self.from_dim, self.from_block), shards=self.blocks)
 
     @staticmethod
     def sent(elements: int, ranks: int) -> float:
@@ -266,19 +198,6 @@ class SliceOp(AlongDimOp):
 
 
 @irdl_op_definition
-class BroadcastOp(OverAxesOp):
-    """Give every rank of `axes` the value of the rank at coordinate 0. Shapes are kept."""
-
-    name = "dist.broadcast"
-    values = var_operand_def(TENSORS)
-    copies = var_result_def(TENSORS)
-
-    @staticmethod
-    def sent(elements: int, ranks: int) -> float:
-        return float(elements)
-
-
-@irdl_op_definition
 class ShardIndexOp(OverAxesOp):
     """This rank's position among the ranks of `axes` (the first axis slowest): a scalar i64."""
 
@@ -288,9 +207,8 @@ class ShardIndexOp(OverAxesOp):
     def expected_shapes(self, mesh: Mesh) -> list[tuple[int, ...]]:
         return [()]
 
-
-COLLECTIVES = (AllReduceOp, ReduceScatterOp, AllGatherOp, AllToAllOp, BroadcastOp)
-"""The ops that communicate."""
+    def on_shards(self, members: Sequence[Tensor]) -> list[Tensor]:
+        return [torch.tensor(index) for index in range(len(members))]
 
 
 @irdl_op_definition
@@ -300,6 +218,10 @@ class WaitOp(DistOp):
     name = "dist.wait"
     in_flight = var_operand_def(TENSORS)
     arrived = var_result_def(TENSORS)
+
+    @property
+    def effect(self) -> Effect:
+        return Effect()
 
 
 @irdl_op_definition
@@ -381,20 +303,6 @@ class RunOp(DistOp):
         return None if self.micro_batch_attr is None else self.micro_batch_attr.value.data
 
 
-def _start_of(kind: type[DistOp]) -> type[DistOp]:
-    name = kind.name.replace("dist.", "dist.start_")
-    return type(f"Start{kind.__name__}", (kind,), {"name": name})
-
-
-STARTS: dict[type[DistOp], type[DistOp]] = {
-    kind: _start_of(kind) for kind in (AllReduceOp, ReduceScatterOp, AllGatherOp, AllToAllOp)
-}
-"""The asynchronous form of each collective that has one: defined alike, under the name
-`dist.start_*`. Its results are in flight: only one `dist.wait` may read them."""
-
-STARTED = tuple(STARTS.values())
-
-
 _Op = TypeVar("_Op", bound=DistOp)
 
 
@@ -419,8 +327,8 @@ def dist_dialect() -> Dialect:
     return Dialect(
         "dist",
         [
-            *COLLECTIVES,
-            *STARTED,
+            *STARTS,
+            *STARTS.values(),
             WaitOp,
             SliceOp,
             ShardIndexOp,
@@ -432,3 +340,27 @@ def dist_dialect() -> Dialect:
         ],
         [MeshAttr, ShardingAttr, PhaseAttr],
     )
+
+
+_Collective = TypeVar("_Collective", bound=CollectiveOp)
+
+
+def register_collective(kind: type[_Collective]) -> type[_Collective]:
+    """Make a collective known, with its asynchronous form, to all that reads or runs programs.
+
+    Use it as a decorator above `irdl_op_definition`. Raises ValueError if the name is taken or is
+    not `dist.<kind>`.
+    """
+    dialect, _, name = kind.name.partition(".")
+    if dialect != "dist" or not name.isidentifier() or name.startswith("start_"):
+        raise ValueError(f"a collective's name is 'dist.<kind>', found '{kind.name}'; rename it.")
+    if kind.name in {op.name for op in dist_dialect().operations}:
+        raise ValueError(f"there is an op '{kind.name}' already; choose another name.")
+    KINDS[name] = kind
+    start = type(f"Start{kind.__name__}", (kind, StartedOp), {"name": f"dist.start_{name}"})
+    STARTS[kind] = start
+    return kind
+
+
+for _kind in (AllReduceOp, ReduceScatterOp, AllGatherOp, AllToAllOp):
+    register_collective(_kind)

@@ -11,7 +11,7 @@ from itertools import groupby
 from xdsl.ir import Operation, SSAValue
 
 from shardweave.ir.dialects.annotations import arguments_of, layer_of, phase_of
-from shardweave.ir.dialects.dist import COLLECTIVES, ReshardOp
+from shardweave.ir.dialects.dist import CollectiveOp, ReshardOp
 from shardweave.ir.dialects.types import num_bytes, tensor_type_of
 from shardweave.ir.ops.flops import flops_of
 from shardweave.ir.program.blocks import Blocks, blocks_of
@@ -86,9 +86,8 @@ def _layer(name: str, ops: Sequence[Operation], parameter_bytes: int) -> Layer:
     collectives: Counter[str] = Counter()
     for op in ops:
         flops[phase_of(op)] += flops_of(op)
-        if isinstance(op, COLLECTIVES):
-            kind = op.name.removeprefix("dist.").removeprefix("start_")
-            collectives[f"{kind} over {', '.join(op.axes)}"] += 1
+        if isinstance(op, CollectiveOp):
+            collectives[f"{op.kind()} over {', '.join(op.axes)}"] += 1
     counts = Counter(phase_of(op) for op in ops)
     reshards = sum(isinstance(op, ReshardOp) for op in ops)
     return Layer(

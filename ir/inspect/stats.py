@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from xdsl.ir import Operation
 
 from shardweave.ir.dialects.annotations import phase_of
-from shardweave.ir.dialects.dist import COLLECTIVES, sent_bytes
+from shardweave.ir.dialects.dist import CollectiveOp, sent_bytes
 from shardweave.ir.dialects.kernel import FusedOp
 from shardweave.ir.dialects.types import num_bytes, tensor_type_of
 from shardweave.ir.mesh.mesh import Mesh
@@ -44,8 +44,8 @@ def stats(program: Program) -> ProgramStats:
         flops[phase] += times * (
             sum(map(flops_of, op.fused_ops)) if isinstance(op, FusedOp) else flops_of(op)
         )
-        if isinstance(op, COLLECTIVES):  # started ones are subclasses
-            group = groups[op.name.removeprefix("dist.").removeprefix("start_"), op.axes, phase]
+        if isinstance(op, CollectiveOp):  # started ones are subclasses
+            group = groups[op.kind(), op.axes, phase]
             group[0] += times
             group[1] += times * sum(num_bytes(tensor_type_of(v)) for v in op.operands)
             group[2] += times * sent_bytes(op, mesh)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-import torch
+from shardweave.ir.torch_private import schemas
 
 CREATES = frozenset(
     """
@@ -40,10 +40,9 @@ _OUTSIDE = ("Storage", "Stream", "Dimname", "QScheme")
 @cache
 def pure_ops() -> frozenset[str]:
     """Their names, such as `aten.add.Tensor`, in the installed torch."""
-    schemas = torch._C._jit_get_all_schemas()  # pyright: ignore[reportPrivateUsage]
     return frozenset(
         f"aten.{_name(schema)}"
-        for schema in schemas
+        for schema in schemas()
         if schema.name.startswith("aten::") and _is_pure(schema)
     )
 

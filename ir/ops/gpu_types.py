@@ -8,13 +8,9 @@ from xdsl.ir import BlockArgument, OpResult, SSAValue
 from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.kernel import FusedOp
 from shardweave.ir.dialects.types import dtype_of_value
-from shardweave.ir.ops.facts import facts_of
+from shardweave.ir.ops.registry import spec_of
 
 HALVES = frozenset({torch.float16, torch.bfloat16})
-
-FLOAT32_ON_GPU: dict[str, frozenset[int]] = {"aten.native_layer_norm": frozenset({1, 2})}
-"""By op, the results that a GPU's kernels give in float32 for halves (`mean` and `rstd`, which
-torch's CUDA kernels make in the type that they accumulate in). Their gradients read them so."""
 
 
 def dtype_on_gpu(value: SSAValue) -> torch.dtype:
@@ -30,6 +26,6 @@ def _is_statistic(value: SSAValue) -> bool:
         return isinstance(fused, FusedOp) and _is_statistic(fused.operands[value.index])
     if isinstance(value.op, FusedOp):
         return _is_statistic(value.op.yielded[value.index])
-    if isinstance(value.op, AtenOp) and facts_of(value.op).may_share:
+    if isinstance(value.op, AtenOp) and spec_of(value.op).may_share:
         return _is_statistic(value.op.operands[0])
-    return value.index in FLOAT32_ON_GPU.get(value.op.name, ())
+    return value.index in spec_of(value.op).float32_on_gpu

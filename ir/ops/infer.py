@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, cast
 
 import torch
-from torch._subclasses.fake_tensor import (
+
+from shardweave.ir.dialects.aten import AtenOp, OpKey, key_of_op
+from shardweave.ir.dialects.types import AnyTensor, dtype_of_value, shape_of, tensor_type
+from shardweave.ir.ops.aten_args import arguments, overload_of
+from shardweave.ir.ops.registry import spec_of
+from shardweave.ir.torch_private import (
     DynamicOutputShapeException,
     FakeTensorMode,
     UnsupportedOperatorException,
+    silent_logs,
 )
-
-from shardweave.ir.dialects.aten import AtenOp, OpKey, key_of_op, overload_named
-from shardweave.ir.dialects.types import AnyTensor, dtype_of_value, shape_of, tensor_type
-from shardweave.ir.ops.aten_args import CALLEE, arguments
 
 _inferred: dict[OpKey, tuple[AnyTensor, ...] | str] = {}
 
 
 _HALF = frozenset({torch.float16, torch.bfloat16})
-_CHECKED_BY_DEVICE = ("aten.convolution", "aten.convolution_backward")
-"""Ops whose meta kernels take operands that the kernels of a device refuse."""
 
 
 @lru_cache(maxsize=1)
@@ -47,17 +45,6 @@ def _meta(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 def _fake(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     with _fake_mode():
         return torch.empty(shape, dtype=dtype)
-
-
-@contextmanager
-def _torch_silent() -> Generator[None]:
-    """torch logs a traceback for operands it refuses; here that is an answer, not a failure."""
-    log = logging.getLogger("torch._subclasses.fake_tensor")
-    was_disabled, log.disabled = log.disabled, True
-    try:
-        yield
-    finally:
-        log.disabled = was_disabled
 
 
 def infer_types(op: AtenOp) -> tuple[AnyTensor, ...] | str:
@@ -85,9 +72,10 @@ def _run_on_meta(op: AtenOp) -> tuple[AnyTensor, ...] | None:
     on the CPU. Why operands are refused is told by fake tensors in the words of the CPU.
     """
     dtypes = {dtype_of_value(value) for value in (*op.operands, *op.results)}
-    if not op.operands or op.name in _CHECKED_BY_DEVICE or not dtypes.isdisjoint(_HALF):
+    is_checked = spec_of(op).is_checked_by_device
+    if not op.operands or is_checked or not dtypes.isdisjoint(_HALF):
         return None
-    overload = overload_named(CALLEE.get(op.name, op.name))
+    overload = overload_of(op)
     try:
         args, kwargs = arguments(op, lambda v: _meta(shape_of(v), dtype_of_value(v)))
         return _types_of(overload(*args, **kwargs))
@@ -97,10 +85,10 @@ def _run_on_meta(op: AtenOp) -> tuple[AnyTensor, ...] | None:
 
 def _run_on_fake(op: AtenOp) -> tuple[AnyTensor, ...] | str:
     """On fake tensors of the CPU, as in capture."""
-    overload = overload_named(CALLEE.get(op.name, op.name))
+    overload = overload_of(op)
     try:
         args, kwargs = arguments(op, lambda v: _fake(shape_of(v), dtype_of_value(v)))
-        with _fake_mode(), _torch_silent():
+        with _fake_mode(), silent_logs():
             return _types_of(overload(*args, **kwargs))
     except (NotImplementedError, UnsupportedOperatorException):
         # No meta kernel: nothing to compare with, so the stated types stand.

@@ -21,8 +21,8 @@ from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.dist import ShardIndexOp, SliceOp
 from shardweave.ir.dialects.types import shape_of
 from shardweave.ir.library.attention_pieces import pieces_of
-from shardweave.ir.library.positional_attention import ATTENTION, ATTENTION_BACKWARD
 from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.ops.registry import is_positional
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def seen_share(op: AtenOp, mesh: Mesh) -> float:
     On the device that computes most: all wait for it. Positions that are not counted from the mesh
     are taken for those of a balanced piece.
     """
-    if op.name not in (ATTENTION, ATTENTION_BACKWARD):
+    if not is_positional(op):
         return 0.5 if op.value("is_causal") else 1.0
     queries, keys = op.tensor("query_positions"), op.tensor("key_positions")
     if not (isinstance(queries, SSAValue) and isinstance(keys, SSAValue)):
@@ -96,7 +96,7 @@ def _num_pieces(queries: _Positions, keys: _Positions, mesh: Mesh) -> int:
 
 def is_causal(op: AtenOp) -> bool:
     """Whether a query of a fused attention sees the keys before it alone."""
-    if op.name in (ATTENTION, ATTENTION_BACKWARD):
+    if is_positional(op):
         return op.tensor("query_positions") is not None
     return bool(op.value("is_causal"))
 

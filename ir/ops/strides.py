@@ -12,12 +12,10 @@ from xdsl.ir import BlockArgument, SSAValue
 from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.kernel import FusedOp
 from shardweave.ir.dialects.types import shape_of
-from shardweave.ir.ops.facts import facts_of
+from shardweave.ir.ops.records.attention import FLASH
+from shardweave.ir.ops.registry import is_attention, spec_of
 
 Sizes = tuple[int, ...]
-
-ATTENTION = "aten._scaled_dot_product_flash_attention_for_cpu"
-"""Fused attention: what it gives lies in memory as its queries do (`empty_like`)."""
 
 
 def dense_strides(shape: Sequence[int]) -> Sizes:
@@ -64,14 +62,15 @@ def expected_strides(value: SSAValue) -> Sizes:
         return expected_strides(region.operands[value.index]) if inside else dense_strides(shape)
     if not isinstance(owner, AtenOp):
         return dense_strides(shape)
-    if owner.name == ATTENTION and len(shape) == 4 and _is_view(owner.operands[0]):
-        return ordered_strides(shape, expected_strides(owner.operands[0]))
-    if "attention" in owner.name and len(shape) == 4:
+    if is_attention(owner) and len(shape) == 4:
+        if owner.name == FLASH and _is_view(owner.operands[0]):
+            # torch's kernel lays its result out like its queries (`empty_like`).
+            return ordered_strides(shape, expected_strides(owner.operands[0]))
         # Of gradients, of attention in pieces, and where queries are computed from views, as turned
         # by their positions, heads are the last but one in memory.
         _, heads, length, width = shape
         return (length * heads * width, width, heads * width, 1)
-    view = facts_of(owner).view
+    view = spec_of(owner).view
     if view in (None, "cast"):
         return dense_strides(shape)
     source = owner.operands[0]
@@ -92,7 +91,7 @@ def expected_strides(value: SSAValue) -> Sizes:
 def _is_view(value: SSAValue) -> bool:
     """Whether a value is given, or a view of another, so that its order in memory is told."""
     owner = value.owner
-    return not isinstance(owner, AtenOp) or facts_of(owner).view not in (None, "cast")
+    return not isinstance(owner, AtenOp) or spec_of(owner).view not in (None, "cast")
 
 
 def _expanded(source: Sizes, strides: Sizes, shape: Sizes) -> Sizes:

@@ -22,16 +22,16 @@ from xdsl.ir import Operation, SSAValue
 
 from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.types import dtype_of_value, num_elements, shape_of
-from shardweave.ir.ops.facts import LOOKUP_GRADIENT, facts_of
 from shardweave.ir.ops.fusible import (
     FEW_ROWS,
-    MATMULS,
     Reduction,
     column_results,
     reductions_of,
     role_of,
     sums_few_rows,
 )
+from shardweave.ir.ops.records.indexing import LOOKUP_GRADIENT
+from shardweave.ir.ops.registry import spec_of
 from shardweave.ir.program.storage import outside
 
 Family = Literal["pointwise", "rows", "columns", "matmul", "lookups"]
@@ -145,7 +145,7 @@ def _range_of_all_rows(gradient: Operation) -> Operation | None:
     if not isinstance(gradient, AtenOp) or gradient.value("padding_idx") >= 0:
         return None
     owner = outside(gradient.operands[1]).owner
-    while isinstance(owner, AtenOp) and facts_of(owner).view == "reshape":
+    while isinstance(owner, AtenOp) and spec_of(owner).view == "reshape":
         owner = outside(owner.operands[0]).owner
     if not isinstance(owner, AtenOp) or owner.name != "aten.arange.start_step":
         return None
@@ -159,7 +159,7 @@ def _space_of(members: list[AtenOp], written: list[SSAValue]) -> IterationSpace 
         if reducing is not None:
             return _reduction_space([reducing], list(reductions_of(reducing)), reducing.results)
         return _lookup_space(members, written)
-    matmuls = [op for op in members if op.name in MATMULS]
+    matmuls = [op for op in members if spec_of(op).role == "matmul"]
     reductions = [r for op in members if role_of(op) == "reduce" for r in reductions_of(op)]
     if matmuls:
         return _matmul_space(members, matmuls, reductions, written)
@@ -242,7 +242,7 @@ def _before(product: AtenOp, members: list[AtenOp]) -> set[AtenOp]:
     """The members that the product's factors are computed from."""
     inside = set(members)
     found: set[AtenOp] = set()
-    facts = facts_of(product).product
+    facts = spec_of(product).product
     assert facts is not None
     pending = [product.operands[index].owner for index in facts.factors]
     while pending:

@@ -5,11 +5,9 @@ from __future__ import annotations
 from xdsl.ir import Operation, SSAValue
 
 from shardweave.ir.dialects.annotations import phase_of
-from shardweave.ir.dialects.dist import AllGatherOp
-from shardweave.ir.ops.facts import facts_of
+from shardweave.ir.dialects.dist import STARTS, CollectiveOp, SliceOp
+from shardweave.ir.ops.registry import spec_of
 from shardweave.ir.program.program import Program
-
-_RECUTTING = ("aten.slice.Tensor", "aten.constant_pad_nd", "dist.slice")
 
 
 def weight_ops(program: Program) -> list[Operation]:
@@ -20,9 +18,10 @@ def weight_ops(program: Program) -> list[Operation]:
     gathered: set[SSAValue] = set()
     found: list[Operation] = []
     for op in program.ops:
-        is_gather = type(op) is AllGatherOp
-        recuts = op.name in _RECUTTING and gathered.issuperset(op.operands)
-        brings = facts_of(op).keeps_weight or is_gather or recuts
+        is_gather = isinstance(op, CollectiveOp) and op.is_gather and type(op) in STARTS
+        recuts = isinstance(op, SliceOp) or spec_of(op).resizes
+        brings = spec_of(op).keeps_weight or is_gather
+        brings = brings or (recuts and gathered.issuperset(op.operands))
         if brings and all(value in known for value in op.operands):
             known.update(op.results)
             found.append(op)

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from functools import cache
 
-import torch
 from xdsl.ir import Attribute, BlockArgument, Operation, OpResult, SSAValue
 
 from shardweave.ir.dialects.annotations import phase_of
 from shardweave.ir.dialects.aten import AtenOp, overload_named
-from shardweave.ir.dialects.dist import COLLECTIVES, AllReduceOp, DistOp, WaitOp
+from shardweave.ir.dialects.dist import AllReduceOp, CollectiveOp, DistOp, WaitOp
 from shardweave.ir.dialects.kernel import FusedOp
 from shardweave.ir.dialects.types import num_bytes, shape_of, tensor_type_of
 from shardweave.ir.mesh.mesh import Mesh
-from shardweave.ir.ops.facts import LOOKUP_GRADIENT, facts_of
+from shardweave.ir.ops.records.indexing import LOOKUP_GRADIENT
+from shardweave.ir.ops.registry import spec_of
 from shardweave.ir.ops.strides import dense_strides, expected_strides, reshaped
 from shardweave.ir.program.program import Program
+from shardweave.ir.torch_private import is_composite, schema_of
 
 
 def is_view(op: Operation) -> bool:
@@ -23,7 +24,7 @@ def is_view(op: Operation) -> bool:
 
     A reshape does unless its operand's strides make it copy, as those of a permutation may.
     """
-    facts = facts_of(op)
+    facts = spec_of(op)
     if facts.view != "reshape":
         return facts.may_share
     source = op.operands[0]
@@ -33,7 +34,7 @@ def is_view(op: Operation) -> bool:
 
 def copies(op: Operation) -> bool:
     """Whether an op is a reshape that copies, since of the strides before it there is no view."""
-    return facts_of(op).view == "reshape" and not is_view(op)
+    return spec_of(op).view == "reshape" and not is_view(op)
 
 
 def shared_operand(op: Operation, position: int, mesh: Mesh | None = None) -> SSAValue | None:
@@ -45,7 +46,7 @@ def shared_operand(op: Operation, position: int, mesh: Mesh | None = None) -> SS
     if isinstance(op, DistOp):
         if isinstance(op, WaitOp):
             return op.operands[position]
-        if isinstance(op, COLLECTIVES):
+        if isinstance(op, CollectiveOp):
             is_alone = mesh is not None and mesh.sizes(op.axes) == 1
             return op.operands[position] if is_alone or reduces_in_place(op) else None
     return op.operands[0] if is_view(op) else None
@@ -66,7 +67,7 @@ def is_unshared(value: SSAValue) -> bool:
     """
     while value.has_one_use() and isinstance(value, OpResult):
         maker = value.op
-        if facts_of(maker).view in ("expand", None):
+        if spec_of(maker).view in ("expand", None):
             return isinstance(maker, AtenOp) and makes_memory(maker.name)
         value = maker.operands[0]
     return False
@@ -125,10 +126,9 @@ def makes_memory(name: str) -> bool:
     An op that torch composes of others, such as dropout, may return what it was given.
     """
     overload = overload_named(name)
-    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key  # pyright: ignore[reportPrivateUsage]
-    if has_kernel(overload.name(), "CompositeImplicitAutograd"):
+    if is_composite(overload):
         return False
-    return all(part.alias_info is None for part in overload._schema.returns)  # pyright: ignore[reportPrivateUsage]
+    return all(part.alias_info is None for part in schema_of(overload).returns)
 
 
 def storage_of(value: SSAValue, mesh: Mesh | None = None) -> SSAValue:
@@ -143,14 +143,14 @@ def storage_of(value: SSAValue, mesh: Mesh | None = None) -> SSAValue:
 
 def layout_source(value: SSAValue) -> SSAValue:
     """The value whose elements a value shows, all of them, through views, copied or not."""
-    while isinstance(value.owner, Operation) and facts_of(value.owner).is_layout:
+    while isinstance(value.owner, Operation) and spec_of(value.owner).is_layout:
         value = value.owner.operands[0]
     return value
 
 
 def view_source(value: SSAValue) -> SSAValue:
     """The value whose elements a value shows, all of them, in the same memory."""
-    while isinstance(value.owner, Operation) and facts_of(value.owner).is_layout:
+    while isinstance(value.owner, Operation) and spec_of(value.owner).is_layout:
         if copies(value.owner):
             break
         value = value.owner.operands[0]

@@ -11,9 +11,8 @@ from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.dist import DistOp, SliceOp
 from shardweave.ir.dialects.kernel import FusedOp
 from shardweave.ir.dialects.types import dtype_of_value, num_bytes, num_elements, tensor_type_of
-from shardweave.ir.library.positional_attention import ATTENTION_BACKWARD, logsumexp_dtype
-from shardweave.ir.ops.facts import facts_of
-from shardweave.ir.ops.fusible import MOVES, POINTWISE
+from shardweave.ir.library.positional_attention import logsumexp_dtype
+from shardweave.ir.ops.registry import first_of_attention, spec_of
 from shardweave.ir.program.blocks import Blocks, blocks_of
 from shardweave.ir.program.program import Program
 from shardweave.ir.program.storage import added_rows, copies, is_view, view_source
@@ -32,7 +31,7 @@ def bytes_moved(op: Operation) -> int:
     if isinstance(op, DistOp) or is_view(op):
         return 0
     written = sum(map(_bytes, op.results))
-    if facts_of(op).is_lookup:
+    if spec_of(op).is_lookup:
         return 2 * written + sum(map(_bytes, op.operands[1:]))
     return written + sum(map(_bytes, op.operands))
 
@@ -44,7 +43,7 @@ def merged_bytes(op: AtenOp, pieces: int) -> int:
     and added to the total, which is scaled before; backward, the gradients of its queries, and of
     its part of the keys and values, are added to those of all. At the end totals are cast.
     """
-    first = int(op.name == ATTENTION_BACKWARD)
+    first = first_of_attention(op)
     query, key = op.operands[first : first + 2]
     narrow = dtype_of_value(query).itemsize
     wide = logsumexp_dtype(dtype_of_value(query)).itemsize
@@ -72,7 +71,9 @@ def accesses(ops: Collection[Operation]) -> tuple[dict[SSAValue, int], dict[SSAV
     written: dict[SSAValue, int] = {}
     needed: Counter[SSAValue] = Counter()
     for op in reversed(list(ops)):
-        is_view_here = facts_of(op).is_layout and not copies(op)
+        spec = spec_of(op)
+        is_view_here = spec.is_layout and not copies(op)
+        is_one_by_one = is_view_here or spec.role in ("pointwise", "move")
         for result in op.results:
             if not is_view_here and _is_read_outside(result, members):
                 written[result] = _bytes(result)
@@ -86,7 +87,7 @@ def accesses(ops: Collection[Operation]) -> tuple[dict[SSAValue, int], dict[SSAV
         for operand in op.operands:
             # Each element that an op gives takes one of each operand, unless it sums.
             own = _numel(operand)
-            own = min(own, count) if op.name in _ONE_BY_ONE or is_view_here else own
+            own = min(own, count) if is_one_by_one else own
             needed[operand] = max(needed[operand], own)
             source = view_source(operand)
             if source.owner not in members and not is_view_here:
@@ -95,15 +96,12 @@ def accesses(ops: Collection[Operation]) -> tuple[dict[SSAValue, int], dict[SSAV
     return dict(reversed(read.items())), dict(reversed(written.items()))
 
 
-_ONE_BY_ONE = POINTWISE | MOVES
-
-
 def _is_read_outside(value: SSAValue, members: set[Operation]) -> bool:
     """Whether an op that is not a member reads the value or a layout of it."""
     return any(
         use.operation not in members
         or (
-            facts_of(use.operation).is_layout
+            spec_of(use.operation).is_layout
             and not copies(use.operation)
             and _is_read_outside(use.operation.results[0], members)
         )

@@ -212,7 +212,7 @@ def _problem_of_collective(op: dist.DistOp, values: list[Value]) -> str:
         name = f"%{operand.name_hint}"
         if isinstance(value, Relation):
             shards = shards_of(value)
-            if isinstance(op, dist.AllReduceOp | dist.ReduceScatterOp):
+            if op.effect is not None and op.effect.reduces is not None:
                 return f"{name} is to be reduced over {axes}, but is {shards}"
             return f"{name} cannot be moved so over {axes}: it is {shards} {shape_of(operand)}"
     return f"it has no operand that relates to the model, over {axes}"

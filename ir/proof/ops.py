@@ -14,14 +14,8 @@ from shardweave.ir.dialects import dist
 from shardweave.ir.dialects.annotations import describe
 from shardweave.ir.dialects.aten import AtenOp, create
 from shardweave.ir.dialects.types import dtype_of_value, tensor_type
-from shardweave.ir.ops.facts import is_random
+from shardweave.ir.ops.registry import is_random, spec_of
 from shardweave.ir.sharding.rules import Rule, rule_of
-
-SUMS = {"aten.add.Tensor": 1, "aten.sub.Tensor": -1}
-"""Sums of two tensors, and the sign of the second."""
-
-MERGES = {"aten.add.Tensor": "sum", "aten.maximum": "max"}
-"""The ops that merge the terms of two sub-batches, and by which reduction."""
 
 FULL = "aten.full"
 """A constant: equal to a part of any of that value, whatever its shape."""
@@ -46,7 +40,7 @@ def draws(op: AtenOp) -> bool:
 def is_cast(op: Operation) -> bool:
     """Whether an op gives the same real numbers in another floating-point type."""
     return (
-        op.name == "aten._to_copy"
+        spec_of(op).view == "cast"
         and kind_of(op.operands[0]) == "float"
         and kind_of(op.results[0]) == "float"
     )
@@ -54,7 +48,7 @@ def is_cast(op: Operation) -> bool:
 
 def signs_of(op: Operation) -> tuple[float, float] | None:
     """The coefficients of an op's two terms, if it is a sum of two floating-point tensors."""
-    sign = SUMS.get(op.name)
+    sign = spec_of(op).sign
     if sign is None or kind_of(op.results[0]) != "float" or len(op.operands) != 2:
         return None
     assert isinstance(op, AtenOp)
@@ -85,7 +79,7 @@ def check_order(op: Operation, made: Mapping[SSAValue, object], in_flight: set[S
             f"{named(op)} reads %{missing[0].name_hint} before it is made; put it behind the op "
             "that makes it."
         )
-    if type(op) in dist.STARTED:
+    if isinstance(op, dist.StartedOp):
         in_flight.update(op.results)
     if isinstance(op, dist.WaitOp):
         if not in_flight.issuperset(op.operands):

@@ -16,11 +16,11 @@ from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.kernel import FusedOp
 from shardweave.ir.dialects.types import shape_of
 from shardweave.ir.mesh.placement import Sharding
+from shardweave.ir.ops.registry import global_name, is_positional, spec_of
 from shardweave.ir.proof.model.expressions import Expressions
-from shardweave.ir.proof.model.local_forms import GLOBAL_NAMES, OpForm, written
+from shardweave.ir.proof.model.local_forms import OpForm, written
 from shardweave.ir.proof.ops import (
     FULL,
-    MERGES,
     ProofError,
     check_order,
     draws,
@@ -64,8 +64,6 @@ from shardweave.ir.sharding.rules import Rule
 Key = tuple[str, frozenset[tuple[str, Attribute]], tuple[Value, ...], tuple[tuple[Shape, str], ...]]
 """A local computation: equal keys give equal values on every rank."""
 
-_SLICES = ("aten.slice.Tensor", "aten.select.int")
-
 
 @dataclass
 class Walk:
@@ -92,7 +90,7 @@ class Walk:
         """Learn from slices of the arguments, which are all that is related so far, which
         sub-batches there are: in the order of a schedule what draws for one may come first."""
         for op in ops:
-            if op.name in _SLICES and op.operands[0] in self.values:
+            if spec_of(op).view == "part" and op.operands[0] in self.values:
                 self.results(op, (self.values[op.operands[0]],))
 
     def block(self, ops: Iterable[Operation]) -> None:
@@ -174,7 +172,7 @@ class Walk:
 
     def _of_parts(self, op: AtenOp, operands: tuple[Value, ...]) -> tuple[Value, ...] | None:
         """What an op makes of values that are no plain shards, or moves, or masks."""
-        if op.name in GLOBAL_NAMES:
+        if is_positional(op):
             return self._on_part_of_keys(op, operands)
         if op.name == SCALED:
             return self._sum_in_one(op, operands)
@@ -250,7 +248,7 @@ class Walk:
             self.others[made[0]] = [*also, *(moves.moved(op, (), self.axes) or ())]
         if made is not None:
             return made
-        reduction = MERGES.get(op.name)
+        reduction = spec_of(op).merge
         if reduction is None or (reduction == "sum" and op.value("alpha") != 1):
             return None
         merged = added_terms(parts[0], parts[1], self.axes, reduction)
@@ -366,7 +364,7 @@ class Walk:
         that what its last ops give is known."""
         if draws(op):
             return
-        for form in self.table.localized.get(GLOBAL_NAMES.get(op.name, op.name), ()):
+        for form in self.table.localized.get(global_name(op), ()):
             whole = tuple([shape_of(result) for result in form.op.results])
             for parts in candidates(form, operands):
                 shardings = tuple([part.held.sharding for part in parts])

@@ -13,9 +13,10 @@ from xdsl.ir import Operation, SSAValue
 
 from shardweave.ir.dialects.annotations import describe, sharding_attrs_of
 from shardweave.ir.dialects.aten import AtenOp
+from shardweave.ir.dialects.dist import CollectiveOp
 from shardweave.ir.dialects.types import dtype_of_value, shape_of
 from shardweave.ir.mesh.placement import DimSharding, Sharding
-from shardweave.ir.ops.facts import facts_of
+from shardweave.ir.ops.registry import spec_of
 from shardweave.ir.program.program import Program
 from shardweave.ir.sharding.assignment import (
     Assignment,
@@ -48,7 +49,7 @@ class Flow:
         self.views: dict[SSAValue, tuple[AtenOp, SSAValue]] = {
             op.results[0]: (op, op.operands[0])
             for op in program.ops
-            if isinstance(op, AtenOp) and facts_of(op).is_rearrangement
+            if isinstance(op, AtenOp) and spec_of(op).is_rearrangement
         }
         self.read_twice = {
             value for op in program.ops for value in op.operands if value.has_more_than_one_use()
@@ -120,7 +121,7 @@ class Flow:
 
     def define(self, op: Operation, shardings: Sequence[Sharding]) -> None:
         """Record the shardings of an op's results."""
-        pinned = facts_of(op).keeps_weight and op.operands[0] in self.pinned
+        pinned = spec_of(op).keeps_weight and op.operands[0] in self.pinned
         for result, sharding in zip(op.results, shardings, strict=True):
             self.versions[result] = [sharding]
             if pinned and not sharding.is_replicated:
@@ -154,7 +155,9 @@ class Flow:
         if before is None or moved_through(view, before) != wanted:
             return None
         steps = self.steps(value, wanted)[1]
-        return (source, before) if any(step.kind != "slice" for step in steps) else None
+        return (
+            (source, before) if any(issubclass(step.op, CollectiveOp) for step in steps) else None
+        )
 
     def use(self, value: SSAValue, wanted: Sharding) -> None:
         """Note the versions that bringing a value to `wanted` makes."""

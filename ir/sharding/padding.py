@@ -32,49 +32,11 @@ from shardweave.ir.mesh.placement import (
     padded_size,
     part_size,
 )
-from shardweave.ir.ops.facts import facts_of
+from shardweave.ir.ops.registry import gives_zero, spec_of
 from shardweave.ir.program.program import Program
 from shardweave.ir.program.staged import parts_of
 from shardweave.ir.sharding.localizer import Localizer
 from shardweave.ir.sharding.rules.base import Dims, Rule
-
-MOVES = """
-    view permute expand slice.Tensor slice_backward select.int select_backward stack cat repeat flip
-    roll tril triu
-""".split()
-
-ZERO_AT_ZERO = """
-    _to_copy abs asin asinh atan atanh ceil elu erf expm1 floor gelu leaky_relu log1p mish neg relu
-    relu6 round sgn sign silu sin sinh sqrt square tan tanh trunc mul.Scalar div.Scalar
-    elu_backward gelu_backward leaky_relu_backward silu_backward tanh_backward threshold_backward
-""".split()
-
-SUMS = "add.Tensor sub.Tensor minimum maximum sum sum.dim_IntList".split()
-
-PRODUCTS = "mul.Tensor mm bmm mv dot".split()
-
-INDEXED = """
-    embedding embedding_dense_backward gather scatter_add scatter.src scatter.value
-    index_select index_select_backward index.Tensor index_put
-    max_pool2d_with_indices_backward max_pool3d_with_indices_backward
-    adaptive_max_pool2d_backward
-""".split()
-
-_ALL_BEAR = frozenset(f"aten.{name}" for name in (*MOVES, *ZERO_AT_ZERO, *SUMS))
-"""Ops that make 0 of zeros, if all their operands have the padded dim."""
-
-_ANY_BEARS = frozenset(f"aten.{name}" for name in PRODUCTS)
-"""Ops that make 0 of zeros, if some operand has the padded dim; others hold no padding there."""
-
-KEEP_ZERO = (
-    _ALL_BEAR
-    | _ANY_BEARS
-    | {"aten.full", "aten.where.self", "aten.masked_fill.Scalar", "aten.div.Tensor"}
-)
-"""The ops of whose results something is known."""
-
-_INDEXED = frozenset(f"aten.{name}" for name in INDEXED)
-"""Ops whose whole numbers, but for those of operand 0, are indices."""
 
 
 def zeros_of(sharding: Sharding, shape: Sequence[int]) -> frozenset[int]:
@@ -201,23 +163,12 @@ class Padding:
 
     def _is_zero(self, form: Localizer, rule: Rule, factor: int) -> bool:
         """Whether an op's results are 0 along a factor's padding."""
-        op = form.op
-        if op.name == "aten.full":
-            return op.value("fill_value") == 0
         bearing = {
             index: self._holds_zero(form.operands[index], dims, factor)
             for index, dims in enumerate(rule.operands)
             if any(names and names[0] == factor for names in dims)
         }
-        if op.name == "aten.where.self":
-            return bearing.get(1, False) and bearing.get(2, False)
-        if op.name == "aten.masked_fill.Scalar":
-            return op.value("value") == 0 and bearing.get(0, False)
-        if op.name == "aten.div.Tensor":
-            return bearing.keys() == {0} and bearing[0]
-        if op.name in _ALL_BEAR:
-            return len(bearing) == len(rule.operands) and all(bearing.values())
-        return op.name in _ANY_BEARS and bool(bearing) and all(bearing.values())
+        return gives_zero(form.op, bearing)
 
     def _holds_zero(self, value: SSAValue, dims: Dims, factor: int) -> bool:
         zero = self.zero.get(value, frozenset())
@@ -253,10 +204,10 @@ def _identities(
     form: Localizer, rule: Rule, index: int, factor: int, lost: frozenset[int]
 ) -> Iterator[float]:
     """What padding of an operand along a factor has to be, if that matters."""
-    is_lookup, dtype = facts_of(form.op).is_lookup, dtype_of_value(form.operands[index])
-    if form.op.name in _INDEXED and index and not dtype.is_floating_point:
+    spec, dtype = spec_of(form.op), dtype_of_value(form.operands[index])
+    if spec.has_indices and index and not dtype.is_floating_point:
         yield 0
-    elif factor in lost and not (is_lookup and index == 0):
+    elif factor in lost and not (spec.is_lookup and index == 0):
         yield 0 if rule.factors[factor].reduction == "sum" else _lowest(dtype)
 
 

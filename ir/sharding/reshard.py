@@ -7,49 +7,33 @@ is costed is what runs.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Literal
 
 from shardweave.ir.dialects import dist
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.mesh.placement import Placement, Sharding, block_of, fits
-
-StepKind = Literal["all_reduce", "reduce_scatter", "all_gather", "all_to_all", "slice"]
-
-OPS: dict[StepKind, type[dist.DistOp]] = {
-    "all_reduce": dist.AllReduceOp,
-    "reduce_scatter": dist.ReduceScatterOp,
-    "all_gather": dist.AllGatherOp,
-    "all_to_all": dist.AllToAllOp,
-    "slice": dist.SliceOp,
-}
-"""The op of each kind of step; it knows what it sends."""
 
 
 @dataclass(frozen=True)
 class ReshardStep:
     """One collective (or a local slice) of a resharding.
 
-    axes: mesh axes joined. dim, block: the dim that is gathered, scattered or sliced, and the
-    length of the local blocks, block-cyclic over the axis (see `placement.block_of`).
-    from_dim, from_block: for all_to_all, the dim that is gathered while `dim` is split.
-    after: the sharding of the result. operand, result: local shapes of what the op reads and gives;
+    op: its class. axes: mesh axes joined. arguments: its other arguments, by name. after: the
+    sharding of the result. operand, result: local shapes of what the op reads and gives;
     a dim that comes to be cut unevenly is padded before it, and one that is whole again has its
     padding cut off behind it. sent_elements: what one rank sends over the network with ring
     algorithms.
     """
 
-    kind: StepKind
+    op: type[dist.DistOp]
     axes: tuple[str, ...]
+    arguments: Mapping[str, int | str]
     after: Sharding
     operand: tuple[int, ...]
     result: tuple[int, ...]
     sent_elements: float
-    dim: int = 0
-    block: int = 0
-    from_dim: int = 0
-    from_block: int = 0
 
 
 class UnreachableSharding(ValueError):
@@ -68,14 +52,13 @@ class _Search:
 
     def push(
         self,
-        kind: StepKind,
+        kind: type[dist.DistOp],
         axes: tuple[str, ...],
         after: Sharding,
         ranks: int,
-        place: tuple[int, int] = (0, 0),
-        origin: tuple[int, int] = (0, 0),
+        **arguments: int | str,
     ) -> None:
-        """Take a step over `ranks` ranks. place, origin: dim and block, as those of the step."""
+        """Take a step over `ranks` ranks, with the arguments of the op."""
         operand, result = (
             list(self.now.local_shape(self.shape)),
             list(after.local_shape(self.shape)),
@@ -86,9 +69,9 @@ class _Search:
                 operand[dim] = result[dim] * (new // old)
             else:
                 result[dim] = operand[dim] * (old // new)
-        sent = OPS[kind].sent(math.prod(operand), ranks)
+        sent = kind.sent(math.prod(operand), ranks)
         shapes = tuple(operand), tuple(result)
-        self.steps.append(ReshardStep(kind, axes, after, *shapes, sent, *place, *origin))
+        self.steps.append(ReshardStep(kind, axes, arguments, after, *shapes, sent))
         self.now = after
 
     def wanted(self) -> list[tuple[int, Placement]]:
@@ -112,7 +95,7 @@ class _Search:
         for dim, new in self.wanted():
             if new.axis not in self.now.axes and self.can_place(dim, new):
                 after, block = self.place(dim, new)
-                self.push("slice", (new.axis,), after, new.size, (dim, block))
+                self.push(dist.SliceOp, (new.axis,), after, new.size, dim=dim, block=block)
 
     def scatter_sums(self) -> None:
         if self.now.reduction != "sum":
@@ -123,19 +106,24 @@ class _Search:
             if new.axis in self.now.unreduced and self.can_place(dim, new):
                 after, block = self.place(dim, new)
                 after = after.reduced((new.axis,))
-                self.push("reduce_scatter", (new.axis,), after, new.size, (dim, block))
+                where = {"dim": dim, "block": block}
+                self.push(dist.ReduceScatterOp, (new.axis,), after, new.size, **where)
 
     def add_sub_batches(self) -> None:
         """Sum over time axes first, which is local, so that one message serves all sub-batches."""
         pending = [a for a in self.now.unreduced if a not in self.goal.unreduced]
         axes = tuple(a for a in pending if a in self.mesh.time_names)
         if axes:
-            self.push("all_reduce", axes, self.now.reduced(axes), ranks=1)
+            self.reduce(axes, ranks=1)
 
     def reduce_rest(self) -> None:
         axes = tuple(a for a in self.now.unreduced if a not in self.goal.unreduced)
         if axes:
-            self.push("all_reduce", axes, self.now.reduced(axes), self.mesh.sizes(axes))
+            self.reduce(axes, self.mesh.sizes(axes))
+
+    def reduce(self, axes: tuple[str, ...], ranks: int) -> None:
+        by = {"op": "max"} if self.now.reduction == "max" else {}
+        self.push(dist.AllReduceOp, axes, self.now.reduced(axes), ranks, **by)
 
     def move_and_gather(self) -> None:
         for dim, placements in enumerate(self.now.dims):
@@ -145,17 +133,18 @@ class _Search:
                     self.move_or_gather(dim, old)
 
     def move_or_gather(self, dim: int, old: Placement) -> None:
-        origin = dim, block_of(self.now.dims[dim], old)
+        own = block_of(self.now.dims[dim], old)
         kept = [p for p in self.now.dims[dim] if p != old]
         targets = [(d, p) for d, p in self.wanted() if p.axis == old.axis and d != dim]
         if targets and self.can_place(*targets[0]):
             to_dim, new = targets[0]
             placed, block = self.place(to_dim, new)
             after = placed.with_dim(dim, kept)
-            self.push("all_to_all", (old.axis,), after, old.size, (to_dim, block), origin)
+            where = {"dim": to_dim, "block": block, "from_dim": dim, "from_block": own}
+            self.push(dist.AllToAllOp, (old.axis,), after, old.size, **where)
         else:
             after = self.now.with_dim(dim, kept)
-            self.push("all_gather", (old.axis,), after, old.size, origin)
+            self.push(dist.AllGatherOp, (old.axis,), after, old.size, dim=dim, block=own)
 
 
 @lru_cache(maxsize=65536)

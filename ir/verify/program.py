@@ -25,12 +25,12 @@ from shardweave.ir.dialects.annotations import (
 )
 from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.attributes import ShardingAttr
-from shardweave.ir.dialects.dist import STARTED, DistOp, ReshardOp, WaitOp
+from shardweave.ir.dialects.dist import DistOp, ReshardOp, StartedOp, WaitOp
 from shardweave.ir.dialects.kernel import FusedOp, YieldOp
 from shardweave.ir.dialects.types import dtype_of_value, shape_of, type_problem
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.mesh.placement import Sharding
-from shardweave.ir.ops.facts import facts_of
+from shardweave.ir.ops.registry import spec_of
 from shardweave.ir.program.program import Program, Slot, sharding_of
 from shardweave.ir.program.source_text import excerpt, position
 from shardweave.ir.program.staged import STAGE_KINDS, functions_of, is_staged
@@ -39,7 +39,6 @@ from shardweave.ir.sharding.fit import Misfit, fitting_factors
 from shardweave.ir.sharding.flow import has_shardings
 from shardweave.ir.sharding.reshard import reshard
 from shardweave.ir.sharding.rules import rule_of
-from shardweave.ir.verify.collectives import problem_of_move, reduced
 from shardweave.ir.verify.ops import is_known_right, problem_of_op
 from shardweave.ir.verify.stages import problems_of_stages
 
@@ -278,7 +277,7 @@ class _Verifier:
 
     def _in_flight(self, op: Operation) -> Iterator[str]:
         """Results of a started collective go, all of them, to exactly one wait."""
-        if isinstance(op, STARTED):
+        if isinstance(op, StartedOp):
             users = {use.operation for result in op.results for use in result.uses}
             waits = [user for user in users if isinstance(user, WaitOp)]
             if len(users) != 1 or len(waits) != 1 or any(r.first_use is None for r in op.results):
@@ -290,7 +289,7 @@ class _Verifier:
         if isinstance(op, WaitOp):
             starts = {operand.owner for operand in op.operands}
             start = next(iter(starts), None)
-            if len(starts) != 1 or not isinstance(start, STARTED):
+            if len(starts) != 1 or not isinstance(start, StartedOp):
                 yield (
                     ": its operands must be the results of one started collective; give it those "
                     "of the dist.start_* that it waits for"
@@ -363,7 +362,7 @@ class _Verifier:
         )
         # Sub-batches are combined by the maximum of their pending maxima.
         is_max = sharding.reduction == "max"
-        of_max = frozenset((0, 1)) if op.name == "aten.maximum" else frozenset[int]()
+        of_max = frozenset((0, 1)) if spec_of(op).merge == "max" else frozenset[int]()
         linear = of_max if is_max else _linear_operands(op)
         if not linear.issuperset(pending):
             return f"{what}, and the op is not linear in it"
@@ -393,13 +392,28 @@ class _Verifier:
         for operand, result in zip(op.operands, op.results, strict=False):
             before, after = self.shardings.get(operand), self.shardings.get(result)
             if after is None:
-                left = reduced(op, self.pending.get(operand, NOTHING))
+                left = self.pending.get(operand, NOTHING)
+                if op.effect is not None and op.effect.reduces is not None:
+                    left = left.reduced(op.axes)
                 if left.unreduced:
                     self.pending[result] = left
             elif before is not None:
-                problem = problem_of_move(op, before, after, self.mesh)
-                if problem is not None:
-                    yield f": {problem}"
+                yield from self._effect(op, before, result, after)
+
+    def _effect(
+        self, op: DistOp, before: Sharding, result: SSAValue, says: Sharding
+    ) -> Iterator[str]:
+        """A result holds what the op makes of its operand, which types cannot tell."""
+        try:
+            after = op.after(before, self.mesh)
+        except ValueError as error:
+            yield f": {str(error).rstrip('.')}"
+            return
+        if after != says:
+            left, said = (
+                ShardingAttr.of(each, each.global_shape(shape_of(result))) for each in (after, says)
+            )
+            yield f": its result is in {left}, but its sharding says {said}; write the former"
 
 
 NOTHING = Sharding(())
@@ -412,7 +426,7 @@ def _linear_operands(op: AtenOp) -> frozenset[int]:
     The rule of a cast to fewer digits leaves it out, so that sums are made before it unless
     somebody says otherwise (`reduce-in`).
     """
-    is_cast = facts_of(op).view == "cast"
+    is_cast = spec_of(op).view == "cast"
     if is_cast and all(dtype_of_value(x).is_floating_point for x in (*op.operands, *op.results)):
         return frozenset((0,))
     return rule_of(op).linear

@@ -20,9 +20,10 @@ from shardweave.ir.dialects.annotations import (
     set_phase,
 )
 from shardweave.ir.dialects.aten import AtenOp
-from shardweave.ir.dialects.dist import COLLECTIVES, WaitOp
+from shardweave.ir.dialects.dist import CollectiveOp, WaitOp
 from shardweave.ir.dialects.kernel import FusedOp, escaping_values, fuse
-from shardweave.ir.ops.fusible import MATMULS, MAX_OPS, MAX_VALUES, role_of
+from shardweave.ir.ops.fusible import MAX_OPS, MAX_VALUES, role_of
+from shardweave.ir.ops.registry import spec_of
 from shardweave.ir.program.blocks import blocks_of
 from shardweave.ir.program.iteration_space import computed_aside, is_kernel_alone, space_of
 from shardweave.ir.program.program import Program
@@ -130,7 +131,7 @@ class Growth:
             return
         self.pushed += 1
         # Of equal savings, first those that leave the matrix products to the library.
-        products = sum(op.name in MATMULS for unit in (first, second) for op in unit.ops)
+        products = sum(spec_of(op).role == "matmul" for unit in (first, second) for op in unit.ops)
         heapq.heappush(self.heap, (-saved, products, self.pushed, first, second))
 
     def _neighbours(self, unit: Unit) -> list[Unit]:
@@ -250,7 +251,7 @@ def keys_of_ops(program: Program) -> Iterator[tuple[Operation, tuple[object, ...
     turned: set[object] = set()
     for op in program.ops:
         copy, phase = copy_of(op), phase_of(op)
-        if isinstance(op, (*COLLECTIVES, WaitOp)):
+        if isinstance(op, (CollectiveOp, WaitOp)):
             segment += 1
         if phase == "backward":
             turned.add(copy)

@@ -20,8 +20,8 @@ from shardweave.ir.dialects.annotations import phase_of, set_origin, set_phase
 from shardweave.ir.dialects.dist import DistOp
 from shardweave.ir.dialects.kernel import FusedOp, escaping_values
 from shardweave.ir.dialects.types import dtype_of_value, num_bytes, tensor_type_of
-from shardweave.ir.ops.facts import facts_of
-from shardweave.ir.ops.fusible import MATMULS, MAX_OPS, MAX_VALUES, TRIGONOMETRIC, role_of
+from shardweave.ir.ops.fusible import MAX_OPS, MAX_VALUES, role_of
+from shardweave.ir.ops.registry import spec_of
 from shardweave.ir.program.dead_code import remove_dead_ops
 from shardweave.ir.program.program import Program
 from shardweave.ir.program.storage import layout_source
@@ -102,7 +102,7 @@ class _Recomputed:
 
     def read_bytes(self, source: SSAValue) -> int:
         """Bytes that a unit reads of a value: of a table no more than it looks up."""
-        lookups = [op for op in self.chain if facts_of(op).is_lookup]
+        lookups = [op for op in self.chain if spec_of(op).is_lookup]
         tables = {layout_source(op.operands[0]): op.results[0] for op in lookups}
         taken = tables.get(source)
         return _bytes(source) if taken is None else min(_bytes(source), _bytes(taken))
@@ -169,7 +169,7 @@ def _plan_for(value: SSAValue, growth: Growth) -> _Recomputed | None:
     readers: dict[Unit, list[_Reading]] = {}
     for reading in _readings(value):
         unit = growth.units.get(reading.op)
-        if unit is None or any(op.name in MATMULS for op in unit.ops):
+        if unit is None or any(spec_of(op).role == "matmul" for op in unit.ops):
             return None
         if unit is not home:
             readers.setdefault(unit, []).append(reading)
@@ -193,7 +193,7 @@ def _plan_for(value: SSAValue, growth: Growth) -> _Recomputed | None:
 
 def _is_cheap(op: Operation) -> bool:
     """Whether an element of an op's result is a few instructions away from its operands'."""
-    return role_of(op) in ("pointwise", "move") and op.name not in TRIGONOMETRIC
+    return role_of(op) in ("pointwise", "move") and spec_of(op).costly != "trigonometric"
 
 
 def _readings(value: SSAValue) -> Iterator[_Reading]:
@@ -201,7 +201,7 @@ def _readings(value: SSAValue) -> Iterator[_Reading]:
     pending = [value]
     while pending:
         for use in pending.pop().uses:
-            if facts_of(use.operation).is_layout:
+            if spec_of(use.operation).is_layout:
                 pending += use.operation.results
             else:
                 yield _Reading(use.operation, use.index)

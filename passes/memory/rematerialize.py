@@ -12,15 +12,14 @@ from xdsl.ir import Operation, SSAValue
 from xdsl.rewriter import InsertPoint, Rewriter
 
 from shardweave.ir.dialects.annotations import Copy, copy_of, phase_of, set_origin, set_phase
-from shardweave.ir.dialects.dist import COLLECTIVES, AllGatherOp
+from shardweave.ir.dialects.dist import AllGatherOp, CollectiveOp
 from shardweave.ir.dialects.kernel import FusedOp
-from shardweave.ir.ops.facts import facts_of, is_random
 from shardweave.ir.ops.flops import flops_of
+from shardweave.ir.ops.registry import is_attention, is_random, spec_of
 from shardweave.ir.program.blocks import BLOCKS, Blocks, blocks_of
 from shardweave.ir.program.program import Program
 from shardweave.ir.program.regions import split_at_backward, weight_ops
 from shardweave.ir.program.storage import kept_bytes
-from shardweave.ir.sharding.rules.attention import is_attention
 from shardweave.passes.memory.stored_scores import making_scores, multiplies_weight
 from shardweave.passes.notes import note
 from shardweave.passes.prepare.cse import merge_where_equal
@@ -127,7 +126,7 @@ def recompute(program: Program, policy_of: Callable[[str], str]) -> int:
         raise ValueError("the program recomputes already; rematerialize it once.")
     if any(isinstance(op, FusedOp) for op in forward):
         raise ValueError("the program has fused regions; run unfuse-kernels first.")
-    messages: set[Operation] = {op for op in forward + later if isinstance(op, COLLECTIVES)}
+    messages: set[Operation] = {op for op in forward + later if isinstance(op, CollectiveOp)}
     messages -= weights
     blocks = blocks_of(program)
     count = _Recomputation(forward, later, blocks, policy_of, messages).run()
@@ -282,9 +281,7 @@ class _Recomputation:
     def _is_free(self, value: SSAValue) -> bool:
         """Whether a value is a view of something that is kept."""
         op = value.owner
-        return (
-            isinstance(op, Operation) and facts_of(op).is_layout and self._is_kept(op.operands[0])
-        )
+        return isinstance(op, Operation) and spec_of(op).is_layout and self._is_kept(op.operands[0])
 
     def _redirect(self, op: Operation, beginnings: Mapping[str | None, Operation]) -> None:
         """Let a later op read clones; those of a segment go where its block's backward began."""

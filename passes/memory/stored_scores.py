@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 from xdsl.ir import Block, Operation
 
-from shardweave.ir.ops.facts import facts_of
+from shardweave.ir.ops.registry import spec_of
 from shardweave.ir.program.storage import storage_of
 
 
 def multiplies_weight(op: Operation) -> bool:
     """Whether an op is a product with a parameter."""
-    return facts_of(op).product is not None and any(
+    return spec_of(op).product is not None and any(
         isinstance(storage_of(value).owner, Block) for value in op.operands
     )
 
@@ -20,7 +20,7 @@ def multiplies_weight(op: Operation) -> bool:
 def making_scores(ops: Sequence[Operation]) -> set[Operation]:
     """Of a block's forward ops, those from a product of two activations on up to another one, with
     no product of a weight between them."""
-    products = {op for op in ops if facts_of(op).product is not None and not multiplies_weight(op)}
+    products = {op for op in ops if spec_of(op).product is not None and not multiplies_weight(op)}
     behind: set[Operation] = set()
     for op in ops:
         follows = any(value.owner in behind for value in op.operands)

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from xdsl.ir import Operation, SSAValue
 
 from shardweave.ir.dialects.annotations import arguments_of, phase_of
-from shardweave.ir.dialects.dist import COLLECTIVES, STARTED, DistOp, sent_bytes
+from shardweave.ir.dialects.dist import KINDS, CollectiveOp, DistOp, StartedOp, sent_bytes
 from shardweave.ir.dialects.types import num_bytes, tensor_type_of
 from shardweave.ir.mesh.mesh import Mesh
-from shardweave.ir.ops.facts import is_random
+from shardweave.ir.ops.registry import is_random
 from shardweave.ir.program.dead_code import remove_dead_ops
 from shardweave.ir.program.program import Program
 from shardweave.ir.program.storage import kept_values, storage_of
@@ -45,13 +45,12 @@ def delete_redundant_collectives(
     traffic per byte go first. kind: as `all_gather`, of those alone. Raises ValueError for a
     negative budget, a kind that there is not, and if collectives are started. Linear in the ops.
     """
-    names = {one.name for one in COLLECTIVES}
-    if kind and f"dist.{kind}" not in names:
-        known = ", ".join(sorted(name.removeprefix("dist.") for name in names))
+    if kind and kind not in KINDS:
+        known = ", ".join(sorted(KINDS))
         raise ValueError(f"kind '{kind}' is no collective; use one of {known}.")
     if budget is not None and budget < 0:
         raise ValueError(f"budget={budget} bytes; use a budget >= 0.")
-    if any(isinstance(op, STARTED) for op in program.ops):
+    if any(isinstance(op, StartedOp) for op in program.ops):
         raise ValueError(
             "collectives are started already; delete redundant ones before start-collectives."
         )
@@ -107,7 +106,7 @@ def _find(program: Program) -> list[_Redundant]:
             continue
         for mine, others in zip(op.results, twin.results, strict=True):
             number[mine] = others
-        if isinstance(op, COLLECTIVES) and phase_of(op) == "recompute":
+        if isinstance(op, CollectiveOp) and phase_of(op) == "recompute":
             assert isinstance(twin, DistOp)
             found.append(_Redundant(op, twin, sent_bytes(op, mesh), op in live))
     return found

@@ -18,7 +18,7 @@ from shardweave.ir.dialects.annotations import (
     sharding_attrs_of,
 )
 from shardweave.ir.dialects.types import dtype_of_value
-from shardweave.ir.ops.facts import facts_of
+from shardweave.ir.ops.registry import spec_of
 from shardweave.ir.program.blocks import blocks_of
 from shardweave.ir.program.program import Program
 from shardweave.passes.messages.merge_collectives import Buckets, join, operand_bytes
@@ -132,7 +132,7 @@ def _put_casts_behind(members: Sequence[dist.DistOp]) -> None:
 def _at_end(value: SSAValue) -> SSAValue:
     """A reduced value, or, after a sum in another dtype (`reduce-in`), what it is cast to."""
     users = [use.operation for use in value.uses]
-    is_cast = len(users) == 1 and facts_of(users[0]).view == "cast"
+    is_cast = len(users) == 1 and spec_of(users[0]).view == "cast"
     return users[0].results[0] if is_cast else value
 
 

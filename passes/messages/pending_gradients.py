@@ -18,7 +18,7 @@ from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.attributes import ShardingAttr
 from shardweave.ir.dialects.types import shape_of
 from shardweave.ir.mesh.placement import Sharding
-from shardweave.ir.ops.facts import facts_of
+from shardweave.ir.ops.registry import spec_of
 from shardweave.ir.program.program import Program
 
 
@@ -87,7 +87,7 @@ def _total_of(value: SSAValue) -> SSAValue:
     """The result of a collective, if that was summed in another dtype and then cast (`reduce-in`)
     to a value; else the value itself."""
     op = value.owner
-    return op.operands[0] if isinstance(op, AtenOp) and facts_of(op).view == "cast" else value
+    return op.operands[0] if isinstance(op, AtenOp) and spec_of(op).view == "cast" else value
 
 
 def _is_cast(value: SSAValue) -> bool:

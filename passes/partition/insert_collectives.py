@@ -24,7 +24,6 @@ from shardweave.ir.dialects.annotations import (
 )
 from shardweave.ir.dialects.aten import AtenOp, create
 from shardweave.ir.dialects.attributes import ShardingAttr
-from shardweave.ir.dialects.literals import Literal
 from shardweave.ir.dialects.types import AnyTensor, shape_of, tensor_type_of, with_shape
 from shardweave.ir.mesh.placement import Sharding
 from shardweave.ir.program.program import Program, Slot, shardings_of
@@ -32,10 +31,10 @@ from shardweave.ir.sharding.fit import Misfit, fitting_factors
 from shardweave.ir.sharding.flow import is_propagated
 from shardweave.ir.sharding.localizer import Localizer
 from shardweave.ir.sharding.padding import Padding, notes_on_padding, zeros_of
-from shardweave.ir.sharding.reshard import OPS, ReshardStep, reshard
+from shardweave.ir.sharding.reshard import ReshardStep, reshard
 from shardweave.ir.sharding.rules import rule_of
 from shardweave.ir.sharding.rules.base import Localize
-from shardweave.passes.notes import note
+from shardweave.passes.notes import is_heard, note
 from shardweave.passes.program_pass import PassOnProgram
 
 
@@ -142,19 +141,14 @@ class _Partition:
     def _collective(
         self, op: dist.ReshardOp, current: SSAValue, before: Sharding, step: ReshardStep
     ) -> SSAValue:
-        arguments: dict[str, Literal] = {"axes": list(step.axes)}
-        if step.kind == "all_reduce" and before.reduction == "max":
-            arguments["op"] = "max"
-        elif step.kind != "all_reduce":
-            arguments |= {"dim": step.dim, "block": step.block}
-        if step.kind == "all_to_all":
-            arguments |= {"from_dim": step.from_dim, "from_block": step.from_block}
         value = op.results[0]
         zero = self.padding.zero.get(current, frozenset())
         current = self._padded(op, current, before, step)
         type_ = with_shape(tensor_type_of(value), step.result)
-        collective = dist.create(OPS[step.kind], [current], [type_], **arguments)
-        made = self._add(op, collective, step.after, step.kind)
+        collective = dist.create(
+            step.op, [current], [type_], axes=list(step.axes), **step.arguments
+        )
+        made = self._add(op, collective, step.after, step.op.kind())
         made = self._without_padding(op, made, step)
         # A dim that was cut evenly, or not at all, has been given zeros.
         old, new = (zeros_of(sharding, shape_of(value)) for sharding in (before, step.after))
@@ -168,7 +162,8 @@ class _Partition:
         shape = shape_of(current)
         if shape == step.operand:
             return current
-        pad = [0, 0] * (len(shape) - 1 - step.dim) + [0, step.operand[step.dim] - shape[step.dim]]
+        dim = cast(int, step.arguments["dim"])
+        pad = [0, 0] * (len(shape) - 1 - dim) + [0, step.operand[dim] - shape[dim]]
         type_ = with_shape(tensor_type_of(current), step.operand)
         longer = create("aten.constant_pad_nd", [current], [type_], {"pad": pad})
         return self._add(op, longer, before, "padded")
@@ -229,5 +224,5 @@ class InsertCollectivesPass(PassOnProgram):
 
     def run(self, program: Program) -> None:
         partition(program)
-        for text in notes_on_padding(program):
+        for text in notes_on_padding(program) if is_heard() else ():
             note(text)

@@ -28,10 +28,10 @@ from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.dist import ReshardOp, create
 from shardweave.ir.dialects.types import shape_of
 from shardweave.ir.mesh.placement import Sharding
+from shardweave.ir.ops.registry import first_of_attention, is_attention
 from shardweave.ir.program.program import USED, Program, Slot
 from shardweave.ir.sharding.assignment import Assignment
 from shardweave.ir.sharding.flow import Flow, aten_ops
-from shardweave.ir.sharding.rules.attention import first_of_attention, is_attention
 from shardweave.passes.partition.stored_weights import StoredWeights
 
 Version = tuple[SSAValue, Sharding]

@@ -13,7 +13,7 @@ from xdsl.ir import SSAValue
 from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.types import dtype_of_value
 from shardweave.ir.mesh.placement import Sharding
-from shardweave.ir.ops.facts import facts_of
+from shardweave.ir.ops.registry import spec_of
 from shardweave.ir.sharding.flow import Flow
 
 
@@ -35,7 +35,7 @@ class StoredWeights:
 
     def is_view(self, op: AtenOp) -> bool:
         """Whether an op makes a view or a cast of a weight; it is then made where it is read."""
-        if not facts_of(op).keeps_weight or len(op.operands) != 1:
+        if not spec_of(op).keeps_weight or len(op.operands) != 1:
             return False
         (value,), (result,) = op.operands, op.results
         if value not in self.stored and value not in self._views:

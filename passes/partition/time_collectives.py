@@ -13,15 +13,15 @@ from xdsl.ir import Block, Operation, SSAValue
 from shardweave.ir.dialects import dist
 from shardweave.ir.dialects.annotations import (
     annotate,
+    describe,
     set_copy,
     set_sharding_attrs,
     sharding_attrs_of_value,
 )
 from shardweave.ir.dialects.aten import create
 from shardweave.ir.dialects.types import shape_of, tensor_type, tensor_type_of, with_shape
+from shardweave.ir.mesh.effect import Effect
 from shardweave.ir.mesh.mesh import Mesh
-
-_GATHERS = (dist.AllGatherOp, dist.AllToAllOp)
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,16 @@ class CollectiveStep:
     gathered: int
 
 
+def effect_of(op: dist.DistOp) -> Effect:
+    """The effect of a collective over time axes. Raises ValueError if it does not say it."""
+    if op.effect is None:
+        raise ValueError(
+            f"{describe(op)} is over time axes, but its class does not define `effect`; define "
+            "it, or let the plan have no sub-batches."
+        )
+    return op.effect
+
+
 def steps_of(op: dist.DistOp, mesh: Mesh) -> tuple[list[CollectiveStep], list[CollectiveStep]]:
     """The steps over time axes, and those over space axes, to be taken in this order.
 
@@ -47,7 +57,7 @@ def steps_of(op: dist.DistOp, mesh: Mesh) -> tuple[list[CollectiveStep], list[Co
     space = [axis for axis in op.axes if axis not in times]
     parts: list[tuple[str, ...]] = [(axis,) for axis in op.axes if axis in times]
     num_time = len(parts)
-    if isinstance(op, _GATHERS):
+    if effect_of(op).gathers is not None:
         # A time axis that is gathered already may stand between two space axes: minor ones first.
         runs = [tuple(run) for is_time, run in groupby(op.axes, times.__contains__) if not is_time]
         parts += runs[::-1]

@@ -28,7 +28,12 @@ from shardweave.ir.mesh.placement import (
 )
 from shardweave.ir.program.program import Program, Slot, shardings_of
 from shardweave.passes.notes import note
-from shardweave.passes.partition.time_collectives import CollectiveStep, TimeOps, steps_of
+from shardweave.passes.partition.time_collectives import (
+    CollectiveStep,
+    TimeOps,
+    effect_of,
+    steps_of,
+)
 from shardweave.passes.program_pass import PassOnProgram
 
 Coordinate = tuple[int, ...]
@@ -213,20 +218,16 @@ class _Unroller:
     def _along(self, op: dist.DistOp, copies: Copies, step: CollectiveStep) -> Copies:
         """One collective over one time axis, as local ops."""
         (axis,) = step.axes
-        if isinstance(op, dist.AllReduceOp):
-            return self._merged(copies, axis, lambda parts: self.ops.reduce(parts, op.reduction))
-        if isinstance(op, dist.BroadcastOp):
-            return self._merged(copies, axis, lambda parts: parts[0])
-        assert isinstance(op, dist.AlongDimOp)
-        dim, block = op.dim, op.block
-        if isinstance(op, dist.AllGatherOp):
-            return self._gathered(copies, axis, dim, block * step.gathered)
-        if isinstance(op, dist.ReduceScatterOp):
-            copies = self._merged(copies, axis, lambda parts: self.ops.reduce(parts, "sum"))
-        elif isinstance(op, dist.AllToAllOp):
-            from_block = op.from_block * step.gathered
-            copies = self._gathered(copies, axis, op.from_dim, from_block)
-        return self._cut(copies, axis, dim, block * step.cut)
+        effect = effect_of(op)
+        if (reduction := effect.reduces) is not None:
+            copies = self._merged(copies, axis, lambda parts: self.ops.reduce(parts, reduction))
+        if effect.gathers is not None:
+            dim, block = effect.gathers
+            copies = self._gathered(copies, axis, dim, block * step.gathered)
+        if effect.shards is not None:
+            dim, block = effect.shards
+            copies = self._cut(copies, axis, dim, block * step.cut)
+        return copies
 
     def _cut(self, copies: Copies, axis: str, dim: int, block: int) -> Copies:
         """Cut each copy's part out of a value that is whole along one axis."""
@@ -255,8 +256,7 @@ class _Unroller:
         properties = properties_without(op, "sharding")
         properties["axes"] = to_attribute(list(step.axes))
         if isinstance(op, dist.AlongDimOp):
-            is_gather = isinstance(op, dist.AllGatherOp)
-            longer = step.gathered if is_gather else step.cut
+            longer = step.gathered if op.effect.shards is None else step.cut
             properties["block"] = to_attribute(op.block * longer)
         if isinstance(op, dist.AllToAllOp):
             properties["from_block"] = to_attribute(op.from_block * step.gathered)

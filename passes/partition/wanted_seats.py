@@ -16,10 +16,10 @@ from xdsl.ir import SSAValue
 
 from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.mesh.placement import Placement, Sharding
+from shardweave.ir.ops.registry import spec_of
 from shardweave.ir.program.program import Slot, wishes_of
 from shardweave.ir.sharding.flow import Flow
 from shardweave.ir.sharding.rules.base import Dims, Rule
-from shardweave.ir.sharding.rules.pointwise import SCALING
 
 LOOKAHEAD = 6
 """Linear ops that are looked through: a gradient passes a view, a permutation, a cast and an
@@ -80,7 +80,7 @@ class WantedSeats:
             held = versions[0].seat_of(axis)
             if held is not None:
                 return _carried(rule, held, dims, rule.operands[index])
-        passing = (*rule.linear, *SCALING.get(user.name, ()))
+        passing = (*rule.linear, *spec_of(user).scaled)
         if len(user.results) != 1 or index not in passing:
             return None
         wish = wishes_of(user, self.flow.program)[0]

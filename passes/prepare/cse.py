@@ -9,7 +9,7 @@ from xdsl.ir import Operation
 from xdsl.rewriter import Rewriter
 
 from shardweave.ir.dialects.annotations import arguments_of, phase_of
-from shardweave.ir.ops.facts import is_random
+from shardweave.ir.ops.registry import is_random
 from shardweave.ir.program.program import Program
 from shardweave.passes.program_pass import PassOnProgram
 

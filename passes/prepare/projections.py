@@ -16,16 +16,9 @@ from xdsl.ir import Block, Operation, SSAValue
 from shardweave.ir.dialects.annotations import phase_of
 from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.types import shape_of
-from shardweave.ir.ops.facts import facts_of, weight_of
+from shardweave.ir.ops.registry import spec_of, weight_of
 from shardweave.ir.program.program import Program
 from shardweave.ir.sharding.rules import rule_of
-
-_PASSED = "view permute expand _to_copy add.Tensor mul.Scalar sum.dim_IntList mm addmm"
-PASSED = frozenset(f"aten.{name}" for name in _PASSED.split())
-"""Ops whose parts are made from parts of their operands; of others parts are cut out."""
-
-LINEAR = PASSED - {"aten.add.Tensor", "aten.addmm"}
-"""Those of them that make zeros if one operand is."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +44,7 @@ class Place:
     def sources(self) -> list[tuple[int, Place]] | None:
         """The operands of which a part makes one of this value, by index; None if none do."""
         op = self.value.owner
-        if not isinstance(op, AtenOp) or op.name not in PASSED:
+        if not isinstance(op, AtenOp) or not spec_of(op).works_in_parts:
             return None
         rule = rule_of(op)
         names = rule.results[0][self.dim]
@@ -122,9 +115,9 @@ def _is_read_by(value: SSAValue, reads: Collection[Operation]) -> bool:
     return all(
         use.operation in reads
         or (
-            use.operation.name in PASSED
+            spec_of(use.operation).works_in_parts
             and phase_of(use.operation) == "forward"
-            and facts_of(use.operation).product is None
+            and spec_of(use.operation).product is None
             and _is_read_by(use.operation.results[0], reads)
         )
         for use in value.uses

@@ -15,7 +15,8 @@ from shardweave.ir.dialects.annotations import annotate, set_wanted_attrs, wante
 from shardweave.ir.dialects.aten import AtenOp, create
 from shardweave.ir.dialects.types import shape_of
 from shardweave.ir.mesh.placement import Sharding
-from shardweave.ir.ops.facts import Product, facts_of
+from shardweave.ir.ops.registry import spec_of
+from shardweave.ir.ops.spec import Product
 from shardweave.ir.program.program import Program
 from shardweave.ir.sharding.flow import check_not_propagated
 from shardweave.passes.program_pass import PassOnProgram
@@ -32,7 +33,7 @@ def split_addmms(program: Program) -> int:
         (op, product)
         for op in program.ops
         if isinstance(op, AtenOp)
-        and (product := facts_of(op).product) is not None
+        and (product := spec_of(op).product) is not None
         and product.plain
         and _is_cut_along_rows(op.operands[product.factors[1]], shardings)
     ]
@@ -43,7 +44,7 @@ def split_addmms(program: Program) -> int:
 
 def _is_cut_along_rows(weight: SSAValue, shardings: dict[SSAValue, Sharding]) -> bool:
     dim, value = 0, weight
-    while isinstance(value.owner, AtenOp) and facts_of(value.owner).keeps_weight:
+    while isinstance(value.owner, AtenOp) and spec_of(value.owner).keeps_weight:
         owner = value.owner
         if owner.name == "aten.permute":
             dim = owner.value("dims")[dim]

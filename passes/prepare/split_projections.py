@@ -26,13 +26,12 @@ from shardweave.ir.dialects.aten import AtenOp, create
 from shardweave.ir.dialects.attributes import ShardingAttr
 from shardweave.ir.dialects.syntax import Operands
 from shardweave.ir.dialects.types import shape_of, tensor_type_of, with_shape
-from shardweave.ir.ops.facts import facts_of
+from shardweave.ir.ops.registry import spec_of
 from shardweave.ir.program.dead_code import remove_dead_ops
 from shardweave.ir.program.program import PART, PARTS, Program
 from shardweave.ir.sharding.flow import check_not_propagated
 from shardweave.ir.sharding.rules import rule_of
 from shardweave.passes.prepare.projections import (
-    LINEAR,
     FusedProjection,
     Place,
     Read,
@@ -150,7 +149,7 @@ class _Split:
 
     def _sum_parts(self, op: AtenOp) -> None:
         """Compute a product over all outputs of a projection as a sum over its parts."""
-        product = facts_of(op).product
+        product = spec_of(op).product
         if product is None or product.addend is not None:
             return
         rule = rule_of(op)
@@ -223,7 +222,7 @@ class _Split:
             operands[at] = self._part(source, index, owner)
         given = [value for value in operands if value is not None]
         if len(given) < len(operands):
-            if owner.name in LINEAR or not given:
+            if not given or spec_of(owner).zero == "any":
                 return None
             if owner.name == "aten.add.Tensor" and shape_of(given[0]) == place.shape:
                 return given[0]
@@ -274,7 +273,7 @@ class _Put:
         """What an op puts into its result along a dim, if that is all that it does."""
         assert isinstance(op, AtenOp)
         size = len(shape_of(op.results[0]))
-        if op.name not in ("aten.cat", "aten.slice_backward", "aten.select_backward"):
+        if op.name != "aten.cat" and not spec_of(op).places:
             return None
         if int(op.value("dim")) % size != dim:
             return None
@@ -287,7 +286,7 @@ class _Put:
                 start += length
             return _Put(tuple(pieces))
         (value,) = op.operands
-        if op.name == "aten.select_backward":
+        if len(shape_of(value)) < size:
             return _Put(((value, int(op.value("index")) % shape_of(op.results[0])[dim], 1),))
         if op.value("step") != 1:
             return None

@@ -9,7 +9,7 @@ from xdsl.ir import BlockArgument, Operation, SSAValue
 
 from shardweave.ir.dialects import dist
 from shardweave.ir.dialects.annotations import describe, sharding_attrs_of
-from shardweave.ir.ops.facts import facts_of
+from shardweave.ir.ops.registry import spec_of
 from shardweave.ir.program.program import Program, shardings_of
 from shardweave.ir.program.staged import micro_axis
 
@@ -101,7 +101,7 @@ class _Walk:
         read = _NOTHING.union(*(self.sources.get(value, _NOTHING) for value in operands))
         if isinstance(op, dist.DistOp) and self.axis in op.axes:
             _check_single(op)
-            if not isinstance(op, dist.AllReduceOp):
+            if not op.is_reduction:
                 self._place(op)
                 return
             read |= {op.results[0]}
@@ -124,7 +124,7 @@ class _Walk:
                 "factor rule is why (a note names it), mend that; if rows do not divide by the "
                 "devices and micro-batches that cut them, give as many as do.",
             )
-        elif isinstance(op, dist.AllGatherOp):
+        elif op.is_gather:
             self.found.whole[result] = None
         else:
             self.found.varying.add(result)
@@ -134,7 +134,7 @@ class _Walk:
         """Whether an op says how micro-batches cut its result, if they do."""
         (sharding,) = shardings_of(op, self.program)
         is_cut = sharding is not None and sharding.seat_of(self.axis or "") is not None
-        return is_cut or isinstance(op, dist.AllGatherOp)
+        return is_cut or op.is_gather
 
     def _has_terms(self, op: Operation) -> bool:
         """Note the results that are terms of sums over micro-batches; whether there are any."""
@@ -167,15 +167,15 @@ def _gathered(program: Program) -> Iterator[SSAValue]:
     weights = {slot.value for slot in program.arguments if slot.kind == "param"}
     for op in program.ops:
         if len(op.operands) == 1 and op.operands[0] in weights:
-            if isinstance(op, dist.AllGatherOp):
+            if isinstance(op, dist.CollectiveOp) and op.is_gather:
                 weights.update(op.results)
                 yield from op.results
-            elif facts_of(op).keeps_weight:
+            elif spec_of(op).keeps_weight:
                 weights.update(op.results)
 
 
 def _check_single(op: dist.DistOp) -> None:
-    if len(op.operands) > 1 or isinstance(op, dist.STARTED):
+    if len(op.operands) > 1 or isinstance(op, dist.StartedOp):
         raise ValueError(
             f"{describe(op)} has several operands, or is started already; run merge-collectives "
             "and start-collectives after cut-stages."

@@ -10,7 +10,7 @@ from xdsl.ir import Operation, SSAValue
 
 from shardweave.ir.dialects import dist
 from shardweave.ir.dialects.annotations import layer_of, phase_of
-from shardweave.ir.ops.facts import facts_of, is_random
+from shardweave.ir.ops.registry import is_random, spec_of
 from shardweave.ir.program.program import Program
 from shardweave.passes.stages.batches import MicroBatches
 
@@ -130,7 +130,7 @@ def _tell_freedom(program: Program, batches: MicroBatches, places: Places) -> No
             places.freedom[op] = "again"
             continue
         known = [reads.get(value) for value in op.operands]
-        if isinstance(op, dist.AllGatherOp) and known == [_OF_WEIGHT]:
+        if isinstance(op, dist.CollectiveOp) and op.is_gather and known == [_OF_WEIGHT]:
             # A weight is gathered where it is used: in each stage that has its shards.
             places.freedom[op] = "again"
             reads.update(dict.fromkeys(op.results, _OF_WEIGHT))
@@ -152,7 +152,7 @@ def _is_cheap(op: Operation) -> bool:
     is_message = isinstance(op, dist.DistOp) and not isinstance(
         op, (dist.ShardIndexOp, dist.SliceOp)
     )
-    return not (is_message or is_random(op) or facts_of(op).product is not None)
+    return not (is_message or is_random(op) or spec_of(op).product is not None)
 
 
 def _is_term(op: Operation, batches: MicroBatches) -> bool:

@@ -10,6 +10,8 @@ from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import yaml
 
+from shardweave.ir.dialects.dist import KINDS
+from shardweave.ir.mesh.mesh import MOST_DEVICES
 from shardweave.ir.suggest import did_you_mean
 from shardweave.planners.cost.cluster import Cluster, ClusterError, DeviceType, NodeType, Points
 from shardweave.planners.cost.quantity import quantity
@@ -17,9 +19,6 @@ from shardweave.planners.cost.quantity import quantity
 FORMAT = "shardweave.cluster/1"
 
 T = TypeVar("T")
-
-MOST_DEVICES = 2**20
-"""More than any cluster has. Places of ranks are looked up in a list of the nodes."""
 
 WHAT_TO_WRITE = {
     "name": "a word",
@@ -54,13 +53,10 @@ WHAT_TO_WRITE = {
     "message_overhead_s": "the seconds that either end spends on a message, such as 50us",
     "message_bandwidth_bytes_s": "how fast either end copies a message, such as 1GB/s",
     "collectives": "a list of {kind, ranks, nodes, points}",
-    "kind": "all_reduce, all_gather, reduce_scatter, all_to_all or broadcast",
+    "kind": "all_reduce, all_gather, reduce_scatter or all_to_all",
     "ranks": "the size of the group, such as 2",
     "points": "[bytes, seconds] pairs",
 }
-
-COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
-"""The kinds of which a cluster has measured times."""
 
 DTYPES = (
     "float64", "float32", "tfloat32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2",
@@ -184,10 +180,10 @@ class _Reader:
         for device in cluster.devices.values():
             self.check_dtypes(device, f"{self.name}: devices.{device.name}.flops")
         for index, one in enumerate(cluster.collectives):
-            if one.kind not in COLLECTIVES:
+            if one.kind not in KINDS:
                 raise ClusterError(
                     f"{self.name}: collectives[{index}].kind: found '{one.kind}'; "
-                    f"{did_you_mean(one.kind, COLLECTIVES)}write one of {', '.join(COLLECTIVES)}."
+                    f"{did_you_mean(one.kind, KINDS)}write one of {', '.join(KINDS)}."
                 )
         if cluster.num_devices > MOST_DEVICES:
             raise ClusterError(

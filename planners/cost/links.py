@@ -109,11 +109,6 @@ def hops_at_once(cluster: Cluster, pairs: Sequence[tuple[int, int]]) -> list[tup
     ]
 
 
-def rounds_of(kind: str) -> int:
-    """How many times a ring passes each byte on: an all-reduce scatters and then gathers."""
-    return 2 if kind == "all_reduce" else 1
-
-
 def nics_of(cluster: Cluster, ranks: Sequence[int]) -> tuple[Nic, ...]:
     """The NICs that rings of some ranks occupy, both ways; none within a node."""
     nodes = sorted({cluster.place(rank)[0] for rank in ranks})

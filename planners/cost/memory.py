@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from xdsl.ir import Operation, SSAValue
 
-from shardweave.ir.dialects.dist import STARTED, AllReduceOp, WaitOp
+from shardweave.ir.dialects.dist import AllReduceOp, StartedOp, WaitOp
 from shardweave.ir.dialects.types import dtype_of_value, num_bytes, tensor_type_of
 from shardweave.ir.program.program import Program
 from shardweave.ir.program.storage import shared_operand
@@ -148,7 +148,7 @@ def _walk(program: Program, optimizer_multiplier: float | None, precision: str) 
         dying.setdefault(storage.last_use, []).append(storage)
     in_flight: set[Storage] = set()
     for index, op in enumerate(program.ops):
-        starts = isinstance(op, STARTED)
+        starts = isinstance(op, StartedOp)
         for storage in created[index]:
             tally.add("communication" if starts else storage.part, storage.size)
             if starts:

@@ -17,13 +17,13 @@ from typing import Literal, cast
 
 from xdsl.ir import Operation, SSAValue
 
-from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.dist import (
-    COLLECTIVES,
-    STARTED,
+    KINDS,
+    CollectiveOp,
     DistOp,
     RecvOp,
     SendOp,
+    StartedOp,
     WaitOp,
     sent_bytes,
 )
@@ -35,28 +35,22 @@ from shardweave.ir.dialects.types import (
     shape_of,
     tensor_type_of,
 )
-from shardweave.ir.library.positional_attention import ATTENTION, ATTENTION_BACKWARD
 from shardweave.ir.mesh.mesh import Mesh
-from shardweave.ir.ops.facts import facts_of
-from shardweave.ir.ops.flops import flops_of, is_attention
+from shardweave.ir.ops.flops import flops_of
+from shardweave.ir.ops.registry import global_name, is_attention, is_positional, spec_of
 from shardweave.ir.ops.seen_keys import is_causal, num_pieces, seen_share
 from shardweave.ir.program.storage import copies, is_view
 from shardweave.ir.program.traffic import bytes_moved, merged_bytes
-from shardweave.ir.sharding.rules.attention import FLASH
 from shardweave.planners.cost.cluster import (
     Cluster,
     DeviceType,
     interpolate,
     time_at,
 )
-from shardweave.planners.cost.links import Ring, ring_of, rounds_of
+from shardweave.planners.cost.links import Ring, ring_of
 
 DEFAULT_OP = "default"
 """Name of the curve in `DeviceType.op_times` for ops, by bytes, that have none of their own."""
-
-
-_CURVES = {ATTENTION: FLASH, ATTENTION_BACKWARD: f"{FLASH}_backward"}
-"""Ops that run kernels of others, whose curves theirs are: pieces of attention."""
 
 
 Kind = Literal["compute", "view", "collective", "start", "wait", "message"]
@@ -79,9 +73,9 @@ def _kind_of_class(op: type[Operation]) -> Kind:
         return "wait"
     if issubclass(op, (SendOp, RecvOp)):
         return "message"
-    if issubclass(op, STARTED):
+    if issubclass(op, StartedOp):
         return "start"
-    return "collective" if issubclass(op, COLLECTIVES) else "compute"
+    return "collective" if issubclass(op, CollectiveOp) else "compute"
 
 
 def signature_text(op: Operation) -> str:
@@ -148,7 +142,7 @@ class CostModel:
             if measured is not None:
                 return measured
         flops, moved = _flops(op) * self._imbalance(op), bytes_moved(op)
-        curve = device.op_times.get(_CURVES.get(op.name, op.name))
+        curve = device.op_times.get(global_name(op))
         if curve is not None and flops:
             peak = _peak(op, device)
             return time_at(curve, flops) * device.flops.get("float32", peak) / peak
@@ -160,7 +154,6 @@ class CostModel:
             return time_at(curve, max(1, moved)) if curve else memory_s + device.overhead_s
         share = device.efficiency
         if device.attention_efficiency and is_attention(op):
-            assert isinstance(op, AtenOp)
             flops *= 0.5 if is_causal(op) else 1.0
             share = device.attention_efficiency
         rate = _peak(op, device) * interpolate(share, flops)
@@ -171,13 +164,13 @@ class CostModel:
     def _imbalance(self, op: Operation) -> float:
         """How much more than half of its products a causal attention computes on some device,
         which all wait for: 1 where pieces of the sequence are balanced. 1 of all other ops."""
-        if isinstance(op, AtenOp) and is_attention(op) and is_causal(op):
+        if is_attention(op) and is_causal(op):
             return 2 * seen_share(op, self.cut_by or self.mesh)
         return 1.0
 
     def _merging_s(self, op: Operation, device: DeviceType) -> float:
         """Seconds to merge the pieces that attention by positions is computed in."""
-        if not isinstance(op, AtenOp) or op.name not in (ATTENTION, ATTENTION_BACKWARD):
+        if not is_positional(op):
             return 0.0
         pieces = num_pieces(op, self.cut_by or self.mesh)
         return merged_bytes(op, pieces) / device.memory_bandwidth_bytes_s
@@ -188,9 +181,9 @@ class CostModel:
         numbers += [number_of_type(value) for value in op.results]
         if op.regions:
             return op.name, _flops(op), tuple(numbers)
-        if isinstance(op, AtenOp) and is_attention(op):
+        if is_attention(op):
             mesh = self.cut_by or self.mesh
-            pieces = num_pieces(op, mesh) if op.name in (ATTENTION, ATTENTION_BACKWARD) else 1
+            pieces = num_pieces(op, mesh) if is_positional(op) else 1
             return op.name, seen_share(op, mesh), pieces, tuple(numbers)
         return op.name, _alignment(op), tuple(numbers)
 
@@ -203,8 +196,8 @@ class CostModel:
         key = (op.axes, self._signature(op))
         found = self._collective_times.get(key)
         if found is None:
-            kind, operand_bytes = collective_kind(op), self._operand_bytes(op)
-            found = self.ring_time_s(kind, self.ring(op), operand_bytes, sent_bytes(op, self.mesh))
+            sent = sent_bytes(op, self.mesh)
+            found = self.ring_time_s(op.kind(), self.ring(op), self._operand_bytes(op), sent)
             self._collective_times[key] = found
         return found
 
@@ -213,7 +206,7 @@ class CostModel:
         for table in self.cluster.collectives:
             if (table.kind, table.ranks, table.nodes) == (kind, ring.ranks, ring.nodes):
                 return time_at(table.points, max(1, operand_bytes * ring.flows))
-        steps = rounds_of(kind) * (ring.ranks - 1)
+        steps = KINDS[kind].ROUNDS * (ring.ranks - 1)
         if ring.bandwidth_bytes_s == 0:
             return math.inf
         return steps * ring.latency_s + sent / ring.bandwidth_bytes_s
@@ -221,7 +214,7 @@ class CostModel:
     def sync_time_s(self, kind: str, axes: Sequence[str], size_bytes: float) -> float:
         """Seconds of a collective over axes of parameters or gradients of so many bytes, whole."""
         ring = self.ring_over(tuple(axes))
-        sent = rounds_of(kind) * (ring.ranks - 1) / ring.ranks * size_bytes
+        sent = KINDS[kind].ROUNDS * (ring.ranks - 1) / ring.ranks * size_bytes
         operand = size_bytes / ring.ranks if kind == "all_gather" else size_bytes
         return self.ring_time_s(kind, ring, operand, sent)
 
@@ -230,7 +223,7 @@ class CostModel:
 
     def ring(self, op: DistOp) -> Ring:
         """The ranks and links that a collective joins; those that share a link run in turn."""
-        return self.ring_over(op.axes, all_pairs=collective_kind(op) == "all_to_all")
+        return self.ring_over(op.axes, all_pairs=KINDS[op.kind()].ALL_PAIRS)
 
     def ring_over(self, axes: tuple[str, ...], *, all_pairs: bool = False) -> Ring:
         """The ring over some axes; see `links.ring_of`."""
@@ -243,11 +236,6 @@ class CostModel:
     def stream_of(self, op: DistOp) -> tuple[str, ...]:
         """The stream of communication that a collective runs on: its axes, in mesh order."""
         return tuple(name for name in self.mesh.names if name in op.axes)
-
-
-def collective_kind(op: Operation) -> str:
-    """`all_reduce` of both `dist.all_reduce` and `dist.start_all_reduce`."""
-    return op.name.removeprefix("dist.").removeprefix("start_")
 
 
 def _flops(op: Operation) -> int:
@@ -263,7 +251,7 @@ def _alignment(op: Operation) -> int:
     """The power of two, up to `WIDEST_BYTES`, of which all rows of a product of 16-bit matrices are
     a multiple, in bytes; of all else `WIDEST_BYTES`. Rows are those in memory, whichever way an
     operand is turned."""
-    product = facts_of(op).product
+    product = spec_of(op).product
     if product is None or op.name == "aten.convolution":
         return WIDEST_BYTES
     size = dtype_of_value(op.results[0]).itemsize
@@ -277,7 +265,7 @@ def _row(value: SSAValue) -> int:
     """Elements of a row in memory of a matrix: of what it is turned from, if it is. Dims that a
     view merges are one row."""
     row = shape_of(value)[-1]
-    while isinstance(value.owner, Operation) and facts_of(value.owner).is_layout:
+    while isinstance(value.owner, Operation) and spec_of(value.owner).is_layout:
         if copies(value.owner):
             break
         is_turned = value.owner.name == "aten.permute"

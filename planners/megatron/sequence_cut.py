@@ -11,8 +11,9 @@ from shardweave.ir.dialects.attributes import ShardingAttr
 from shardweave.ir.dialects.types import shape_of
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.mesh.placement import Placement, Sharding
+from shardweave.ir.ops.records.attention import FLASH
 from shardweave.ir.program.program import Program
-from shardweave.ir.sharding.rules.attention import FLASH, POSITIONS
+from shardweave.ir.sharding.rules.attention import POSITIONS
 from shardweave.planners.plan.plan_names import sharding_text
 from shardweave.planners.structure.linear_maps import input_embeddings
 

@@ -16,7 +16,7 @@ from xdsl.ir import Attribute, Operation, SSAValue
 
 from shardweave.ir.dialects.annotations import copy_of, phase_of
 from shardweave.ir.dialects.attributes import ShardingAttr
-from shardweave.ir.dialects.dist import COLLECTIVES, DistOp
+from shardweave.ir.dialects.dist import CollectiveOp, DistOp
 from shardweave.ir.dialects.types import (
     AnyTensor,
     dtype_of_value,
@@ -33,7 +33,8 @@ from shardweave.passes.partition.propagate_shardings import propagate
 from shardweave.passes.prepare.split_addmm import split_addmms
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.model import CostModel
-from shardweave.planners.lowering.lower import lowered, partitioning_of, recomputation_of
+from shardweave.planners.lowering.lower import lowered
+from shardweave.planners.lowering.plan_passes import PlanPasses
 from shardweave.planners.oases.degree import (
     TIME_AXIS,
     Axes,
@@ -42,8 +43,6 @@ from shardweave.planners.oases.degree import (
     plan_of_degrees,
 )
 from shardweave.planners.structure.linear_maps import Cut
-
-_COLLECTIVES = tuple(COLLECTIVES)
 
 
 @dataclass(eq=False)
@@ -106,10 +105,14 @@ def handed_at(
 def price(program: Program, space: DegreeSpace, degree: int, cluster: Cluster) -> DegreePrices:
     """What blocks take if all have a degree, or are whole where they cannot. Linear in the ops."""
     plan = plan_of_degrees(program, space, [degree] * len(space.blocks))
+    passes = PlanPasses.of(plan)
     # Merged messages would belong to several blocks.
-    steps = partitioning_of(plan) + recomputation_of(plan)
-    steps = [step for step in steps if step[0] != "merge-collectives"]
-    local = lowered(_numbered(program), plan, steps)
+    kept = [
+        each
+        for each in (*passes.partitioning, *passes.recomputation)
+        if each.name != "merge-collectives"
+    ]
+    local = lowered(_numbered(program), plan, kept)
     costs = CostModel(cluster, local.mesh or Mesh())
     places = {op: place for place, op in enumerate(program.ops)}
     owners = {
@@ -136,9 +139,8 @@ def _count(op: Operation, price: BlockPrice, costs: CostModel) -> None:
     is_forward = phase_of(op) == "forward"
     compute = price.forward_s if is_forward else price.backward_s
     compute[index] += costs.op_time_s(op)
-    if not isinstance(op, _COLLECTIVES):
+    if not isinstance(op, CollectiveOp):
         return
-    assert isinstance(op, DistOp)
     seconds = costs.collective_time_s(op)
     users = [use.operation for result in op.results for use in result.uses]
     if all(isinstance(user, func.ReturnOp) for user in users) and not is_forward:
@@ -161,10 +163,10 @@ def moving_s(
     itemsize = dtype_of_value(value).itemsize
     for step in reshard(shape_of(value), before, after, axes.with_time):
         names = tuple(name for name in step.axes if name != TIME_AXIS)
-        if names and step.kind != "slice":
-            ring = costs.ring_over(names, all_pairs=step.kind == "all_to_all")
+        if names and issubclass(step.op, CollectiveOp):
+            ring = costs.ring_over(names, all_pairs=step.op.ALL_PAIRS)
             operand = prod(before.local_shape(shape_of(value))) * itemsize
-            total += costs.ring_time_s(step.kind, ring, operand, step.sent_elements * itemsize)
+            total += costs.ring_time_s(step.op.kind(), ring, operand, step.sent_elements * itemsize)
         before = step.after
     return total
 

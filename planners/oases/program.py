@@ -17,7 +17,7 @@ from shardweave.ir.dialects.types import (
     shape_of,
 )
 from shardweave.ir.mesh.placement import Placement, Sharding
-from shardweave.ir.ops.facts import facts_of, weight_of
+from shardweave.ir.ops.registry import spec_of, weight_of
 from shardweave.ir.program.program import Program
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.memory import state_bytes
@@ -122,7 +122,7 @@ def _users(value: SSAValue) -> Iterator[Operation]:
     """What reads a value or a view of it."""
     for use in value.uses:
         yield use.operation
-        if facts_of(use.operation).is_layout:
+        if spec_of(use.operation).is_layout:
             yield from _users(use.operation.results[0])
 
 

@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from xdsl.ir import Operation
 
 from shardweave.ir.dialects.annotations import phase_of
-from shardweave.ir.dialects.dist import STARTED, STARTS, AllReduceOp, WaitOp
+from shardweave.ir.dialects.dist import STARTS, AllReduceOp, StartedOp, WaitOp
 from shardweave.ir.program.blocks import blocks_of
 from shardweave.ir.program.program import Program
 from shardweave.planners.overlap.graph import leading_to, wait_of
@@ -55,7 +55,7 @@ class _AxonnOrder:
         self.gradients = {
             op
             for op in (ops if "b" in overlaps else ())
-            if isinstance(op, STARTED) and phase_of(op) == "backward" and is_last(op)
+            if isinstance(op, StartedOp) and phase_of(op) == "backward" and is_last(op)
         }
         self.leading = leading_to(self.ops, self.input_gradients)
         self.order: dict[Operation, None] = {}
@@ -110,5 +110,5 @@ class _AxonnOrder:
                 self._add(owner)
         self.order[op] = None
         travels = op in self.input_gradients or op in self.gradients or op in self.place
-        if isinstance(op, STARTED) and not travels:
+        if isinstance(op, StartedOp) and not travels:
             self._add(wait_of(op))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from xdsl.ir import Operation, SSAValue
 
-from shardweave.ir.dialects.dist import STARTED, WaitOp
+from shardweave.ir.dialects.dist import StartedOp, WaitOp
 from shardweave.planners.cost.model import CostModel
 
 
@@ -36,7 +36,7 @@ def build_graph(ops: Sequence[Operation], cost: CostModel) -> Graph:
     index = {op: i for i, op in enumerate(kept)}
     graph = Graph(kept, [None] * len(kept), [], [], [], [[] for _ in kept], [0] * len(kept))
     for i, op in enumerate(kept):
-        if isinstance(op, STARTED):
+        if isinstance(op, StartedOp):
             graph.waits[i] = wait_of(op)
             graph.travel_s.append(cost.collective_time_s(op))
             graph.streams.append(cost.stream_of(op))

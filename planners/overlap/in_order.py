@@ -23,10 +23,9 @@ from xdsl.ir import Operation, SSAValue
 
 from shardweave.ir.dialects.annotations import Copy, copy_of, layer_of, phase_of
 from shardweave.ir.dialects.aten import AtenOp
-from shardweave.ir.dialects.dist import STARTED, STARTS, AllGatherOp, ReduceScatterOp, WaitOp
+from shardweave.ir.dialects.dist import STARTS, AllGatherOp, ReduceScatterOp, StartedOp, WaitOp
 from shardweave.ir.dialects.types import num_bytes, tensor_type_of
-from shardweave.ir.library.positional_attention import ATTENTION, ATTENTION_BACKWARD
-from shardweave.ir.ops.facts import facts_of
+from shardweave.ir.ops.registry import is_positional, spec_of
 from shardweave.ir.program.blocks import Blocks, blocks_of
 from shardweave.ir.program.program import Program
 from shardweave.ir.program.storage import is_view
@@ -92,7 +91,7 @@ class _InOrder:
         self.joints = {
             op
             for op in ops
-            if isinstance(op, STARTED) and op not in self.gather_run and not is_last(op)
+            if isinstance(op, StartedOp) and op not in self.gather_run and not is_last(op)
         }
         self.next_part = self._next_part() if is_ahead else {}
         self.leading = leading_to(self.ops, self.joints)
@@ -178,7 +177,7 @@ class _InOrder:
     def _next_part(self) -> dict[Operation, list[Operation]]:
         """For each part of an attention the gathers of the part that follows it."""
         found: dict[Operation, list[Operation]] = {}
-        parts = [op for op in self.ops if op.name in (ATTENTION, ATTENTION_BACKWARD)]
+        parts = [op for op in self.ops if is_positional(op)]
         for before, after in pairwise(parts):
             places = [(layer_of(op), phase_of(op), copy_of(op)) for op in (before, after)]
             if places[0] == places[1]:
@@ -227,7 +226,7 @@ class Weights:
         source: dict[SSAValue, Operation] = {}
         for op in ops:
             is_gather = isinstance(op, STARTS[AllGatherOp])
-            brings = is_gather or facts_of(op).keeps_weight or _is_joining(op)
+            brings = is_gather or spec_of(op).keeps_weight or _is_joining(op)
             if brings and op.operands and all(value in known for value in op.operands):
                 known.update(op.results)
                 feeding.append(op)
@@ -236,7 +235,7 @@ class Weights:
                 self.made_of[op] = []
                 source.update(dict.fromkeys(wait_of(op).results, op))
                 self.made_of[op] += wait_of(op).results
-            elif facts_of(op).view not in (None, "cast") and op.operands[0] in source:
+            elif spec_of(op).view not in (None, "cast") and op.operands[0] in source:
                 self._take(op, source)
         self.bringers = self._needed(feeding)
 
@@ -244,7 +243,7 @@ class Weights:
         (value,), (result,) = op.operands, op.results
         start = source[result] = source[value]
         self.made_of[start].append(result)
-        if facts_of(op).view == "part" or start in self.parts:
+        if spec_of(op).view == "part" or start in self.parts:
             self.parts.setdefault(start, []).append(op)
 
     def _needed(self, feeding: Sequence[Operation]) -> set[Operation]:
@@ -278,7 +277,7 @@ def _users(value: SSAValue) -> Iterator[Operation]:
 
 def _is_light(op: Operation) -> bool:
     """Whether an op only shows a value in another form."""
-    return facts_of(op).may_share
+    return spec_of(op).may_share
 
 
 def _shows_result(op: Operation) -> bool:

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from xdsl.ir import Operation
 
 from shardweave.ir.dialects.annotations import Copy, copy_of, phase_of
-from shardweave.ir.dialects.dist import STARTED, WaitOp
+from shardweave.ir.dialects.dist import StartedOp, WaitOp
 from shardweave.planners.overlap.graph import wait_of
 
 
@@ -107,7 +107,7 @@ class _Interleaver:
                 positions[current] += 1
                 if op in self.emitted:
                     continue
-                if isinstance(op, STARTED):
+                if isinstance(op, StartedOp):
                     self._start(op)
                     break
                 self._emit(op)

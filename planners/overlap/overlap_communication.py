@@ -10,7 +10,7 @@ from typing import NamedTuple
 from xdsl.ir import Operation
 
 from shardweave.ir.dialects.annotations import copy_of, describe
-from shardweave.ir.dialects.dist import STARTED, STARTS
+from shardweave.ir.dialects.dist import STARTS, StartedOp
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.program import Program
 from shardweave.passes.notes import note
@@ -42,7 +42,7 @@ def reschedule(
     if schedule not in known:
         raise ValueError(f"schedule '{schedule}' is unknown; use one of {', '.join(known)}.")
     ops = list(program.ops)
-    if not any(isinstance(one, STARTED) for one in ops):
+    if not any(isinstance(one, StartedOp) for one in ops):
         blocking = next((one for one in ops if type(one) in STARTS), None)
         if blocking is not None:
             raise ValueError(
@@ -148,7 +148,7 @@ def _blocking(ops: Sequence[Operation]) -> list[Operation]:
             continue
         order.append(op)
         placed.add(op)
-        if isinstance(op, STARTED):
+        if isinstance(op, StartedOp):
             wait = wait_of(op)
             order.append(wait)
             placed.add(wait)
@@ -215,7 +215,7 @@ class OverlapCommunicationPass(PassOnProgram):
     def run(self, program: Program) -> None:
         reschedule(program, self.schedule, self.cluster, self.memory_cap)
         ops = list(program.ops)
-        if not any(isinstance(one, STARTED) for one in ops):
+        if not any(isinstance(one, StartedOp) for one in ops):
             note(
                 "the program communicates nothing that could be hidden; shard it first (apply-plan "
                 "or plan-<planner>, then preset:partition), and run start-collectives."

@@ -11,7 +11,7 @@ from shardweave.ir.dialects.annotations import phase_of
 from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.mesh.placement import DimSharding, Placement, Sharding, contiguous
-from shardweave.ir.ops.facts import facts_of, weight_of
+from shardweave.ir.ops.registry import spec_of, weight_of
 from shardweave.ir.program.program import Program
 from shardweave.ir.sharding.rules import Rule, rule_of
 
@@ -85,7 +85,7 @@ def parameter_of(
     """The parameter that a value is a view of, or a part, and the views, outermost first."""
     views: list[AtenOp] = []
     while isinstance(value.owner, AtenOp) and (
-        facts_of(value.owner).keeps_weight or value.owner.name == "aten.slice.Tensor"
+        spec_of(value.owner).keeps_weight or value.owner.name == "aten.slice.Tensor"
     ):
         views.append(value.owner)
         value = value.owner.operands[0]

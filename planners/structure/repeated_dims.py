@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from xdsl.ir import SSAValue
 
 from shardweave.ir.dialects.aten import AtenOp
-from shardweave.ir.ops.facts import facts_of
+from shardweave.ir.ops.registry import spec_of
 from shardweave.ir.sharding.rules import rule_of
 
 
@@ -19,7 +19,7 @@ def repeated_dims(ops: Iterable[AtenOp]) -> dict[SSAValue, set[int]]:
     """
     found: dict[SSAValue, set[int]] = {}
     for op in ops:
-        expands = facts_of(op).view == "expand"
+        expands = spec_of(op).view == "expand"
         if not expands and found.keys().isdisjoint(op.operands):
             continue
         rule = rule_of(op)

@@ -20,7 +20,7 @@ from shardweave.ir.dialects.annotations import phase_of
 from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.types import shape_of
 from shardweave.ir.mesh.placement import DimSharding, Placement
-from shardweave.ir.ops.facts import facts_of
+from shardweave.ir.ops.registry import spec_of
 from shardweave.ir.program.program import Program
 from shardweave.ir.sharding.rules import Rule, rule_of
 from shardweave.ir.sharding.rules.attention import queries_rule, shares_key_heads
@@ -274,7 +274,7 @@ class _Analysis:
                 kept = True
                 self.labels[result] = Label(rule.dims_of(dims, cuts), sources)
         if not kept:
-            product = facts_of(op).product
+            product = spec_of(op).product
             blocked = rule.factors[factor].reduction is None and not (product and product.plain)
             (self.dead if blocked else self.ended).update(sources)
             self.ends.append((op, sources))
@@ -296,7 +296,7 @@ class _Analysis:
         That is where a residual branch ends; the stream it returns to stays whole. What repeats
         itself for each of the features, as a mask of tokens does for heads, has none of its own.
         """
-        return facts_of(op).is_addition and any(
+        return spec_of(op).sign is not None and any(
             value in self.activations
             and value not in self.labels
             and any(

@@ -11,14 +11,14 @@ import warnings
 
 from shardweave.backends.triton.launch.launch import FusedCall
 from shardweave.ir.dialects.kernel import fuse
-from shardweave.ir.ops.fusible import ROLES
+from shardweave.ir.ops.registry import specs
 from shardweave.tests.backends import interpreter as _  # noqa: F401
 from shardweave.tests.backends.random_regions import RandomRegion
 from shardweave.tests.backends.region_ops import random_region
 from shardweave.tests.backends.region_results import problem
 from shardweave.tests.ir_text import step
 
-OPS = frozenset({*ROLES, "aten.view", "aten.permute", "aten.expand"})
+OPS = frozenset(spec.name for spec in specs() if spec.role)
 """All that a kernel may hold."""
 
 ENOUGH = 500

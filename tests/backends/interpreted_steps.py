@@ -11,7 +11,7 @@ import torch
 from shardweave.backends.distributed.distributed import step_of
 from shardweave.driver.models.models import build_example
 from shardweave.ir.capture.capture import capture
-from shardweave.ir.ops.gpu_types import FLOAT32_ON_GPU
+from shardweave.ir.ops.registry import spec_of
 from shardweave.passes.pipeline import run_passes
 from shardweave.tests.backends import interpreter as _  # noqa: F401
 from shardweave.tests.backends.mock_cuda import mock_cuda
@@ -49,7 +49,7 @@ def test_bfloat16_step_with_cuda_s_dtypes(name: str) -> None:
         plain_loss = plain(**example.kwargs)
     exact_loss = exact(**batch)
     assert any(call.kernels for call in step.kernels)
-    normed = [c for c in step.kernels if any(o.name in FLOAT32_ON_GPU for o in c.op.fused_ops)]
+    normed = [c for c in step.kernels if any(spec_of(o).float32_on_gpu for o in c.op.fused_ops)]
     assert normed or name == "llama"
     assert all(call.kernels for call in normed), [call.reason for call in normed]
     _assert_near(loss, plain_loss, exact_loss, "loss")

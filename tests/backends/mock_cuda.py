@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardweave.backends.triton.launch import launch
-from shardweave.ir.ops.gpu_types import FLOAT32_ON_GPU, HALVES
+from shardweave.ir.ops.gpu_types import HALVES
+from shardweave.ir.ops.registry import spec_named
 
 FLOAT32_OPERANDS = {"aten.native_layer_norm_backward": (3, 4)}
 """By op, the operands that CUDA's kernel reads as float32 when the first is a half: the statistics.
@@ -25,11 +26,12 @@ torch/csrc reads `mean.data_ptr<T_ACC>()`, which checks the dtype."""
 
 
 class CudaTypes(TorchDispatchMode):
-    """Gives the ops of the two tables the dtypes of CUDA; they compute in float32."""
+    """Gives the ops of the table and of records the dtypes of CUDA; they compute in float32."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = str(func).removesuffix(".default")
-        if name not in FLOAT32_ON_GPU and name not in FLOAT32_OPERANDS:
+        kept = spec_named(name).float32_on_gpu
+        if not kept and name not in FLOAT32_OPERANDS:
             return func(*args, **(kwargs or {}))
         dtype = args[0].dtype
         if dtype not in HALVES:
@@ -40,7 +42,6 @@ class CudaTypes(TorchDispatchMode):
                     f"{name}: expected scalar type Float but found {args[place].dtype}"
                 )
         results = func(*map(_wide, args), **(kwargs or {}))
-        kept = FLOAT32_ON_GPU.get(name, frozenset())
         return tuple(
             r if r is None or index in kept else r.to(dtype) for index, r in enumerate(results)
         )

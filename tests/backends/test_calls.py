@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from shardweave.backends.emit.calls import DIRECT, TRANSPOSE
+from shardweave.backends.emit.calls import TRANSPOSE
 from shardweave.ir.dialects.aten import overload_named
-from shardweave.ir.ops.aten_args import CALLEE
+from shardweave.ir.ops.registry import spec_named, specs
 
 X, Y, W = (torch.randn(4, 4, generator=torch.Generator().manual_seed(n)) for n in range(3))
 COLUMN = torch.tensor([[0], [1], [3], [2]])
@@ -61,11 +61,12 @@ def run(function: Any, arguments: tuple[Any, ...]) -> tuple[list[str], Any]:
     return seen.names, found
 
 
-@pytest.mark.parametrize("name", DIRECT)
+@pytest.mark.parametrize("name", [spec.name for spec in specs() if spec.is_direct])
 def test_function_of_torch_calls_the_overload_of_the_op(name: str) -> None:
     arguments = ARGUMENTS.get(name, (X, Y) if name in TWO else (X,))
-    by_overload = run(overload_named(CALLEE.get(name, name)), arguments)
-    direct = run(getattr(torch, DIRECT[name].removeprefix("torch.")), arguments)
+    spec = spec_named(name)
+    by_overload = run(overload_named(spec.runs_as or name), arguments)
+    direct = run(getattr(torch, spec.torch_function.removeprefix("torch.")), arguments)
     assert direct[0] == by_overload[0]
     torch.testing.assert_close(direct[1], by_overload[1], rtol=0, atol=0, equal_nan=True)
 

@@ -8,10 +8,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from shardweave.backends.triton.kernels.generate import generate
 from shardweave.backends.triton.launch.launch import FusedCall
-from shardweave.ir.dialects.aten import AtenOp, overload_named
+from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.kernel import FusedOp, fuse
 from shardweave.ir.ops.fusible import role_of
-from shardweave.ir.ops.gpu_types import FLOAT32_ON_GPU, HALVES, dtype_on_gpu
+from shardweave.ir.ops.gpu_types import HALVES, dtype_on_gpu
+from shardweave.ir.ops.registry import specs
 from shardweave.tests.backends.kernel_cases import FAMILIES, KEPT, ROWS, region
 from shardweave.tests.backends.mock_cuda import mock_cuda
 from shardweave.tests.ir_text import step
@@ -23,7 +24,7 @@ TEXTS = [text for texts in FAMILIES.values() for text in texts.values()]
 def types_on(device: str, op: AtenOp) -> list[torch.dtype]:
     """What torch infers for an op on fake tensors of a device, which need not be there."""
     from shardweave.ir.dialects.types import shape_of
-    from shardweave.ir.ops.aten_args import CALLEE, arguments
+    from shardweave.ir.ops.aten_args import arguments, overload_of
 
     with FakeTensorMode():
         args, kwargs = arguments(
@@ -31,7 +32,7 @@ def types_on(device: str, op: AtenOp) -> list[torch.dtype]:
         )
         if not op.operands:
             kwargs["device"] = device
-        returned = overload_named(CALLEE.get(op.name, op.name))(*args, **kwargs)
+        returned = overload_of(op)(*args, **kwargs)
     parts = returned if isinstance(returned, tuple | list) else (returned,)
     return [part.dtype for part in parts if part is not None]
 
@@ -46,7 +47,7 @@ def test_dtypes_on_a_gpu_are_those_that_torch_infers(dtype: torch.dtype) -> None
             if op.name != "aten.native_layer_norm_backward" or dtype not in HALVES:
                 assert found == types_on("cuda", op), op.name
             seen.add(op.name)
-    assert set(FLOAT32_ON_GPU) <= seen
+    assert {spec.name for spec in specs() if spec.float32_on_gpu} <= seen
 
 
 NORM_AND_GRADIENT = """

@@ -111,13 +111,6 @@ def test_max_reduction_and_unreduced_results_are_told_apart() -> None:
     torch.testing.assert_close(y, -x)
 
 
-def test_broadcast_gives_every_rank_the_value_of_coordinate_zero() -> None:
-    x = torch.randn(4, dtype=torch.float64)
-    op = 'dist.broadcast(%x, axes = ["a"]) : tensor<2xf64>'
-    y = run_one_op("a=2", op, x, '[{"a"}]', "[{}]", "tensor<2xf64>")
-    torch.testing.assert_close(y, x[:2])
-
-
 def test_shard_index_counts_positions_first_axis_slowest() -> None:
     program = one_op_program(
         "a=2,b=3", 'dist.shard_index(axes = ["b", "a"]) : tensor<i64>', (1,), "[{}]",

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from shardweave.driver.models.models import build_example
-from shardweave.driver.plans import plan
 from shardweave.ir.capture.capture import capture
+from shardweave.planners.planning import plan
 
 
 @pytest.mark.usefixtures("baselines")

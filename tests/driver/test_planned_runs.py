@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from shardweave.backends.reference.reference import run_reference
-from shardweave.driver.plans import partition
-from shardweave.driver.plans import plan as plan_program
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.program import Program
+from shardweave.planners.lowering.partition import partition
 from shardweave.planners.plan.plan import Plan
+from shardweave.planners.planning import plan as plan_program
 from shardweave.tests.zoo import SPECS, Captured, assert_equals_eager, captured
 
 GPT = "gpt:layers=4,hidden=16,heads=4,vocab=32,seq=8,batch=8"

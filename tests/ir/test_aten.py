@@ -17,7 +17,8 @@ from shardweave.ir.dialects.aten import (
     signature_of,
 )
 from shardweave.ir.dialects.types import tensor_type
-from shardweave.ir.ops.aten_args import DERIVED, arguments
+from shardweave.ir.ops.aten_args import arguments
+from shardweave.ir.ops.registry import spec_named, specs
 
 
 def value(*shape: int, dtype: torch.dtype = torch.float32) -> SSAValue:
@@ -91,10 +92,10 @@ def test_call_of_a_retyped_op_has_the_new_sizes() -> None:
     assert arguments(half, lambda v: "x")[0] == ["x", None, None, 4, 6, 4, 3, 1e-5]
 
 
-@pytest.mark.parametrize("name", DERIVED)
+@pytest.mark.parametrize("name", [spec.name for spec in specs() if spec.derived])
 def test_derived_arguments_are_arguments_of_the_schema(name: str) -> None:
     signature = signature_of(name)
-    for argument in DERIVED[name]:
+    for argument in spec_named(name).derived:
         parameter = signature.parameter(argument)
         assert parameter is not None
         assert not parameter.is_tensor

@@ -37,7 +37,6 @@ OPS = {
         "from_block = 8) : tensor<2x16xf32>"
     ),
     "slice": '%y = dist.slice(%x, axes = ["data"], dim = 0, block = 2) : tensor<2x8xf32>',
-    "broadcast": '%y = dist.broadcast(%x, axes = ["data"]) : tensor<4x8xf32>',
     "shard_index": '%y = dist.shard_index(axes = ["data"]) : tensor<i64>',
     "reshard": '%y = dist.reshard(%x, why = "the plan\'s wish") : tensor<4x8xf32>',
 }
@@ -110,8 +109,8 @@ TYPE, WORD = " : tensor<4x8xf32>", "a whole number"
         (f"dist.reshard(%x){TYPE}", "missing ['why'], unknown []; it takes why"),
         (f"dist.reshard(%x, why = 3){TYPE}", "why must be a string"),
         (f'dist.wait(%x, axes = ["data"]){TYPE}', "missing [], unknown ['axes']; it takes none"),
-        (f"dist.broadcast(%x, axes = []){TYPE}", 'axes must be a list such as ["tensor"]'),
-        (f"dist.broadcast(%x, axes = [1]){TYPE}", 'axes must be a list such as ["tensor"]'),
+        (f"dist.all_reduce(%x, axes = []){TYPE}", 'axes must be a list such as ["tensor"]'),
+        (f"dist.all_reduce(%x, axes = [1]){TYPE}", 'axes must be a list such as ["tensor"]'),
         (f'dist.all_reduce(%x, axes = ["data"], op = 1){TYPE}', 'op must be "sum" or "max"'),
         (f'dist.slice(%x, axes = ["data"], dim = true, block = 2){TYPE}', f"dim must be {WORD}"),
         (f'dist.slice(%x, axes = ["data"], dim = 0, block = "2"){TYPE}', f"block must be {WORD}"),
@@ -158,8 +157,8 @@ def test_wrong_op_gets_one_line_that_names_it_and_what_was_expected(
 
 def test_values_that_are_no_tensors_are_refused() -> None:
     (value,) = Block(arg_types=[i64]).args
-    op = dist.create(dist.BroadcastOp, [value], [i64], axes=["data"])
-    with pytest.raises(VerifyException, match=r"^dist\.broadcast: operand 'values' at position 0"):
+    op = dist.create(dist.AllReduceOp, [value], [i64], axes=["data"])
+    with pytest.raises(VerifyException, match=r"^dist\.all_reduce: operand 'terms' at position 0"):
         op.verify()
 
 
@@ -188,7 +187,7 @@ def test_reshard_keeps_the_type_sends_nothing_and_says_why() -> None:
     assert op.why == "a stored weight is used"
     assert (op.axes, op.sent_elements(Mesh.parse(MESH))) == ((), 0.0)
     assert op.problem_on(Mesh.parse(MESH)) is None
-    assert not isinstance(op, dist.COLLECTIVES)
+    assert not isinstance(op, dist.CollectiveOp)
 
 
 def test_reshard_to_another_type_is_refused() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from shardweave.ir.dialects.aten import AtenOp
+from shardweave.ir.ops.registry import is_attention
 from shardweave.ir.ops.seen_keys import is_causal, seen_share
 from shardweave.ir.program.program import Program
-from shardweave.ir.sharding.rules.attention import is_attention
 from shardweave.passes.pipeline import run_passes
 from shardweave.tests.ir_text import step
 

@@ -292,31 +292,32 @@ ANNOTATED = ' {layer = "fc", sharding = [#dist.sharding<[{}, {}]>]}'
         ),
         (
             '%z = dist.all_reduce(%y, axes = ["tensor"], op = "max")A : tensor<2x4xf64>',
-            'it reduces by op = "max", but its operand is an unreduced sum; write op = "sum".',
+            'it reduces by "max", but its operand is an unreduced sum; reduce it by "sum".',
         ),
         (
-            '%z = dist.all_gather(%y, axes = ["data"], dim = 0, block = 2)A : tensor<4x4xf64>',
-            "its result is an unreduced sum over ['tensor'], but its sharding says []; correct the "
-            "one or the other.",
+            '%z = dist.slice(%y, axes = ["data"], dim = 0, block = 1)A : tensor<1x4xf64>',
+            'its result is in #dist.sharding<[{"data"}, {}], unreduced = ["tensor"]>, but its '
+            "sharding says #dist.sharding<[{}, {}]>; write the former.",
         ),
         (
             '%z = dist.all_gather(%x, axes = ["tensor"], dim = 0, block = 2)A : tensor<4x8xf64>',
-            "its operand is not cut over ['tensor'] along dim 0 in blocks of 2; gather what is cut, "
-            "as it is cut.",
+            "its operand is not sharded over ['tensor'] along dim 0 in blocks of 2; gather what is "
+            "sharded, as it is sharded.",
         ),
         (
             '%z = dist.all_gather(%x, axes = ["tensor"], dim = 1, block = 4)A : tensor<2x16xf64>',
-            "its operand is not cut over ['tensor'] along dim 1 in blocks of 4; gather what is cut, "
-            "as it is cut.",
+            "its operand is not sharded over ['tensor'] along dim 1 in blocks of 4; gather what is "
+            "sharded, as it is sharded.",
         ),
         (
             '%z = dist.slice(%x, axes = ["data"], dim = 0, block = 1)A : tensor<1x8xf64>',
-            "its sharding does not cut the result over ['data'] along dim 0 in blocks of 1; write "
-            "the sharding that the op leaves.",
+            'its result is in #dist.sharding<[{"data"}, {"tensor"}]>, but its sharding says '
+            "#dist.sharding<[{}, {}]>; write the former.",
         ),
         (
             '%z = dist.slice(%x, axes = ["tensor"], dim = 0, block = 1)A : tensor<1x8xf64>',
-            "its operand is not whole over ['tensor']; slice a whole value.",
+            "its operand is sharded or unreduced over ['tensor'] already; shard what every rank of "
+            "the axes holds whole.",
         ),
     ],
 )

@@ -6,7 +6,7 @@ from random import Random
 
 from xdsl.ir import Operation, SSAValue
 
-from shardweave.ir.dialects.dist import STARTED, WaitOp
+from shardweave.ir.dialects.dist import StartedOp, WaitOp
 from shardweave.ir.dialects.literals import to_attribute
 from shardweave.ir.program.program import Program
 from shardweave.tests.ir_text import step
@@ -98,7 +98,7 @@ def order(program: Program) -> list[str]:
 def _name(op: Operation) -> str:
     value: SSAValue = op.results[0]
     kind = ""
-    if isinstance(op, STARTED):
+    if isinstance(op, StartedOp):
         kind = "start "
         value = next(iter(value.uses)).operation.results[0]
     elif isinstance(op, WaitOp):

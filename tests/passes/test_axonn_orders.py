@@ -11,11 +11,11 @@ from shardweave.benchmarks.axonn_overlap import KEPT_GATHERS, local_program, ste
 from shardweave.benchmarks.axonn_planner import captured as captured_stack
 from shardweave.ir.dialects.annotations import phase_of
 from shardweave.ir.dialects.dist import (
-    STARTED,
     STARTS,
     AllGatherOp,
     AllReduceOp,
     ReduceScatterOp,
+    StartedOp,
     WaitOp,
 )
 from shardweave.ir.program.program import Program
@@ -127,5 +127,5 @@ def test_orders_are_permutations_with_a_wait_for_each_start() -> None:
     for name in AXONN_ORDERS:
         ops = list(ordered(name).ops)
         assert sorted(op.name for op in ops) == names
-        starts = [op for op in ops if isinstance(op, STARTED)]
+        starts = [op for op in ops if isinstance(op, StartedOp)]
         assert len(starts) == sum(isinstance(op, WaitOp) for op in ops)

@@ -8,11 +8,13 @@ import pytest
 from xdsl.ir import Operation
 
 from shardweave.ir.dialects.annotations import layer_of
-from shardweave.ir.dialects.dist import STARTED, ReduceScatterOp, WaitOp
+from shardweave.ir.dialects.dist import ReduceScatterOp, StartedOp, WaitOp
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.blocks import blocks_of
 from shardweave.ir.program.program import Program
-from shardweave.planners.lowering.lower import local_program, lowered, partitioning_of
+from shardweave.passes.messages.bucket_collectives import BucketCollectivesPass
+from shardweave.planners.lowering.lower import local_program, lowered
+from shardweave.planners.lowering.plan_passes import PlanPasses
 from shardweave.planners.megatron.planner import plan_megatron
 from shardweave.planners.simulate.simulate import simulate
 from shardweave.tests.ir_text import assert_passes_to
@@ -114,7 +116,7 @@ def test_scattered_gradients_of_one_block_at_most_are_in_flight() -> None:
     program = local_program(captured(SPEC).program, stored_plan(SPEC))
     in_flight: set[Operation] = set()
     for op in program.ops:
-        if isinstance(op, STARTED) and isinstance(op, ReduceScatterOp):
+        if isinstance(op, StartedOp) and isinstance(op, ReduceScatterOp):
             in_flight.add(op)
         in_flight -= set(producers(op))
         assert len(in_flight) <= 1
@@ -128,12 +130,12 @@ def test_gradients_of_one_block_at_most_are_being_scattered_whatever_their_size(
     model: str, sizes: dict[str, int]
 ) -> None:
     plan = stored_plan(SPECS[model])
-    steps = [*partitioning_of(plan), ("bucket-collectives", sizes), ("start-collectives", {})]
-    steps.append(("overlap-communication", {"schedule": "in-order"}))
-    program = lowered(captured(SPECS[model]).program, plan, steps)
+    passes = [*PlanPasses.of(plan).partitioning, BucketCollectivesPass(**sizes)]
+    finishing = ["start-collectives", 'overlap-communication{schedule="in-order"}']
+    program = lowered(captured(SPECS[model]).program, plan, [*passes, *finishing])
     blocks, in_flight = blocks_of(program), set[Operation]()
     for op in program.ops:
-        if isinstance(op, STARTED) and isinstance(op, ReduceScatterOp):
+        if isinstance(op, StartedOp) and isinstance(op, ReduceScatterOp):
             in_flight.add(op)
         in_flight -= set(producers(op))
         assert len({blocks.of_op(one) for one in in_flight}) <= 1

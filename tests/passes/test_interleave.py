@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardweave.ir.dialects.dist import STARTED
+from shardweave.ir.dialects.dist import StartedOp
 from shardweave.passes.pipeline import run_passes
 from shardweave.planners.overlap.interleave import pass_regions, whole_regions
 from shardweave.tests.ir_text import assert_same_values, step
@@ -187,7 +187,7 @@ def test_program_without_sub_batches_only_waits_later() -> None:
         output %c
     """
     program = run_passes(step(text, "tensor=2", local=True), "start-collectives")
-    assert sum(isinstance(op, STARTED) for op in program.ops) == 1
+    assert sum(isinstance(op, StartedOp) for op in program.ops) == 1
     after = run_passes(program, "overlap-communication{schedule=cross-pass}")
     assert sorted(order(after)) == sorted(["start a", "wait a", "b", "c"])
     assert_same_values(program, after)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from shardweave.ir.dialects.dist import STARTED, WaitOp
+from shardweave.ir.dialects.dist import StartedOp, WaitOp
 from shardweave.ir.program.program import Program
 from shardweave.passes.pipeline import PassError, run_passes
 from shardweave.planners.cost.cluster_file import save_cluster
@@ -135,7 +135,7 @@ def test_blocking_waits_right_behind_each_start(clusters: Sequence[Path]) -> Non
     program = overlapped(run_passes(blocks(), "start-collectives"), "cross-pass", clusters[0])
     ops = list(overlapped(program, "blocking", clusters[0]).ops)
     for op, behind in pairwise(ops):
-        if isinstance(op, STARTED):
+        if isinstance(op, StartedOp):
             assert isinstance(behind, WaitOp)
             assert behind.operands[0].owner is op
 

@@ -10,10 +10,10 @@ from shardweave.backends.reference.reference import run_reference
 from shardweave.ir.dialects.annotations import phase_of
 from shardweave.ir.dialects.types import num_bytes, tensor_type_of
 from shardweave.ir.ops.flops import flops_of
+from shardweave.ir.ops.registry import is_attention
 from shardweave.ir.program.blocks import blocks_of
 from shardweave.ir.program.program import Program
 from shardweave.ir.program.storage import kept_bytes, kept_values
-from shardweave.ir.sharding.rules.attention import is_attention
 from shardweave.passes.memory.rematerialize import recompute
 from shardweave.passes.pipeline import PassError, run_passes
 from shardweave.planners.cost.memory import peak_memory

@@ -14,7 +14,7 @@ from itertools import pairwise
 import pytest
 
 from shardweave.ir.dialects.annotations import layer_of, phase_of
-from shardweave.ir.dialects.dist import COLLECTIVES, DistOp, sent_bytes
+from shardweave.ir.dialects.dist import CollectiveOp, DistOp, sent_bytes
 from shardweave.ir.dialects.types import num_bytes, tensor_type_of
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.program import Program
@@ -46,7 +46,7 @@ def by_layer(program: Program, kind: str, phase: str) -> list[str]:
     return [
         layer_of(op)
         for op in program.ops
-        if isinstance(op, COLLECTIVES)
+        if isinstance(op, CollectiveOp)
         and (op.name, op.axes, phase_of(op)) == (f"dist.{kind}", ("tensor",), phase)
     ]
 
@@ -86,7 +86,7 @@ def test_loss_on_vocabulary_shards_sends_a_maximum_and_a_sum_per_row_and_one_num
     with_gradients = operands_of(program, "all_reduce", ("tensor",), "backward")[0]
     assert with_gradients[0] == "div", "the mean of the rows' losses, of the classes held here"
     for op in list(program.ops):
-        if isinstance(op, COLLECTIVES):
+        if isinstance(op, CollectiveOp):
             assert "x32x" not in str(op.result_types[0]), "a shard of the logits is sent"
 
 
@@ -167,7 +167,7 @@ def test_sequence_parallelism_sends_as_many_bytes_as_tensor_parallelism_in_the_l
         return sum(
             sent_bytes(op, mesh)
             for op in program.ops
-            if isinstance(op, COLLECTIVES) and layer_of(op).startswith("h.")
+            if isinstance(op, CollectiveOp) and layer_of(op).startswith("h.")
         )
 
     assert sent(sequence_parallel=True) == sent(sequence_parallel=False) > 0

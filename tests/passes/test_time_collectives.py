@@ -134,15 +134,6 @@ def test_shard_index(axes: tuple[str, ...]) -> None:
     """)
 
 
-def test_broadcast_takes_the_first_sub_batch() -> None:
-    after = assert_unrolls("""
-        input %x : tensor<2xf64> [{"batch"}]
-        %y = dist.broadcast(%x, axes = ["batch"]) : tensor<2xf64>
-        output %y
-    """)
-    assert collectives(after) == []
-
-
 def gather(axes: tuple[str, ...]) -> tuple[list[CollectiveStep], list[CollectiveStep]]:
     program = timed(f"""
         input %x : tensor<2xf64> [{{{listed(axes)}}}]

@@ -12,9 +12,9 @@ from shardweave.backends.reference.reference import run_reference
 from shardweave.benchmarks.axonn_literal import aware_links, rank_literally
 from shardweave.benchmarks.axonn_planner import captured as stack
 from shardweave.benchmarks.axonn_planner import gpt_model
-from shardweave.ir.capture.precision import in_float64
+from shardweave.driver.checking.in_float64 import in_float64
 from shardweave.ir.dialects.annotations import phase_of
-from shardweave.ir.dialects.dist import STARTED, WaitOp
+from shardweave.ir.dialects.dist import StartedOp, WaitOp
 from shardweave.ir.program.program import Program
 from shardweave.passes.pipeline import as_mesh, run_passes
 from shardweave.planners.axonn import plan_axonn
@@ -231,7 +231,7 @@ def behind(program: Program, kind: str, axes: tuple[str, ...], phase: str) -> li
     places = {op: index for index, op in enumerate(ops)}
     found: list[set[str]] = []
     for op in ops:
-        if isinstance(op, STARTED) and op.name == f"dist.start_{kind}" and op.axes == axes:
+        if isinstance(op, StartedOp) and op.name == f"dist.start_{kind}" and op.axes == axes:
             if phase_of(op) == phase:
                 (use,) = op.results[0].uses
                 assert isinstance(use.operation, WaitOp)

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from shardweave.ir.dialects.dist import COLLECTIVES, DistOp
+from shardweave.ir.dialects.dist import CollectiveOp, DistOp
 from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.ops.registry import is_attention
 from shardweave.ir.program.traffic import bytes_moved
-from shardweave.ir.sharding.rules.attention import is_attention
 from shardweave.passes.pipeline import run_passes
 from shardweave.planners.cost.cluster import (
     Cluster,
@@ -35,7 +35,7 @@ def seconds(text: str, on: Cluster, mesh: str) -> float:
     """Seconds of the only collective of a text."""
     program = local(text, mesh)
     model = CostModel(on, program.mesh or Mesh())
-    (found,) = [op for op in program.ops if isinstance(op, COLLECTIVES)]
+    (found,) = [op for op in program.ops if isinstance(op, CollectiveOp)]
     return model.collective_time_s(found)
 
 

@@ -17,7 +17,6 @@ from shardweave.benchmarks.oppa_space import BUCKETS_MIB, SearchSpace
 from shardweave.benchmarks.oppa_step_model import StepModel, Transformer
 from shardweave.benchmarks.oppa_trials import SimulatedTrial
 from shardweave.driver.models.models import build_example
-from shardweave.driver.plans import plan
 from shardweave.ir.capture.capture import capture
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.program import Program
@@ -36,6 +35,7 @@ from shardweave.planners.oppa.joint import JointPlans
 from shardweave.planners.oppa.prior import MemoryPrior, ThroughputPrior
 from shardweave.planners.oppa.search import search
 from shardweave.planners.plan.plan_parts import RECOMPUTE
+from shardweave.planners.planning import plan
 from shardweave.planners.trials.space import Configuration, SpaceError, SpaceTable
 from shardweave.planners.trials.trials import Outcome, Record, TrialFile, TrialsError
 from shardweave.tests.zoo import captured

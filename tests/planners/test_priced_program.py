@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from shardweave.ir.dialects.annotations import copy_of
-from shardweave.ir.dialects.dist import COLLECTIVES, DistOp, sent_bytes
+from shardweave.ir.dialects.dist import CollectiveOp, DistOp, sent_bytes
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.program import Program
 from shardweave.passes.pipeline import PassPipeline
@@ -111,7 +111,7 @@ def messages_of(local: Program) -> dict[str, float]:
     assert local.mesh is not None
     found: dict[str, float] = {}
     for op in local.ops:
-        if isinstance(op, tuple(COLLECTIVES)):
+        if isinstance(op, CollectiveOp):
             assert isinstance(op, DistOp)
             kind = op.name.replace("start_", "")
             found[kind] = found.get(kind, 0.0) + sent_bytes(op, local.mesh)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from xdsl.ir import Operation, SSAValue
 
-from shardweave.ir.dialects.dist import STARTED, AllReduceOp
+from shardweave.ir.dialects.dist import AllReduceOp, StartedOp
 from shardweave.ir.dialects.types import num_bytes, tensor_type_of
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.program import Program
@@ -294,7 +294,7 @@ def brute_force_peak(program: Program) -> int:
         values = [*op.operands, *op.results]
         if kind_of(op) == "wait":
             start = op.operands[0].owner
-            assert isinstance(start, STARTED)
+            assert isinstance(start, StartedOp)
         return {root_of(value) for value in values}
 
     peak = 0

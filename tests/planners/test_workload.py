@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardweave.ir.dialects.dist import COLLECTIVES
+from shardweave.ir.dialects.dist import CollectiveOp
 from shardweave.ir.inspect.stats import stats
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.program import Program
@@ -34,7 +34,7 @@ def test_blocks_add_up_to_the_whole_program(name: str) -> None:
     assert sum(one.kept_bytes for one in work.blocks) == whole.kept_bytes
     cost = CostModel(CLUSTER, Mesh(data=2, tensor=2))
     waited = sum(sum(one.communication_s.values()) for one in work.blocks)
-    collectives = [op for op in program.ops if isinstance(op, COLLECTIVES)]
+    collectives = [op for op in program.ops if isinstance(op, CollectiveOp)]
     assert waited == pytest.approx(sum(cost.collective_time_s(op) for op in collectives))
     seconds = sum(cost.op_time_s(op) for op in program.ops if kind_of(op) == "compute")
     assert work.compute_s(A100) == pytest.approx(seconds)

@@ -23,7 +23,7 @@ from shardweave.backends.triton.source.source import Config, Kernel, KernelDraft
 from shardweave.backends.triton.source.values import Values
 from shardweave.backends.triton.source.writer import Term
 from shardweave.ir.dialects.types import dtype_of_value, shape_of
-from shardweave.ir.ops.facts import LOOKUP_GRADIENT
+from shardweave.ir.ops.records.indexing import LOOKUP_GRADIENT
 from shardweave.ir.ops.strides import dense_strides
 from shardweave.ir.program.storage import overwritten_table
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 from xdsl.ir import SSAValue
 
-from shardweave.backends.triton.kernels.reductions import KEEP_NAN, Accumulation, Reducer
+from shardweave.backends.triton.kernels.reductions import Accumulation, Reducer, keeps_nan
 from shardweave.backends.triton.launch.configs import configs_of, power_of_2
 from shardweave.backends.triton.source.alignment import (
     COLUMNS_FROM_ALIGNED,
@@ -28,7 +28,8 @@ from shardweave.backends.triton.source.source import Config, Kernel, KernelDraft
 from shardweave.backends.triton.source.values import Values
 from shardweave.backends.triton.source.writer import NotReadyError, Term
 from shardweave.ir.dialects.types import dtype_of_value, shape_of
-from shardweave.ir.ops.fusible import TRIGONOMETRIC, column_results, role_of
+from shardweave.ir.ops.fusible import column_results, role_of
+from shardweave.ir.ops.registry import spec_of
 from shardweave.ir.program.iteration_space import WHOLE_ROW
 
 _REGISTERS = 65536
@@ -39,8 +40,6 @@ _MOST_THREADS = 512
 
 _ASIDE_BLOCK = 256
 """Elements of what is computed beside rows that one program computes."""
-
-_ERROR_FUNCTIONS = frozenset({"aten.gelu", "aten.gelu_backward"})
 
 Strides = Sequence[Sequence[int]] | None
 
@@ -57,7 +56,7 @@ def pointwise_kernel(region: Region, strides: Strides = None) -> Kernel:
     for value in region.stored:
         values.store(draft, value, x, frozenset({"x"}))
     blocks = [(1024, 4), (512, 4), (2048, 8), (4096, 8), (256, 2)]
-    if any(op.name in TRIGONOMETRIC for op in region.ops):
+    if any(spec_of(op).costly == "trigonometric" for op in region.ops):
         blocks.insert(0, (256, 8))
     configs: list[Config] = [{"BLOCK": block, "num_warps": warps} for block, warps in blocks]
     return draft.kernel({"n": region.space.columns}, configs)
@@ -117,7 +116,7 @@ class _ReductionTemplate:
         rows = len(full) + sum(op.name == "aten.embedding" for op in region.ops)
         is_wide = any(region.dtype_of(value).itemsize >= 4 for value in full)  # halves go in pairs
         spare = 8 * is_wide  # registers of a thread for places and masks
-        if any(op.name in _ERROR_FUNCTIONS for op in region.ops):
+        if any(spec_of(op).costly == "error function" for op in region.ops):
             spare = 64
         return (_REGISTERS - _MOST_THREADS * spare) // (sums + rows + 1)
 
@@ -162,10 +161,10 @@ class _ReductionTemplate:
 
     def _reduced(self, step: Accumulation, text: str, dtype: torch.dtype, axis: int) -> str:
         """The reduction of a block along its rows (1) or columns (0), as a block of one less."""
-        keeps_nan = step.key[0].name in KEEP_NAN and dtype.is_floating_point
-        if keeps_nan and step.kind != "sum":
+        must_keep = keeps_nan(step.key[0]) and dtype.is_floating_point
+        if must_keep and step.kind != "sum":
             text = self.writer.assign("part", text, dtype, frozenset({"row", "col"})).name
-        return reduced(step.kind, text, axis, keeps_nan=keeps_nan)
+        return reduced(step.kind, text, axis, keeps_nan=must_keep)
 
     def _finish(self, step: Accumulation, text: str, term: Term) -> None:
         axes = frozenset({"row"})

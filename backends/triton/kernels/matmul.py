@@ -14,7 +14,7 @@ from shardweave.backends.triton.source.values import Values
 from shardweave.backends.triton.source.writer import Guards, Indices, Term, UnfitError
 from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.types import dtype_of_value, shape_of
-from shardweave.ir.ops.fusible import MATMULS
+from shardweave.ir.ops.registry import spec_of
 from shardweave.ir.program.storage import layout_source
 
 _BLOCK_OF = """\
@@ -54,7 +54,7 @@ class _MatmulTemplate:
         self, region: Region, strides: Sequence[Sequence[int]] | None, precision: str
     ) -> None:
         self.region, self.precision = region, precision
-        self.product = next(op for op in region.ops if op.name in MATMULS)
+        self.product = next(op for op in region.ops if spec_of(op).role == "matmul")
         self.left, self.right = self.product.operands[-2:]
         (m, k), n = shape_of(self.left), shape_of(self.right)[1]
         self.sizes = {"m_size": m, "n_size": n, "k_size": k}
@@ -69,7 +69,7 @@ class _MatmulTemplate:
         self.writer.line(_BLOCK_OF)
         self._multiply()
         self._use_symbols("n_size")
-        self.values.special = dict.fromkeys(MATMULS, self._result)
+        self.values.special = {self.product.name: self._result}
         place = self.bases["row"] * self.sizes["n_size"] + self.bases["col"]
         for value in self.region.stored:
             self.values.store(self.draft, value, place, frozenset({"row", "col"}))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from xdsl.ir import SSAValue
@@ -11,7 +12,7 @@ from xdsl.ir import SSAValue
 from shardweave.backends.triton.source.formulas import computed_in, converted, number
 from shardweave.backends.triton.source.index import Index, divided, raveled
 from shardweave.backends.triton.source.source import Kind
-from shardweave.backends.triton.source.values import Special, Values
+from shardweave.backends.triton.source.values import Values
 from shardweave.backends.triton.source.writer import (
     Guards,
     Indices,
@@ -21,14 +22,23 @@ from shardweave.backends.triton.source.writer import (
 )
 from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.types import dtype_of_value, shape_of
-from shardweave.ir.ops.fusible import LAYER_NORM, LAYER_NORM_BACKWARD, reductions_of
+from shardweave.ir.ops.fusible import reductions_of
+from shardweave.ir.ops.records.normalization import LAYER_NORM_BACKWARD
+from shardweave.ir.ops.registry import spec_of
 
 Key = tuple[AtenOp, str]
 
-EXTREMES: dict[str, Kind] = {"aten.amax": "max", "aten.amin": "min"}
+_SAFE_SOFTMAX = "aten._safe_softmax"
 
-KEEP_NAN = frozenset({*EXTREMES, "aten._safe_softmax"})
-"""Ops that ask of a largest or smallest element whether it is NaN. The sum of a softmax says so."""
+
+def accumulation_kind(op: AtenOp) -> Kind:
+    """How an op accumulates: a largest or smallest element, else a sum."""
+    return spec_of(op).combine or "sum"
+
+
+def keeps_nan(op: AtenOp) -> bool:
+    """Whether an op asks if its largest or smallest element is NaN. A softmax's sum says so."""
+    return accumulation_kind(op) != "sum" or op.name == _SAFE_SOFTMAX
 
 
 class Accumulation(NamedTuple):
@@ -45,6 +55,23 @@ class Accumulation(NamedTuple):
     peak: Key | None = None
 
 
+_Result = Callable[["Reducer", AtenOp, SSAValue, Indices, Guards], Term]
+_Steps = Callable[["Reducer", AtenOp], list[Accumulation]]
+
+_REDUCERS: dict[str, tuple[_Result, _Steps]] = {}
+"""For each reducing op, by name: the methods for its results and for what it accumulates."""
+
+
+def _reduces(*names: str, result: _Result) -> Callable[[_Steps], _Steps]:
+    """Register the methods of the named ops."""
+
+    def register(steps: _Steps) -> _Steps:
+        _REDUCERS.update(dict.fromkeys(names, (result, steps)))
+        return steps
+
+    return register
+
+
 @dataclass
 class Reducer:
     """The reductions of a region whose space is `row` times `col`."""
@@ -56,22 +83,14 @@ class Reducer:
 
     def __post_init__(self) -> None:
         self.finished: dict[Key, Term] = {}
-        self.ops: dict[str, tuple[Special, Callable[[AtenOp], list[Accumulation]]]] = {
-            "aten.sum.dim_IntList": (self._total, self._total_steps),
-            "aten.amax": (self._total, self._total_steps),
-            "aten.amin": (self._total, self._total_steps),
-            "aten._softmax": (self._softmax, self._softmax_steps),
-            "aten._safe_softmax": (self._softmax, self._softmax_steps),
-            "aten._softmax_backward_data": (self._softmax_backward, self._softmax_backward_steps),
-            LAYER_NORM: (self._layer_norm, self._layer_norm_steps),
-            LAYER_NORM_BACKWARD: (self._layer_norm_backward, self._layer_norm_backward_steps),
+        self.values.special |= {
+            name: partial(result, self) for name, (result, _) in _REDUCERS.items()
         }
-        self.values.special |= {name: result for name, (result, _) in self.ops.items()}
 
     def steps(self, op: AtenOp) -> list[Accumulation]:
         """What an op accumulates over rows, and over columns."""
-        _, steps = self.ops[op.name]
-        return steps(op)
+        _, steps = _REDUCERS[op.name]
+        return steps(self, op)
 
     # Pieces
 
@@ -109,9 +128,14 @@ class Reducer:
 
     # sum, amax, amin
 
+    def _total(self, op: AtenOp, value: SSAValue, indices: Indices, guards: Guards) -> Term:
+        self._check_row(indices, value)
+        return self.done((op, "total"))
+
+    @_reduces("aten.sum.dim_IntList", "aten.amax", "aten.amin", result=_total)
     def _total_steps(self, op: AtenOp) -> list[Accumulation]:
         source = op.operands[0]
-        kind = EXTREMES.get(op.name, "sum")
+        kind = accumulation_kind(op)
         dtype = computed_in(dtype_of_value(op.results[0]))
 
         def term() -> Term:
@@ -126,12 +150,19 @@ class Reducer:
         peak = _peak_of(op) if kind == "sum" else None
         return [Accumulation((op, "total"), kind, term, peak=peak)]
 
-    def _total(self, op: AtenOp, value: SSAValue, indices: Indices, guards: Guards) -> Term:
-        self._check_row(indices, value)
-        return self.done((op, "total"))
-
     # softmax
 
+    def _softmax(self, op: AtenOp, value: SSAValue, indices: Indices, guards: Guards) -> Term:
+        self._position(indices, value)
+        power = self._exponential(op, self.values.at(op.operands[0], indices, guards))
+        terms = [power, self.done((op, "sum"))]
+        text = "{0} / {1}"
+        if op.name == _SAFE_SOFTMAX:  # a row of -inf is a row of 0
+            terms.append(self.done((op, "max")))
+            text = 'tl.where({2} == float("-inf"), 0.0, {0} / {1})'
+        return self.write("softmax", text, *terms, comment=op.name)
+
+    @_reduces("aten._softmax", _SAFE_SOFTMAX, result=_softmax)
     def _softmax_steps(self, op: AtenOp) -> list[Accumulation]:
         source = op.operands[0]
         highest: Key = (op, "max")
@@ -148,16 +179,15 @@ class Reducer:
     def _exponential(self, op: AtenOp, x: Term) -> Term:
         return self.write("exp", "tl.exp({0} - {1})", x, self.done((op, "max")), comment=op.name)
 
-    def _softmax(self, op: AtenOp, value: SSAValue, indices: Indices, guards: Guards) -> Term:
+    def _softmax_backward(
+        self, op: AtenOp, value: SSAValue, indices: Indices, guards: Guards
+    ) -> Term:
         self._position(indices, value)
-        power = self._exponential(op, self.values.at(op.operands[0], indices, guards))
-        terms = [power, self.done((op, "sum"))]
-        text = "{0} / {1}"
-        if op.name == "aten._safe_softmax":  # a row of -inf is a row of 0
-            terms.append(self.done((op, "max")))
-            text = 'tl.where({2} == float("-inf"), 0.0, {0} / {1})'
-        return self.write("softmax", text, *terms, comment=op.name)
+        g, y = (self.values.at(operand, indices, guards) for operand in op.operands)
+        total = self.done((op, "sum"))
+        return self.write("softmax_grad", "{1} * ({0} - {2})", g, y, total, comment=op.name)
 
+    @_reduces("aten._softmax_backward_data", result=_softmax_backward)
     def _softmax_backward_steps(self, op: AtenOp) -> list[Accumulation]:
         grad, output = op.operands
 
@@ -168,16 +198,23 @@ class Reducer:
 
         return [Accumulation((op, "sum"), "sum", term)]
 
-    def _softmax_backward(
-        self, op: AtenOp, value: SSAValue, indices: Indices, guards: Guards
-    ) -> Term:
-        self._position(indices, value)
-        g, y = (self.values.at(operand, indices, guards) for operand in op.operands)
-        total = self.done((op, "sum"))
-        return self.write("softmax_grad", "{1} * ({0} - {2})", g, y, total, comment=op.name)
-
     # layer norm
 
+    def _layer_norm(self, op: AtenOp, value: SSAValue, indices: Indices, guards: Guards) -> Term:
+        if value is not op.results[0]:
+            self._check_row(indices, value)
+            return self._mean(op) if value is op.results[1] else self._rstd(op)
+        col = self._position(indices, value)
+        x = self.values.at(op.operands[0], indices, guards)
+        text, terms = "({0} - {1}) * {2}", [x, self._mean(op), self._rstd(op)]
+        for name, symbol in (("weight", "*"), ("bias", "+")):
+            given = op.tensor(name)
+            if isinstance(given, SSAValue):
+                text += f" {symbol} {{{len(terms)}}}"
+                terms.append(self._of_column(given, col))
+        return self.write("layer_norm", text, *terms, comment=op.name)
+
+    @_reduces("aten.native_layer_norm", result=_layer_norm)
     def _layer_norm_steps(self, op: AtenOp) -> list[Accumulation]:
         source = op.operands[0]
 
@@ -197,23 +234,21 @@ class Reducer:
         text = f"1.0 / tl.sqrt({{0}} / n_cols + {number(op.value('eps'))})"
         return self.write("rstd", text, self.done((op, "squares")), comment=op.name)
 
-    def _layer_norm(self, op: AtenOp, value: SSAValue, indices: Indices, guards: Guards) -> Term:
-        if value is not op.results[0]:
-            self._check_row(indices, value)
-            return self._mean(op) if value is op.results[1] else self._rstd(op)
-        col = self._position(indices, value)
-        x = self.values.at(op.operands[0], indices, guards)
-        text, terms = "({0} - {1}) * {2}", [x, self._mean(op), self._rstd(op)]
-        for name, symbol in (("weight", "*"), ("bias", "+")):
-            given = op.tensor(name)
-            if isinstance(given, SSAValue):
-                text += f" {symbol} {{{len(terms)}}}"
-                terms.append(self._of_column(given, col))
-        return self.write("layer_norm", text, *terms, comment=op.name)
-
     def _of_column(self, value: SSAValue, col: Index) -> Term:
         return self.values.at(value, self.values.indices(value, col))
 
+    def _layer_norm_backward(
+        self, op: AtenOp, value: SSAValue, indices: Indices, guards: Guards
+    ) -> Term:
+        if self._position(indices, value) != self.col:
+            raise UnfitError("the gradient of a layer norm is read out of order")
+        tilt, shift = self.done((op, "tilt")), self.done((op, "shift"))
+        grad, normal, rstd = self._weighted(op), self._normal(op), self.of_row(op.operands[3])
+        text = "({0} - ({1} * {2} + {3}) / n_cols) * {4}"
+        terms = grad, normal, tilt, shift, rstd
+        return self.write("layer_norm_grad", text, *terms, comment=op.name)
+
+    @_reduces(LAYER_NORM_BACKWARD, result=_layer_norm_backward)
     def _layer_norm_backward_steps(self, op: AtenOp) -> list[Accumulation]:
         dx, dweight, dbias = op.value("output_mask")
         given = iter(op.results)
@@ -246,17 +281,6 @@ class Reducer:
     def _product(self, op: AtenOp, *, weighted: bool) -> Term:
         grad = self._weighted(op) if weighted else self.each(op.operands[0])
         return self.write("product", "{0} * {1}", grad, self._normal(op), comment=op.name)
-
-    def _layer_norm_backward(
-        self, op: AtenOp, value: SSAValue, indices: Indices, guards: Guards
-    ) -> Term:
-        if self._position(indices, value) != self.col:
-            raise UnfitError("the gradient of a layer norm is read out of order")
-        tilt, shift = self.done((op, "tilt")), self.done((op, "shift"))
-        grad, normal, rstd = self._weighted(op), self._normal(op), self.of_row(op.operands[3])
-        text = "({0} - ({1} * {2} + {3}) / n_cols) * {4}"
-        terms = grad, normal, tilt, shift, rstd
-        return self.write("layer_norm_grad", text, *terms, comment=op.name)
 
 
 def _peak_of(op: AtenOp) -> Key | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
@@ -29,8 +30,31 @@ _TYPES = {
     torch.bool: "tl.int1",
 }
 
-Formula = Callable[..., str]
+Write = Callable[..., str]
 """From the op and its operands' variables to an expression."""
+
+
+@dataclass(frozen=True)
+class Formula:
+    """How an op is written. takes_numbers: whether an operand may be a written number, which takes
+    the dtype of what it meets."""
+
+    write: Write
+    takes_numbers: bool = False
+
+
+FORMULAS: dict[str, Formula] = {}
+"""By op name; records of ops say in which dtype operands are computed with."""
+
+
+def formula(*names: str, takes_numbers: bool = False) -> Callable[[Write], Write]:
+    """Register how the named pointwise ops are written."""
+
+    def register(write: Write) -> Write:
+        FORMULAS.update(dict.fromkeys(names, Formula(write, takes_numbers)))
+        return write
+
+    return register
 
 
 def type_text(dtype: torch.dtype) -> str:
@@ -57,34 +81,36 @@ def rounded(value: float | bool, dtype: torch.dtype) -> float | bool:
     return torch.tensor(value, dtype=dtype).item()
 
 
-def _infix(symbol: str) -> Formula:
+def _infix(symbol: str) -> Write:
     return lambda op, a, b: f"{a} {symbol} {b}"
 
 
-def _with_other(symbol: str) -> Formula:
+def _with_other(symbol: str) -> Write:
     return lambda op, a: f"{a} {symbol} {number(op.value('other'))}"
 
 
-def _compared_with_other(symbol: str) -> Formula:
+def _compared_with_other(symbol: str) -> Write:
     """ATen brings the number to the operand's dtype first, as 0.1 to bfloat16's 0.10009765625."""
 
-    def formula(op: AtenOp, a: str) -> str:
+    def write(op: AtenOp, a: str) -> str:
         other, dtype = op.value("other"), dtype_of_value(op.operands[0])
         return f"{a} {symbol} {number(rounded(other, dtype) if dtype.is_floating_point else other)}"
 
-    return formula
+    return write
 
 
-def _extreme(function: str) -> Formula:
+def _extreme(function: str) -> Write:
     """NaN is the largest and the smallest, as in ATen; PTX's max and min would drop it."""
     return lambda op, a, b: f"{function}({a}, {b}, propagate_nan=tl.PropagateNan.ALL)"
 
 
+@formula("aten.neg")
 def _negative(op: AtenOp, a: str) -> str:
     """Triton's minus is 0 - a, which makes 0 of 0."""
     return f"{a} * -1.0" if dtype_of_value(op.results[0]).is_floating_point else f"-{a}"
 
 
+@formula("aten.tanh")
 def _tanh(op: AtenOp, a: str) -> str:
     """2 sigmoid(2 a) - 1, and near 0, where that cancels, a convergent of Lambert's fraction.
 
@@ -98,25 +124,26 @@ def _tanh(op: AtenOp, a: str) -> str:
     return f"tl.where(tl.abs({a}) < 0.4, {a} * {above} / {below}, {far})"
 
 
-def _call(function: str) -> Formula:
+def _call(function: str) -> Write:
     return lambda op, *given: f"{function}({', '.join(given)})"
 
 
-def _sum(symbol: str) -> Formula:
-    def formula(op: AtenOp, a: str, b: str) -> str:
+def _sum(symbol: str) -> Write:
+    def write(op: AtenOp, a: str, b: str) -> str:
         alpha = op.value("alpha")
         return f"{a} {symbol} {b}" if alpha == 1 else f"{a} {symbol} {b} * {number(alpha)}"
 
-    return formula
+    return write
 
 
-def _sum_with_other(symbol: str) -> Formula:
-    def formula(op: AtenOp, a: str) -> str:
+def _sum_with_other(symbol: str) -> Write:
+    def write(op: AtenOp, a: str) -> str:
         return f"{a} {symbol} {number(op.value('other') * op.value('alpha'))}"
 
-    return formula
+    return write
 
 
+@formula("aten.pow.Tensor_Scalar")
 def _power(op: AtenOp, a: str) -> str:
     exponent = op.value("exponent")
     if exponent in (0.5, -0.5):
@@ -134,6 +161,7 @@ def _gelu_inner(a: str) -> str:
     return f"{_SQRT_2_OVER_PI} * ({a} + {_CUBIC} * {a} * {a} * {a})"
 
 
+@formula("aten.gelu")
 def _gelu(op: AtenOp, a: str) -> str:
     if op.value("approximate") == "tanh":
         # 0.5 (1 + tanh(u)) is sigmoid(2 u).
@@ -141,6 +169,7 @@ def _gelu(op: AtenOp, a: str) -> str:
     return f"0.5 * {a} * (1.0 + tl.erf({a} * {_SQRT_HALF}))"
 
 
+@formula("aten.gelu_backward")
 def _gelu_backward(op: AtenOp, grad: str, a: str) -> str:
     if op.value("approximate") == "tanh":
         half = f"tl.sigmoid(2.0 * ({_gelu_inner(a)}))"
@@ -150,11 +179,13 @@ def _gelu_backward(op: AtenOp, grad: str, a: str) -> str:
     return f"{grad} * (0.5 * (1.0 + tl.erf({a} * {_SQRT_HALF})) + {a} * {density})"
 
 
+@formula("aten.silu_backward")
 def _silu_backward(op: AtenOp, grad: str, a: str) -> str:
     gate = f"tl.sigmoid({a})"
     return f"{grad} * {gate} * (1.0 + {a} * (1.0 - {gate}))"
 
 
+@formula("aten.threshold_backward")
 def _threshold_backward(op: AtenOp, grad: str, a: str) -> str:
     dtype = dtype_of_value(op.results[0])  # operands are brought to it first
     threshold = rounded(op.value("threshold"), dtype)
@@ -162,11 +193,13 @@ def _threshold_backward(op: AtenOp, grad: str, a: str) -> str:
     return f"tl.where({a} <= {number(threshold)}, {zero}, {grad})"
 
 
+@formula("aten.masked_fill.Scalar")
 def _masked_fill(op: AtenOp, a: str, mask: str) -> str:
     value = rounded(op.value("value"), dtype_of_value(op.results[0]))
     return f"tl.where({mask}, {number(value)}, {a})"
 
 
+@formula("aten.div.Scalar_mode")
 def _whole_quotient(op: AtenOp, a: str) -> str:
     """Of integers by a positive one; `//` and `%` are C's, towards 0."""
     other = op.value("other")
@@ -175,71 +208,37 @@ def _whole_quotient(op: AtenOp, a: str) -> str:
     return f"({a} - ({a} % {other} + {other}) % {other}) // {other}"
 
 
-_COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
-
-COMPARISONS: dict[str, Formula] = {
-    **{f"aten.{name}.Tensor": _infix(symbol) for name, symbol in _COMPARISONS.items()},
-    **{f"aten.{name}.Scalar": _compared_with_other(s) for name, s in _COMPARISONS.items()},
-}
-"""Ops whose operands are compared in their own common dtype, not in the result's."""
-
-MIXED: dict[str, Formula] = {
-    "aten.where.self": lambda op, mask, a, b: f"tl.where({mask}, {a}, {b})",
-    "aten.masked_fill.Scalar": _masked_fill,
-}
-"""Ops with a mask among operands of another dtype; by position, False for the mask."""
-
-MASK_POSITION = {"aten.where.self": 0, "aten.masked_fill.Scalar": 1}
-
-ARITHMETIC: dict[str, Formula] = {
-    "aten._to_copy": lambda op, a: a,
-    "aten.abs": _call("tl.abs"),
-    "aten.add.Scalar": _sum_with_other("+"),
-    "aten.add.Tensor": _sum("+"),
-    "aten.bitwise_and.Tensor": _infix("&"),
-    "aten.bitwise_not": lambda op, a: f"~{a}",
-    "aten.bitwise_or.Tensor": _infix("|"),
-    "aten.cos": _call("tl.cos"),
-    "aten.div.Scalar": _with_other("/"),
-    "aten.div.Scalar_mode": _whole_quotient,
-    "aten.div.Tensor": _infix("/"),
-    "aten.exp": _call("tl.exp"),
-    "aten.gelu": _gelu,
-    "aten.gelu_backward": _gelu_backward,
-    "aten.log": _call("tl.log"),
-    "aten.maximum": _extreme("tl.maximum"),
-    "aten.minimum": _extreme("tl.minimum"),
-    "aten.mul.Scalar": _with_other("*"),
-    "aten.mul.Tensor": _infix("*"),
-    "aten.neg": _negative,
-    "aten.pow.Tensor_Scalar": _power,
-    "aten.reciprocal": lambda op, a: f"1.0 / {a}",
-    "aten.relu": lambda op, a: f"tl.where({a} < 0, 0, {a})",
-    "aten.rsqrt": lambda op, a: f"1.0 / tl.sqrt({a})",
-    "aten.sigmoid": _call("tl.sigmoid"),
-    "aten.sigmoid_backward": lambda op, g, y: f"{g} * {y} * (1.0 - {y})",
-    "aten.silu": lambda op, a: f"{a} * tl.sigmoid({a})",
-    "aten.silu_backward": _silu_backward,
-    "aten.sin": _call("tl.sin"),
-    "aten.sqrt": _call("tl.sqrt"),
-    "aten.sub.Scalar": _sum_with_other("-"),
-    "aten.sub.Tensor": _sum("-"),
-    "aten.tanh": _tanh,
-    "aten.tanh_backward": lambda op, g, y: f"{g} * (1.0 - {y} * {y})",
-    "aten.threshold_backward": _threshold_backward,
-}
-"""Ops whose operands are first brought to the dtype of the result."""
-
-INFIX = frozenset({f"aten.{name}.Tensor" for name in ("add", "sub", "mul", "div")})
-
-LOGICAL: dict[str, Formula] = {
-    "aten.logical_and": _infix("&"),
-    "aten.logical_not": lambda op, a: f"~{a}",
-    "aten.logical_or": _infix("|"),
-}
-"""Ops on booleans."""
-
-FORMULAS: dict[str, Formula] = {**COMPARISONS, **MIXED, **ARITHMETIC, **LOGICAL}
+formula("aten._to_copy")(lambda op, a: a)
+formula("aten.abs")(_call("tl.abs"))
+formula("aten.cos")(_call("tl.cos"))
+formula("aten.exp")(_call("tl.exp"))
+formula("aten.log")(_call("tl.log"))
+formula("aten.sigmoid")(_call("tl.sigmoid"))
+formula("aten.sin")(_call("tl.sin"))
+formula("aten.sqrt")(_call("tl.sqrt"))
+formula("aten.rsqrt")(lambda op, a: f"1.0 / tl.sqrt({a})")
+formula("aten.reciprocal")(lambda op, a: f"1.0 / {a}")
+formula("aten.relu")(lambda op, a: f"tl.where({a} < 0, 0, {a})")
+formula("aten.silu")(lambda op, a: f"{a} * tl.sigmoid({a})")
+formula("aten.sigmoid_backward")(lambda op, g, y: f"{g} * {y} * (1.0 - {y})")
+formula("aten.tanh_backward")(lambda op, g, y: f"{g} * (1.0 - {y} * {y})")
+formula("aten.add.Tensor", takes_numbers=True)(_sum("+"))
+formula("aten.sub.Tensor", takes_numbers=True)(_sum("-"))
+formula("aten.mul.Tensor", takes_numbers=True)(_infix("*"))
+formula("aten.div.Tensor", takes_numbers=True)(_infix("/"))
+formula("aten.add.Scalar")(_sum_with_other("+"))
+formula("aten.sub.Scalar")(_sum_with_other("-"))
+formula("aten.mul.Scalar")(_with_other("*"))
+formula("aten.div.Scalar")(_with_other("/"))
+formula("aten.maximum")(_extreme("tl.maximum"))
+formula("aten.minimum")(_extreme("tl.minimum"))
+formula("aten.where.self")(lambda op, mask, a, b: f"tl.where({mask}, {a}, {b})")
+formula("aten.bitwise_and.Tensor", "aten.logical_and")(_infix("&"))
+formula("aten.bitwise_or.Tensor", "aten.logical_or")(_infix("|"))
+formula("aten.bitwise_not", "aten.logical_not")(lambda op, a: f"~{a}")
+for _name, _symbol in zip("eq ne lt le gt ge".split(), "== != < <= > >=".split(), strict=True):
+    formula(f"aten.{_name}.Tensor")(_infix(_symbol))
+    formula(f"aten.{_name}.Scalar")(_compared_with_other(_symbol))
 
 
 def common_dtype(dtypes: list[torch.dtype]) -> torch.dtype:

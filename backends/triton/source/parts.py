@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 from xdsl.ir import Operation, SSAValue
 
-from shardweave.backends.triton.kernels.reductions import EXTREMES
+from shardweave.backends.triton.kernels.reductions import accumulation_kind
 from shardweave.backends.triton.source.joining import PartialResult, parts_of
 from shardweave.backends.triton.source.region import Region, region_of
 from shardweave.backends.triton.source.source import Config, Kernel
@@ -116,7 +116,7 @@ def sum_in_memory(region: Region) -> tuple[int, PartialResult]:
     rows, (made,) = op.operands[0], region.stored
     shape = region.space.rows, region.space.columns
     types = region.dtype_of(rows), region.dtype_of(made)
-    parts = PartialResult(EXTREMES.get(op.name, "sum"), *shape, *types, in_memory=True)
+    parts = PartialResult(accumulation_kind(op), *shape, *types, in_memory=True)
     return region.inputs.index(rows), parts
 
 

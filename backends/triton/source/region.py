@@ -13,9 +13,10 @@ from shardweave.backends.triton.source.writer import UnfitError
 from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.kernel import FusedOp
 from shardweave.ir.dialects.types import dtype_of_value, shape_of
-from shardweave.ir.ops.facts import LOOKUP_GRADIENT, facts_of
 from shardweave.ir.ops.fusible import role_of
 from shardweave.ir.ops.gpu_types import dtype_on_gpu
+from shardweave.ir.ops.records.indexing import LOOKUP_GRADIENT
+from shardweave.ir.ops.registry import spec_of
 from shardweave.ir.program.iteration_space import (
     IterationSpace,
     computed_aside,
@@ -106,4 +107,4 @@ def region_of(op: FusedOp, *, on_gpu: bool = True) -> Region:
 def _shows_operand(op: AtenOp, *, is_sum: bool) -> bool:
     """Whether an op gives its operand in another layout. is_sum: of a region that sums few rows,
     where the gradient of a lookup of all rows is the operand."""
-    return facts_of(op).is_layout or (is_sum and op.name == LOOKUP_GRADIENT)
+    return spec_of(op).is_layout or (is_sum and op.name == LOOKUP_GRADIENT)

@@ -9,11 +9,7 @@ import torch
 from xdsl.ir import SSAValue
 
 from shardweave.backends.triton.source.formulas import (
-    ARITHMETIC,
-    COMPARISONS,
     FORMULAS,
-    INFIX,
-    MASK_POSITION,
     common_dtype,
     computed_in,
     converted,
@@ -39,9 +35,26 @@ from shardweave.backends.triton.source.writer import (
 )
 from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.types import dtype_of_value, shape_of
-from shardweave.ir.ops.fusible import padded_dim
+from shardweave.ir.ops.records.views import padded_dim
+from shardweave.ir.ops.registry import spec_of
 
 Special = Callable[[AtenOp, SSAValue, Indices, Guards], Term]
+
+
+_Handler = Callable[["Values", AtenOp, Indices, Guards], Term]
+
+_HANDLERS: dict[str, _Handler] = {}
+"""How ops whose elements are those of their operands are computed, by op name."""
+
+
+def _handles(name: str) -> Callable[[_Handler], _Handler]:
+    """Register a method for the named op."""
+
+    def register(handler: _Handler) -> _Handler:
+        _HANDLERS[name] = handler
+        return handler
+
+    return register
 
 
 @dataclass
@@ -102,11 +115,12 @@ class Values:
         given = [self.at(v, self.broadcast(v, indices), guards) for v in op.operands]
         # Written numbers take the dtype of what they meet in an infix formula; a function would
         # read them as float32, and two that meet would be computed by Python's rules.
-        if op.name not in INFIX or all(term.is_literal for term in given):
+        formula = FORMULAS[op.name]
+        if not formula.takes_numbers or all(term.is_literal for term in given):
             given = list(map(self.variable, given))
         axes = frozenset[str]().union(*(term.axes for term in given))
         words = self._converted(op, given, dtype)
-        return self.writer.assign(hint, FORMULAS[op.name](op, *words), dtype, axes, comment)
+        return self.writer.assign(hint, formula.write(op, *words), dtype, axes, comment)
 
     def variable(self, term: Term) -> Term:
         """A term; a number that is written out is made a variable of its dtype."""
@@ -118,41 +132,45 @@ class Values:
 
     def _converted(self, op: AtenOp, given: list[Term], dtype: torch.dtype) -> list[str]:
         """The operands in the dtype that the op computes in."""
-        if op.name in ARITHMETIC:
-            return [_as(term, dtype) for term in given]
-        if op.name in COMPARISONS:
+        spec = spec_of(op)
+        if spec.operands_as == "common":
             common = common_dtype([term.dtype for term in given])
             is_fraction = len(given) == 1 and isinstance(op.value("other"), float)
             if is_fraction and not common.is_floating_point:
                 common = torch.float32
             return [_as(term, common) for term in given]
-        mask = MASK_POSITION.get(op.name)
-        return [_as(t, torch.bool if mask in (None, i) else dtype) for i, t in enumerate(given)]
+        others = torch.bool if spec.operands_as == "bool" else dtype
+        return [_as(t, torch.bool if i == spec.mask else others) for i, t in enumerate(given)]
 
     # Views
 
+    @_handles("aten.view")
     def view(self, op: AtenOp, indices: Indices, guards: Guards) -> Term:
         flat = raveled(indices, shape_of(op.results[0]))
         source = op.operands[0]
         return self.at(source, self.indices(source, flat), guards)
 
+    @_handles("aten.permute")
     def permute(self, op: AtenOp, indices: Indices, guards: Guards) -> Term:
         own: list[Index] = [ZERO] * len(indices)
         for position, dim in enumerate(op.value("dims")):
             own[dim] = indices[position]
         return self.at(op.operands[0], tuple(own), guards)
 
+    @_handles("aten.expand")
     def expand(self, op: AtenOp, indices: Indices, guards: Guards) -> Term:
         return self.at(op.operands[0], self.broadcast(op.operands[0], indices), guards)
 
     # Elements of an operand, found by an index
 
+    @_handles("aten.slice.Tensor")
     def slice(self, op: AtenOp, indices: Indices, guards: Guards) -> Term:
         source = op.operands[0]
         dim = op.value("dim") % len(indices)
         start = _wrapped(op.value("start") or 0, shape_of(source)[dim])
         return self.at(source, _shifted(indices, dim, start), guards)
 
+    @_handles("aten.select.int")
     def select(self, op: AtenOp, indices: Indices, guards: Guards) -> Term:
         source = op.operands[0]
         shape = shape_of(source)
@@ -160,6 +178,7 @@ class Values:
         chosen = Index(constant=_wrapped(op.value("index"), shape[dim]))
         return self.at(source, (*indices[:dim], chosen, *indices[dim:]), guards)
 
+    @_handles("aten.slice_backward")
     def slice_backward(self, op: AtenOp, indices: Indices, guards: Guards) -> Term:
         grad = op.operands[0]
         dim = op.value("dim") % len(indices)
@@ -168,6 +187,7 @@ class Values:
         tests = self._between(indices[dim], start, stop, shape_of(op.results[0])[dim])
         return self._where(op, tests, grad, _shifted(indices, dim, -start), indices[dim], guards)
 
+    @_handles("aten.select_backward")
     def select_backward(self, op: AtenOp, indices: Indices, guards: Guards) -> Term:
         dim = op.value("dim") % len(indices)
         chosen = _wrapped(op.value("index"), shape_of(op.results[0])[dim])
@@ -175,6 +195,7 @@ class Values:
         own = (*indices[:dim], *indices[dim + 1 :])
         return self._where(op, tests, op.operands[0], own, indices[dim], guards)
 
+    @_handles("aten.constant_pad_nd")
     def pad(self, op: AtenOp, indices: Indices, guards: Guards) -> Term:
         source, found = op.operands[0], padded_dim(op)
         assert found is not None
@@ -185,6 +206,7 @@ class Values:
         own = _shifted(indices, dim, -before)
         return self._where(op, tests, source, own, indices[dim], guards, value)
 
+    @_handles("aten.arange.start_step")
     def arange(self, op: AtenOp, indices: Indices, guards: Guards) -> Term:
         dtype = dtype_of_value(op.results[0])
         place = indices[0] * op.value("step") + Index(constant=op.value("start"))
@@ -228,6 +250,7 @@ class Values:
         above = [f"{text} >= {start}"] if start > 0 else []
         return above + ([f"{text} < {stop}"] if stop < size else [])
 
+    @_handles("aten.cat")
     def cat(self, op: AtenOp, indices: Indices, guards: Guards) -> Term:
         dim = op.value("dim") % len(indices)
         index, size = indices[dim], shape_of(op.results[0])[dim]
@@ -243,12 +266,14 @@ class Values:
             axes, end = axes | own.axes, begin
         return self.writer.assign("cat", word, dtype, axes, op.name)
 
+    @_handles("aten.embedding")
     def embedding(self, op: AtenOp, indices: Indices, guards: Guards) -> Term:
         table, places = op.operands
         place = self.at(places, indices[:-1], guards)
         row, inside = self._looked_up(op, place, shape_of(table)[0], guards)
         return self.at(table, (row, indices[-1]), inside)
 
+    @_handles("aten.gather")
     def gather(self, op: AtenOp, indices: Indices, guards: Guards) -> Term:
         source, places = op.operands
         place = self.at(places, (*indices[:-1], ZERO), guards)
@@ -269,6 +294,7 @@ class Values:
         index = of_base(Base(place.name, size, place.axes))
         return index, (*guards, Guard(inside.name, place.axes, looked_up=True))
 
+    @_handles("aten.scatter_add")
     def scatter_add(self, op: AtenOp, indices: Indices, guards: Guards) -> Term:
         into, places, source = op.operands
         own = (*indices[:-1], ZERO)
@@ -305,23 +331,3 @@ def _wrapped(position: int, size: int) -> int:
 
 def _shifted(indices: Indices, dim: int, offset: int) -> Indices:
     return (*indices[:dim], indices[dim] + Index(constant=offset), *indices[dim + 1 :])
-
-
-_Handler = Callable[[Values, AtenOp, Indices, Guards], Term]
-
-_HANDLERS: dict[str, _Handler] = {
-    "aten.view": Values.view,
-    "aten.permute": Values.permute,
-    "aten.expand": Values.expand,
-    "aten.slice.Tensor": Values.slice,
-    "aten.select.int": Values.select,
-    "aten.slice_backward": Values.slice_backward,
-    "aten.select_backward": Values.select_backward,
-    "aten.cat": Values.cat,
-    "aten.constant_pad_nd": Values.pad,
-    "aten.arange.start_step": Values.arange,
-    "aten.embedding": Values.embedding,
-    "aten.gather": Values.gather,
-    "aten.scatter_add": Values.scatter_add,
-}
-"""Ops whose elements are those of their operands."""

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardweave.driver.commands.read_programs import read_or_capture
-from shardweave.driver.plans import plan as planned
 from shardweave.ir.program.program import Program
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.lowering.lower import Lowerings
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_check import check_plan
+from shardweave.planners.planning import plan as planned
 from shardweave.planners.predict.predict import simulate_plan
 
 COLUMNS = ("model", "plan", "step_ms")

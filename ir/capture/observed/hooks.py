@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.fx.graph_module import _assign_attr
 from torch.nn.modules import module as global_hooks
 
 from shardweave.ir.capture.site import CaptureError, Site
+from shardweave.ir.torch_private import assign_attribute
 
 Hook = Callable[[Tensor], Tensor | None]
 Export = Callable[[Hook, Tensor], torch.fx.GraphModule]
@@ -91,7 +91,7 @@ def _read_through_view(
     reads = [{key: names[id(t)] for key, t in _tensors(hook)} for hook in hooks]
     for hook in hooks:
         for _, tensor in _tensors(hook):
-            _assign_attr(tensor, exported, names[id(tensor)])
+            assign_attribute(tensor, exported, names[id(tensor)])
 
     def hooked(parameter: Tensor, *states: Mapping[str, Tensor]) -> Tensor:
         view = parameter.view_as(parameter)

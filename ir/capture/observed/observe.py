@@ -14,16 +14,18 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
-from unittest import mock
-
-from torch._dynamo import output_graph
-from torch._dynamo.variables import nn_module
-from torch._dynamo.variables.base import AttributeMutationExisting, ValueMutationExisting
-from torch._dynamo.variables.dicts import ConstDictVariable
-from torch._dynamo.variables.torch_function import TorchFunctionModeStackVariable
-from torch.export._trace import _ExportModuleSpecTrackerDict
 
 from shardweave.ir.capture.site import Site, qualified, site_of_frames, site_of_node
+from shardweave.ir.torch_private import (
+    AttributeMutationExisting,
+    ConstDictVariable,
+    TorchFunctionModes,
+    TrackedDict,
+    ValueMutationExisting,
+    modified_variables,
+    original_of,
+    replaced,
+)
 
 ABSENT = object()
 """In place of a value: there is none."""
@@ -66,8 +68,7 @@ class Observation:
 def observed() -> Iterator[Observation]:
     """Writes down the traces that dynamo makes meanwhile."""
     observation = Observation()
-    cleanup = output_graph.OutputGraph.cleanup
-    record_module = nn_module.record_nn_module_stack
+    cleanup, record_module = original_of("graph's end"), original_of("module stack")
 
     def observing_cleanup(graph: Any) -> None:
         observation.writes = list(_writes(graph))
@@ -84,10 +85,7 @@ def observed() -> Iterator[Observation]:
                 raise
         observation.failed_in = ""  # whatever was raised inside has been caught there
 
-    with (
-        mock.patch.object(output_graph.OutputGraph, "cleanup", observing_cleanup),
-        mock.patch.object(nn_module, "record_nn_module_stack", observing_module),
-    ):
+    with replaced({"graph's end": observing_cleanup, "module stack": observing_module}):
         yield observation
 
 
@@ -101,13 +99,13 @@ def _leaf_hooks(graph: Any) -> Iterator[tuple[str, Site]]:
 
 def _writes(graph: Any) -> Iterator[Write]:
     effects, read = graph.side_effects, _Read(graph)
-    for variable in effects._get_modified_vars():
+    for variable in modified_variables(effects):
         if (
             not isinstance(
                 variable.mutation_type, (AttributeMutationExisting, ValueMutationExisting)
             )
-            or isinstance(vars(variable).get("value"), _ExportModuleSpecTrackerDict)
-            or isinstance(variable, TorchFunctionModeStackVariable)
+            or isinstance(vars(variable).get("value"), TrackedDict)
+            or isinstance(variable, TorchFunctionModes)
         ):
             continue
         source = variable.source.name

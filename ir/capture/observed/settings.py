@@ -13,26 +13,29 @@ from unittest import mock
 
 import torch
 from torch import fx
-from torch._dynamo import functional_export
-from torch._dynamo.output_graph import OutputGraph
-from torch._dynamo.symbolic_convert import InstructionTranslatorBase
-from torch._dynamo.variables import builder
-from torch._library import simple_registry
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.fx.graph import _PyTreeCodeGen
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import (
-    _disable_current_modes,
-    _get_current_dispatch_mode_stack,
-)
 
 from shardweave.ir.capture.arguments import children_of
 from shardweave.ir.capture.observed.value_checks import without_value_checks
 from shardweave.ir.capture.substitutes.dense_attention import traced_anywhere
 from shardweave.ir.capture.substitutes.written_out import written_out
 from shardweave.ir.program.text import without_gc
+from shardweave.ir.torch_private import (
+    ExportOutput,
+    FakeTensor,
+    FakeTensorMode,
+    configured,
+    current_modes,
+    disable_current_modes,
+    functional_export,
+    keep_tree_specs,
+    marked_outputs_allowed,
+    pytree,
+    replaced,
+    silent_logs,
+    unordered,
+    without_mkldnn,
+)
 
-_UNSAID = "ignore_logging_functions"
 _WORDS = {print, warnings.warn, logging.debug, logging.info, logging.warning, logging.error}
 """Calls that say something and compute nothing, which a program leaves out."""
 
@@ -49,16 +52,10 @@ def _quiet() -> Iterator[None]:
     """Without torch's log of an error that is explained anyway, and without the warnings of dynamo:
     before torch 2.13 at a hook that forward registers, and at functions that keep what they found,
     which are traced as others are."""
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", ".* should not be instantiated", DeprecationWarning)
-            warnings.filterwarnings("ignore", "Dynamo detected a call to a `functools.lru_cache`")
-            yield
-    finally:
-        logger.setLevel(level)
+    with silent_logs(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".* should not be instantiated", DeprecationWarning)
+        warnings.filterwarnings("ignore", "Dynamo detected a call to a `functools.lru_cache`")
+        yield
 
 
 @contextlib.contextmanager
@@ -67,10 +64,10 @@ def _outside_of_modes() -> Iterator[None]:
 
     A step compiles a program in the middle of a call. Fake tensors stay fake.
     """
-    modes = _get_current_dispatch_mode_stack()
+    modes = current_modes()
     with contextlib.ExitStack() as stack:
         if not all(isinstance(mode, FakeTensorMode) for mode in modes):
-            stack.enter_context(_disable_current_modes())
+            stack.enter_context(disable_current_modes())
             for mode in modes:
                 if isinstance(mode, FakeTensorMode):
                     stack.enter_context(mode)
@@ -97,12 +94,8 @@ def _plain_recurrence() -> Iterator[None]:
 
     Its kernel on the CPU is one op that nothing could cut, and keeps a workspace of no known size.
     """
-    was_enabled = torch._C._get_mkldnn_enabled()
-    torch._C._set_mkldnn_enabled(False)  # torch.backends.mkldnn.flags warns of GPUs
-    try:
+    with without_mkldnn():
         yield
-    finally:
-        torch._C._set_mkldnn_enabled(was_enabled)
 
 
 @contextlib.contextmanager
@@ -112,15 +105,14 @@ def _compiling() -> Iterator[None]:
     A program has fixed shapes. What a model does for the sake of other ones, such as a mask in
     place of causal attention (Hugging Face), it is to leave.
     """
-    with mock.patch.object(torch.compiler, "_is_compiling_flag", True):
+    with replaced({"is compiling": True}):
         yield
 
 
 @contextlib.contextmanager
 def _without_effects() -> Iterator[None]:
     """A graph does not order the assertions of linear algebra (that no matrix is singular)."""
-    holder = simple_registry.singleton.find("aten::_linalg_check_errors").effect
-    with mock.patch.object(holder, "_effect", None):
+    with unordered("aten::_linalg_check_errors"):
         yield
 
 
@@ -141,7 +133,7 @@ class _FlatRoot(torch.nn.Module):
     def forward(self, *flat: Any) -> Any:
         named = dict(zip(self.names, flat[self.num_args :], strict=True))
         returned = self._export_root(*flat[: self.num_args], **named)
-        return functional_export.ExportTracerOutput(*pytree.tree_flatten(returned))
+        return ExportOutput(*pytree.tree_flatten(returned))
 
 
 def _root_of(root: Any, in_spec: Any) -> torch.nn.Module:
@@ -157,20 +149,13 @@ _recompile = fx.GraphModule.recompile
 def _without_code(graph: fx.GraphModule) -> None:
     """In place of `recompile`, a tenth of the time that a capture takes: a graph gets its code when
     it is called, which most never are."""
-    codegen = graph.graph._codegen
-    if isinstance(codegen, _PyTreeCodeGen):
-        graph._in_spec = codegen.pytree_info.in_spec
-        graph._out_spec = codegen.pytree_info.out_spec
+    keep_tree_specs(graph)
     type(graph).forward = _run_with_code
 
 
 def _run_with_code(graph: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
     _recompile(graph)
     return graph(*args, **kwargs)
-
-
-def _unchecked(graph: Any, returned: Any, translator: Any) -> None:
-    return None
 
 
 def _unreadable(graph: fx.GraphModule, *args: Any, **kwargs: Any) -> str:
@@ -192,37 +177,33 @@ def _forgetting() -> Iterator[None]:
                     del names[name]
 
 
-_MARKED = "_check_requires_grad_intermediate_outputs"
-
-_PATCHES: tuple[tuple[Any, str, Any], ...] = (
-    (functional_export, "_compiling_state_context", _compiling),
+_REPLACED: dict[str, Any] = {
+    "export state": _compiling,
     # Shapes are fixed: the guards that would be made to check dynamic ones, a quarter of the
     # time that a small GPT takes, guard nothing.
-    (functional_export, "_suggest_or_raise_constraint_violation", mock.DEFAULT),
+    "shape guards": mock.DEFAULT,
     # It would keep a copy of each parameter, which cannot be made inside torch.vmap.
-    (builder, "_clone_input", lambda value, _: value),
+    "cloned input": lambda value, _: value,
     # Dynamo parses each source file for a line of a log that nobody reads.
-    (InstructionTranslatorBase, "get_line_of_code_header", _no_header),
-    (functional_export, "ModuleToTrace", _root_of),
-    (fx.GraphModule, "recompile", _without_code),
-    # Dynamo writes the whole graph out to say why it cannot be stored.
-    (fx.GraphModule, "print_readable", _unreadable),
-)
-"""What of torch's tracing does something else meanwhile: where, its name, and what it does."""
+    "source lines": _no_header,
+    "exported root": _root_of,
+}
+"""What of torch's tracing does something else meanwhile, and what it does."""
 
 
 @contextlib.contextmanager
 def _patched() -> Iterator[None]:
-    """Meanwhile torch's tracing is as `_PATCHES` say."""
-    with contextlib.ExitStack() as stack:
-        for place, name, new in _PATCHES:
-            stack.enter_context(mock.patch.object(place, name, new))
-        # A tensor that forward marks may not be returned, as what is computed of it has no gradient
-        # by it outside; nobody asks for that of what a step returns. Torch 2.11 does not check it.
-        stack.enter_context(mock.patch.object(OutputGraph, _MARKED, _unchecked, create=True))
-        stack.enter_context(torch._dynamo.config.patch(allow_rnn=True, trace_autograd_ops=True))
-        if hasattr(torch._dynamo.config, _UNSAID):  # not in torch 2.11
-            stack.enter_context(torch._dynamo.config.patch({_UNSAID: _WORDS}))
+    """Meanwhile torch's tracing is as `_REPLACED` says."""
+    with (
+        replaced(_REPLACED),
+        mock.patch.object(fx.GraphModule, "recompile", _without_code),
+        # Dynamo writes the whole graph out to say why it cannot be stored.
+        mock.patch.object(fx.GraphModule, "print_readable", _unreadable),
+        # What is computed of a tensor that forward marks has no gradient by it outside; nobody asks
+        # for that of what a step returns.
+        marked_outputs_allowed(),
+        configured(allow_rnn=True, trace_autograd_ops=True, ignore_logging_functions=_WORDS),
+    ):
         yield
 
 

@@ -16,12 +16,15 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch._dynamo import symbolic_convert
-from torch._dynamo.variables import LazyVariableTracker
-from torch._dynamo.variables.tensor import SymNodeVariable, TensorVariable
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from shardweave.ir.capture.site import TORCH
+from shardweave.ir.torch_private import (
+    InstructionTranslator,
+    LazyVariableTracker,
+    SymNodeVariable,
+    TensorVariable,
+)
 
 Jump = Callable[[Any, Any], None]
 """How dynamo runs a jump: of a translator, which has the frame's instructions, and the jump."""
@@ -36,7 +39,7 @@ _JUMPS = [
 @contextlib.contextmanager
 def without_value_checks() -> Iterator[None]:
     """Meanwhile dynamo goes on behind a check."""
-    translators = {symbolic_convert.InstructionTranslatorBase}
+    translators = {InstructionTranslator}
     for translator in list(translators):
         translators |= _subclasses(translator)
     with contextlib.ExitStack() as stack:

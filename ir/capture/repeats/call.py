@@ -11,19 +11,23 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._dynamo.side_effects import SideEffects
-from torch._dynamo.variables.base import (
+
+from shardweave.ir.torch_private import (
     AttributeMutationExisting,
     AttributeMutationNew,
+    BaseListVariable,
+    ConstantVariable,
+    ConstDictVariable,
+    LazyVariableTracker,
+    RangeVariable,
+    TensorVariable,
+    TrackedDict,
+    TupleVariable,
     ValueMutationExisting,
     ValueMutationNew,
+    modified_variables,
+    num_function_modes,
 )
-from torch._dynamo.variables.constant import ConstantVariable
-from torch._dynamo.variables.dicts import ConstDictVariable
-from torch._dynamo.variables.lazy import LazyVariableTracker
-from torch._dynamo.variables.lists import BaseListVariable, RangeVariable, TupleVariable
-from torch._dynamo.variables.tensor import TensorVariable
-from torch.export._trace import _ExportModuleSpecTrackerDict
 
 
 class Unfit(Exception):
@@ -97,7 +101,7 @@ def torch_state(tx: Any) -> tuple[Any, ...]:
         torch.is_autocast_cache_enabled(),
         *((torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in devices),
         torch.are_deterministic_algorithms_enabled(),
-        torch._C._len_torch_function_stack(),
+        num_function_modes(),
         len(tx.symbolic_torch_function_state.mode_stack),
         torch.backends.cuda.flash_sdp_enabled(),
         torch.backends.cuda.math_sdp_enabled(),
@@ -133,21 +137,21 @@ Writes = dict[int, tuple[Any, Any]]
 
 def writes_of(tx: Any) -> Writes:
     """What has been written so far, to objects from outside the trace and to new ones."""
-    effects: SideEffects = tx.output.side_effects
+    effects = tx.output.side_effects
     if effects.tensor_hooks:
         raise Unfit("hooks were registered")
     written = dict.fromkeys(effects.store_attr_mutations)
-    for variable in effects._get_modified_vars():
+    for variable in modified_variables(effects):
         if isinstance(variable.mutation_type, (AttributeMutationExisting, ValueMutationExisting)):
             written[variable] = None
     return {
         id(variable): (variable, _content(variable, effects))
         for variable in written
-        if not isinstance(vars(variable).get("value"), _ExportModuleSpecTrackerDict)
+        if not isinstance(vars(variable).get("value"), TrackedDict)
     }
 
 
-def _content(variable: Any, effects: SideEffects) -> Any:
+def _content(variable: Any, effects: Any) -> Any:
     attributes = effects.store_attr_mutations.get(variable, {})
     held = {name: _frozen(value) for name, value in attributes.items()}
     base = vars(variable).get("_base_vt")

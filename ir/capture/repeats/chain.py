@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from shardweave.ir.capture.repeats.record import BLOCK
+from shardweave.ir.torch_private import codegen_of
 
 _KEPT = 2
 """Blocks that are kept at each end of a chain."""
@@ -148,7 +149,7 @@ def shortened(exported: fx.GraphModule, chains: list[BlockChain]) -> fx.GraphMod
         if block_of(node) in cut or (node.op == "get_attr" and node not in needed):
             continue
         values[node] = graph.node_copy(node, lambda n: values[bridges.get(n, n)])
-    graph._codegen = exported.graph._codegen
+    graph.set_codegen(codegen_of(exported.graph))
     short = fx.GraphModule(exported, graph)
     short.meta.update(exported.meta)
     short.train(exported.training)

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import fx
-from torch._functorch._aot_autograd import descriptors as aot
 from torch.fx.node import map_arg
 
 from shardweave.ir.capture.site import qualified
+from shardweave.ir.torch_private import aot
 
 
 @dataclass(eq=False)

@@ -12,10 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._dynamo.variables import builder
-from torch._dynamo.variables.constant import ConstantVariable
-from torch._dynamo.variables.lists import TupleVariable
-from torch._dynamo.variables.tensor import TensorVariable
 from torch.fx.node import map_arg
 
 from shardweave.ir.capture.repeats.alike import Likeness, form_of
@@ -26,6 +22,14 @@ from shardweave.ir.capture.repeats.call import (
     structure_of,
     torch_state,
     writes_of,
+)
+from shardweave.ir.torch_private import (
+    ConstantVariable,
+    TensorVariable,
+    TupleVariable,
+    memory_key,
+    version_of,
+    wrap_proxy,
 )
 
 BLOCK = "shardweave.block"
@@ -60,7 +64,7 @@ class TracedBlock:
         sources, self.sources = tracer.traced_sources, type(tracer.traced_sources)()
         before = set(tracer.graph.nodes)
         calls = dict(self.call.tx.num_calls)
-        self.versions = [_example(node)._version for node in self.call.nodes]
+        self.versions = [version_of(_example(node)) for node in self.call.nodes]
         tracer.traced_sources = self.sources
         try:
             yield
@@ -83,7 +87,7 @@ class TracedBlock:
         check_unwritten(call.writes, writes_of(call.tx))
         if torch_state(call.tx) != call.state:
             raise Unfit("it changes a mode of torch")
-        if [_example(node)._version for node in call.nodes] != self.versions:
+        if [version_of(_example(node)) for node in call.nodes] != self.versions:
             raise Unfit("it changes its inputs in place")
         leaves: list[Any] = []
         structure = structure_of(result, leaves)
@@ -122,7 +126,7 @@ class TracedBlock:
                     tensor = attributes.get(operand.target)
                     if not isinstance(tensor, Tensor):
                         raise Unfit("it calls a higher-order operator")
-                    if _example(operand)._version:
+                    if version_of(_example(operand)):
                         raise Unfit(
                             f"it changes {self.tensors.get(id(tensor), 'a tensor')} in place"
                         )
@@ -132,7 +136,7 @@ class TracedBlock:
     def _check_results(self, leaves: list[Any]) -> None:
         own = set(self.nodes)
         outside = {
-            _storage(_example(operand))
+            memory_key(_example(operand))
             for node in self.nodes
             for operand in (node, *node.all_input_nodes)
             if operand not in own or operand.op == "get_attr"
@@ -140,7 +144,7 @@ class TracedBlock:
         }
         given = set(self.call.nodes)
         leaves = [leaf for leaf in leaves if leaf.as_proxy().node not in given]
-        storages = [_storage(_example(leaf.as_proxy().node)) for leaf in leaves]
+        storages = [memory_key(_example(leaf.as_proxy().node)) for leaf in leaves]
         for leaf, storage in zip(leaves, storages, strict=True):
             node = leaf.as_proxy().node
             example = _example(node)
@@ -255,9 +259,7 @@ class TracedBlock:
         if form_of(value) != form_of(example):
             raise AssertionError(f"{form_of(value)} is not {form_of(example)}")
         del node.meta["example_value"]
-        return builder.wrap_fx_proxy(
-            tx, fx.Proxy(node, tx.output.current_tracer), example_value=value
-        )
+        return wrap_proxy(tx, fx.Proxy(node, tx.output.current_tracer), example_value=value)
 
 
 def _read(output: Any, source: Any, tensor: Tensor, meta: dict[str, Any]) -> fx.Node:
@@ -314,7 +316,3 @@ _STACK = "nn_module_stack"
 
 def _example(node: fx.Node) -> Any:
     return node.meta.get("example_value")
-
-
-def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata

@@ -10,16 +10,13 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
-from unittest import mock
 
-import torch
 from torch import fx, nn
-from torch._dynamo import functional_export
-from torch._dynamo.variables import nn_module, user_defined
 
 from shardweave.ir.capture.repeats.alike import Unlike
 from shardweave.ir.capture.repeats.call import BlockCall, Unfit
 from shardweave.ir.capture.repeats.record import TracedBlock
+from shardweave.ir.torch_private import missing_for_copies, note_no_copies, original_of, replaced
 
 logger = logging.getLogger(__name__)
 
@@ -28,9 +25,6 @@ _CODE_OF_MODULES = frozenset(
     method.__code__ for method in vars(nn.Module).values() if hasattr(method, "__code__")
 )
 _MAX_RECORDS = 8
-
-CAN_COPY: bool = torch.__version__ >= (2, 13)  # pyright: ignore[reportOperatorIssue]
-"""Whether dynamo says which objects code has read, as it does since torch 2.13."""
 
 
 @dataclass
@@ -66,6 +60,11 @@ class Repeats:
         if path is None or self._recording is not None or not variable.source:
             return original(variable, tx, args, kwargs)
         if tx.output is not self._output:
+            missing = missing_for_copies(tx)
+            if missing:
+                note_no_copies(missing)
+                self.paths = {}
+                return original(variable, tx, args, kwargs)
             self._output, self._records = tx.output, []
             self.copied, self.notes = [], []
             self._checked, self._called = set(), set()
@@ -142,35 +141,32 @@ class Repeats:
 def repeats_of(blocks: Mapping[str, nn.Module]) -> Iterator[Repeats]:
     """Copies these modules (by path) where dynamo calls them and nothing is new to their code.
 
-    Before torch 2.13 dynamo does not say what code has read, and runs every block.
+    Every block is traced where torch lacks what copies take, such as what code has read, which
+    dynamo says from torch 2.12 on; a note says so.
     """
-    if not CAN_COPY:
-        logger.debug("every block is traced on its own: copying them takes torch 2.13 or newer")
+    missing = missing_for_copies() if blocks else ""
+    if missing:
+        note_no_copies(missing)
         yield Repeats({})
         return
     paths = {id(module): path for path, module in blocks.items()}
     inner = {id(module) for block in blocks.values() for module in block.modules()}
     repeats = Repeats(paths, _inner=inner)
-    clean_export_root = functional_export.clean_export_root
-    call_function = nn_module.UnspecializedNNModuleVariable.call_function
-    var_getattr = user_defined.UserDefinedObjectVariable.var_getattr
+    clean_export_root, call_function = original_of("export root"), original_of("module call")
+    read_attribute = original_of("attribute read")
 
     def calling(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
         return repeats.call(call_function, self, tx, args, kwargs)
 
     def reading(self: Any, tx: Any, name: str) -> Any:
         repeats.read(name, tx)
-        return var_getattr(self, tx, name)
+        return read_attribute(self, tx, name)
 
     def cleaning(exported: fx.GraphModule) -> None:
         _merge_reads(exported.graph)
         clean_export_root(exported)
 
-    with (
-        mock.patch.object(functional_export, "clean_export_root", cleaning),
-        mock.patch.object(nn_module.UnspecializedNNModuleVariable, "call_function", calling),
-        mock.patch.object(user_defined.UserDefinedObjectVariable, "var_getattr", reading),
-    ):
+    with replaced({"export root": cleaning, "module call": calling, "attribute read": reading}):
         yield repeats
 
 

@@ -14,14 +14,13 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.nn.attention import flex_attention
 
 from shardweave.ir.capture.site import CaptureError, site_of_node
+from shardweave.ir.torch_private import replaced
 
 Function = Callable[..., Tensor]
 """Of a score, or of none, and of four indices: sample, head, query, key; then of buffers."""
@@ -33,10 +32,7 @@ VARLEN = "torch_attn._varlen_attn"
 @contextlib.contextmanager
 def traced_anywhere() -> Iterator[None]:
     """`flex_attention` does not ask for a GPU, nor for head dims that its kernels take."""
-    with (
-        mock.patch.object(flex_attention, "_validate_device", _anything),
-        mock.patch.object(flex_attention, "_validate_embed_dim", _anything),
-    ):
+    with replaced({"flex device": _anything, "flex width": _anything}):
         yield
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+
+from shardweave.ir.torch_private import FakeTensorMode
 
 
 def off_meta(

@@ -21,7 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils import _pytree as pytree
+
+from shardweave.ir.torch_private import pytree
 
 _SIGNS: dict[Any, Any] = {torch.sgn: torch.sign, "sgn": "sign"}
 

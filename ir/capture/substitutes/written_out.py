@@ -27,20 +27,16 @@ from unittest import mock
 
 import torch
 from torch import Tensor, nn
-from torch._decomp import decompositions
-from torch.distributions import Distribution
 from torch.nn import functional as F
-from torch.nn.modules import transformer
-from torch.nn.modules.adaptive import _ASMoutput
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from shardweave.ir.capture.substitutes.stand_ins import wide_under_autocast
+from shardweave.ir.torch_private import AdaptiveLogSoftmaxOutput, BatchNorm, original_of, replaced
 
 Lengths = Tensor | Sequence[int]
 
 _cov = torch.cov
-_batch_norm = _BatchNorm.forward
-_recurrent_layers = decompositions._rnn_helper
+_batch_norm = BatchNorm.forward
+_recurrent_layers = original_of("recurrent layers")
 
 
 @contextlib.contextmanager
@@ -52,11 +48,15 @@ def written_out() -> Iterator[None]:
         mock.patch.object(torch, "corrcoef", corrcoef),
         mock.patch.object(F, "gaussian_nll_loss", gaussian_nll_loss),
         mock.patch.object(nn.AdaptiveLogSoftmaxWithLoss, "forward", adaptive_log_softmax),
-        mock.patch.object(Distribution, "_validate_args", False),
-        mock.patch.object(transformer, "_detect_is_causal_mask", _said_to_be_causal),
-        mock.patch.object(decompositions, "_rnn_helper", recurrent_layers),
-        mock.patch.object(_BatchNorm, "forward", batch_norm),
+        mock.patch.object(BatchNorm, "forward", batch_norm),
         mock.patch.object(nn.SyncBatchNorm, "forward", batch_norm),
+        replaced(
+            {
+                "causal mask": _said_to_be_causal,
+                "distribution checks": False,
+                "recurrent layers": recurrent_layers,
+            }
+        ),
     ):
         yield
 
@@ -216,7 +216,7 @@ def adaptive_log_softmax(self: Any, input_: Tensor, target_: Tensor) -> Any:
     ]
     scores = torch.cat([head[:, : self.shortlist_size], *clusters], 1)
     output = scores.gather(1, target[:, None]).squeeze(1)
-    return _ASMoutput(output.reshape(target_.shape), -output.mean())
+    return AdaptiveLogSoftmaxOutput(output.reshape(target_.shape), -output.mean())
 
 
 def recurrent_layers(

@@ -18,18 +18,13 @@ from shardweave.ir.dialects.annotations import annotate, arguments_of, describe
 from shardweave.ir.dialects.aten import AtenOp, create
 from shardweave.ir.dialects.kernel import FusedOp
 from shardweave.ir.dialects.types import shape_of
-from shardweave.ir.ops.facts import Product, facts_of
+from shardweave.ir.ops.registry import first_of_attention, is_attention, is_positional, spec_of
+from shardweave.ir.ops.spec import Product
 from shardweave.ir.proof.model.key_heads import range_to, repeated_heads
 from shardweave.ir.proof.model.local_forms import OpForm
 from shardweave.ir.proof.model.pieces import Pieces
 from shardweave.ir.proof.ops import check_order, draws, is_cast, kind_of, signs_of
-from shardweave.ir.sharding.rules.attention import (
-    FLASH,
-    FLASH_BACKWARD,
-    POSITIONS,
-    first_of_attention,
-    shares_key_heads,
-)
+from shardweave.ir.sharding.rules.attention import POSITIONS, shares_key_heads
 
 Shape = tuple[int, ...]
 Terms = dict[int, float]
@@ -115,14 +110,14 @@ class Expressions:
             return [self.sum_of(terms, shape_of(op.results[0]), op)]
         if not isinstance(op, AtenOp):
             return self._opaque(op, operands)
-        product = facts_of(op).product
+        product = spec_of(op).product
         if product is not None and product.plain:
             return self._added_product(op, product, operands)
         piece = self.pieces.taken(op, operands[0]) if operands else None
         if piece is not None:
             return self.form(op, operands, [piece])
         numbers = self.form(op, operands)
-        if op.name in (FLASH, FLASH_BACKWARD) and op.value("is_causal"):
+        if is_attention(op) and not is_positional(op) and op.value("is_causal"):
             # Queries and keys may be given by their positions.
             count = shape_of(op.operands[first_of_attention(op)])[POSITIONS]
             self.form(range_to(count), [])

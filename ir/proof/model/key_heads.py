@@ -15,7 +15,7 @@ from xdsl.ir import Attribute, Block
 
 from shardweave.ir.dialects.aten import AtenOp, create
 from shardweave.ir.dialects.types import dtype_of_value, shape_of, tensor_type
-from shardweave.ir.sharding.rules.attention import first_of_attention
+from shardweave.ir.ops.registry import first_of_attention
 
 HEADS = 1
 """The dim of heads."""

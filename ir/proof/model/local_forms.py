@@ -11,15 +11,10 @@ from xdsl.ir import Attribute, Block, Operation, SSAValue
 from shardweave.ir.dialects.annotations import arguments_of
 from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.types import dtype_of_value, tensor_type
-from shardweave.ir.library.positional_attention import ATTENTION, ATTENTION_BACKWARD
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.proof.relations.held import Cuts, Relation, Shape
 from shardweave.ir.sharding.localizer import Localizer
 from shardweave.ir.sharding.rules import Rule, rule_of
-from shardweave.ir.sharding.rules.attention import FLASH, FLASH_BACKWARD
-
-GLOBAL_NAMES = {ATTENTION: FLASH, ATTENTION_BACKWARD: FLASH_BACKWARD}
-"""Ops that stand in local forms of other ops alone, and these."""
 
 
 @dataclass(frozen=True)

@@ -17,18 +17,9 @@ from xdsl.ir import Block, Operation, SSAValue
 from shardweave.ir.dialects.annotations import annotate, properties_without
 from shardweave.ir.dialects.aten import AtenOp, create
 from shardweave.ir.dialects.types import AnyTensor, dtype_of_value, shape_of, tensor_type
-from shardweave.ir.ops.facts import facts_of
+from shardweave.ir.ops.registry import spec_of
 from shardweave.ir.sharding.rules import rule_of
 from shardweave.ir.sharding.rules.base import Dims
-
-PASSED = frozenset(
-    f"aten.{name}"
-    for name in "view permute expand add.Tensor mul.Scalar sum.dim_IntList mm addmm".split()
-)
-"""Ops whose pieces are computed of pieces of operands."""
-
-SLICES = ("aten.slice.Tensor", "aten.select.int")
-PUTS = ("aten.slice_backward", "aten.select_backward")
 
 
 class Table(Protocol):
@@ -73,7 +64,8 @@ class Pieces:
 
     def taken(self, op: AtenOp, operand: int) -> int | None:
         """The number of what a slice takes, if that is a piece."""
-        place = _place_of(op, op.operands[0], op.results[0]) if op.name in SLICES else None
+        is_part = spec_of(op).view == "part"
+        place = _place_of(op, op.operands[0], op.results[0]) if is_part else None
         if place is None:
             return None
         piece = self.piece(operand, *place, op)
@@ -84,13 +76,13 @@ class Pieces:
         if number in self.makers or number in operands:
             return  # known, or a cast of what is
         self.makers[number] = op, tuple(operands)
-        if op.name in PUTS and (place := _place_of(op, op.results[0], op.operands[0])):
+        if spec_of(op).places and (place := _place_of(op, op.results[0], op.operands[0])):
             cut, index = place
             shape = cut.of(shape_of(op.results[0]))
             self.placed[number] = cut, index, self._viewed(op, operands[0], shape)
         elif op.name == "aten.cat":
             self._join(number, self._put_side_by_side(op, operands), op)
-        elif op.name in PASSED:
+        elif spec_of(op).works_in_parts:
             self._join(number, self._put_in_zeros(number), op)
             for index, operand in enumerate(operands):
                 if operand in self.joined:
@@ -123,7 +115,7 @@ class Pieces:
 
     def _sources(self, op: AtenOp, operands: Sequence[int], cut: Cut) -> dict[int, Cut] | None:
         """The operands of whose pieces an op computes its own, in which pieces; None if of none."""
-        if op.name not in PASSED:
+        if not spec_of(op).works_in_parts:
             return None
         if op.name == "aten.add.Tensor" and all(number in self.makers for number in operands):
             return None  # no bias: what is added up is no linear map
@@ -201,7 +193,7 @@ class Pieces:
         factor, size = names[0], rule.factors[names[0]].size
         places = _places(rule.operands, factor, size, cut.count)
         kept = _places(rule.results, factor, size, cut.count)
-        product = facts_of(op).product
+        product = spec_of(op).product
         if places is None or kept is None:
             return
         if kept:
@@ -250,7 +242,7 @@ def _place_of(op: AtenOp, whole: SSAValue, part: SSAValue) -> tuple[Cut, int] | 
     """Which piece of a value a slice (or a place in zeros) is; None if it is none."""
     shape = shape_of(whole)
     dim = int(op.value("dim")) % len(shape)
-    if op.name in ("aten.select.int", "aten.select_backward"):
+    if len(shape_of(part)) < len(shape):
         return Cut(dim, shape[dim]), int(op.value("index")) % shape[dim]
     start, length = int(op.value("start") or 0), shape_of(part)[dim]
     is_piece = start >= 0 and op.value("step") == 1 and length and not start % length

@@ -17,16 +17,11 @@ import torch
 from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.types import dtype_of_value
 from shardweave.ir.mesh.placement import is_even
-from shardweave.ir.ops.facts import facts_of
+from shardweave.ir.ops.registry import gives_zero, spec_of
 from shardweave.ir.proof.relations.held import Cuts, Fill, Held, Refusal, Relation
-from shardweave.ir.sharding.padding import INDEXED, MOVES, PRODUCTS, SUMS, ZERO_AT_ZERO
 from shardweave.ir.sharding.rules import Rule
 
 FILL = "aten.masked_fill.Scalar"
-
-_ZERO_OF_ZEROS = frozenset(f"aten.{name}" for name in (*MOVES, *ZERO_AT_ZERO, *SUMS))
-_PRODUCTS = frozenset(f"aten.{name}" for name in PRODUCTS)
-_INDEXED = frozenset(f"aten.{name}" for name in INDEXED)
 
 
 @lru_cache(maxsize=65536)
@@ -56,13 +51,13 @@ def _needed(
 ) -> Iterator[tuple[int, float]]:
     """The dims of an operand whose padding matters, and what it has to be."""
     dtype = dtype_of_value(op.operands[index])
-    is_index = op.name in _INDEXED and index > 0 and not dtype.is_floating_point
+    is_index = spec_of(op).has_indices and index > 0 and not dtype.is_floating_point
     for dim, names in enumerate(rule.operands[index]):
         for factor in uneven.intersection(names):
             is_lost = any(all(factor not in own for own in dims) for dims in rule.results)
             if is_index:
                 yield dim, 0
-            elif is_lost and not (facts_of(op).is_lookup and index == 0):
+            elif is_lost and not (spec_of(op).is_lookup and index == 0):
                 yield dim, 0 if rule.factors[factor].reduction == "sum" else _lowest(dtype)
 
 
@@ -86,8 +81,6 @@ def _is_zero(
     op: AtenOp, rule: Rule, factor: int, parts: Sequence[Relation], num_uneven: int
 ) -> bool:
     """Whether an op gives 0 wherever an index is behind the end of a factor."""
-    if op.name == "aten.full":
-        return op.value("fill_value") == 0
     known = {
         index: all(
             part.held.fill is not None and part.held.fill.value == 0 and dim in part.held.fill.dims
@@ -97,16 +90,10 @@ def _is_zero(
         for index, (dims, part) in enumerate(zip(rule.operands, parts, strict=True))
         if any(factor in names for names in dims)
     }
-    if op.name == "aten.where.self":
-        return known.get(1, False) and known.get(2, False)
-    if op.name == FILL:
-        return op.value("value") == 0 and known.get(0, False)
-    if op.name == "aten.div.Tensor":
-        # Behind the end of another dim the divisor may be 0.
-        return num_uneven == 1 and known == {0: True}
-    if op.name in _PRODUCTS:
-        return num_uneven == 1 and bool(known) and all(known.values())
-    return op.name in _ZERO_OF_ZEROS and len(known) == len(parts) and all(known.values())
+    if num_uneven != 1 and spec_of(op).zero in ("any", "dividend"):
+        # An operand without the dim may be anything along the padding of another.
+        return False
+    return gives_zero(op, known)
 
 
 # Ops that pad and cut off padding

@@ -17,10 +17,10 @@ from xdsl.ir import SSAValue
 from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.literals import to_python
 from shardweave.ir.dialects.types import shape_of
-from shardweave.ir.library.positional_attention import ATTENTION_BACKWARD
 from shardweave.ir.mesh.placement import Placement, Sharding
+from shardweave.ir.ops.registry import first_of_attention, global_name
 from shardweave.ir.proof.model.expressions import Expressions
-from shardweave.ir.proof.model.local_forms import GLOBAL_NAMES, FormsOf, OpForm
+from shardweave.ir.proof.model.local_forms import FormsOf, OpForm
 from shardweave.ir.proof.relations.held import (
     SUB_BATCH,
     AttentionPart,
@@ -31,7 +31,7 @@ from shardweave.ir.proof.relations.held import (
     stands_for,
 )
 from shardweave.ir.proof.steps.masks import first_of_range
-from shardweave.ir.sharding.rules.attention import POSITIONS, first_of_attention
+from shardweave.ir.sharding.rules.attention import POSITIONS
 
 SHARE: dict[str, dict[str, float]] = {
     "aten.view": {},
@@ -82,7 +82,7 @@ def on_part_of_keys(
     if len(related) < count or any(cut.axis in part.held.sharding.axes for part in related):
         return
     numbers = tuple([part.held.number for part in related])
-    for form in forms(GLOBAL_NAMES[op.name], numbers):
+    for form in forms(global_name(op), numbers):
         places = operands[count:]
         if form.op.value("scale") == op.value("scale") and _are_positions(
             form.op, places, related[first], coordinate * cut.stride, table
@@ -127,7 +127,7 @@ def of_part(
     """The results of an attention on a block of keys. wholes: those of one on all keys; terms: the
     number of the split into terms, one for each block."""
     related = [whole for whole in wholes if isinstance(whole, Relation)]
-    if op.name == ATTENTION_BACKWARD:
+    if first_of_attention(op):
         if related[0].held.sharding.unreduced:
             return None
         return tuple([_gradient(cut, part, index, terms) for index, part in enumerate(related)])

@@ -39,7 +39,7 @@ def collective(op: dist.DistOp, operands: Sequence[Value], axes: ProofAxes) -> l
 
 def _sent(op: dist.DistOp, value: Value, axes: ProofAxes) -> Value | None:
     if isinstance(value, Row):
-        if value.dim in (getattr(op, "dim", None), getattr(op, "from_dim", None)):
+        if op.effect is None or value.dim in op.effect.dims:
             return None
         sent = [(_sent(op, piece, axes), size) for piece, size in value.pieces]
         pieces = tuple([(piece, size) for piece, size in sent if piece is not None])
@@ -53,26 +53,19 @@ def _sent(op: dist.DistOp, value: Value, axes: ProofAxes) -> Value | None:
 
 
 def _held_after(op: dist.DistOp, held: Held, axes: ProofAxes) -> Held | None:
-    wide = axes.wide(op.axes)
+    wide, effect = axes.wide(op.axes), op.effect
     if not wide or any(name.startswith(SUB_BATCH) for name in wide):
         return None if wide else held
-    sized = [(name, axes.size(name)) for name in wide]
-    if isinstance(op, dist.AllReduceOp):
-        return reduced(held, wide) if held.sharding.reduction == op.reduction else None
-    if isinstance(op, dist.BroadcastOp):
-        return None if set(wide) & held.sharding.axes else held
-    if not isinstance(op, dist.AlongDimOp):
+    if effect is None:
         return None
-    if isinstance(op, dist.AllGatherOp):
-        return gathered(held, wide, op.dim, op.block)
-    before: Held | None = held
-    if isinstance(op, dist.ReduceScatterOp):
-        before = reduced(held, wide) if held.sharding.reduction == "sum" else None
-    elif isinstance(op, dist.AllToAllOp):
-        before = gathered(held, wide, op.from_dim, op.from_block)
-    elif not isinstance(op, dist.SliceOp):
-        return None
-    return None if before is None else cut(before, sized, op.dim, op.block)
+    made: Held | None = held
+    if effect.reduces is not None:
+        made = reduced(made, wide) if held.sharding.reduction == effect.reduces else None
+    if made is not None and effect.gathers is not None:
+        made = gathered(made, wide, *effect.gathers)
+    if made is not None and effect.shards is not None:
+        made = cut(made, [(name, axes.size(name)) for name in wide], *effect.shards)
+    return made
 
 
 # Local moves

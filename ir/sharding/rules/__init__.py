@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from shardweave.ir.sharding.rules.base import Factor, Rule
-from shardweave.ir.sharding.rules.lookup import has_rule, notes_on_rules, rule_of
+from shardweave.ir.sharding.rules.lookup import notes_on_rules, rule_of
 
-__all__ = ["Factor", "Rule", "has_rule", "notes_on_rules", "rule_of"]
+__all__ = ["Factor", "Rule", "notes_on_rules", "rule_of"]

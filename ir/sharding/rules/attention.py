@@ -20,19 +20,14 @@ from shardweave.ir.library.positional_attention import (
     ATTENTION_BACKWARD,
     logsumexp_dtype,
 )
+from shardweave.ir.ops.registry import first_of_attention, is_attention, is_positional
 from shardweave.ir.sharding.rules.base import Localize, Localizer, Notation, Rule, rule
-
-FLASH = "aten._scaled_dot_product_flash_attention_for_cpu"
-FLASH_BACKWARD = f"{FLASH}_backward"
-
-FORWARD = (FLASH, ATTENTION)
-BACKWARD = (FLASH_BACKWARD, ATTENTION_BACKWARD)
 
 POSITIONS = 2
 """The dim of positions of queries, keys and values."""
 
 
-@rule(*FORWARD)
+@rule
 def attention(op: AtenOp) -> Rule:
     """`b (k g) q ., b k . ., b k . . -> b (k g) q ., b (k g) q`; a mask is `b (k g) q .`.
 
@@ -46,7 +41,7 @@ def attention(op: AtenOp) -> Rule:
     )
 
 
-@rule(*BACKWARD)
+@rule
 def attention_backward(op: AtenOp) -> Rule:
     """grad, q, k, v, out, logsumexp, mask, positions -> gradients of q, k, v; dims as forward.
 
@@ -56,16 +51,6 @@ def attention_backward(op: AtenOp) -> Rule:
     q, k = heads.query, heads.key
     operands = ", ".join([q, q, k, k, q, heads.row, *heads.more])
     return Notation(op, f"{operands} -> {q}, {k}, {k}", heads.sizes).rule(localize=heads.localize)
-
-
-def is_attention(op: object) -> bool:
-    """Whether an op is fused attention, forward or backward."""
-    return isinstance(op, AtenOp) and op.name in (*FORWARD, *BACKWARD)
-
-
-def first_of_attention(op: AtenOp) -> int:
-    """The place of the queries among an attention's operands; keys and values follow."""
-    return int(op.name in BACKWARD)
 
 
 def shares_key_heads(op: AtenOp) -> bool:
@@ -94,12 +79,11 @@ class _Heads:
         self.row = f"b {self.of_query} q"
         self.more = [*self._mask(op, shape_of(query))]
         self.localize: Localize | None = None
-        if op.name in (FLASH, FLASH_BACKWARD):
-            if op.value("is_causal"):
-                # The factors of queries are numbered as they stand.
-                self.localize = _causal_by_positions(3 if heads > key_heads else 2)
-        elif op.tensor("query_positions") is not None:
-            self.more += ["q", "."]
+        if is_positional(op):
+            self.more += ["q", "."] if op.tensor("query_positions") is not None else []
+        elif op.value("is_causal"):
+            # The factors of queries are numbered as they stand.
+            self.localize = _causal_by_positions(3 if heads > key_heads else 2)
 
     def _mask(self, op: AtenOp, query: tuple[int, ...]) -> list[str]:
         mask = op.tensor("attn_mask")

@@ -216,19 +216,14 @@ class Rule:
 
 RuleFunction = Callable[[AtenOp], Rule]
 RULES: dict[str, RuleFunction] = {}
-"""Rule functions by op name; filled by the families."""
+"""The families' rule functions by name, which records of ops (`ir.ops.spec.OpSpec`) refer to."""
 
 
-def rule(*names: str) -> Callable[[RuleFunction], RuleFunction]:
-    """Register a function as the rule of the named ops."""
-
-    def register(function: RuleFunction) -> RuleFunction:
-        for name in names:
-            assert name not in RULES, f"two rules for {name}"
-            RULES[name] = function
-        return function
-
-    return register
+def rule(function: RuleFunction) -> RuleFunction:
+    """Register a function under its own name, so that records can refer to it."""
+    assert function.__name__ not in RULES, f"two rules are called {function.__name__}"
+    RULES[function.__name__] = function
+    return function
 
 
 def replicated_rule(op: AtenOp) -> Rule:

@@ -10,40 +10,20 @@ from xdsl.ir import SSAValue
 
 from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.types import shape_of
+from shardweave.ir.ops.registry import spec_of
 from shardweave.ir.sharding.rules.base import Notation, Rule, rule
 from shardweave.ir.sharding.rules.dims import dividing
 
-WINDOWS = {
-    1: """
-        upsample_nearest1d reflection_pad1d reflection_pad1d_backward replication_pad1d
-        replication_pad1d_backward
-    """,
-    2: """
-        max_pool2d_with_indices max_pool2d_with_indices_backward avg_pool2d avg_pool2d_backward
-        _adaptive_avg_pool2d _adaptive_avg_pool2d_backward upsample_nearest2d
-        upsample_nearest2d_backward upsample_bilinear2d upsample_bicubic2d reflection_pad2d
-        reflection_pad2d_backward replication_pad2d replication_pad2d_backward
-        adaptive_max_pool2d adaptive_max_pool2d_backward
-    """,
-    3: """
-        max_pool3d_with_indices max_pool3d_with_indices_backward avg_pool3d avg_pool3d_backward
-        _adaptive_avg_pool3d _adaptive_avg_pool3d_backward upsample_nearest3d
-    """,
-}
-"""Ops on each plane (or line, or volume) alone, by their number of spatial dims."""
 
-SPATIAL_DIMS = {f"aten.{name}": count for count, names in WINDOWS.items() for name in names.split()}
-
-
-@rule(*SPATIAL_DIMS)
+@rule
 def window(op: AtenOp) -> Rule:
-    """`... . . -> ... . .`"""
-    dims = "..." + " ." * SPATIAL_DIMS[op.name]
+    """`... . . -> ... . .`: each plane, line or volume alone."""
+    dims = spec_of(op).notation
     operands, results = (", ".join([dims] * len(v)) for v in (op.operands, op.results))
     return Notation(op, f"{operands} -> {results}").rule()
 
 
-@rule("aten.im2col", "aten.col2im")
+@rule
 def patches(op: AtenOp) -> Rule:
     """`n ... -> n ...`: the patches of an image, whose channels and positions are one dim."""
     ranks = [len(shape_of(value)) for value in (*op.operands, *op.results)]
@@ -52,7 +32,7 @@ def patches(op: AtenOp) -> Rule:
     return Notation(op, f"{given} -> {made}").rule()
 
 
-@rule("aten.convolution")
+@rule
 def convolution(op: AtenOp) -> Rule:
     """`n c ., o c ., o -> n o .`: c reduces, but not under a bias, which each shard would add."""
     inputs, weight, bias, outputs = _convolution_dims(op, op.operands[1])
@@ -61,7 +41,7 @@ def convolution(op: AtenOp) -> Rule:
     return _grouped(op, operands, [outputs], is_c_lost=has_bias)
 
 
-@rule("aten.convolution_backward")
+@rule
 def convolution_backward(op: AtenOp) -> Rule:
     """`n o ., n c ., o c . -> n c ., o c ., o`; results that `output_mask` leaves out are absent.
 

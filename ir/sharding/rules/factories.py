@@ -9,7 +9,6 @@ from xdsl.ir import SSAValue
 
 from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.types import dtype_of_value, shape_of
-from shardweave.ir.library.philox import RANDOM
 from shardweave.ir.sharding.rules.base import (
     Localizer,
     Notation,
@@ -21,14 +20,14 @@ from shardweave.ir.sharding.rules.base import (
 from shardweave.ir.sharding.rules.dims import passing
 
 
-@rule("aten.full")
+@rule
 def full(op: AtenOp) -> Rule:
     """`-> i j` for any rank: each device fills its own part."""
     names, factors = passing(shape_of(op.results[0]))
     return named_rule(factors, [], [names])
 
 
-@rule("aten.arange.start_step")
+@rule
 def arange(op: AtenOp) -> Rule:
     """`-> i`; a shard counts from its own first index."""
     if not isinstance(op.value("start"), int) or not isinstance(op.value("step"), int):
@@ -47,7 +46,7 @@ def _localize_arange(local: Localizer) -> Sequence[SSAValue]:
     return local.emit("aten.add.Tensor", [*range_, *offset], ((length,), dtype))
 
 
-@rule(RANDOM)
+@rule
 def random(op: AtenOp) -> Rule:
     """`., i, j -> i j` for any rank: a number depends on its positions alone."""
     names, factors = passing(shape_of(op.results[0]))

@@ -27,7 +27,7 @@ from shardweave.ir.sharding.rules.base import (
 from shardweave.ir.sharding.rules.dims import broadcast, dim_of, passing
 
 
-@rule("aten.embedding")
+@rule
 def embedding(op: AtenOp) -> Rule:
     """`v h, ... -> ... h`: v reduces, for each row comes from one shard of the table."""
     table, index = (shape_of(v) for v in op.operands)
@@ -50,7 +50,7 @@ def _localize_embedding(local: Localizer) -> Sequence[SSAValue]:
     return _zero_where(local, _as_column(local, outside), *local.clone([table, index]))
 
 
-@rule("aten.embedding_dense_backward")
+@rule
 def embedding_dense_backward(op: AtenOp) -> Rule:
     """`... h, ... -> v h`: `...` reduces, and each shard of the table takes its own rows."""
     gradient, index = (shape_of(v) for v in op.operands)
@@ -84,7 +84,7 @@ def _localize_embedding_backward(local: Localizer) -> Sequence[SSAValue]:
     return local.clone([*gradients, shifted], padding_idx=-1)
 
 
-@rule("aten.gather")
+@rule
 def gather(op: AtenOp) -> Rule:
     """`b v, b j -> b j` along the dim of v, which reduces.
 
@@ -126,7 +126,7 @@ def _localize_gather(local: Localizer) -> Sequence[SSAValue]:
     return _zero_where(local, outside, *local.clone([table, index]))
 
 
-@rule("aten.scatter_add", "aten.scatter.src", "aten.scatter.value")
+@rule
 def scatter(op: AtenOp) -> Rule:
     """`b v, b ., b . -> b v`: each shard of v takes what falls into it.
 
@@ -251,7 +251,7 @@ def _zero_where(local: Localizer, mask: SSAValue, value: SSAValue) -> Sequence[S
     return local.emit("aten.masked_fill.Scalar", [value, mask], type_, value=0)
 
 
-@rule("aten.index_select")
+@rule
 def index_select(op: AtenOp) -> Rule:
     """`. h, j -> j h`"""
     table, index = (shape_of(v) for v in op.operands)
@@ -261,7 +261,7 @@ def index_select(op: AtenOp) -> Rule:
     return named_rule(factors, [whole, [("j",)]], [selected])
 
 
-@rule("aten.index_select_backward")
+@rule
 def index_select_backward(op: AtenOp) -> Rule:
     """`j h, j -> . h`: j reduces, for what was selected is added to where it came from."""
     grad, index = (shape_of(v) for v in op.operands)
@@ -282,7 +282,7 @@ def _selection(
     return {"j": Factor(num_rows), **passed}, whole, selected
 
 
-@rule("aten.index.Tensor", "aten.index_put")
+@rule
 def index(op: AtenOp) -> Rule:
     """`. h, j, j -> j h`: indices broadcast and pass, as do the dims that they leave alone.
 

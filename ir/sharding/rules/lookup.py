@@ -3,58 +3,60 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import cache
-from importlib import import_module
 
 from xdsl.ir import Operation
 
 from shardweave.ir.dialects.annotations import layer_of
 from shardweave.ir.dialects.aten import AtenOp, OpKey, key_of_op
 from shardweave.ir.dialects.types import shape_of
-from shardweave.ir.sharding.rules.base import RULES, Rule, RuleFunction, replicated_rule
-
-FAMILIES = (
-    "attention",
-    "convolution",
-    "factories",
-    "indexing",
-    "matmul",
-    "normalization",
-    "pointwise",
-    "reductions",
-    "views",
+from shardweave.ir.ops.registry import spec_of
+from shardweave.ir.ops.spec import OpSpec
+from shardweave.ir.sharding.rules import (
+    attention,
+    convolution,
+    factories,
+    indexing,
+    matmul,
+    normalization,
+    pointwise,
+    reductions,
+    views,
+)
+from shardweave.ir.sharding.rules.base import (
+    RULES,
+    Notation,
+    Rule,
+    RuleFunction,
+    replicated_rule,
 )
 
+_FAMILIES = (
+    attention,
+    convolution,
+    factories,
+    indexing,
+    matmul,
+    normalization,
+    pointwise,
+    reductions,
+    views,
+)
+"""Imported so that their functions are registered."""
 
-@cache
-def _load_families() -> None:
-    for family in FAMILIES:
-        import_module(f"shardweave.ir.sharding.rules.{family}")
-
-
-_known: dict[tuple[RuleFunction, OpKey], Rule] = {}
-"""By function too, so that a rule registered later takes the place of replication."""
-
-
-def has_rule(name: str) -> bool:
-    """Whether ops of a name have a rule; others are replicated."""
-    _load_families()
-    return name in RULES
+_known: dict[tuple[OpSpec, OpKey], Rule] = {}
+"""By record too, so that a rule registered later takes the place of replication."""
 
 
 def rule_of(op: AtenOp) -> Rule:
     """The op's rule, computed once per distinct name, types and arguments.
 
-    An op without a rule is replicated; `notes_on_rules` says which those of a program are.
+    An op without a rule is replicated; `notes_on_rules` lists these ops of a program.
     """
-    _load_families()
-    function = RULES.get(op.name)
-    if function is None:
-        function = replicated_rule
-    key = function, key_of_op(op)
+    spec = spec_of(op)
+    key = spec, key_of_op(op)
     found = _known.get(key)
     if found is None:
-        found = function(op)
+        found = rule_function(spec)(op)
         problem = found.problem(
             [shape_of(v) for v in op.operands], [shape_of(v) for v in op.results]
         )
@@ -63,12 +65,31 @@ def rule_of(op: AtenOp) -> Rule:
     return found
 
 
+def rule_function(spec: OpSpec) -> RuleFunction:
+    """The function that gives the rules of a record's ops."""
+    if callable(spec.rule):
+        return spec.rule
+    if not spec.rule:
+        return _by_notation if spec.notation else replicated_rule
+    if spec.rule not in RULES:
+        raise ValueError(
+            f"the record of {spec.name} names the rule '{spec.rule}', which does not exist; pass "
+            f"the function itself, or one of {', '.join(sorted(RULES))}."
+        )
+    return RULES[spec.rule]
+
+
+def _by_notation(op: AtenOp) -> Rule:
+    """The rule that the record's notation is."""
+    spec = spec_of(op)
+    return Notation(op, spec.notation).rule(linear=spec.linear_in(op))
+
+
 def notes_on_rules(ops: Iterable[Operation]) -> list[str]:
     """A note for each kind of op that has no rule, with the layers that have it."""
-    _load_families()
     layers: dict[str, dict[str, None]] = {}
     for op in ops:
-        if isinstance(op, AtenOp) and op.name not in RULES:
+        if isinstance(op, AtenOp) and not spec_of(op).has_rule:
             layers.setdefault(op.name, {})[layer_of(op)] = None
     return [
         f"{name} (in {_layers_text([layer for layer in found if layer])}) has no factor rule: "

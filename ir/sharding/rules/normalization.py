@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.types import shape_of
-from shardweave.ir.ops.aten_args import DERIVED
+from shardweave.ir.ops.registry import spec_of
 from shardweave.ir.sharding.rules.base import Notation, Rule, rule
 from shardweave.ir.sharding.rules.dims import dividing
 
 
 def _normalized_rank(op: AtenOp) -> int:
-    derive = DERIVED.get(op.name, {}).get("normalized_shape")
+    derive = spec_of(op).derived.get("normalized_shape")
     return len(derive(op) if derive else op.value("normalized_shape"))
 
 
-@rule("aten.native_layer_norm", "aten._fused_rms_norm")
+@rule
 def layer_norm(op: AtenOp) -> Rule:
     """`... k, k, k -> ... k, ... ., ... .` with k, the normalized dims, whole."""
     kept, ones = "..." + " ." * _normalized_rank(op), "." + " ." * (_normalized_rank(op) - 1)
@@ -22,7 +22,7 @@ def layer_norm(op: AtenOp) -> Rule:
     return Notation(op, f"{', '.join(operands)} -> {', '.join([kept] * len(op.results))}").rule()
 
 
-@rule("aten.native_layer_norm_backward", "aten._fused_rms_norm_backward")
+@rule
 def layer_norm_backward(op: AtenOp) -> Rule:
     """`... k, ... k, ... ., ... ., k, k -> ... k, k, k`: leading dims reduce in the last two."""
     kept, ones = "..." + " ." * _normalized_rank(op), "." + " ." * (_normalized_rank(op) - 1)
@@ -34,7 +34,7 @@ def layer_norm_backward(op: AtenOp) -> Rule:
     return Notation(op, f"{', '.join(operands)} -> {', '.join(wanted)}").rule()
 
 
-@rule("aten.native_group_norm")
+@rule
 def group_norm(op: AtenOp) -> Rule:
     """`n (g c) ., (g c), (g c) -> n (g c) ., n g, n g` with c, the channels of a group, whole."""
     value = "n (g c)" + " ." * (len(shape_of(op.operands[0])) - 2)
@@ -42,7 +42,7 @@ def group_norm(op: AtenOp) -> Rule:
     return _grouped(op, operands, [value, "n g", "n g"])
 
 
-@rule("aten.native_group_norm_backward")
+@rule
 def group_norm_backward(op: AtenOp) -> Rule:
     """`n (g c) ., n (g c) ., n g, n g, (g c) -> n (g c) ., (g c), (g c)`: n reduces."""
     value = "n (g c)" + " ." * (len(shape_of(op.operands[0])) - 2)

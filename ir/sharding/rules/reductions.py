@@ -9,33 +9,16 @@ import torch
 
 from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.types import dtype_of_value, shape_of
-from shardweave.ir.mesh.placement import Reduction
+from shardweave.ir.ops.registry import spec_of
 from shardweave.ir.sharding.rules.base import Names, Rule, named_rule, rule
 from shardweave.ir.sharding.rules.dims import named_dims, passing
 
-REDUCED: dict[str, Reduction] = {
-    "aten.sum": "sum",
-    "aten.sum.dim_IntList": "sum",
-    "aten.amax": "max",
-    "aten.max": "max",
-}
-"""Reductions whose results on shards combine into the result."""
 
-WHOLE = """
-    _softmax _log_softmax _safe_softmax _softmax_backward_data _log_softmax_backward_data
-    cumsum cumprod logcumsumexp cummax cummin logsumexp
-    all all.dim all.dims any any.dim any.dims amin min max.dim min.dim prod prod.dim_int
-    argmax argmin argsort kthvalue median.dim mode sort sort.stable topk
-    mean mean.dim var.correction var_mean.correction std.correction std_mean.correction
-    linalg_vector_norm _fft_c2c _fft_c2r _fft_r2c
-""".split()
-"""Ops that need their dims whole on every device."""
-
-
-@rule(*REDUCED)
+@rule
 def reduction(op: AtenOp) -> Rule:
     """`i j -> i` or, with keepdim, `i j -> i .`: j reduces."""
-    kind = REDUCED[op.name]
+    kind = spec_of(op).combine
+    assert kind in ("sum", "max")
     shape = shape_of(op.operands[0])
     dims = _dims_of(op)
     names, factors = passing(shape)
@@ -46,7 +29,7 @@ def reduction(op: AtenOp) -> Rule:
     return named_rule(factors, [names], [_after(op, names, dims)], linear=[0] if linear else [])
 
 
-@rule(*(f"aten.{name}" for name in WHOLE))
+@rule
 def along_whole_dims(op: AtenOp) -> Rule:
     """`i . -> i .` or, if the op drops its dims, `i . -> i`."""
     dims = _dims_of(op)

@@ -14,7 +14,7 @@ from shardweave.ir.sharding.rules.base import Factor, Names, Rule, named_rule, r
 from shardweave.ir.sharding.rules.dims import broadcast, dim_of, dividing, named_dims, passing
 
 
-@rule("aten.view")
+@rule
 def view(op: AtenOp) -> Rule:
     """`(a b) c -> a (b c)`: the common refinement of both shapes.
 
@@ -38,7 +38,7 @@ def view(op: AtenOp) -> Rule:
     return named_rule(factors, [operand], [result], linear=[0])
 
 
-@rule("aten.view_as_complex", "aten.view_as_real")
+@rule
 def complex_view(op: AtenOp) -> Rule:
     """`i . -> i` and `i -> i .`: a complex number and its two parts stay together."""
     operand, result = shape_of(op.operands[0]), shape_of(op.results[0])
@@ -84,7 +84,7 @@ def _suffix_products(shape: Sequence[int], dims: Sequence[int]) -> list[int]:
     return [_size(shape, dims[index:]) for index in range(len(dims))]
 
 
-@rule("aten.permute")
+@rule
 def permute(op: AtenOp) -> Rule:
     """`i j -> j i`"""
     names, factors = passing(shape_of(op.operands[0]))
@@ -93,7 +93,7 @@ def permute(op: AtenOp) -> Rule:
     return named_rule(factors, [names], [result], linear=[0])
 
 
-@rule("aten.expand")
+@rule
 def expand(op: AtenOp) -> Rule:
     """`. j -> i j`: a dim that is repeated is free in the result."""
     shape = shape_of(op.results[0])
@@ -102,13 +102,13 @@ def expand(op: AtenOp) -> Rule:
     return named_rule(factors, [operand], [names], linear=[0])
 
 
-@rule("aten.slice.Tensor")
-def slice_(op: AtenOp) -> Rule:
+@rule
+def take_slice(op: AtenOp) -> Rule:
     """`(n i) j -> (m i) j` for m of n equal blocks, `(i n) j -> i j` for every n-th index."""
     return _slice(op, op.operands[0], op.results[0])
 
 
-@rule("aten.slice_backward")
+@rule
 def slice_backward(op: AtenOp) -> Rule:
     """`(m i) j -> (n i) j` or `i j -> (i n) j`: the mirror of a slice."""
     return _slice(op, op.results[0], op.operands[0])
@@ -149,13 +149,7 @@ def _blocks(factors: dict[str, Factor], name: str, count: int) -> tuple[str, ...
     return (name, "i")
 
 
-@rule(
-    "aten.select.int",
-    "aten.select_backward",
-    "aten.slice_scatter",
-    "aten.select_scatter",
-    "aten.stack",
-)
+@rule
 def part_of_whole_dim(op: AtenOp) -> Rule:
     """`. j -> j`, or back: the values of one dim less lack the dim that the op works along."""
     values = (*op.operands, *op.results)
@@ -168,7 +162,7 @@ def part_of_whole_dim(op: AtenOp) -> Rule:
     return named_rule(factors, dims[:count], dims[count:], linear=range(count))
 
 
-@rule("aten.cat")
+@rule
 def cat(op: AtenOp) -> Rule:
     """`(m i) j, (n i) j -> (o i) j`: each part is some blocks of the same length i."""
     shape, shapes = shape_of(op.results[0]), [shape_of(v) for v in op.operands]
@@ -187,7 +181,7 @@ def cat(op: AtenOp) -> Rule:
     return named_rule(factors | passed, parts, [names], linear=range(len(shapes)))
 
 
-@rule("aten.constant_pad_nd")
+@rule
 def constant_pad_nd(op: AtenOp) -> Rule:
     """`i . -> i .`: padded dims are whole."""
     pad = op.value("pad")
@@ -198,11 +192,11 @@ def constant_pad_nd(op: AtenOp) -> Rule:
     return named_rule(factors, [names], [names], linear=[] if op.value("value") else [0])
 
 
-@rule("aten.flip", "aten.roll", "aten.tril", "aten.triu")
+@rule
 def move_within_dims(op: AtenOp) -> Rule:
     """`i . -> i .`: the dims within which indices move or count are whole."""
     shape = shape_of(op.operands[0])
-    if op.name in ("aten.tril", "aten.triu"):
+    if op.signature.parameter("dims") is None:  # tril and triu
         dims = named_dims(len(shape), [-2, -1])
     elif op.name == "aten.flip" and not op.value("dims"):
         dims = frozenset[int]()
@@ -212,7 +206,7 @@ def move_within_dims(op: AtenOp) -> Rule:
     return named_rule(factors, [names], [names], linear=[0])
 
 
-@rule("aten.repeat")
+@rule
 def repeat(op: AtenOp) -> Rule:
     """`i j -> (n i) j`: n, the number of copies, is whole."""
     before, after = shape_of(op.operands[0]), shape_of(op.results[0])

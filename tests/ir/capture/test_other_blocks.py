@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from shardweave.tests.ir.capture.stacks import Net, both_ways, subclass
 from shardweave.tests.marks import slow
-from shardweave.tests.torch_versions import new_torch
+from shardweave.tests.torch_versions import copied_blocks
 
-pytestmark = new_torch("dynamo does not say what code has read, and blocks are not copied")
+pytestmark = copied_blocks()
 
 
 def _other_epsilon(net: Any) -> None:

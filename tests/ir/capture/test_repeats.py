@@ -13,9 +13,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from shardweave.driver.models.models import build_example
 from shardweave.tests.ir.capture.stacks import Block, Holder, Net, both_ways, in_a_row, subclass
 from shardweave.tests.marks import slow
-from shardweave.tests.torch_versions import new_torch
+from shardweave.tests.torch_versions import copied_blocks
 
-pytestmark = new_torch("dynamo does not say what code has read, and blocks are not copied")
+pytestmark = copied_blocks()
 
 REGISTRY: Any = []
 

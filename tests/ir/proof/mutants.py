@@ -12,7 +12,7 @@ from xdsl.ir import Attribute, Operation, SSAValue
 from shardweave.ir.dialects import dist
 from shardweave.ir.dialects.annotations import describe
 from shardweave.ir.dialects.kernel import FusedOp, YieldOp
-from shardweave.ir.ops.facts import facts_of
+from shardweave.ir.ops.registry import spec_of
 from shardweave.ir.program.program import Program, Slot
 from shardweave.ir.program.staged import HELD, StageFunction, functions_of, is_staged, parts_of
 from shardweave.ir.proof.stages.stages import RETURNED
@@ -216,7 +216,7 @@ class Readers:
 def _moves(op: Operation) -> bool:
     """Whether an op only brings elements elsewhere: a message, a view, a part of a bucket."""
     is_part = op.name in ("aten.slice.Tensor", "aten.cat")
-    return isinstance(op, dist.DistOp) or facts_of(op).is_rearrangement or is_part
+    return isinstance(op, dist.DistOp) or spec_of(op).is_rearrangement or is_part
 
 
 def _slots(part: Program) -> list[Slot]:

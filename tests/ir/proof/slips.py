@@ -90,7 +90,7 @@ def _moved_before_its_producer(op: Operation) -> bool:
 
 
 def in_flight(ops: Sequence[Operation]) -> set[SSAValue]:
-    return {result for op in ops if type(op) in dist.STARTED for result in op.results}
+    return {result for op in ops if isinstance(op, dist.StartedOp) for result in op.results}
 
 
 # Collectives
@@ -98,7 +98,7 @@ def in_flight(ops: Sequence[Operation]) -> set[SSAValue]:
 
 @slip
 def collective_is_dropped(program: Program, rng: random.Random) -> bool:
-    op = one(rng, ops_of(program, *dist.COLLECTIVES, dist.SliceOp, dist.WaitOp))
+    op = one(rng, ops_of(program, *dist.STARTS, dist.SliceOp, dist.WaitOp))
     if op is None:
         return False
     index = rng.randrange(len(op.results))
@@ -135,7 +135,7 @@ def collective_is_doubled(program: Program, rng: random.Random) -> bool:
 @slip
 def collective_is_over_other_axes(program: Program, rng: random.Random) -> bool:
     op = one(
-        rng, ops_of(program, *dist.COLLECTIVES, *dist.STARTED, dist.SliceOp, dist.ShardIndexOp)
+        rng, ops_of(program, *dist.STARTS, *dist.STARTS.values(), dist.SliceOp, dist.ShardIndexOp)
     )
     if op is None:
         return False
@@ -151,7 +151,7 @@ def collective_is_over_other_axes(program: Program, rng: random.Random) -> bool:
 
 @slip
 def collective_is_moved_before_its_producer(program: Program, rng: random.Random) -> bool:
-    op = one(rng, ops_of(program, *dist.COLLECTIVES, *dist.STARTED, dist.WaitOp, dist.SliceOp))
+    op = one(rng, ops_of(program, *dist.STARTS, *dist.STARTS.values(), dist.WaitOp, dist.SliceOp))
     return op is not None and _moved_before_its_producer(op)
 
 
@@ -159,7 +159,7 @@ def collective_is_moved_before_its_producer(program: Program, rng: random.Random
 def collective_joins_in_another_order(program: Program, rng: random.Random) -> bool:
     """Blocks of another size, or along another dim."""
     names = ("dim", "block", "split_dim", "concat_dim")
-    ops = ops_of(program, *dist.COLLECTIVES, *dist.STARTED, dist.SliceOp)
+    ops = ops_of(program, *dist.STARTS, *dist.STARTS.values(), dist.SliceOp)
     place = one(rng, [(op, n) for op in ops for n in names if number_of(op, n) is not None])
     if place is None:
         return False

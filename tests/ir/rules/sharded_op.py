@@ -43,8 +43,8 @@ from shardweave.ir.mesh.placement import (
     is_contiguous,
     is_even,
 )
-from shardweave.ir.ops.aten_args import DERIVED
 from shardweave.ir.ops.infer import infer_types
+from shardweave.ir.ops.registry import spec_named
 from shardweave.ir.program.program import Program
 from shardweave.ir.sharding.rules import Rule, rule_of
 from shardweave.passes.pipeline import PassPipeline
@@ -114,7 +114,7 @@ def instance_of(given: Sample) -> Instance:
     parameters = signature_of(given.op).parameters
     bound = dict(zip((p.name for p in parameters), given.arguments, strict=False))
     bound.update(given.keywords)
-    derived = DERIVED.get(given.op, {})
+    derived = spec_named(given.op).derived
     for parameter in parameters:
         if parameter.is_tensor:
             operands.append(argument(bound.get(parameter.name)))

@@ -18,8 +18,9 @@ from shardweave.ir.dialects.aten import AtenOp, OpKey, key_of_op
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.mesh.placement import DimSharding, Placement
 from shardweave.ir.ops.aten_args import arguments
+from shardweave.ir.ops.registry import spec_of
 from shardweave.ir.program.program import Program
-from shardweave.ir.sharding.rules import Rule, has_rule
+from shardweave.ir.sharding.rules import Rule
 from shardweave.tests.ir.rules.sharded_op import Cut, Instance, check_cut
 from shardweave.tests.marks import slow_where
 
@@ -54,7 +55,7 @@ def test_ops_of_a_model_can_be_cut_along_each_factor(name: str) -> None:
     values = values_of(program, example.module, example.kwargs)
     done = 0
     for instance in instances(program, values):
-        assert has_rule(instance.op.name)
+        assert spec_of(instance.op).has_rule
         for mesh, cut in cuts(instance.rule):
             if cut.is_possible(instance.rule):
                 check_cut(instance, mesh, cut)

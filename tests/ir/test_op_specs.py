@@ -1,30 +1,26 @@
-"""The table of op facts against what torch says of the same ops."""
+"""The records of ops against what torch says about the same ops."""
 
 from __future__ import annotations
 
 import pytest
 
 from shardweave.ir.dialects.aten import aten_class, overload_named
-from shardweave.ir.ops.aten_args import CALLEE
-from shardweave.ir.ops.facts import facts_of, is_random, weight_of
-from shardweave.ir.sharding.rules import has_rule
-from shardweave.ir.sharding.rules.base import RULES
+from shardweave.ir.ops.registry import is_random, spec_named, spec_of, specs, weight_of
 from shardweave.tests.ir_text import step
 
 
 def rules() -> list[str]:
-    assert has_rule("aten.mm")  # which loads all families
-    return sorted(name for name in RULES if name.startswith("aten."))
+    return sorted(s.name for s in specs() if s.has_rule and s.name.startswith("aten."))
 
 
 def shares_in_torch(name: str) -> bool:
     """Whether the schema of what runs says that a result is its first operand's memory."""
-    schema = overload_named(CALLEE.get(name, name))._schema
+    schema = overload_named(spec_named(name).runs_as or name)._schema
     return any(given.alias_info is not None for given in schema.returns)
 
 
 def test_views_are_the_ops_with_a_rule_that_torch_lets_share_memory() -> None:
-    views = [name for name in rules() if facts_of(aten_class(name).create()).may_share]
+    views = [name for name in rules() if spec_named(name).may_share]
     assert views == [name for name in rules() if shares_in_torch(name)]
     assert len(views) == 7
 
@@ -47,10 +43,10 @@ def test_layout_has_all_elements_and_a_rearrangement_each_once(
     }[kind]
     sizes = "x".join(map(str, result))
     (op,) = step(f"input %x : tensor<4x6xf32>\n%y = {text} : tensor<{sizes}xf32>\noutput %y").ops
-    facts = facts_of(op)
-    assert facts.view == kind
-    assert facts.is_layout
-    assert facts.is_rearrangement == (result != (5, 4, 6))
+    spec = spec_of(op)
+    assert spec.view == kind
+    assert spec.is_layout
+    assert spec.is_rearrangement == (result != (5, 4, 6))
 
 
 @pytest.mark.parametrize(
@@ -72,7 +68,7 @@ def test_product_says_where_its_factors_and_its_weight_are(
         output %y
         """
     ).ops
-    product = facts_of(op).product
+    product = spec_of(op).product
     assert product is not None
     assert weight_of(op) == weight
     names = [op.operands[index].name_hint for index in product.factors]

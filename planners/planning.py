@@ -1,28 +1,19 @@
-"""From the many ways to name a plan to a Plan, and from a plan to the program of each rank."""
+"""Making a plan by any of its names, and saying what a step takes under it on a cluster."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from xdsl.passes import ModulePass
-
-from shardweave.ir.dialects.attributes import ShardingAttr
-from shardweave.ir.dialects.types import shape_of
 from shardweave.ir.mesh.mesh import Mesh
-from shardweave.ir.mesh.placement import Sharding
 from shardweave.ir.program.program import Program
 from shardweave.ir.sharding.rules import notes_on_rules
-from shardweave.passes.notes import Listener, drop, heard_from
-from shardweave.passes.observers import Observer
-from shardweave.passes.pipeline import MeshLike, PassPipeline, as_mesh
+from shardweave.passes.pipeline import MeshLike, as_mesh
 from shardweave.planners.call import ClusterLike, call_planner, check_options, require_cluster
 from shardweave.planners.cost.presets import find_cluster
-from shardweave.planners.lowering.apply_plan import ApplyPlanPass
-from shardweave.planners.lowering.plan_passes import chosen_by, passes_after, passes_before
 from shardweave.planners.plan.plan import Plan, PlanError
 from shardweave.planners.plan.plan_check import check_plan
 from shardweave.planners.plan.plan_names import Lookup
@@ -36,10 +27,6 @@ from shardweave.planners.trials.trials import Host
 
 PlanLike = Plan | str | Path | Mapping[str, str]
 """A plan, a planner's name, a JSON file's path, or shardings by name (or name pattern)."""
-
-Passes = str | Iterable[ModulePass | str]
-
-ONE_DEVICE_PASSES = "cse,dce"
 
 
 def plan(
@@ -96,12 +83,12 @@ def simulate_plan(
     *,
     optimizer_multiplier: float | None = None,
 ) -> Simulation | PipelineSimulation:
-    """What a step of a global program takes on a cluster under a plan, or a plan's file, simulated.
+    """Simulate a step of a global program on a cluster under a plan, or a plan's file.
 
-    Of plans that a backend can run, it is the program of a rank that is simulated; of plans with
-    stages or ZeRO, blocks and micro-batches. optimizer_multiplier: bytes of optimizer state per
-    byte of parameters (2 for Adam); None: those of Adam in the plan's precision. Raises ValueError
-    if the plan does not fit.
+    Plans that a backend can run are simulated by a rank's program, plans with stages or ZeRO by
+    blocks and micro-batches. optimizer_multiplier: bytes of optimizer state per byte of parameters
+    (2 for Adam); None: those of Adam in the plan's precision. Raises ValueError if the plan does
+    not fit.
     """
     found = plan if isinstance(plan, Plan) else Plan.load(plan)
     check_plan(found, program)
@@ -150,9 +137,8 @@ def resolve_plan(
 ) -> Plan:
     """The Plan that `given` stands for, made by a planner, read from a file, or as it is.
 
-    Shardings by name are those of parameters, and those that fit no parameter but an input
-    that input's; other inputs are cut along dim 0 over the axes "replica" and "data", if the mesh
-    has them.
+    Shardings by name are of parameters, or of inputs where no parameter has the name. Other inputs
+    are sharded along dim 0 over the axes "replica" and "data", if the mesh has them.
     """
     check_resolvable(given, sequence_parallel=sequence_parallel)
     if isinstance(given, str) and given in PLANNERS:
@@ -160,7 +146,8 @@ def resolve_plan(
     if isinstance(given, Plan):
         return given
     if isinstance(given, Mapping):
-        not_texts = [key for key, value in given.items() if not isinstance(value, str)]
+        values = cast("Mapping[str, object]", given)  # users give other values than text, too
+        not_texts = [key for key, value in values.items() if not isinstance(value, str)]
         if not_texts:
             raise PlanError(
                 "the plan is a dict, that is shardings by parameter, such as '[{\"tensor\"}, {}]'; "
@@ -190,56 +177,3 @@ def _plan_by_name(shardings: Mapping[str, str], program: Program, mesh: Mesh) ->
         inputs=of_inputs | rest,
     )
     return replace(found, notes=(*notes, *notes_on_empty_parts(found, program)))
-
-
-def partition(
-    program: Program,
-    mesh: Mesh,
-    plan: Plan | None,
-    passes: Passes = (),
-    observer: Observer | None = None,
-    buffers: Mapping[str, Sharding] | None = None,
-    tell: Listener = drop,
-) -> Program:
-    """The program that every rank of `mesh` runs.
-
-    `passes` come after those that shard the program and before those that decide when messages
-    travel (bucket-collectives, start-collectives, overlap-communication), which they may hold
-    themselves. If `insert-collectives` is among them, they are the whole way from the annotated
-    program to the local one, and what the plan says beside shardings is theirs to do. Without a
-    plan (for one device alone) the program is only cleaned up. observer: sees each pass. buffers:
-    how these are stored already. tell: hears the notes of passes that do what the plan chooses
-    (`chosen_by`); those of the default passes are dropped.
-    """
-    given = PassPipeline([passes] if isinstance(passes, str) else passes).passes
-    first, last = PassPipeline(ONE_DEVICE_PASSES), PassPipeline([])
-    if plan is not None:
-        names = {one.name for one in given}
-        if "insert-collectives" in names:
-            first = PassPipeline([ApplyPlanPass.of(plan)])
-        else:
-            first = PassPipeline(passes_before(plan))
-            last = PassPipeline(passes_after(plan, names))
-        program = program.clone()
-        program.set_mesh(mesh)
-        if buffers:
-            program.set_mesh(mesh.refined(plan.mesh))
-            _pin_buffers(program, buffers)
-    chosen = set[str]() if plan is None else chosen_by(plan)
-    with heard_from(chosen, tell):
-        local = first.run(program, observer=observer)
-    local = PassPipeline(given).run(local, observer=observer) if given else local
-    with heard_from(chosen, tell):
-        return last.run(local, observer=observer) if last.passes else local
-
-
-def _pin_buffers(program: Program, buffers: Mapping[str, Sharding]) -> None:
-    """Annotate buffers, which plans do not name."""
-    program.set_argument_attributes(
-        "dist.sharding",
-        {
-            index: ShardingAttr.of(buffers[slot.name], shape_of(slot.value))
-            for index, slot in enumerate(program.arguments)
-            if slot.kind == "buffer" and slot.name in buffers
-        },
-    )

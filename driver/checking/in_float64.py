@@ -15,13 +15,27 @@ from shardweave.ir.dialects.types import (
     tensor_type,
 )
 from shardweave.ir.program.program import Program
+from shardweave.ir.program.staged import functions_of, is_staged
+from shardweave.passes.kernels.unfuse_kernels import without_regions
 
 
 def in_float64(program: Program) -> Program:
     """The same program with every value in float64, or complex128; integers stay.
 
-    Casts between floating-point types become casts from float64 to itself. Linear in the ops.
+    Casts between floating-point types become casts from float64 to itself; fused regions are
+    inlined. Linear in the ops.
     """
+    exact = without_regions(program)
+    if exact is program:
+        exact = program.clone()
+    exact.replace_body(_body_in_float64(exact))
+    if is_staged(exact):
+        for function in functions_of(exact).values():
+            function.replace_body(_body_in_float64(function))
+    return exact
+
+
+def _body_in_float64(program: Program) -> Block:
     arguments = program.function.body.block.args
     block = Block(arg_types=[_type(value) for value in arguments])
     values: dict[SSAValue, SSAValue] = dict(zip(arguments, block.args, strict=True))
@@ -39,9 +53,7 @@ def in_float64(program: Program) -> Program:
             values[before] = after
         block.add_op(copy)
     block.add_op(func.ReturnOp(*(values[value] for value in program.return_op.operands)))
-    exact = program.clone()
-    exact.replace_body(block)
-    return exact
+    return block
 
 
 def _type(value: SSAValue) -> Attribute:

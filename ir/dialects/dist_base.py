@@ -1,0 +1,196 @@
+"""Bases of the ops of the `dist` dialect: what each says of itself, so that nobody else has to.
+
+A collective says its `effect` on a value, and what it sends; see `register_collective`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from torch import Tensor
+from xdsl.dialects.builtin import ArrayAttr, IntegerAttr, StringAttr, i64
+from xdsl.irdl import (
+    AtLeast,
+    BaseAttr,
+    MessageConstraint,
+    RangeOf,
+    prop_def,
+    traits_def,
+)
+from xdsl.traits import Pure
+from xdsl.utils.exceptions import VerifyException
+
+from shardweave.ir.dialects.syntax import DefinedOp
+from shardweave.ir.dialects.types import num_elements, shape_of, tensor_type_of
+from shardweave.ir.mesh.effect import Blocks, Effect
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.mesh.placement import Sharding
+
+AXES = MessageConstraint(
+    ArrayAttr.constr(RangeOf(BaseAttr(StringAttr)).of_length(AtLeast(1))),
+    'a list such as ["tensor"]',
+)
+NUMBER = MessageConstraint(IntegerAttr.constr(i64), "a whole number")
+
+
+class DistOp(DefinedOp):
+    """Base of the ops of the dialect."""
+
+    traits = traits_def(Pure())
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        return ()
+
+    def problem_on(self, mesh: Mesh) -> str | None:
+        """Why the op's types do not fit the mesh; None if they do."""
+        unknown = [axis for axis in self.axes if axis not in mesh.names]
+        if unknown:
+            return f"axes {unknown} are not in the mesh {mesh}"
+        if len(set(self.axes)) != len(self.axes):
+            return f"axes {list(self.axes)} name an axis twice; name each once"
+        expected = self.expected_shapes(mesh)
+        found = [shape_of(result) for result in self.results]
+        if found != expected:
+            return f"result shapes are {found}, expected {expected}; correct the types"
+        return self._problem_of_elements()
+
+    def _problem_of_elements(self) -> str | None:
+        for operand, result in zip(self.operands, self.results, strict=False):
+            found, expected = (tensor_type_of(v).element_type for v in (result, operand))
+            if found != expected:
+                return f"a result has elements {found}, expected {expected}; correct its type"
+        return None
+
+    def expected_shapes(self, mesh: Mesh) -> list[tuple[int, ...]]:
+        """Result shapes that follow from the operands."""
+        ranks = mesh.sizes(self.axes)
+        return [self.expected_shape(shape_of(operand), ranks) for operand in self.operands]
+
+    @classmethod
+    def kind(cls) -> str:
+        """The name without its dialect: `all_reduce` of a `dist.start_all_reduce`, too."""
+        return cls.name.removeprefix("dist.").removeprefix("start_")
+
+    @property
+    def effect(self) -> Effect | None:
+        """What the op does to each operand; None if it is no reduction, gather or shard of it."""
+        return None
+
+    @property
+    def is_reduction(self) -> bool:
+        """Whether the op reduces, and does nothing else."""
+        effect = self.effect
+        return effect is not None and effect == Effect(effect.reduces) != Effect()
+
+    @property
+    def is_gather(self) -> bool:
+        """Whether the op gathers a dim, and does nothing else."""
+        effect = self.effect
+        return effect is not None and effect == Effect(gathers=effect.gathers) != Effect()
+
+    def after(self, sharding: Sharding, mesh: Mesh) -> Sharding:
+        """The sharding of a result, given its operand's. Raises ValueError if that is not fit."""
+        if self.effect is None:
+            raise ValueError(_no_effect(self, "after"))
+        return self.effect.sharding_after(sharding, self.axes, mesh)
+
+    def expected_shape(self, shape: tuple[int, ...], ranks: int) -> tuple[int, ...]:
+        """The shape of the result that an operand of this shape has on each of `ranks` ranks."""
+        return shape if self.effect is None else self.effect.shape_after(shape, ranks)
+
+    def on_shards(self, members: Sequence[Tensor]) -> list[Tensor]:
+        """The results of the ranks of one group, by position on the axes, given their operands."""
+        if self.effect is None:
+            raise ValueError(_no_effect(self, "on_shards"))
+        return self.effect.on_shards(members)
+
+    @staticmethod
+    def sent(elements: int, ranks: int) -> float:
+        """Elements that one of `ranks` ranks sends, if its operands have `elements`."""
+        del elements, ranks
+        return 0.0
+
+    def sent_elements(self, mesh: Mesh) -> float:
+        """Elements that one rank sends over the network."""
+        elements = sum(num_elements(value) for value in self.operands)
+        return self.sent(elements, mesh.sizes(self.axes))
+
+
+def _no_effect(op: DistOp, method: str) -> str:
+    return f"'{op.name}' does not say what it does; define its `effect`, or `{method}`."
+
+
+class OverAxesOp(DistOp):
+    """Base of the ops that the ranks of some mesh axes take part in together."""
+
+    axes_attr = prop_def(AXES, prop_name="axes")
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        return tuple([axis.data for axis in self.axes_attr.data])
+
+
+class CollectiveOp(OverAxesOp):
+    """Base of the ops that communicate. `register_collective` makes a subclass known.
+
+    A subclass defines `name` (under `dist.`), its operands and results, `sent`, and `effect`. One
+    whose effect is none of these defines `after`, `expected_shape` and `on_shards` instead; its
+    programs then cannot be proved, and have no time axes.
+
+    ALL_PAIRS: whether each rank sends to all others, instead of along a ring. ROUNDS: how many
+    times a ring passes each byte on.
+    """
+
+    ALL_PAIRS: ClassVar[bool] = False
+    ROUNDS: ClassVar[int] = 1
+
+    @staticmethod
+    def on_group(*arguments: Any, **named: Any) -> Any:
+        """Run one process's part: `on_group(x, group, ..)`, with the op's arguments by name.
+
+        x: its operand. group: a `backends.distributed.in_flight.Group`, of several ranks. Returns
+        an `InFlight` where a message is started that the wait completes, or else the result. Only
+        for collectives of one's own: the runtime has methods for the others.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def runs_itself(cls) -> bool:
+        """Whether the class defines `on_group`."""
+        return cls.on_group is not CollectiveOp.on_group
+
+
+class StartedOp(DistOp):
+    """Base of the asynchronous forms `dist.start_*`. Only one `dist.wait` may read the results."""
+
+
+class AlongDimOp(OverAxesOp):
+    """Base of the ops that shard `dim` over the axes, or gather it, in blocks of `block`."""
+
+    dim_attr = prop_def(NUMBER, prop_name="dim")
+    block_attr = prop_def(NUMBER, prop_name="block")
+
+    @property
+    def dim(self) -> int:
+        return self.dim_attr.value.data
+
+    @property
+    def block(self) -> int:
+        return self.block_attr.value.data
+
+    def verify_(self) -> None:
+        rank = len(shape_of(self.operands[0]))
+        for name in ("dim", "from_dim"):
+            dim = self.properties.get(name)
+            if isinstance(dim, IntegerAttr) and not 0 <= dim.value.data < rank:
+                raise VerifyException(f"{name} must be in [0, {rank})")
+
+    @property
+    def blocks(self) -> Blocks:
+        return self.dim, self.block
+
+    @property
+    def effect(self) -> Effect:
+        return Effect(shards=self.blocks)

@@ -1,0 +1,32 @@
+"""Warnings at the line of the user's code that asked for what they are about."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+import sys
+import warnings
+from pathlib import Path
+
+_OURS = (
+    *(
+        f"{Path(__file__).parents[1] / folder}{os.sep}"
+        for folder in ("ir", "passes", "planners", "backends", "driver")
+    ),
+    contextlib.__file__,  # of our own context managers
+)
+
+
+class TorchNote(UserWarning):
+    """The installed torch is newer than those tested, or lacks a name that saves time or memory."""
+
+
+def warn(text: str, category: type[UserWarning]) -> None:
+    """Warn at the innermost line that is neither the package's nor torch's."""
+    torch = sys.modules.get("torch")  # which calls steps, and takes seconds to import
+    files = _OURS if torch is None else (*_OURS, str(Path(str(torch.__file__)).parent))
+    level, frame = 1, inspect.currentframe()
+    while frame is not None and frame.f_code.co_filename.startswith(files):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, category, stacklevel=level)

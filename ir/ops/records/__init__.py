@@ -1,0 +1,1 @@
+"""The records of ATen ops, one file per family."""

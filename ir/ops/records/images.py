@@ -1,0 +1,52 @@
+"""Pools, paddings and upsampling of planes, and their patches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shardweave.ir.dialects.types import shape_of
+from shardweave.ir.ops.records.derived import result_plane, result_shape
+from shardweave.ir.ops.spec import OpSpec, family
+
+
+def _windows(names: str, spatial_dims: int, **facts: Any) -> tuple[OpSpec, ...]:
+    """Ops on each line, plane or volume alone."""
+    return family(names, rule="window", notation="..." + " ." * spatial_dims, **facts)
+
+
+SPECS = (
+    *_windows(
+        """
+        upsample_nearest1d reflection_pad1d reflection_pad1d_backward replication_pad1d
+        replication_pad1d_backward
+        """,
+        1,
+    ),
+    *_windows(
+        """
+        max_pool2d_with_indices avg_pool2d avg_pool2d_backward _adaptive_avg_pool2d_backward
+        upsample_bilinear2d upsample_bicubic2d reflection_pad2d reflection_pad2d_backward
+        replication_pad2d replication_pad2d_backward adaptive_max_pool2d
+        """,
+        2,
+    ),
+    *_windows("max_pool2d_with_indices_backward adaptive_max_pool2d_backward", 2, has_indices=True),
+    *_windows("_adaptive_avg_pool2d upsample_nearest2d", 2, derived={"output_size": result_plane}),
+    *_windows(
+        "upsample_nearest2d_backward",
+        2,
+        derived={
+            "output_size": lambda op: list(shape_of(op.operands[0]))[-2:],
+            "input_size": result_shape,
+        },
+    ),
+    *_windows(
+        """
+        max_pool3d_with_indices avg_pool3d avg_pool3d_backward _adaptive_avg_pool3d
+        _adaptive_avg_pool3d_backward upsample_nearest3d
+        """,
+        3,
+    ),
+    *_windows("max_pool3d_with_indices_backward", 3, has_indices=True),
+    *family("im2col col2im", rule="patches"),
+)

@@ -1,0 +1,80 @@
+"""Matrix products, convolutions and factorisations."""
+
+from __future__ import annotations
+
+import math
+
+from shardweave.ir.dialects.aten import AtenOp
+from shardweave.ir.dialects.types import num_elements, shape_of
+from shardweave.ir.ops.spec import OpSpec, Product, family
+
+
+def _convolution_flops(op: AtenOp) -> int:
+    """Each element of the result sums over the kernel and the input channels of its group."""
+    return 2 * num_elements(op.results[0]) * math.prod(shape_of(op.operands[1])[1:])
+
+
+def _convolution_backward_flops(op: AtenOp) -> int:
+    grad, _, weight = op.operands[:3]
+    forward = 2 * num_elements(grad) * math.prod(shape_of(weight)[1:])
+    return forward * sum(bool(wanted) for wanted in op.value("output_mask")[:2])
+
+
+def _bias_sizes(op: AtenOp) -> list[int] | None:
+    return list(shape_of(op.results[-1])) if op.value("output_mask")[2] else None
+
+
+SPECS = (
+    OpSpec(
+        "aten.mm",
+        notation="i k, k j -> i j",
+        zero="any",
+        product=Product((0, 1), weight=1),
+        works_in_parts=True,
+        is_direct=True,
+        role="matmul",
+    ),
+    OpSpec(
+        "aten.bmm",
+        notation="b i k, b k j -> b i j",
+        zero="any",
+        product=Product((0, 1), weight=1),
+        is_direct=True,
+    ),
+    OpSpec("aten.mv", notation="i k, k -> i", zero="any"),
+    OpSpec("aten.dot", notation="k, k ->", zero="any"),
+    OpSpec(
+        "aten.addmm",
+        rule="added_product",
+        notation="i k, k j -> i j",
+        product=Product((1, 2), weight=2, addend=0, plain="aten.mm"),
+        works_in_parts=True,
+        is_direct=True,
+        role="matmul",
+        fits=lambda op: op.value("beta") == 1 and op.value("alpha") == 1,
+    ),
+    OpSpec("aten.addmv", rule="added_product", notation="i k, k -> i"),
+    OpSpec(
+        "aten.baddbmm",
+        rule="added_product",
+        notation="b i k, b k j -> b i j",
+        product=Product((1, 2), addend=0),
+        is_direct=True,
+    ),
+    OpSpec(
+        "aten.convolution",
+        rule="convolution",
+        product=Product((0, 1), weight=1),
+        is_checked_by_device=True,
+        flops=_convolution_flops,
+    ),
+    OpSpec(
+        "aten.convolution_backward",
+        rule="convolution_backward",
+        derived={"bias_sizes": _bias_sizes},
+        is_checked_by_device=True,
+        flops=_convolution_backward_flops,
+    ),
+    # Factors are those of the matrix as memory has it.
+    *family("_linalg_det _linalg_slogdet", needs_contiguous=True),
+)

@@ -1,0 +1,142 @@
+"""The record of each op, and further records that third parties register."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import TypeGuard
+
+import torch
+from xdsl.ir import Operation
+
+from shardweave.ir.dialects.aten import AtenOp, overload_named
+from shardweave.ir.ops.records import (
+    attention,
+    creation,
+    images,
+    indexing,
+    normalization,
+    pointwise,
+    products,
+    reductions,
+    views,
+)
+from shardweave.ir.ops.spec import OpSpec
+
+FAMILIES = (
+    attention,
+    creation,
+    images,
+    indexing,
+    normalization,
+    pointwise,
+    products,
+    reductions,
+    views,
+)
+
+_UNKNOWN = OpSpec("")
+
+_RECORDS: dict[str, OpSpec] = {}
+
+
+def register_op(spec: OpSpec, *, replace: bool = False) -> OpSpec:
+    """Make a record known, before the first program that has the op is captured or read.
+
+    replace: whether the op may have a record already. Returns the record.
+    """
+    if spec.name in _RECORDS and not replace:
+        raise ValueError(
+            f"{spec.name} has a record already; pass replace=True to replace it, "
+            f"for instance by dataclasses.replace(spec_named({spec.name!r}), ..)."
+        )
+    _RECORDS[spec.name] = spec
+    torch_functions.cache_clear()
+    return spec
+
+
+@cache
+def torch_functions() -> frozenset[str]:
+    """torch's own functions that emitted code calls in place of overloads."""
+    return frozenset(filter(None, (spec.torch_function for spec in specs())))
+
+
+for _family in FAMILIES:
+    for _spec in _family.SPECS:
+        register_op(_spec)
+
+
+def spec_of(op: Operation) -> OpSpec:
+    """The record of an op; for an op without one, a record without any property."""
+    return _RECORDS.get(op.name, _UNKNOWN)
+
+
+def spec_named(name: str) -> OpSpec:
+    """The record of an op name such as `aten.add.Tensor`, as `spec_of` gives it."""
+    return _RECORDS.get(name, _UNKNOWN)
+
+
+def specs() -> Iterator[OpSpec]:
+    """All records."""
+    return iter(tuple(_RECORDS.values()))
+
+
+def weight_of(op: Operation) -> int | None:
+    """The operand of a product that is the weight of a layer, if it can have one."""
+    product = spec_of(op).product
+    return None if product is None else product.weight
+
+
+def is_attention(op: Operation) -> TypeGuard[AtenOp]:
+    """Whether an op is fused attention, forward or backward."""
+    return spec_of(op).attention is not None
+
+
+def is_positional(op: Operation) -> TypeGuard[AtenOp]:
+    """Whether an op is fused attention by positions: a shard of an attention."""
+    attention = spec_of(op).attention
+    return attention is not None and bool(attention.global_name)
+
+
+def global_name(op: Operation) -> str:
+    """The op whose shards an op computes: for attention by positions another, else its own."""
+    attention = spec_of(op).attention
+    return attention.global_name or op.name if attention is not None else op.name
+
+
+def first_of_attention(op: Operation) -> int:
+    """The index of the queries among an attention's operands; keys and values follow."""
+    attention = spec_of(op).attention
+    return int(attention is not None and attention.is_backward)
+
+
+def gives_zero(op: AtenOp, zeros: Mapping[int, bool]) -> bool:
+    """Whether an op's result is 0 along an index of a dim.
+
+    zeros: for each operand that has the dim, whether it is 0 there.
+    """
+    match spec_of(op).zero:
+        case "all":
+            return len(zeros) == len(op.operands) and all(zeros.values())
+        case "any":
+            return bool(zeros) and all(zeros.values())
+        case "dividend":
+            return zeros == {0: True}
+        case "choices":
+            return zeros.get(1, False) and zeros.get(2, False)
+        case "filled":
+            return op.value("value") == 0 and zeros.get(0, False)
+        case "constant":
+            return op.value("fill_value") == 0
+        case None:
+            return False
+
+
+def is_random(op: Operation) -> TypeGuard[AtenOp]:
+    """Whether each call of an op draws new random numbers, as torch's own table says."""
+    return isinstance(op, AtenOp) and _is_random(op.name)
+
+
+@cache
+def _is_random(name: str) -> bool:
+    return torch.Tag.nondeterministic_seeded in overload_named(name).tags

@@ -1,0 +1,472 @@
+# pyright: basic
+# What is private is only partly typed.
+"""Torch's private names: all that the package uses.
+
+Torch may move or drop a private name in any release, so each is looked for when it is first used:
+
+- `_PLACES` holds the names that nothing can stand in for. A torch without one of them is refused,
+  in an ImportError that names the newest torch tested.
+- `_COPYING` holds the names by which a capture copies repeated blocks. Where one is missing, the
+  capture traces every block, which takes longer.
+- `_REPLACED` holds the functions that a capture replaces while it traces. Where one is missing,
+  torch's own behaviour stays, and a note says what follows.
+
+A `TorchNote` says which names are missing, once in a process. Attributes that `torch.nn.Module` and
+`torch.Tensor` give to subclasses, such as `_parameters` and `_backward_hooks`, are no private names
+here, and neither are those of ATen's ops.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from importlib import import_module
+from operator import attrgetter
+from typing import Any
+from unittest import mock
+
+import torch
+from torch._ops import OpOverload as OpOverload
+from torch._subclasses.fake_tensor import (
+    DynamicOutputShapeException as DynamicOutputShapeException,
+)
+from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
+from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    UnsupportedOperatorException as UnsupportedOperatorException,
+)
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+
+from shardweave.ir.notes import TorchNote, warn
+
+__all__ = ["pytree"]
+
+NEWEST_TESTED = "2.14"
+"""The newest torch with which all tests have passed."""
+
+_C = "torch._C:"
+_DYNAMO = "torch._dynamo.variables"
+_EXPORT = "torch._dynamo.functional_export"
+
+_PLACES: dict[str, tuple[str, ...]] = {
+    # Dispatch and autograd
+    "is_under_transform": (f"{_C}_are_functorch_transforms_active",),
+    "backward_pass_number": (f"{_C}_current_graph_task_id",),
+    "disable_current_modes": ("torch.utils._python_dispatch:_disable_current_modes",),
+    "current_modes": ("torch.utils._python_dispatch:_get_current_dispatch_mode_stack",),
+    # Modules and graphs
+    "AdaptiveLogSoftmaxOutput": ("torch.nn.modules.adaptive:_ASMoutput",),
+    "BatchNorm": ("torch.nn.modules.batchnorm:_BatchNorm",),
+    "assign_attribute": ("torch.fx.graph_module:_assign_attr",),
+    "TreeCodeGen": ("torch.fx.graph:_PyTreeCodeGen",),
+    # torch.distributed
+    "default_store": ("torch.distributed.distributed_c10d:_get_default_store",),
+    "StridedShard": ("torch.distributed.tensor.placement_types:_StridedShard",),
+    "DTensorSpec": ("torch.distributed.tensor._dtensor_spec:DTensorSpec",),
+    # Tracing
+    "dynamo_graph": (f"{_EXPORT}:_dynamo_graph_capture_for_export",),
+    "functional_export": (_EXPORT,),
+    "ExportOutput": (f"{_EXPORT}:ExportTracerOutput",),
+    "TrackedDict": ("torch.export._trace:_ExportModuleSpecTrackerDict",),
+    "restore_state_dict": ("torch.export._trace:_restore_state_dict",),
+    "joint_export": ("torch._functorch.aot_autograd:aot_export_joint_with_descriptors",),
+    "aot": ("torch._functorch._aot_autograd.descriptors",),
+    "OutputGraph": ("torch._dynamo.output_graph:OutputGraph",),
+    "InstructionTranslator": ("torch._dynamo.symbolic_convert:InstructionTranslatorBase",),
+    "AttributeMutationExisting": (f"{_DYNAMO}.base:AttributeMutationExisting",),
+    "ValueMutationExisting": (f"{_DYNAMO}.base:ValueMutationExisting",),
+    "TorchFunctionModes": (f"{_DYNAMO}.torch_function:TorchFunctionModeStackVariable",),
+    "ConstDictVariable": (f"{_DYNAMO}:ConstDictVariable",),
+    "LazyVariableTracker": (f"{_DYNAMO}:LazyVariableTracker",),
+    "SymNodeVariable": (f"{_DYNAMO}:SymNodeVariable",),
+    "TensorVariable": (f"{_DYNAMO}:TensorVariable",),
+}
+"""What nothing can stand in for: the name here, and where torch has it, or had it."""
+
+_COPYING: dict[str, tuple[str, ...]] = {
+    "AttributeMutationNew": (f"{_DYNAMO}.base:AttributeMutationNew",),
+    "ValueMutationNew": (f"{_DYNAMO}.base:ValueMutationNew",),
+    "BaseListVariable": (f"{_DYNAMO}:BaseListVariable",),
+    "ConstantVariable": (f"{_DYNAMO}:ConstantVariable",),
+    "RangeVariable": (f"{_DYNAMO}:RangeVariable",),
+    "TupleVariable": (f"{_DYNAMO}:TupleVariable",),
+    "num_function_modes": (f"{_C}_len_torch_function_stack",),
+    "wrap_proxy": (f"{_DYNAMO}.builder:wrap_fx_proxy",),
+}
+"""What copies of blocks take, as in `_PLACES`."""
+
+_REPLACED: dict[str, tuple[tuple[str, ...], str]] = {
+    # For copies of blocks, and there alone
+    "export root": ((f"{_EXPORT}:clean_export_root",), ""),
+    "module call": ((f"{_DYNAMO}:UnspecializedNNModuleVariable.call_function",), ""),
+    "attribute read": (
+        (
+            f"{_DYNAMO}:UserDefinedObjectVariable.tp_getattro_impl",
+            f"{_DYNAMO}:UserDefinedObjectVariable.var_getattr",  # before torch 2.14
+        ),
+        "",
+    ),
+    # What a model's code does
+    "graph's end": (("torch._dynamo.output_graph:OutputGraph.cleanup",), ""),
+    "recurrent layers": (("torch._decomp.decompositions:_rnn_helper",), ""),
+    "is compiling": (
+        ("torch.compiler:_is_compiling_flag",),
+        "models take the way that they have for eager calls",
+    ),
+    "export state": (
+        (f"{_EXPORT}:_compiling_state_context",),
+        "models take the way that they have for exports, such as a mask for causal attention",
+    ),
+    "causal mask": (
+        ("torch.nn.modules.transformer:_detect_is_causal_mask",),
+        "nn.Transformer with a mask is not captured unless is_causal is given",
+    ),
+    "distribution checks": (
+        ("torch.distributions:Distribution._validate_args",),
+        "distributions are captured with validate_args=False alone",
+    ),
+    "flex device": (
+        ("torch.nn.attention.flex_attention:_validate_device",),
+        "flex_attention is captured on GPUs alone",
+    ),
+    "flex width": (
+        ("torch.nn.attention.flex_attention:_validate_embed_dim",),
+        "flex_attention is captured for the head dims of its kernels alone",
+    ),
+    "module stack": (
+        (f"{_DYNAMO}.nn_module:record_nn_module_stack",),
+        "errors do not say in which module a capture failed",
+    ),
+    # Time and memory
+    "cloned input": (
+        (f"{_DYNAMO}.builder:_clone_input",),
+        "a capture copies each parameter, and fails inside torch.vmap",
+    ),
+    "shape guards": (
+        (f"{_EXPORT}:_suggest_or_raise_constraint_violation",),
+        "captures take longer",
+    ),
+    "source lines": (
+        ("torch._dynamo.symbolic_convert:InstructionTranslatorBase.get_line_of_code_header",),
+        "captures take longer",
+    ),
+    "exported root": ((f"{_EXPORT}:ModuleToTrace",), "captures take longer"),
+}
+"""What is replaced for a while: where torch has it, and what follows where it has not. Nothing but
+a refusal follows where no words are given."""
+
+_FOR_COPIES = ("export root", "module call", "attribute read")
+
+_OF_TRANSLATOR = (
+    "block_stack current_instruction f_code fake_mode nn_module_stack num_calls output parent "
+    "symbolic_torch_function_state.mode_stack"
+).split()
+_OF_OUTPUT = (
+    "is_root_tracer module_key_name nn_modules param_name_to_source resolve_source_value "
+    "root_tracer.graph root_tracer.traced_sources side_effects.store_attr_mutations "
+    "side_effects.tensor_hooks side_effects._get_modified_vars"
+).split()
+"""Attributes that copies of blocks read of dynamo's objects."""
+
+
+class _Missing:
+    """Stands for a class that the installed torch does not have: nothing is one."""
+
+
+def __getattr__(name: str) -> Any:
+    """Look for a name when it is first used: dynamo takes a second to import."""
+    if name not in _PLACES and name not in _COPYING:
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    place = _place_of(_PLACES.get(name) or _COPYING[name])
+    if place is None and name in _PLACES:
+        raise ImportError(_refusal(_PLACES[name][0]))
+    value = _Missing if place is None else _value_at(place)
+    globals()[name] = value
+    return value
+
+
+def _refusal(place: str) -> str:
+    return (
+        f"torch {torch.__version__} has no {_words(place)}, which shardweave needs; the newest "
+        f"torch that it was tested with is {NEWEST_TESTED}: install that one."
+    )
+
+
+def _words(place: str) -> str:
+    return place.replace(":", ".")
+
+
+def _value_at(place: str) -> Any:
+    module, _, path = place.partition(":")
+    imported = import_module(module)
+    return attrgetter(path)(imported) if path else imported
+
+
+@cache
+def _place_of(places: tuple[str, ...]) -> str | None:
+    """The first of these places at which the installed torch has something; None if none has."""
+    for place in places:
+        with contextlib.suppress(ImportError, AttributeError):
+            _value_at(place)
+            return place
+    return None
+
+
+_said: set[str] = set()
+
+
+def _note(text: str) -> None:
+    """Say what the installed torch is, or lacks, once in a process."""
+    if text not in _said:
+        _said.add(text)
+        warn(f"torch {torch.__version__} {text}", TorchNote)
+
+
+def note_newer() -> None:
+    """Warn, once, of a torch that is newer than those tested."""
+    if _minor(torch.__version__) > _minor(NEWEST_TESTED):
+        _note(f"is newer than any that shardweave was tested with; the newest is {NEWEST_TESTED}.")
+
+
+def _minor(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")[:2]))
+
+
+# What is replaced while a model is traced
+
+
+def original_of(key: str) -> Any:
+    """What torch has in a place of `_REPLACED`; None if it has no such place and can do without."""
+    places, consequence = _REPLACED[key]
+    place = _place_of(places)
+    if place is None and not consequence:
+        raise ImportError(_refusal(places[0]))
+    return None if place is None else _value_at(place)
+
+
+@contextlib.contextmanager
+def replaced(news: Mapping[str, Any]) -> Iterator[None]:
+    """Put these in their places of `_REPLACED`; a note says which of them torch does not have."""
+    with contextlib.ExitStack() as stack:
+        for key, new in news.items():
+            places, consequence = _REPLACED[key]
+            place = _place_of(places)
+            if place is None and not consequence:
+                raise ImportError(_refusal(places[0]))
+            if place is None:
+                _note(f"has no {_words(places[0])}: {consequence}.")
+                continue
+            stack.enter_context(mock.patch.object(*_owner_and_name(place), new))
+        yield
+
+
+def _owner_and_name(place: str) -> tuple[Any, str]:
+    module, _, path = place.partition(":")
+    owner, _, name = path.rpartition(".")
+    return _value_at(f"{module}:{owner}"), name
+
+
+@contextlib.contextmanager
+def configured(**options: Any) -> Iterator[None]:
+    """Set these options of dynamo, as far as it has them."""
+    config = import_module("torch._dynamo.config")
+    with config.patch({name: value for name, value in options.items() if hasattr(config, name)}):
+        yield
+
+
+@contextlib.contextmanager
+def marked_outputs_allowed() -> Iterator[None]:
+    """Let a model return a tensor that its forward pass marks as requiring a gradient.
+
+    Torch checks it from 2.12 on.
+    """
+    name = "_check_requires_grad_intermediate_outputs"
+    graph = _value_at("torch._dynamo.output_graph:OutputGraph")
+    if not hasattr(graph, name):
+        yield
+        return
+    with mock.patch.object(graph, name):
+        yield
+
+
+@contextlib.contextmanager
+def unordered(op: str) -> Iterator[None]:
+    """Let graphs leave the calls of an op that only raises unordered."""
+    try:
+        holder = _value_at("torch._library.simple_registry:singleton").find(op).effect
+        patch = mock.patch.object(holder, "_effect", None)
+    except (ImportError, AttributeError):
+        _note("has no effects of ops: models that solve linear systems may not be captured.")
+        patch = contextlib.nullcontext()
+    with patch:
+        yield
+
+
+@contextlib.contextmanager
+def without_mkldnn() -> Iterator[None]:
+    """Switch the kernels of oneDNN off; `torch.backends.mkldnn.flags` would warn of GPUs."""
+    try:
+        was_enabled, enable = torch._C._get_mkldnn_enabled(), torch._C._set_mkldnn_enabled
+    except AttributeError:
+        with torch.backends.mkldnn.flags(enabled=False):
+            yield
+        return
+    enable(False)
+    try:
+        yield
+    finally:
+        enable(was_enabled)
+
+
+_LOGS = tuple(
+    logging.getLogger(name)
+    for name in ("torch._subclasses.fake_tensor", "torch._dynamo.metrics_context")
+)
+
+
+@contextlib.contextmanager
+def silent_logs() -> Iterator[None]:
+    """Silence what torch logs of errors that are answers here.
+
+    Fake tensors say why they refuse an op; torch 2.11 says that it cannot log functions.
+    """
+    before = [log.disabled for log in _LOGS]
+    for log in _LOGS:
+        log.disabled = True
+    try:
+        yield
+    finally:
+        for log, was_disabled in zip(_LOGS, before, strict=True):
+            log.disabled = was_disabled
+
+
+def modified_variables(side_effects: Any) -> Iterator[Any]:
+    """Dynamo's variables to which code has written."""
+    return side_effects._get_modified_vars()
+
+
+def codegen_of(graph: torch.fx.Graph) -> Any:
+    """What makes the code of a graph."""
+    return graph._codegen
+
+
+def keep_tree_specs(graph: torch.fx.GraphModule) -> None:
+    """Give a graph module the specs of its inputs and outputs, as `recompile` does."""
+    codegen = codegen_of(graph.graph)
+    if isinstance(codegen, __getattr__("TreeCodeGen")):
+        graph._in_spec = codegen.pytree_info.in_spec
+        graph._out_spec = codegen.pytree_info.out_spec
+
+
+# Copies of blocks
+
+
+def missing_for_copies(translator: Any = None) -> str:
+    """A name without which a capture cannot copy blocks, empty if none is missing.
+
+    translator: dynamo's, if it runs; its objects are looked at too.
+    """
+    places = [*_COPYING.values(), *(_REPLACED[key][0] for key in _FOR_COPIES)]
+    missing = [_words(place[0]) for place in places if _place_of(place) is None]
+    tracer = _value_at("torch._dynamo.output_graph:SubgraphTracer").__init__
+    if "traced_sources" not in tracer.__code__.co_names:
+        missing.append("traced_sources")
+    if translator is not None:
+        missing += _missing_attributes(translator, _OF_TRANSLATOR)
+        if "output" not in missing:
+            missing += _missing_attributes(translator.output, _OF_OUTPUT)
+    return missing[0] if missing else ""
+
+
+def _missing_attributes(value: Any, names: Sequence[str]) -> list[str]:
+    missing: list[str] = []
+    for name in names:
+        try:
+            attrgetter(name)(value)
+        except AttributeError:
+            missing.append(name)
+    return missing
+
+
+def note_no_copies(missing: str) -> None:
+    """Say that every repeated block is traced."""
+    _note(
+        f"has no {missing}: a capture traces each of a model's repeated blocks, which takes longer."
+    )
+
+
+# Ops, tensors and memory
+
+
+def schema_of(overload: OpOverload[..., Any]) -> Any:
+    """The schema of an op: its arguments and results."""
+    return overload._schema
+
+
+def schemas() -> list[Any]:
+    """The schemas of all ops that torch has."""
+    return torch._C._jit_get_all_schemas()
+
+
+def is_composite(overload: OpOverload[..., Any]) -> bool:
+    """Whether torch composes an op of others, unless a backend has a kernel of its own."""
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    return has_kernel(overload.name(), "CompositeImplicitAutograd")
+
+
+def memory_key(tensor: torch.Tensor) -> int:
+    """A number that tensors share if they share memory; fake tensors have no addresses."""
+    return tensor.untyped_storage()._cdata
+
+
+def num_users(tensor: torch.Tensor) -> int:
+    """How many tensors use the memory of one, and the storage that asks."""
+    return torch._C._storage_Use_Count(memory_key(tensor))
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """How often a tensor was written to in place."""
+    return tensor._version
+
+
+def local_part(tensor: Any) -> torch.Tensor:
+    """The local tensor of a DTensor itself, not a view of it."""
+    return tensor._local_tensor
+
+
+def dtensor_spec(tensor: Any) -> Any:
+    """What a DTensor is: its mesh, placements, shape and dtype."""
+    return tensor._spec
+
+
+def set_strided_spec(tensor: Any, mesh: Any, placements: Any) -> None:
+    """Say anew what a DTensor is: strided shards that are no order of plain ones."""
+    kind, meta = __getattr__("DTensorSpec"), tensor._spec.tensor_meta
+    tensor._spec = kind(mesh, placements, meta, use_strided_shard_as_shard_order=False)
+
+
+def take_strided_shards_as_they_are() -> None:
+    """Let what ops of DTensor return keep its strided shards, as it does from torch 2.13 on.
+
+    Before, it forgets that they are no order of plain ones, and cannot be gathered. Specs of such
+    shards, which torch refuses, say so themselves.
+    """
+    if torch.__version__ >= (2, 13):  # pyright: ignore[reportOperatorIssue]
+        return
+    kind, strided = __getattr__("DTensorSpec"), __getattr__("StridedShard")
+    make = kind.__post_init__
+
+    def make_by_shards(spec: Any) -> None:
+        if spec.use_strided_shard_as_shard_order is None and any(
+            isinstance(placement, strided) for placement in spec.placements
+        ):
+            order = kind._maybe_convert_StridedShard_to_shard_order(
+                tuple(spec.placements), spec.mesh
+            )
+            spec.use_strided_shard_as_shard_order = order is not None
+        make(spec)
+
+    kind.__post_init__ = make_by_shards
