@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import pytest
 from xdsl.rewriter import InsertPoint, Rewriter
 
-from shardweave.driver.plans import partition
+from shardweave.planners.planning import partition
 from shardweave.ir.dialects.annotations import annotate, phase_of
 from shardweave.ir.dialects.aten import create
 from shardweave.ir.mesh.mesh import Mesh
