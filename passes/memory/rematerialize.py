@@ -140,8 +140,8 @@ def recompute_to_fit(program: Program, budget: int) -> int:
 def recompute(program: Program, policy_of: Callable[[str], str | Policy]) -> int:
     """Recompute in each block by its policy; returns the number of clones. Linear in the ops.
 
-    policy_of: from a block's name to a name of `NAMED`, or a policy of one's own. Raises ValueError if the
-    program recomputes already or has fused regions.
+    policy_of: from a block's name to a name of `NAMED`, or a policy of one's own. Raises ValueError
+    if the program recomputes already or has fused regions.
     """
     forward, later = split_at_backward(program)
     weights = set(weight_ops(program))
