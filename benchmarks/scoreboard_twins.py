@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from shardweave.benchmarks.runs.policies import CHECKPOINT
 from shardweave.benchmarks.runs.predict import ADAM_BYTES, micro_batch_of, placed, policy_of
 from shardweave.benchmarks.runs.rows import MeasuredRun
 from shardweave.benchmarks.scoreboard_score import Timed, groups_of
 from shardweave.ir.mesh.mesh import Mesh
-from shardweave.passes.memory.rematerialize import CHECKPOINT
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.model import CostModel
 

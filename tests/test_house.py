@@ -201,7 +201,7 @@ def test_what_is_a_view_is_said_once() -> None:
         if {"aten.view", "aten.permute"} <= words_in(node)
         if module != "backends.triton.source.values"
     ]
-    assert tables == ["ir.ops.facts"]
+    assert tables == []
 
 
 def test_axes_are_assigned_in_one_walk() -> None:

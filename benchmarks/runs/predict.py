@@ -19,13 +19,14 @@ from xdsl.rewriter import Rewriter
 from shardweave.benchmarks.runs.decoder import LAYERS, captured_decoder
 from shardweave.benchmarks.runs.frameworks import framework_of
 from shardweave.benchmarks.runs.memory import fullest, with_workspace
+from shardweave.benchmarks.runs.policies import CHECKPOINT, POLICIES
 from shardweave.benchmarks.runs.rows import MeasuredRun
 from shardweave.benchmarks.runs.run_plan import chunks, dtype_of, plan_of, spec_of
 from shardweave.benchmarks.runs.spec import DecoderSpec
 from shardweave.ir.dialects.dist import AllReduceOp
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.program import Program
-from shardweave.passes.memory.rematerialize import CHECKPOINT, recompute
+from shardweave.passes.memory.rematerialize import recompute
 from shardweave.planners.cost.cluster import Cluster, DeviceType, PlacedCluster
 from shardweave.planners.cost.workload import Workload, workload_of
 from shardweave.planners.lowering.lower import Lowerings
@@ -249,7 +250,7 @@ def _local(share: _Share) -> Program:
     base = replace(plan, recompute=share.policy) if is_planned else plan
     local = lowerings.blocking(base).clone()
     if not is_planned:
-        recompute(local, lambda block: share.policy)
+        recompute(local, lambda block: POLICIES[share.policy])
     if share.context == 1:
         _drop_sums(local)
     return local

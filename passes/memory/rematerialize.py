@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from xdsl.dialects.func import ReturnOp
@@ -20,23 +20,47 @@ from shardweave.ir.program.blocks import BLOCKS, Blocks, blocks_of
 from shardweave.ir.program.program import Program
 from shardweave.ir.program.regions import split_at_backward, weight_ops
 from shardweave.ir.program.storage import kept_bytes
-from shardweave.passes.memory.stored_scores import making_scores, multiplies_weight
 from shardweave.passes.notes import note
 from shardweave.passes.prepare.cse import merge_where_equal
 from shardweave.passes.program_pass import PassOnProgram
 
 POLICIES = ("none", "layer", "after-communication", "after-products", "budget")
 
-KEEPING = ("after-communication", "after-products", "stored-scores", "every-second-product")
-"""Policies that keep the results of some ops, behind which recomputation starts. The last two are
-those of frameworks, which `recompute` takes and no plan names: `stored-scores` runs again what
-gives attention's stored scores (Korthikanti et al. 2022, Sec. 5), and nothing where one kernel
-stores none; `every-second-product` keeps what attention gives and every other product of a weight,
-from each block's first on, as torchtitan's selective checkpoints of ops do."""
+Messages = Collection[Operation]
 
-CHECKPOINT = "checkpoint"
-"""Another policy of frameworks (`torch.utils.checkpoint` around a block): as `layer`, and fused
-attention runs again too, which `layer` keeps as an op that may draw random numbers."""
+
+@dataclass(frozen=True)
+class Policy:
+    """Recomputation in a block. kept: the ops whose results stay, so that recomputation starts
+    again after each, given the block's forward ops in order and all collectives that gather no
+    weight. is_whole: all ops run again, also those whose results nothing reads. repeats_attention:
+    so does fused attention, which otherwise stays as an op that may draw random numbers."""
+
+    kept: Callable[[Sequence[Operation], Messages], Iterable[Operation]] = lambda ops, messages: ()
+    is_whole: bool = False
+    repeats_attention: bool = False
+
+
+def messages_of(ops: Iterable[Operation], messages: Messages) -> list[Operation]:
+    """The collectives among some ops."""
+    return [op for op in ops if op in messages]
+
+
+def products_of(ops: Iterable[Operation], messages: Messages) -> list[Operation]:
+    """Products, attention, and collectives but gathers: of those a device has its shard."""
+    return [
+        op
+        for op in ops
+        if (not isinstance(op, AllGatherOp) if op in messages else flops_of(op) > 0)
+    ]
+
+
+NAMED: Mapping[str, Policy | None] = {
+    "none": None,
+    "layer": Policy(is_whole=True),
+    "after-communication": Policy(messages_of),
+    "after-products": Policy(products_of),
+}
 
 Segment = tuple[str, Copy | None, int]
 """Block, sub-batch, and number of the stretch between kept results that is recomputed at once."""
@@ -113,11 +137,11 @@ def recompute_to_fit(program: Program, budget: int) -> int:
     return recompute_first(fewest, program)
 
 
-def recompute(program: Program, policy_of: Callable[[str], str]) -> int:
+def recompute(program: Program, policy_of: Callable[[str], str | Policy]) -> int:
     """Recompute in each block by its policy; returns the number of clones. Linear in the ops.
 
-    policy_of: from a block's name to one of `POLICIES`, `budget` apart. Raises ValueError if the
-    program recomputes already or has fused regions.
+    policy_of: from a block's name to a name of `NAMED`, or a policy of one's own. Raises ValueError
+    if the program recomputes already or has fused regions.
     """
     forward, later = split_at_backward(program)
     weights = set(weight_ops(program))
@@ -157,7 +181,7 @@ class _Recomputation:
         forward: list[Operation],
         later: list[Operation],
         blocks: Blocks,
-        policy_of: Callable[[str], str],
+        policy_of: Callable[[str], str | Policy],
         messages: set[Operation],
     ) -> None:
         self.forward = forward
@@ -165,15 +189,14 @@ class _Recomputation:
         self.before = set(forward)
         self.later = later
         self.block_of = blocks.of_op
-        self.policies: dict[str, str] = {}
+        self.policies: dict[str, Policy | None] = {}
         self.policy_of = policy_of
         self.segments: dict[Operation, Segment] = {}
         self.kept: dict[SSAValue, bool] = {}
         self.clones: dict[SSAValue, SSAValue] = {}
         self.pending: dict[Segment, list[Operation]] = {}
         self.count = 0
-        self.scores: set[Operation] = set()
-        self.dropped: set[Operation] = set()
+        self.keeping: set[Operation] = set()
 
     def run(self) -> int:
         self._number_segments()
@@ -191,14 +214,13 @@ class _Recomputation:
                 beginnings.clear()
         return self.count
 
-    def _policy(self, block: str) -> str:
+    def _policy(self, block: str) -> Policy | None:
         if block not in self.policies:
-            self.policies[block] = self.policy_of(block)
-            ops = [op for op in self.forward if self.block_of(op) == block]
-            if self.policies[block] == "stored-scores":
-                self.scores |= making_scores(ops)
-            if self.policies[block] == "every-second-product":
-                self.dropped |= set([op for op in ops if multiplies_weight(op)][1::2])
+            given = self.policy_of(block)
+            policy = self.policies[block] = NAMED[given] if isinstance(given, str) else given
+            if policy is not None:
+                ops = [op for op in self.forward if self.block_of(op) == block]
+                self.keeping.update(policy.kept(ops, self.messages))
         return self.policies[block]
 
     def _number_segments(self) -> None:
@@ -210,25 +232,15 @@ class _Recomputation:
                 continue
             policy = self._policy(block)
             # A random op run again would draw other numbers than the forward pass saw.
-            draws = is_random(op) and not (policy == CHECKPOINT and is_attention(op))
-            if policy == "none" or draws:
+            if policy is None or (
+                is_random(op) and not (policy.repeats_attention and is_attention(op))
+            ):
                 continue
             key = (block, copy_of(op))
             number = numbers.setdefault(key, 0)
             self.segments[op] = (*key, number)
-            if self._keeps(policy, op):
+            if op in self.keeping:
                 numbers[key] = number + 1
-
-    def _keeps(self, policy: str, op: Operation) -> bool:
-        """Whether a policy keeps what an op of its blocks gives."""
-        if policy not in KEEPING:
-            return False
-        if policy == "stored-scores":
-            return op not in self.scores
-        if op in self.messages:
-            # Of what is gathered each device has its shard.
-            return policy == "after-communication" or not isinstance(op, AllGatherOp)
-        return policy != "after-communication" and flops_of(op) > 0 and op not in self.dropped
 
     def _is_kept(self, value: SSAValue) -> bool:
         """Whether a value is there in the backward pass without being recomputed."""
@@ -241,7 +253,7 @@ class _Recomputation:
         if not isinstance(op, Operation) or op not in self.segments:
             return True
         block, _, _ = self.segments[op]
-        if self._keeps(self.policies[block], op):
+        if op in self.keeping:
             return True
         # A view costs neither memory nor time.
         return self._is_free(value) or self._leaves(value, block)
@@ -269,8 +281,8 @@ class _Recomputation:
                 assert isinstance(value.owner, Operation)
                 needed.add(value.owner)
                 stack.extend(value.owner.operands)
-        whole = ("layer", CHECKPOINT)
-        rerun = {b for op in needed if (b := self.block_of(op)) and self.policies[b] in whole}
+        whole = {block for block, policy in self.policies.items() if policy and policy.is_whole}
+        rerun = {block for op in needed if (block := self.block_of(op)) in whole}
         for op in self.forward:
             # Megatron runs the whole block again, its last collective too, read or not.
             if op in self.segments and self.block_of(op) in rerun:

@@ -29,13 +29,13 @@ def corrected_costs(
 
     Against the published planner (`benchmarks/amp_literal.py`): each stage takes the times of the
     devices that it runs on, of mixed ones layer by layer the slowest; sizes are in bytes of the
-    dtype, and a boundary carries activations forward and gradients back, of which each rank sends its
-    share, or what it has (`LayeredModel.sent`); flows that run at once share the NICs, and the
-    slowest hop counts, of a boundary and of a ring; a layer's time is affine in the micro-batch,
-    t(m) = t(1) (phi + (1 - phi) m), where phi is the share of t(1) that is there whatever the size,
-    such as kernel launches and the host that issues them; stages that do not fit into memory are
-    left out; the synchronisation is part of what the partition minimises (`search`). Nothing is
-    fitted to steps that were measured.
+    dtype, and a boundary carries activations forward and gradients back, of which each tensor rank
+    sends its share, or what it has (`LayeredModel.sent`); flows that run at once share the NICs,
+    and the slowest hop counts, of a boundary and of a ring; a layer's time is affine in the
+    micro-batch, t(m) = t(1) (phi + (1 - phi) m), where phi is the share of t(1) that is there
+    whatever the size, such as kernel launches and the host that issues them; stages that do not fit
+    into memory are left out; the synchronisation is part of what the partition minimises
+    (`search`). Nothing is fitted to steps that were measured.
     """
     mixes: list[tuple[int, ...]] = [tuple(np.unique(links.kind[stage]).tolist()) for stage in grid]
     kinds = list(dict.fromkeys(mixes))

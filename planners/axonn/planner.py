@@ -74,7 +74,7 @@ def plan_axonn(
     plan = with_candidates(_plan(program, ranked[0].grid, checkpointing), rows)
     grids = counted(len(ranked), f"grid of {counted(devices, 'device')}", "divides")
     fit = "fits" if len(ranked) == 1 else "fit"
-    reason = f"{grids} the programand {fit} into memory"
+    reason = f"{grids} the program and {fit} into memory"
     reasons = (f"{reason}; this one communicates least", *plan.reasons)
     return replace(plan, precision=precision, reasons=reasons)
 

@@ -7,6 +7,7 @@ import torch
 from xdsl.ir import Operation
 
 from shardweave.backends.reference.reference import run_reference
+from shardweave.benchmarks.runs.policies import POLICIES as FOREIGN
 from shardweave.ir.dialects.annotations import phase_of
 from shardweave.ir.dialects.types import num_bytes, tensor_type_of
 from shardweave.ir.ops.flops import flops_of
@@ -141,7 +142,7 @@ def test_stored_scores_are_run_again_and_no_product_of_a_weight() -> None:
     spec, mesh = SPECS["t5"], "tensor=2"
     program = partitioned(spec, mesh, megatron(spec, mesh))
     before = kept_bytes(program)
-    recompute(program, lambda block: "stored-scores")
+    recompute(program, lambda block: FOREIGN["stored-scores"])
     again = [op for op in program.ops if phase_of(op) == "recompute"]
     assert sum(flops_of(op) > 0 for op in again) == 4
     assert {op.name for op in again if flops_of(op)} == {"aten.bmm"}
@@ -154,7 +155,7 @@ def test_checkpoint_runs_fused_attention_again_and_keeps_what_enters_blocks_alon
     spec, mesh = SPECS["llama"], "data=1"
     keeping, whole = (partitioned(spec, mesh, megatron(spec, mesh)) for _ in range(2))
     recompute(keeping, lambda block: "layer")
-    recompute(whole, lambda block: "checkpoint")
+    recompute(whole, lambda block: FOREIGN["checkpoint"])
     found = [
         [
             value.owner
@@ -176,7 +177,7 @@ def test_every_second_product_of_a_weight_is_kept() -> None:
     spec, mesh = SPECS["llama"], "tensor=2"
     program = partitioned(spec, mesh, megatron(spec, mesh))
     before = kept_bytes(program)
-    recompute(program, lambda block: "every-second-product")
+    recompute(program, lambda block: FOREIGN["every-second-product"])
     again = [op for op in program.ops if phase_of(op) == "recompute" and flops_of(op)]
     layers = {str(op.properties["layer"]).strip('"').rpartition(".")[2] for op in again}
     assert layers == {"k_proj", "up_proj"}
