@@ -31,7 +31,7 @@ from shardweave.benchmarks.kernel_counts import Counts, is_call
 from shardweave.ir.dialects.annotations import phase_of
 from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.types import dtype_of_value, num_bytes, num_elements, tensor_type_of
-from shardweave.ir.ops.fusible import MOVES, reductions_of, role_of
+from shardweave.ir.ops.fusible import reductions_of, role_of
 from shardweave.ir.ops.records.indexing import LOOKUP_GRADIENT
 from shardweave.ir.ops.registry import spec_of
 from shardweave.ir.program.iteration_space import IterationSpace, is_kernel_alone, space_of
@@ -208,7 +208,7 @@ def _smallest_cut(
         graph.add_edge(_MEMORY if is_there else value.owner, (value, "made"))
         size = times * num_bytes(tensor_type_of(value))
         graph.add_edge((value, "made"), (value, "read"), capacity=size)
-        if op.name in MOVES:  # of which it takes some
+        if spec_of(op).role == "move":  # of which it takes some
             taken = num_elements(op.results[0]) * dtype_of_value(value).itemsize
             graph.add_edge((value, "read"), op, capacity=taken)
         else:
