@@ -68,16 +68,12 @@ class Draw:
 
 Recipe = Callable[[Draw], Any]
 RECIPES: dict[str, Recipe] = {}
-"""By the name of a functional overload."""
+"""By the name of an overload, functional or in place."""
 
-IN_PLACE = {
-    "aten.bernoulli_.float": "aten.bernoulli.p",
-    "aten.bernoulli_.Tensor": "aten.bernoulli.Tensor",
-    "aten.uniform_": "aten.uniform",
-    "aten.normal_": "aten.normal_functional",
-    "aten.exponential_": "aten.exponential",
-}
-"""The functional overload of one that writes its numbers into `self`."""
+
+def is_in_place(name: str) -> bool:
+    """Whether an overload writes its numbers into `self`."""
+    return name.split(".")[1].endswith("_")
 
 
 def _recipe(*names: str) -> Callable[[Recipe], Recipe]:
@@ -103,6 +99,7 @@ def _dropout(draw: Draw) -> Any:
 
 
 @_recipe("aten.bernoulli", "aten.bernoulli.p", "aten.bernoulli.Tensor")
+@_recipe("aten.bernoulli_.float", "aten.bernoulli_.Tensor")
 def _bernoulli(draw: Draw) -> Any:
     probability = draw.arguments.get("p", draw["self"])
     return draw.make.cast(draw.kept(probability), draw.dtype)
@@ -113,7 +110,7 @@ def _rand(draw: Draw) -> Any:
     return draw.uniform()
 
 
-@_recipe("aten.uniform")
+@_recipe("aten.uniform", "aten.uniform_")
 def _uniform(draw: Draw) -> Any:
     low, high = draw["from"], draw["to"]
     return draw.scaled(draw.uniform(), high - low, low)
@@ -124,7 +121,7 @@ def _randn(draw: Draw) -> Any:
     return draw.normal()
 
 
-@_recipe("aten.normal_functional", "aten.normal.float_float")
+@_recipe("aten.normal_functional", "aten.normal_", "aten.normal.float_float")
 def _normal(draw: Draw) -> Any:
     return draw.scaled(draw.normal(), draw["std"], draw["mean"])
 
@@ -142,7 +139,7 @@ def _normal_of_tensors(draw: Draw) -> Any:
     return make.call("aten.add.Tensor", spread, mean)
 
 
-@_recipe("aten.exponential")
+@_recipe("aten.exponential", "aten.exponential_")
 def _exponential(draw: Draw) -> Any:
     """- log(1 - u) / lambda."""
     below = draw.make.call("aten.log1p", draw.make.call("aten.neg", draw.uniform()))

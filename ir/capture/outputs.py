@@ -309,7 +309,7 @@ def outputs_of(tree: Any, nodes: Sequence[Any], loss: Any) -> tuple[Outputs, lis
             leaves.append(node)
             continue
         source: Any = node
-        while source.op == "call_function" and str(source.target) in _SAME:
+        while source.op == "call_function" and _is_same(source.target):
             source = source.args[0]
         if source not in names:
             names[source] = _free(path or "output", names.values())
@@ -318,7 +318,9 @@ def outputs_of(tree: Any, nodes: Sequence[Any], loss: Any) -> tuple[Outputs, lis
     return Outputs(pytree.tree_unflatten(leaves, tree), next(iter(_KINDS), None)), found
 
 
-_SAME = ("aten.detach.default", "aten.alias.default")
+def _is_same(target: Any) -> bool:
+    """Whether a call gives its operand."""
+    return str(target) in ("aten.detach.default", "aten.alias.default")
 
 
 def _paths(tree: Any) -> list[str]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from shardweave.ir.capture.canonical.random import NO_RECIPE
-from shardweave.ir.capture.draws import IN_PLACE, RECIPES, Draw
+from shardweave.ir.capture.draws import RECIPES, Draw, is_in_place
 from shardweave.ir.dialects.aten import op_name, overload_named
 from shardweave.ir.library.philox import Distribution, positions_of, random_numbers, random_state
 from shardweave.ir.torch_private import (
@@ -54,7 +54,7 @@ class SeededRandom(TorchDispatchMode):
         if given.get("dropout_p") == 0.0 or given.get("generator") is not None:
             return func(*args, **kwargs)
         name = op_name(func)
-        recipe = RECIPES.get(IN_PLACE.get(name, name))
+        recipe = RECIPES.get(name)
         if recipe is None:
             with self:  # composites, which inference mode does not take apart, draw by these ops
                 taken_apart = func.decompose(*args, **kwargs)
@@ -67,7 +67,7 @@ class SeededRandom(TorchDispatchMode):
                 "it computes the forward pass again; leave checkpoints out to compare."
             )
         drawn = recipe(self._draw(given))
-        if name in IN_PLACE:
+        if is_in_place(name):
             return args[0].copy_(drawn)
         return tuple(drawn) if isinstance(drawn, list) else drawn
 

@@ -37,7 +37,7 @@ class Product:
 
 
 @dataclass(frozen=True)
-class FusedAttention:
+class AttentionKind:
     """Fused attention.
 
     is_backward: Whether the op computes the gradients.
@@ -87,6 +87,8 @@ class OpSpec:
     is_lookup: Of operand 0 the op reads only the elements that it returns.
     resizes: The result is operand 0 with elements removed or added at the ends of dims.
     places: The result is zeros with operand 0 in one part: the gradient of a view `part`.
+    overwrites: The result is operand 0 with other elements written, so that operand 0 may be memory
+        that nobody has written.
     works_in_parts: A part of the result is the op on parts of its operands.
     sign: For an elementwise sum of two tensors, the sign of the second.
     merge: The reduction that the op does of its two operands, element by element.
@@ -132,12 +134,13 @@ class OpSpec:
     is_lookup: bool = False
     resizes: bool = False
     places: bool = False
+    overwrites: bool = False
     works_in_parts: bool = False
     sign: Literal[1, -1] | None = None
     merge: Literal["sum", "max"] | None = None
     neutral: int | None = None
     counts: bool = False
-    attention: FusedAttention | None = None
+    attention: AttentionKind | None = None
     derived: Mapping[str, Derivation] = field(default_factory=dict[str, Derivation])
     runs_as: str = ""
     is_direct: bool = False

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from xdsl.ir import SSAValue
 
 from shardweave.ir.capture.canonical.base import (
     Call,
+    Form,
     Result,
     form,
     normalized,
 )
 from shardweave.ir.dialects.types import dtype_of_value, shape_of, tensor_type
-
-_WITH_SCALAR = ("add", "sub", "mul", "div", "eq", "ne", "lt", "le", "gt", "ge", "remainder",
-                "fmod", "bitwise_and", "bitwise_or", "bitwise_xor")  # fmt: skip
-_NEUTRAL = {"add": 0, "sub": 0, "mul": 1, "div": 1}
+from shardweave.ir.ops.registry import spec_named
 
 
-@form(*(f"aten.{name}.{o}" for name in _WITH_SCALAR for o in ("Tensor", "Scalar")))
+def form_with_numbers(*names: str) -> Callable[[Form], Form]:
+    """Register a function for the two overloads of each name, with a tensor and with a number."""
+    return form(*(f"aten.{name}.{other}" for name in names for other in ("Tensor", "Scalar")))
+
+
+@form_with_numbers("add", "sub", "mul", "div", "remainder", "fmod")
+@form_with_numbers("eq", "ne", "lt", "le", "gt", "ge")
+@form_with_numbers("bitwise_and", "bitwise_or", "bitwise_xor")
 def binary(call: Call) -> Result:
     """Python numbers go to the `.Scalar` overload; x + 0 and x * 1 are x."""
     base = call.name.rsplit(".", 1)[0]
@@ -31,7 +37,7 @@ def binary(call: Call) -> Result:
     if isinstance(other, SSAValue):
         return call.add(f"{base}.Tensor", [source, other], values)
     same = source.type == tensor_type(call.shape, call.dtype)
-    if same and _NEUTRAL.get(base.split(".")[1]) == other:
+    if same and spec_named(f"{base}.Tensor").neutral == other:
         return source
     values["other"] = other
     return call.add(f"{base}.Scalar", [source], values)

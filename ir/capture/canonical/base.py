@@ -12,7 +12,7 @@ import torch
 from xdsl.ir import SSAValue
 
 from shardweave.ir.capture.builder import Builder
-from shardweave.ir.dialects.aten import overload_named
+from shardweave.ir.dialects.aten import overload_named, signature_of
 from shardweave.ir.dialects.syntax import Operands
 from shardweave.ir.dialects.types import AnyTensor, dtype_of_type, shape_of_type
 
@@ -96,7 +96,7 @@ def lookup(name: str) -> Form | None:
 def _draws(name: str) -> bool:
     """Whether an overload draws; fused attention draws nothing without dropout."""
     is_random = torch.Tag.nondeterministic_seeded in overload_named(name).tags
-    return is_random and "attention" not in name
+    return is_random and signature_of(name).parameter("dropout_p") is None
 
 
 def normalized(dim: int, rank: int) -> int:

@@ -10,13 +10,6 @@ import torch
 from shardweave.ir.capture.canonical.base import Call, Result, form
 from shardweave.ir.library.pure_ops import UNWRITTEN
 
-_FILL: dict[str, float | None] = {
-    "_efficientzerotensor": 0,
-    "zeros": 0, "zeros_like": 0, "new_zeros": 0, "ones": 1, "ones_like": 1, "new_ones": 1,
-    **dict.fromkeys(UNWRITTEN, 0),
-    "full": None, "full_like": None, "new_full": None, "scalar_tensor": None,
-}  # fmt: skip
-
 _KINDS: tuple[tuple[Callable[[torch.dtype], bool], Callable[[Any], Any]], ...] = (
     (lambda dtype: dtype == torch.bool, bool),
     (lambda dtype: dtype.is_complex, complex),
@@ -26,14 +19,32 @@ _KINDS: tuple[tuple[Callable[[torch.dtype], bool], Callable[[Any], Any]], ...] =
 """Of a dtype the Python type of its elements."""
 
 
-@form(*(f"aten.{name}" for name in _FILL))
-def fill(call: Call) -> Result:
-    """One op for all tensors of a single value; those of no value are zero (see `unwritten`)."""
-    constant = _FILL[call.name.removeprefix("aten.")]
-    if constant is None:
-        constant = call["s"] if call.name == "aten.scalar_tensor" else call["fill_value"]
+def _filled(call: Call, constant: Any) -> Result:
+    """One op for all tensors of a single value."""
     kind = next(kind for is_kind, kind in _KINDS if is_kind(call.dtype))
     return call.builder.full(call.shape, kind(constant), call.dtype)
+
+
+@form("aten._efficientzerotensor", "aten.zeros", "aten.zeros_like", "aten.new_zeros")
+@form(*(f"aten.{name}" for name in UNWRITTEN))
+def zeros(call: Call) -> Result:
+    """Zeros; tensors without values are zero too (see `unwritten`)."""
+    return _filled(call, 0)
+
+
+@form("aten.ones", "aten.ones_like", "aten.new_ones")
+def ones(call: Call) -> Result:
+    return _filled(call, 1)
+
+
+@form("aten.full", "aten.full_like", "aten.new_full")
+def full(call: Call) -> Result:
+    return _filled(call, call["fill_value"])
+
+
+@form("aten.scalar_tensor")
+def scalar_tensor(call: Call) -> Result:
+    return _filled(call, call["s"])
 
 
 @form("aten.fill.Scalar")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shardweave.ir.capture.canonical.base import DRAWS, Call, CanonicalError, Result, form
-from shardweave.ir.capture.draws import RECIPES, Draw
+from shardweave.ir.capture.draws import RECIPES, Draw, is_in_place
 
 NO_RECIPE = (
     "draws random numbers in a way that has no form in a program; draw by torch.rand, randn, "
@@ -11,7 +11,7 @@ NO_RECIPE = (
 )
 
 
-@form(*RECIPES)
+@form(*(name for name in RECIPES if not is_in_place(name)))
 def random(call: Call) -> Result:
     if call.arguments.get("generator") is not None:
         raise CanonicalError(

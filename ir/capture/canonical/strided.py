@@ -7,11 +7,9 @@ from typing import Any
 import torch
 from xdsl.ir import SSAValue
 
-from shardweave.ir.capture.canonical.base import Call, Result, form
+from shardweave.ir.capture.canonical.base import FORMS, Call, Result, form
 from shardweave.ir.capture.site import CaptureError, site_of_node
 from shardweave.ir.dialects.types import num_elements, tensor_type
-
-_NAMES = ("aten.as_strided", "aten.as_strided_copy", "aten.as_strided_scatter")
 
 
 def check_strided(node: torch.fx.Node) -> None:
@@ -19,7 +17,7 @@ def check_strided(node: torch.fx.Node) -> None:
 
     A program's values are contiguous, for all that a stride can tell.
     """
-    if str(node.target).removesuffix(".default") not in _NAMES:
+    if FORMS.get(str(node.target).removesuffix(".default")) not in (as_strided, as_strided_scatter):
         return
     source: Any = node.args[0]
     value = source.meta["val"]

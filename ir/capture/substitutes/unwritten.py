@@ -6,29 +6,14 @@ ops that give the written tensor. What else takes one reads what is not defined.
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import torch
 
 from shardweave.ir.capture.site import CaptureError, site_of_node
 from shardweave.ir.library.pure_ops import UNWRITTEN
-
-_WRITERS = (
-    "copy",
-    "fill",
-    "zero",
-    "index_put",
-    "index_copy",
-    "_unsafe_index_put",
-    "masked_scatter",
-    "bernoulli.p",
-    "bernoulli.Tensor",
-    "uniform",
-    "normal_functional",
-    "exponential",
-)
-_VIEWS = frozenset(
-    "slice select view reshape alias detach permute t transpose expand unsqueeze squeeze diagonal "
-    "as_strided unbind split split_with_sizes _unsafe_view clone".split()
-)
+from shardweave.ir.ops.registry import spec_named
+from shardweave.ir.torch_private import OpOverload, schema_of
 
 
 class Unwritten:
@@ -39,15 +24,15 @@ class Unwritten:
 
     def visit(self, node: torch.fx.Node) -> None:
         """Note a node. Raises CaptureError if it reads what was not written."""
-        target = str(node.target).removeprefix("aten.")
-        if target.removesuffix(".default") in UNWRITTEN:
+        target: Any = node.target
+        name = str(target).removesuffix(".default")
+        if name.removeprefix("aten.") in UNWRITTEN:
             self._nodes.add(node)
             return
         read = [operand for operand in node.all_input_nodes if operand in self._nodes]
-        name = target.partition(".")[0]
-        if not read or self._is_write(target, name, node):
+        if not read or self._is_write(name, node):
             return
-        if name in _VIEWS or target == "<built-in function getitem>":
+        if _shows(target, name):
             self._nodes.add(node)
             return
         raise CaptureError(
@@ -55,7 +40,16 @@ class Unwritten:
             f"{node.target} reads, so the step has no defined result; use zeros in the model."
         )
 
-    def _is_write(self, target: str, name: str, node: torch.fx.Node) -> bool:
+    def _is_write(self, name: str, node: torch.fx.Node) -> bool:
         into, *others = node.all_input_nodes
-        is_writer = name in _WRITERS or target in _WRITERS or "scatter" in name
-        return is_writer and into in self._nodes and self._nodes.isdisjoint(others)
+        is_into = into in self._nodes and self._nodes.isdisjoint(others)
+        return is_into and spec_named(name).overwrites
+
+
+def _shows(target: Any, name: str) -> bool:
+    """Whether a call gives what it reads: a view, a copy, or one of several results."""
+    if not isinstance(target, OpOverload):
+        return name == "<built-in function getitem>"
+    overload = cast("OpOverload[..., Any]", target)
+    is_view = any(result.alias_info is not None for result in schema_of(overload).returns)
+    return is_view or name in ("aten.clone", "aten._unsafe_view")

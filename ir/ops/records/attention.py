@@ -7,7 +7,7 @@ import math
 from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.types import shape_of
 from shardweave.ir.library.positional_attention import ATTENTION, ATTENTION_BACKWARD
-from shardweave.ir.ops.spec import FusedAttention, OpSpec
+from shardweave.ir.ops.spec import AttentionKind, OpSpec
 
 FLASH = "aten._scaled_dot_product_flash_attention_for_cpu"
 FLASH_BACKWARD = f"{FLASH}_backward"
@@ -23,7 +23,7 @@ def _forward(name: str, global_name: str = "") -> OpSpec:
     return OpSpec(
         name,
         rule="attention",
-        attention=FusedAttention(global_name=global_name),
+        attention=AttentionKind(global_name=global_name),
         flops=lambda op: _products(op, 0, 2),
     )
 
@@ -32,7 +32,7 @@ def _backward(name: str, global_name: str = "") -> OpSpec:
     return OpSpec(
         name,
         rule="attention_backward",
-        attention=FusedAttention(is_backward=True, global_name=global_name),
+        attention=AttentionKind(is_backward=True, global_name=global_name),
         flops=lambda op: _products(op, 1, 5),
     )
 

@@ -8,7 +8,7 @@ from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.types import dtype_of_value, shape_of
 from shardweave.ir.library.philox import RANDOM
 from shardweave.ir.ops.records.derived import result_dtype, result_shape
-from shardweave.ir.ops.spec import OpSpec
+from shardweave.ir.ops.spec import OpSpec, family
 
 
 def _end_of_range(op: AtenOp) -> Any:
@@ -40,6 +40,9 @@ SPECS = (
         role="pointwise",
         fits=_counts_up,
         derived={"end": _end_of_range, "dtype": result_dtype},
+    ),
+    *family(
+        "zero bernoulli.p bernoulli.Tensor uniform normal_functional exponential", overwrites=True
     ),
     OpSpec(RANDOM, rule="random", derived={"dtype": result_dtype}),
 )

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.types import shape_of
 from shardweave.ir.ops.records.derived import result_plane, result_shape
 from shardweave.ir.ops.spec import OpSpec, family
+
+
+def _operand_plane(op: AtenOp) -> list[int]:
+    return list(shape_of(op.operands[0]))[-2:]
 
 
 def _windows(names: str, spatial_dims: int, **facts: Any) -> tuple[OpSpec, ...]:
@@ -36,7 +41,7 @@ SPECS = (
         "upsample_nearest2d_backward",
         2,
         derived={
-            "output_size": lambda op: list(shape_of(op.operands[0]))[-2:],
+            "output_size": _operand_plane,
             "input_size": result_shape,
         },
     ),

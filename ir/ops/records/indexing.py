@@ -59,11 +59,19 @@ SPECS = (
         "aten.scatter_add",
         rule="scatter",
         has_indices=True,
+        overwrites=True,
         is_direct=True,
         role="move",
         fits=_picks_one,
     ),
-    *family("scatter.src scatter.value", rule="scatter", has_indices=True),
+    *family("scatter.src scatter.value", rule="scatter", has_indices=True, overwrites=True),
+    *family(
+        """
+        scatter.reduce scatter.value_reduce scatter_reduce.two index_copy masked_scatter
+        _unsafe_index_put
+        """,
+        overwrites=True,
+    ),
     OpSpec("aten.index_select", rule="index_select", is_lookup=True, has_indices=True),
     OpSpec(
         "aten.index_select_backward",
@@ -72,5 +80,5 @@ SPECS = (
         derived={"self_sizes": result_shape},
     ),
     OpSpec("aten.index.Tensor", rule="index", is_lookup=True, has_indices=True),
-    OpSpec("aten.index_put", rule="index", has_indices=True),
+    OpSpec("aten.index_put", rule="index", has_indices=True, overwrites=True),
 )

@@ -40,6 +40,11 @@ def _linear_if_zero(op: AtenOp) -> tuple[int, ...]:
     return (0,) if op.value("value") == 0 else ()
 
 
+def _has_few_factors(op: AtenOp) -> bool:
+    """A power that a few products, a root and a quotient give."""
+    return op.value("exponent") in _UNARY_POWERS
+
+
 def _divides_integers(op: AtenOp) -> bool:
     """A division of integers by a positive one, down to a whole number."""
     is_integer = all(not dtype_of_value(v).is_floating_point for v in (*op.operands, *op.results))
@@ -93,7 +98,7 @@ _FUSED = (
     *_fused("cos", costly="trigonometric", is_direct=True),
     *_fused("exp log reciprocal rsqrt sigmoid", is_direct=True),
     *_fused("sigmoid_backward add.Scalar sub.Scalar"),
-    *_fused("pow.Tensor_Scalar", fits=lambda op: op.value("exponent") in _UNARY_POWERS,
+    *_fused("pow.Tensor_Scalar", fits=_has_few_factors,
             is_direct=True),
     *_fused("div.Scalar_mode", fits=_divides_integers),
     *_fused("bitwise_not bitwise_and.Tensor bitwise_or.Tensor"),
@@ -128,12 +133,13 @@ SPECS = (
     # Messages carry what is in memory, not what a tensor to be read as conjugated or negated holds.
     *_pointwise("_conj", runs_as="aten._conj_physical"),
     *_pointwise("_neg_view", runs_as="aten.neg"),
+    *_pointwise("fill.Scalar fill.Tensor copy", overwrites=True),
     *_pointwise(
         """
         acos acosh celu cosh digamma erfc erfinv exp2 frac hardsigmoid hardswish hardtanh isinf
         isnan lgamma log10 log2 logit nan_to_num round.decimals signbit softplus threshold
         clamp clamp_min clamp_max clamp.Tensor clamp_min.Tensor clamp_max.Tensor
-        fill.Scalar fill.Tensor copy angle conj_physical _conj_physical complex polar
+        angle conj_physical _conj_physical complex polar
         rsub.Scalar fmod.Scalar remainder.Scalar atan2 hypot copysign.Scalar copysign.Tensor
         fmin fmax logical_xor logaddexp xlogy.Tensor heaviside masked_fill.Tensor
         addcmul addcdiv lerp.Scalar lerp.Tensor

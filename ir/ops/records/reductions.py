@@ -42,6 +42,10 @@ def _of_dims(shape: tuple[int, ...], dim: Attribute | None) -> tuple[Reduction, 
     return ()
 
 
+def _reduces(op: AtenOp) -> bool:
+    return bool(reductions_over_dims(op))
+
+
 def _over_last_dim(op: AtenOp) -> tuple[Reduction, ...]:
     shape = shape_of(op.operands[0])
     return (Reduction("row", math.prod(shape), shape[-1]),)
@@ -55,7 +59,7 @@ def _is_last_dim(op: AtenOp) -> bool:
 _OVER_DIMS: dict[str, Any] = {
     "role": "reduce",
     "reductions": reductions_over_dims,
-    "fits": lambda op: bool(reductions_over_dims(op)),
+    "fits": _reduces,
 }
 _SOFTMAX: dict[str, Any] = {
     "rule": "along_whole_dims",

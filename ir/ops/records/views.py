@@ -99,7 +99,8 @@ SPECS = (
         role="move",
         derived={"input_sizes": result_shape},
     ),
-    *family("slice_scatter select_scatter", rule="part_of_whole_dim"),
+    *family("slice_scatter select_scatter", rule="part_of_whole_dim", overwrites=True),
+    *family("as_strided_scatter diagonal_scatter", overwrites=True),
     OpSpec("aten.stack", rule="part_of_whole_dim", zero="all", is_direct=True),
     OpSpec("aten.cat", rule="cat", zero="all", is_direct=True, role="move"),
     OpSpec(

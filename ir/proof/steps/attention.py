@@ -9,7 +9,7 @@ part of the keys gives its part of the gradients of keys and values, and a term 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from xdsl.ir import SSAValue
@@ -33,13 +33,22 @@ from shardweave.ir.proof.relations.held import (
 from shardweave.ir.proof.steps.masks import first_of_range
 from shardweave.ir.sharding.rules.attention import POSITIONS
 
-SHARE: dict[str, dict[str, float]] = {
-    "aten.view": {},
-    "aten.sigmoid": {},
-    "aten.nan_to_num": {"nan": 0.0},
-    "aten.sub.Tensor": {"alpha": 1},
-}
-"""The ops that give the share of a part, the last first, with their arguments."""
+
+@dataclass(frozen=True)
+class ShareStep:
+    """An op of those that give the share of a part, and the arguments that it may have."""
+
+    name: str
+    arguments: Mapping[str, float]
+
+
+SHARE = (
+    ShareStep("aten.view", {}),
+    ShareStep("aten.sigmoid", {}),
+    ShareStep("aten.nan_to_num", {"nan": 0.0}),
+    ShareStep("aten.sub.Tensor", {"alpha": 1}),
+)
+"""The steps to the share of a part, the last first."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +177,7 @@ def merged(op: AtenOp, operands: Sequence[Value]) -> Value | None:
 
 def _is_share(value: Value, old: AttentionPart, new: AttentionPart, shape: tuple[int, ...]) -> bool:
     """Whether a value, of some shape, is the sigmoid of how far one part's log-sum-exp is ahead."""
-    rows, length = compared(value, list(SHARE))
+    rows, length = compared(value, SHARE)
     wanted = [replace(part, index=1, whole=old.whole) for part in (new, old)]
     found = [replace(p, whole=old.whole) for p in rows if isinstance(p, AttentionPart)]
     # The same rows of each sub-batch: a log-sum-exp has the output's dims but the last.
@@ -183,17 +192,17 @@ def _is_share(value: Value, old: AttentionPart, new: AttentionPart, shape: tuple
     return is_of_rows and found == wanted and shape == (*length, 1)
 
 
-def compared(value: Value, names: Sequence[str]) -> tuple[tuple[Value, ...], tuple[int, ...]]:
-    """The values that a share, or a step of one, compares, and their shape. names: of the ops that
+def compared(value: Value, steps: Sequence[ShareStep]) -> tuple[tuple[Value, ...], tuple[int, ...]]:
+    """The values that a share, or a step of one, compares, and their shape. steps: that
     gave it, the last first. Nothing if other ops did."""
     rows, length = (value,), ()
-    for name in names:
+    for step in steps:
         (value, *_) = rows
-        if not isinstance(value, Local) or value.name != name:
+        if not isinstance(value, Local) or value.name != step.name:
             return (), ()
         given = {key: to_python(attribute) for key, attribute in value.arguments}
         own = {key: argument for key, argument in given.items() if argument is not None}
-        if SHARE[name] | own != SHARE[name]:
+        if {**step.arguments, **own} != step.arguments:
             return (), ()
         rows, length = value.operands, value.types[0][0]
     return rows, length

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import dropwhile
 
 from xdsl.ir import Attribute
 
@@ -24,10 +25,10 @@ def is_begun(value: Value, forms: FormsOf) -> bool:
 def compared_parts(value: Value) -> tuple[AttentionPart, AttentionPart] | None:
     """The log-sum-exps of which a value is a step towards the share of the first, if they may have
     one: of blocks behind those of the other."""
-    if not isinstance(value, Local) or value.name not in SHARE:
+    if not isinstance(value, Local):
         return None
-    names = list(SHARE)
-    rows, _ = compared(value, names[names.index(value.name) :])
+    steps = list(dropwhile(lambda step: step.name != value.name, SHARE))
+    rows, _ = compared(value, steps)
     new, old = rows if len(rows) == 2 else (None, None)
     if not isinstance(new, AttentionPart) or not isinstance(old, AttentionPart):
         return None
