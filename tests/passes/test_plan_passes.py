@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 import pytest
 from xdsl.rewriter import InsertPoint, Rewriter
 
-from shardweave.driver.plans import partition
 from shardweave.ir.dialects.annotations import annotate, phase_of
 from shardweave.ir.dialects.aten import create
 from shardweave.ir.mesh.mesh import Mesh
@@ -17,6 +16,7 @@ from shardweave.passes.memory.rematerialize import POLICIES
 from shardweave.passes.program_pass import PassOnProgram
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.lowering.lower import Lowerings, local_program
+from shardweave.planners.lowering.partition import partition
 from shardweave.planners.lowering.plan_passes import PlanPasses, plan_passes
 from shardweave.planners.overlap.overlap_communication import SCHEDULES
 from shardweave.planners.plan import plan_parts
