@@ -10,9 +10,8 @@ import torch
 from xdsl.ir import Attribute, Operation, SSAValue
 
 from shardweave.ir.dialects import dist
-from shardweave.ir.dialects.annotations import annotate, properties_without
 from shardweave.ir.dialects.aten import AtenOp, create
-from shardweave.ir.dialects.literals import to_attribute
+from shardweave.ir.dialects.builder import Builder, remade
 from shardweave.ir.dialects.syntax import Operands
 from shardweave.ir.dialects.types import (
     AnyTensor,
@@ -85,19 +84,8 @@ class Localizer:
 
     def clone(self, operands: Sequence[SSAValue] | None = None, **values: Any) -> list[SSAValue]:
         """Add the op itself with local result types; `values` replace arguments of its schema."""
-        properties = properties_without(self.op, "sharding")
-        properties.update({name: to_attribute(value) for name, value in values.items()})
-        copy = type(self.op).create(
-            operands=self.operands if operands is None else operands,
-            result_types=list(self.types),
-            properties=properties,
-        )
-        return self._add(copy)
+        given = self.operands if operands is None else operands
+        return self._add(remade(self.op, given, self.types, **values))
 
     def _add(self, op: Operation) -> list[SSAValue]:
-        annotate(op, self.op)
-        base = op.name.split(".")[1].lstrip("_")
-        for result in op.results:
-            result.name_hint = base
-        self.insert(op)
-        return list(op.results)
+        return list(Builder(self.insert, self.op).insert(op).results)

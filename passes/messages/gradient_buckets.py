@@ -17,6 +17,7 @@ from shardweave.ir.dialects.annotations import (
     set_sharding_attrs,
     sharding_attrs_of,
 )
+from shardweave.ir.dialects.builder import remade
 from shardweave.ir.dialects.types import dtype_of_value
 from shardweave.ir.ops.registry import spec_of
 from shardweave.ir.program.blocks import blocks_of
@@ -161,12 +162,7 @@ def _singles(op: dist.DistOp) -> list[dist.DistOp]:
     shardings = sharding_attrs_of(op)
     found: list[dist.DistOp] = []
     for index, (operand, result) in enumerate(zip(op.operands, op.results, strict=True)):
-        single = type(op).create(
-            operands=[operand],
-            result_types=[result.type],
-            properties=op.properties,
-            location=op.location,
-        )
+        single = remade(op, [operand], [result.type])
         set_sharding_attrs(single, None if shardings is None else [shardings[index]])
         if isinstance(operand.owner, Operation) and layer_of(operand.owner):
             set_layer(single, layer_of(operand.owner))

@@ -10,13 +10,12 @@ from xdsl.rewriter import InsertPoint, Rewriter
 
 from shardweave.ir.dialects import dist
 from shardweave.ir.dialects.annotations import (
-    annotate,
     copy_of,
-    properties_without,
     set_layer,
     set_sharding_attrs,
     sharding_attrs_of,
 )
+from shardweave.ir.dialects.builder import remade
 from shardweave.ir.dialects.types import dtype_of_value, num_bytes, tensor_type_of
 from shardweave.ir.program.program import Program
 from shardweave.passes.program_pass import PassOnProgram
@@ -83,12 +82,8 @@ def join(members: Sequence[dist.DistOp]) -> None:
     if len(members) == 1:
         return
     last = members[-1]
-    merged = type(last).create(
-        operands=[value for member in members for value in member.operands],
-        result_types=[type_ for member in members for type_ in member.result_types],
-        properties=properties_without(last, "sharding"),
-    )
-    annotate(merged, last)
+    operands = [value for member in members for value in member.operands]
+    merged = remade(last, operands, [type_ for each in members for type_ in each.result_types])
     set_layer(merged, "")
     shardings = [sharding_attrs_of(member) or () for member in members]
     if all(shardings):

@@ -9,13 +9,12 @@ from xdsl.rewriter import InsertPoint, Rewriter
 
 from shardweave.ir.dialects import dist
 from shardweave.ir.dialects.annotations import (
-    annotate,
-    properties_without,
     set_sharding_attrs,
     sharding_attrs_of,
 )
 from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.attributes import ShardingAttr
+from shardweave.ir.dialects.builder import remade
 from shardweave.ir.dialects.types import shape_of
 from shardweave.ir.mesh.placement import Sharding
 from shardweave.ir.ops.registry import spec_of
@@ -131,13 +130,8 @@ def _keep(op: Operation, kept: Sequence[int]) -> None:
     if not kept:
         Rewriter.erase_op(op)
         return
-    fewer = type(op).create(
-        operands=[op.operands[index] for index in kept],
-        result_types=[op.result_types[index] for index in kept],
-        properties=properties_without(op, "sharding"),
-        location=op.location,
-    )
-    annotate(fewer, op)
+    operands = [op.operands[index] for index in kept]
+    fewer = remade(op, operands, [op.result_types[index] for index in kept])
     shardings = sharding_attrs_of(op)
     set_sharding_attrs(fewer, shardings and [shardings[index] for index in kept])
     Rewriter.insert_op(fewer, InsertPoint.before(op))

@@ -6,16 +6,16 @@ from dataclasses import dataclass
 
 import torch
 from xdsl.ir import Operation, SSAValue
-from xdsl.rewriter import InsertPoint, Rewriter
+from xdsl.rewriter import Rewriter
 
 from shardweave.ir.dialects import dist
 from shardweave.ir.dialects.annotations import (
-    annotate,
     set_sharding_attrs,
     sharding_attrs_of,
     sharding_attrs_of_value,
 )
 from shardweave.ir.dialects.aten import create
+from shardweave.ir.dialects.builder import Builder
 from shardweave.ir.dialects.types import dtype_of_value, shape_of, tensor_type
 from shardweave.ir.program.program import Program
 from shardweave.passes.notes import note
@@ -77,10 +77,10 @@ def _cast_sum(op: dist.DistOp, index: int, dtype: torch.dtype, before: Operation
         (other,) = (i for i, operand in enumerate(user.operands) if operand is not total)
         user.operands[other] = _cast_before(user, user.operands[other], dtype)
         source, sharding, total = user, sharding_attrs_of(user), _retyped(user.results[0], dtype)
-    back = _cast(total, held, source)
+    new = Builder.before(before, source) if before else Builder.after(source)
+    back = _cast(total, held, new)
     set_sharding_attrs(back, sharding)
     total.replace_uses_with_if(back.results[0], lambda use: use.operation is not back)
-    Rewriter.insert_op(back, InsertPoint.before(before) if before else InsertPoint.after(source))
 
 
 def _adder_of(total: SSAValue, held: torch.dtype) -> Operation | None:
@@ -98,17 +98,14 @@ def _retyped(value: SSAValue, dtype: torch.dtype) -> SSAValue:
 
 
 def _cast_before(op: Operation, value: SSAValue, dtype: torch.dtype) -> SSAValue:
-    cast = _cast(value, dtype, op)
+    cast = _cast(value, dtype, Builder.before(op))
     set_sharding_attrs(cast, sharding_attrs_of_value(value))
-    Rewriter.insert_op(cast, InsertPoint.before(op))
     return cast.results[0]
 
 
-def _cast(value: SSAValue, dtype: torch.dtype, source: Operation) -> Operation:
+def _cast(value: SSAValue, dtype: torch.dtype, new: Builder) -> Operation:
     op = create("aten._to_copy", [value], [tensor_type(shape_of(value), dtype)])
-    annotate(op, source)
-    op.results[0].name_hint = value.name_hint
-    return op
+    return new.insert(op, value)
 
 
 @dataclass(frozen=True)

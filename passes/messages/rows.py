@@ -6,18 +6,17 @@ import math
 from collections.abc import Sequence
 
 from xdsl.ir import Operation, SSAValue
-from xdsl.rewriter import InsertPoint, Rewriter
+from xdsl.rewriter import Rewriter
 
 from shardweave.ir.dialects import dist
 from shardweave.ir.dialects.annotations import (
-    annotate,
     common_path,
     layer_of,
     set_layer,
     set_sharding_attrs,
     sharding_attrs_of,
 )
-from shardweave.ir.dialects.aten import create
+from shardweave.ir.dialects.builder import Builder
 from shardweave.ir.dialects.syntax import Operands
 from shardweave.ir.dialects.types import num_elements, shape_of, tensor_type_of, with_shape
 
@@ -79,10 +78,8 @@ def _send(
     last = members[-1]
     type_ = with_shape(tensor_type_of(matrix), shape)
     sent = dist.create(kind, [matrix], [type_], axes=last.axes, dim=0, block=1)
-    annotate(sent, last)
+    Builder.before(before, last).insert(sent, last.results[0])
     set_layer(sent, common_path(map(layer_of, members)))
-    sent.results[0].name_hint = last.results[0].name_hint
-    Rewriter.insert_op(sent, InsertPoint.before(before))
     return sent
 
 
@@ -136,8 +133,4 @@ def _add(
 ) -> SSAValue:
     """Add an op of the layer, phase and dtype of `source`; returns its result."""
     type_ = with_shape(tensor_type_of(source.operands[0]), shape)
-    op = create(name, operands, [type_], arguments)
-    annotate(op, source)
-    op.results[0].name_hint = "part"
-    Rewriter.insert_op(op, InsertPoint.before(before))
-    return op.results[0]
+    return Builder.before(before, source).aten(name, operands, type_, "part", **arguments)

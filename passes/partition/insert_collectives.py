@@ -16,7 +16,6 @@ from xdsl.ir import Block, Operation, SSAValue
 
 from shardweave.ir.dialects import dist
 from shardweave.ir.dialects.annotations import (
-    annotate,
     describe,
     set_sharding_attrs,
     set_shardings,
@@ -24,6 +23,7 @@ from shardweave.ir.dialects.annotations import (
 )
 from shardweave.ir.dialects.aten import AtenOp, create
 from shardweave.ir.dialects.attributes import ShardingAttr
+from shardweave.ir.dialects.builder import Builder
 from shardweave.ir.dialects.types import AnyTensor, shape_of, tensor_type_of, with_shape
 from shardweave.ir.mesh.placement import Sharding
 from shardweave.ir.program.program import Program, Slot, shardings_of
@@ -183,15 +183,13 @@ class _Partition:
 
     def _add(self, op: dist.ReshardOp, new: Operation, sharding: Sharding, name: str) -> SSAValue:
         """Add an op of a reshard's; with padding that is none of the value's, it is one longer."""
-        annotate(new, op)
         (result,) = new.results
         whole = list(shape_of(op.results[0]))
         for dim, part in enumerate(sharding.local_shape(whole)):
             if shape_of(result)[dim] != part:
                 whole[dim] = shape_of(result)[dim] * prod(p.size for p in sharding.dims[dim])
         set_shardings(new, [sharding], [tuple(whole)])
-        result.name_hint = name
-        self.block.add_op(new)
+        Builder.at_end(self.block, op).insert(new, name)
         return result
 
     def _returned(self, slot: Slot) -> SSAValue:

@@ -18,13 +18,13 @@ from xdsl.ir import Operation, SSAValue
 from xdsl.rewriter import InsertPoint, Rewriter
 
 from shardweave.ir.dialects.annotations import (
-    annotate,
     phase_of,
     set_phase,
     set_shardings,
     set_wanted_attrs,
 )
 from shardweave.ir.dialects.aten import AtenOp
+from shardweave.ir.dialects.builder import Builder
 from shardweave.ir.dialects.dist import ReshardOp, create
 from shardweave.ir.dialects.types import shape_of
 from shardweave.ir.mesh.placement import Sharding
@@ -296,10 +296,9 @@ class _Placing:
         op = create(ReshardOp, [source], [value.type], why=why)
         producer = value.owner
         is_end = isinstance(user, func.ReturnOp)
-        annotate(op, producer if is_end and isinstance(producer, Operation) else user)
+        like = producer if is_end and isinstance(producer, Operation) else user
         set_shardings(op, [wanted], [shape_of(value)])
-        op.results[0].name_hint = value.name_hint
-        self._add(op)
+        Builder(self._add, like).insert(op, value)
         if value in self.keys_again:
             set_phase(op, "recompute")
         return op

@@ -11,18 +11,16 @@ numbers come of one pass, and the sum is scaled where max has arrived (Milakov a
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from xdsl.ir import Operation, OpResult, SSAValue
-from xdsl.rewriter import InsertPoint, Rewriter
 
-from shardweave.ir.dialects.annotations import annotate, set_sharding_attrs, sharding_attrs_of
-from shardweave.ir.dialects.aten import AtenOp, create
+from shardweave.ir.dialects.annotations import set_sharding_attrs, sharding_attrs_of
+from shardweave.ir.dialects.aten import AtenOp
+from shardweave.ir.dialects.builder import Builder
 from shardweave.ir.dialects.dist import AllReduceOp, WaitOp
-from shardweave.ir.dialects.literals import Literal
-from shardweave.ir.dialects.types import dtype_of_value, shape_of, tensor_type
+from shardweave.ir.dialects.types import shape_of, tensor_type
 from shardweave.ir.program.dead_code import remove_dead_ops
 from shardweave.ir.program.program import Program
 from shardweave.passes.program_pass import PassOnProgram
@@ -91,48 +89,22 @@ def _rewrite(found: _SumOfPowers) -> None:
     x, highest = found.distance.operands
     (local,) = peak.results
     set_sharding_attrs(peak, None)  # it is read as the shard's own now, too
-    after = _Adding(total, InsertPoint.after(peak))
-    near = after.add("aten.sub.Tensor", [x, local], x)
-    power = after.add("aten.exp", [near], x)
-    part = after.add(
-        total.name, [power], local, {name: total.value(name) for name in ("dim", "keepdim")}
-    )
-    # Of a shard of -inf alone the sum is NaN; its part of the whole sum is that of its maximum.
-    is_lowest = after.add("aten.eq.Scalar", [local], local, {"other": -math.inf}, torch.bool)
-    part = after.add("aten.masked_fill.Scalar", [part, is_lowest], local, {"value": 1.0})
-    before = _Adding(total, InsertPoint.before(total))
-    away = before.add("aten.sub.Tensor", [local, highest], local)
-    scale = before.add("aten.exp", [away], local)
-    scaled = before.add("aten.mul.Tensor", [part, scale], local)
-    scaled.name_hint = total.results[0].name_hint
+    after = Builder.after(peak, total)
+    near = after.aten("aten.sub.Tensor", [x, local])
+    power = after.aten("aten.exp", [near])
+    over = {name: total.value(name) for name in ("dim", "keepdim")}
+    part = after.aten(total.name, [power], local.type, **over)
+    # The sum of a shard of -inf alone is NaN; its part of the whole sum is that of its maximum.
+    truth = tensor_type(shape_of(local), torch.bool)
+    is_lowest = after.aten("aten.eq.Scalar", [local], truth, other=-math.inf)
+    part = after.aten("aten.masked_fill.Scalar", [part, is_lowest], value=1.0)
+    before = Builder.before(total)
+    away = before.aten("aten.sub.Tensor", [local, highest])
+    scale = before.aten("aten.exp", [away])
+    scaled = before.aten("aten.mul.Tensor", [part, scale], hint=total.results[0])
     assert isinstance(scaled.owner, Operation)
     set_sharding_attrs(scaled.owner, sharding_attrs_of(total))
     total.results[0].replace_all_uses_with(scaled)
-
-
-@dataclass
-class _Adding:
-    """Adds ops one after another, of the layer and phase of `like`."""
-
-    like: Operation
-    point: InsertPoint
-
-    def add(
-        self,
-        name: str,
-        operands: Sequence[SSAValue],
-        shaped: SSAValue,
-        values: Mapping[str, Literal] = {},
-        dtype: torch.dtype | None = None,
-    ) -> SSAValue:
-        """The result of a new op, of the shape of `shaped`, and its dtype unless one is given."""
-        type_ = tensor_type(shape_of(shaped), dtype or dtype_of_value(shaped))
-        op = create(name, operands, [type_], values)
-        annotate(op, self.like)
-        op.results[0].name_hint = name.split(".")[1]
-        Rewriter.insert_op(op, self.point)
-        self.point = InsertPoint.after(op)
-        return op.results[0]
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,13 @@ from xdsl.ir import Block, Operation, SSAValue
 
 from shardweave.ir.dialects import dist
 from shardweave.ir.dialects.annotations import (
-    annotate,
     describe,
     set_copy,
     set_sharding_attrs,
     sharding_attrs_of_value,
 )
 from shardweave.ir.dialects.aten import create
+from shardweave.ir.dialects.builder import Builder
 from shardweave.ir.dialects.types import shape_of, tensor_type, tensor_type_of, with_shape
 from shardweave.ir.mesh.effect import Effect
 from shardweave.ir.mesh.mesh import Mesh
@@ -86,12 +86,9 @@ class TimeOps:
         self.copy: tuple[int, ...] = ()
 
     def _add(self, op: Operation, name: str) -> SSAValue:
-        if self.source is not None:
-            annotate(op, self.source)
+        Builder.at_end(self.block, self.source).insert(op, name)
         if self.copy:
             set_copy(op, self.copy)
-        op.results[0].name_hint = name
-        self.block.add_op(op)
         return op.results[0]
 
     def _view(self, value: SSAValue, shape: Sequence[int]) -> SSAValue:

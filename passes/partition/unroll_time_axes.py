@@ -12,9 +12,10 @@ from xdsl.dialects import func
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from shardweave.ir.dialects import dist
-from shardweave.ir.dialects.annotations import properties_without, set_copy, set_sharding_attrs
+from shardweave.ir.dialects.annotations import set_copy, set_sharding_attrs
 from shardweave.ir.dialects.attributes import ShardingAttr
-from shardweave.ir.dialects.literals import to_attribute
+from shardweave.ir.dialects.builder import remade
+from shardweave.ir.dialects.literals import Literal
 from shardweave.ir.dialects.types import shape_of, tensor_type_of, with_shape
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.mesh.placement import (
@@ -253,13 +254,12 @@ class _Unroller:
         self, op: dist.DistOp, found: list[Copies], step: CollectiveStep, *, is_last: bool
     ) -> list[Copies]:
         """The part of a collective over space axes, after its part over time axes."""
-        properties = properties_without(op, "sharding")
-        properties["axes"] = to_attribute(list(step.axes))
+        changed: dict[str, Literal] = {"axes": list(step.axes)}
         if isinstance(op, dist.AlongDimOp):
             longer = step.gathered if op.effect.shards is None else step.cut
-            properties["block"] = to_attribute(op.block * longer)
+            changed["block"] = op.block * longer
         if isinstance(op, dist.AllToAllOp):
-            properties["from_block"] = to_attribute(op.from_block * step.gathered)
+            changed["from_block"] = op.from_block * step.gathered
         ranks = self.mesh.sizes(step.axes)
         shardings = shardings_of(op, self.program) if is_last else [None] * len(op.results)
 
@@ -268,9 +268,7 @@ class _Unroller:
                 with_shape(tensor_type_of(value), op.expected_shape(shape_of(value), ranks))
                 for value in operands
             ]
-            copy = type(op).create(
-                operands=operands, result_types=types, properties=properties, location=op.location
-            )
+            copy = remade(op, operands, types, **changed)
             self._finish(copy, shardings, op)
             return copy
 

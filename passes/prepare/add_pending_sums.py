@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from xdsl.ir import SSAValue
-from xdsl.rewriter import InsertPoint, Rewriter
+from xdsl.rewriter import Rewriter
 
-from shardweave.ir.dialects.annotations import annotate, wanted_attrs_of
-from shardweave.ir.dialects.aten import AtenOp, create
+from shardweave.ir.dialects.annotations import wanted_attrs_of
+from shardweave.ir.dialects.aten import AtenOp
+from shardweave.ir.dialects.builder import Builder
 from shardweave.ir.mesh.placement import Sharding
 from shardweave.ir.program.program import Program
 from shardweave.ir.sharding.flow import check_not_propagated
@@ -74,10 +75,8 @@ def _rebuild(
     known: dict[SSAValue, Sharding],
 ) -> None:
     """op = first(whole, other) + pending becomes op = whole + (other + pending)."""
-    inner = create("aten.add.Tensor", [other, pending], [op.results[0].type])
-    annotate(inner, first)
-    inner.results[0].name_hint = first.results[0].name_hint
-    Rewriter.insert_op(inner, InsertPoint.before(op))
-    known[inner.results[0]] = known[pending]
-    op.operands = [whole, inner.results[0]]
+    new = Builder.before(op, first)
+    inner = new.aten("aten.add.Tensor", [other, pending], op.results[0].type, first.results[0])
+    known[inner] = known[pending]
+    op.operands = [whole, inner]
     Rewriter.erase_op(first)

@@ -9,11 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import SSAValue
 from xdsl.rewriter import InsertPoint, Rewriter
 
-from shardweave.ir.dialects.annotations import annotate
-from shardweave.ir.dialects.aten import AtenOp, create
+from shardweave.ir.dialects.annotations import set_wanted_attrs, wanted_attrs_of
+from shardweave.ir.dialects.aten import AtenOp
+from shardweave.ir.dialects.builder import Builder, remade
 from shardweave.ir.dialects.syntax import Operands
 from shardweave.ir.dialects.types import dtype_of_value, shape_of, tensor_type
 from shardweave.ir.ops.registry import first_of_attention
@@ -67,6 +68,7 @@ class _Repeat:
 
     def __init__(self, op: AtenOp) -> None:
         self.op = op
+        self.new = Builder.before(op)
         self.first = first_of_attention(op)
         self.heads = shape_of(op.operands[self.first])[HEADS]
         self.key_heads = shape_of(op.operands[self.first + 1])[HEADS]
@@ -84,9 +86,8 @@ class _Repeat:
             self.op.operands = operands
             return
         types = [self.op.results[0].type, *(value.type for value in repeated)]
-        new = type(self.op).create(
-            operands=operands, result_types=types, properties=self.op.properties
-        )
+        new = remade(self.op, operands, types)
+        set_wanted_attrs(new, wanted_attrs_of(self.op))
         Rewriter.insert_op(new, InsertPoint.before(self.op))
         sums = [
             self._add("aten.index_select_backward", [grad, index], shape_of(old), old, dim=HEADS)
@@ -97,22 +98,16 @@ class _Repeat:
     def _index(self) -> SSAValue:
         """For each query head the key head that it reads."""
         count = tensor_type((self.heads,), torch.int64)
-        heads = self._insert(create("aten.arange.start_step", [], [count], {"start": 0, "step": 1}))
-        values = {"other": self.heads // self.key_heads, "rounding_mode": "floor"}
-        return self._insert(create("aten.div.Scalar_mode", [heads], [count], values))
+        heads = self.new.aten("aten.arange.start_step", [], count, None, start=0, step=1)
+        share = self.heads // self.key_heads
+        values = {"other": share, "rounding_mode": "floor"}
+        return self.new.aten("aten.div.Scalar_mode", [heads], count, None, **values)
 
     def _add(
         self, name: str, operands: Operands, shape: tuple[int, ...], like: SSAValue, dim: int
     ) -> SSAValue:
         result = tensor_type(shape, dtype_of_value(like))
-        value = self._insert(create(name, operands, [result], {"dim": dim}))
-        value.name_hint = like.name_hint
-        return value
-
-    def _insert(self, op: Operation) -> SSAValue:
-        annotate(op, self.op)
-        Rewriter.insert_op(op, InsertPoint.before(self.op))
-        return op.results[0]
+        return self.new.aten(name, operands, result, like, dim=dim)
 
 
 def _with_heads(value: SSAValue, heads: int) -> tuple[int, ...]:

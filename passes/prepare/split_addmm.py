@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from xdsl.ir import SSAValue
 from xdsl.rewriter import Rewriter
 
-from shardweave.ir.dialects.annotations import annotate, set_wanted_attrs, wanted_attrs_of
+from shardweave.ir.dialects.annotations import set_wanted_attrs, wanted_attrs_of
 from shardweave.ir.dialects.aten import AtenOp, create
+from shardweave.ir.dialects.builder import Builder
 from shardweave.ir.dialects.types import shape_of
 from shardweave.ir.mesh.placement import Sharding
 from shardweave.ir.ops.registry import spec_of
@@ -58,23 +59,15 @@ def _is_cut_along_rows(weight: SSAValue, shardings: dict[SSAValue, Sharding]) ->
 def _split(op: AtenOp, product: Product) -> None:
     beta, alpha = op.value("beta"), op.value("alpha")
     assert product.addend is not None
-    (result,), types = op.results, list(op.result_types)
-    addend = op.operands[product.addend]
-    plain = create(product.plain, [op.operands[index] for index in product.factors], types)
-    scaled = [
-        create("aten.mul.Scalar", [value], [value.type], {"other": factor})
-        for value, factor in ((plain.results[0], alpha), (addend, beta))
-        if factor != 1
-    ]
-    by_value = {op.operands[0]: op.results[0] for op in scaled}
-    terms = [by_value.get(value, value) for value in (plain.results[0], addend)]
-    total = create("aten.add.Tensor", terms, types)
-    for new in (plain, *scaled, total):
-        annotate(new, op)
-    plain.results[0].name_hint = "mm"
-    total.results[0].name_hint = result.name_hint
+    (result,), new = op.results, Builder.before(op)
+    factors = [op.operands[index] for index in product.factors]
+    terms = [new.aten(product.plain, factors, result.type, "mm"), op.operands[product.addend]]
+    for index, factor in enumerate((alpha, beta)):
+        if factor != 1:
+            terms[index] = new.aten("aten.mul.Scalar", [terms[index]], None, None, other=factor)
+    total = create("aten.add.Tensor", terms, [result.type])
     set_wanted_attrs(total, wanted_attrs_of(op))
-    Rewriter.replace_op(op, [plain, *scaled, total], total.results)
+    Rewriter.replace_op(op, [], new.insert(total, result).results)
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,12 @@ from typing import Any
 
 import torch
 from xdsl.ir import Attribute, Operation, SSAValue
-from xdsl.rewriter import InsertPoint, Rewriter
+from xdsl.rewriter import Rewriter
 
-from shardweave.ir.dialects.annotations import annotate, describe, set_wanted_attrs
+from shardweave.ir.dialects.annotations import describe, set_wanted_attrs
 from shardweave.ir.dialects.aten import AtenOp, create
 from shardweave.ir.dialects.attributes import ShardingAttr
+from shardweave.ir.dialects.builder import Builder
 from shardweave.ir.dialects.syntax import Operands
 from shardweave.ir.dialects.types import (
     dtype_of_value,
@@ -110,6 +111,7 @@ class _Split:
 
     def __init__(self, op: AtenOp, parts: int, flow: Flow) -> None:
         self.op = op
+        self.new = Builder.before(op)
         self.flow = flow
         first = first_of_attention(op)
         self.query, self.key, self.value = op.operands[first : first + 3]
@@ -135,15 +137,11 @@ class _Split:
         shape[dim] = self.length
         type_ = with_shape(tensor_type_of(whole), shape)
         values = {"dim": dim, "start": part * self.length}
-        (made,) = self.add("aten.slice.Tensor", [whole], [type_], values)
-        made.name_hint = whole.name_hint
-        return made
+        return self.new.aten("aten.slice.Tensor", [whole], type_, whole, **values)
 
     def _positions(self, length: int, start: int = 0) -> SSAValue:
         type_ = tensor_type((length,), torch.int64)
-        (made,) = self.add("aten.arange.start_step", [], [type_], {"start": start})
-        made.name_hint = "positions"
-        return made
+        return self.new.aten("aten.arange.start_step", [], type_, "positions", start=start)
 
     def add(
         self,
@@ -153,16 +151,12 @@ class _Split:
         values: Mapping[str, Any] = {},
         wanted: Sequence[Sharding] = (),
     ) -> list[SSAValue]:
-        """Add an op before the attention, with its annotations."""
+        """Add attention of a part before that of all, with its annotations."""
         op: Operation = create(name, operands, list(types), values)
-        annotate(op, self.op)
         if wanted:
             pairs = zip(wanted, op.results, strict=True)
             set_wanted_attrs(op, [ShardingAttr.of(s, shape_of(value)) for s, value in pairs])
-        for result in op.results:
-            result.name_hint = name.split(".")[1]
-        Rewriter.insert_op(op, InsertPoint.before(self.op))
-        return list(op.results)
+        return list(self.new.insert(op).results)
 
 
 class _Forward(_Split):
@@ -177,17 +171,20 @@ class _Forward(_Split):
             operands: Operands = [self.query, key, value, *more]
             own = self.add(ATTENTION, operands, [narrow, per_row], self.values)
             if narrow != wide:
-                own[:1] = self.add("aten._to_copy", own[:1], [wide])
+                own[0] = self._cast(own[0], wide)
             merged = (own[0], own[1]) if merged is None else self._merged(*merged, *own)
         assert merged is not None
         total = list(merged)
         if narrow != wide:
-            total[:1] = self.add("aten._to_copy", total[:1], [narrow])
+            total[0] = self._cast(total[0], narrow)
         if per_row != rows.type:
-            total[1:] = self.add("aten._to_copy", total[1:], [rows.type])
+            total[1] = self._cast(total[1], rows.type)
         for old, new in zip((out, rows), total, strict=True):
             new.name_hint = old.name_hint
         Rewriter.replace_op(self.op, [], total)
+
+    def _cast(self, value: SSAValue, type_: Attribute) -> SSAValue:
+        return self.new.aten("aten._to_copy", [value], type_, "_to_copy")
 
     def _merged(
         self, out: SSAValue, rows: SSAValue, new: SSAValue, new_rows: SSAValue
@@ -198,14 +195,14 @@ class _Forward(_Split):
         that sees no key of a part has -inf there; one that sees none of both has zeros, whatever
         its share.
         """
-        (ahead,) = self.add("aten.sub.Tensor", [new_rows, rows], [rows.type])
-        (ahead,) = self.add("aten.nan_to_num", [ahead], [rows.type], {"nan": 0.0})
-        (share,) = self.add("aten.sigmoid", [ahead], [rows.type])
+        add = self.new.aten
+        ahead = add("aten.sub.Tensor", [new_rows, rows])
+        ahead = add("aten.nan_to_num", [ahead], nan=0.0)
+        share = add("aten.sigmoid", [ahead])
         column = tensor_type((*shape_of(rows), 1), dtype_of_value(rows))
-        (share,) = self.add("aten.view", [share], [column])
-        (merged,) = self.add("aten.lerp.Tensor", [out, new, share], [out.type])
-        (total,) = self.add("aten.logaddexp", [rows, new_rows], [rows.type])
-        return merged, total
+        share = add("aten.view", [share], column)
+        merged = add("aten.lerp.Tensor", [out, new, share])
+        return merged, add("aten.logaddexp", [rows, new_rows])
 
 
 class _Backward(_Split):
@@ -227,9 +224,8 @@ class _Backward(_Split):
                 gathered.append(gradient)
         total = totals[0]
         for more_ in totals[1:]:
-            (total,) = self.add("aten.add.Tensor", [total, more_], [of_query])
-        values = {"dim": POSITIONS}
-        whole = [self.add("aten.cat", [gradients], [of_key], values)[0] for gradients in found]
+            total = self.new.aten("aten.add.Tensor", [total, more_])
+        whole = [self.new.aten("aten.cat", [parts], of_key, dim=POSITIONS) for parts in found]
         Rewriter.replace_op(self.op, [], [total, *whole])
 
 

@@ -16,14 +16,13 @@ from xdsl.ir import Block, Operation, SSAValue
 from xdsl.rewriter import InsertPoint, Rewriter
 
 from shardweave.ir.dialects.annotations import (
-    annotate,
     describe,
     phase_of,
-    properties_without,
     set_wanted_attrs,
 )
 from shardweave.ir.dialects.aten import AtenOp, create
 from shardweave.ir.dialects.attributes import ShardingAttr
+from shardweave.ir.dialects.builder import Builder, remade
 from shardweave.ir.dialects.syntax import Operands
 from shardweave.ir.dialects.types import shape_of, tensor_type_of, with_shape
 from shardweave.ir.ops.registry import spec_of
@@ -238,12 +237,8 @@ class _Split:
         return self._insert(new, at, like)
 
     def _clone(self, op: AtenOp, operands: Sequence[SSAValue], shape: tuple[int, ...]) -> SSAValue:
-        new = type(op).create(
-            operands=operands,
-            result_types=[with_shape(tensor_type_of(op.results[0]), shape)],
-            properties=properties_without(op, "sharding", "wanted"),
-        )
-        return self._insert(new, InsertPoint.before(op), op)
+        type_ = with_shape(tensor_type_of(op.results[0]), shape)
+        return self._insert(remade(op, operands, [type_]), InsertPoint.before(op), op)
 
     def _add(
         self, name: str, operands: Operands, shape: tuple[int, ...], like: AtenOp, **values: int
@@ -256,10 +251,7 @@ class _Split:
         return self._insert(new, InsertPoint.before(like), like)
 
     def _insert(self, op: AtenOp, at: InsertPoint, like: AtenOp) -> SSAValue:
-        annotate(op, like)
-        Rewriter.insert_op(op, at)
-        op.results[0].name_hint = like.results[0].name_hint
-        return op.results[0]
+        return Builder.at(at, like).insert(op, like.results[0]).results[0]
 
 
 @dataclass(frozen=True)

@@ -13,14 +13,13 @@ from shardweave.ir.dialects import dist
 from shardweave.ir.dialects.annotations import (
     annotate,
     phase_of,
-    properties_without,
     set_phase,
     set_sharding_attrs,
     sharding_attrs_of,
 )
 from shardweave.ir.dialects.aten import create
 from shardweave.ir.dialects.attributes import ShardingAttr
-from shardweave.ir.dialects.literals import to_attribute
+from shardweave.ir.dialects.builder import Builder, remade
 from shardweave.ir.dialects.types import (
     AnyTensor,
     shape_of,
@@ -265,15 +264,9 @@ class FunctionBuilder:
         elif not rest:
             self.local[op.results[0]] = self.local[op.operands[0]]
         else:
-            properties = {**properties_without(op), "axes": to_attribute(rest)}
-            copy = type(op).create(
-                operands=[self.local[op.operands[0]]],
-                result_types=list(op.result_types),
-                properties=properties,
-                location=op.location,
-            )
-            copy.results[0].name_hint = op.results[0].name_hint
-            self.block.add_op(copy)
+            copy = remade(op, [self.local[op.operands[0]]], op.result_types, axes=rest)
+            set_sharding_attrs(copy, sharding_attrs_of(op))
+            Builder.at_end(self.block).insert(copy, op.results[0])
             self.local[op.results[0]] = copy.results[0]
 
     def _index(self, op: dist.ShardIndexOp, axis: str, rest: Sequence[str]) -> SSAValue:
@@ -302,7 +295,4 @@ class FunctionBuilder:
         return self._added(create("aten.mul.Scalar", [value], [scalar], {"other": weight}), op)
 
     def _added(self, new: Operation, source: Operation) -> SSAValue:
-        annotate(new, source)
-        new.results[0].name_hint = "index"
-        self.block.add_op(new)
-        return new.results[0]
+        return Builder.at_end(self.block, source).insert(new, "index").results[0]

@@ -6,11 +6,17 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from xdsl.dialects import builtin, func
-from xdsl.ir import Attribute, Block, BlockArgument, Operation, SSAValue
+from xdsl.ir import Block, BlockArgument, Operation, SSAValue
 from xdsl.rewriter import InsertPoint, Rewriter
 
 from shardweave.ir.dialects import dist
-from shardweave.ir.dialects.annotations import annotate, set_shardings
+from shardweave.ir.dialects.annotations import (
+    annotate,
+    set_sharding_attrs,
+    set_shardings,
+    sharding_attrs_of,
+)
+from shardweave.ir.dialects.builder import Builder, remade
 from shardweave.ir.dialects.kernel import FusedOp
 from shardweave.ir.dialects.types import shape_of
 from shardweave.ir.mesh.placement import Sharding, block_of
@@ -90,28 +96,17 @@ def scatter_before_adding(program: Program, axis: str) -> None:
         if not adding.results[0].has_one_use():
             continue
         shard = op.results[0]
-        total = type(adding).create(
-            operands=[shard],
-            result_types=[shard.type],
-            properties={**adding.properties, **_of_sharding(op)},
-            location=adding.location,
-        )
-        annotate(total, adding)
+        total = remade(adding, [shard], [shard.type])
+        set_sharding_attrs(total, sharding_attrs_of(op) or sharding_attrs_of(adding))
         op.operands[0] = adding.operands[0]
         before, after = shardings_of(adding, program)[0], shardings_of(op, program)[0]
         if before is not None and after is not None:
             pending = Sharding(after.dims, (*after.unreduced, axis), "sum")
             set_shardings(op, [pending], [after.global_shape(shape_of(shard))])
-        total.results[0].name_hint = shard.name_hint
-        Rewriter.insert_op(total, InsertPoint.after(op))
+        Builder.after(op, adding).insert(total, shard)
         shard.replace_all_uses_with(total.results[0])
         total.operands[0] = shard
         Rewriter.erase_op(adding)
-
-
-def _of_sharding(op: Operation) -> dict[str, Attribute]:
-    """What an op says of its shards."""
-    return {name: op.properties[name] for name in ("sharding",) if name in op.properties}
 
 
 class _Cut:

@@ -1,0 +1,101 @@
+"""New ops: where they are inserted, and what they take over from an op that is there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from xdsl.ir import Attribute, Block, Operation, SSAValue
+from xdsl.rewriter import InsertPoint, Rewriter
+
+from shardweave.ir.dialects.annotations import annotate, properties_without
+from shardweave.ir.dialects.aten import create
+from shardweave.ir.dialects.literals import Literal, to_attribute
+from shardweave.ir.dialects.syntax import Operands
+
+_Op = TypeVar("_Op", bound=Operation)
+
+
+@dataclass(frozen=True)
+class Builder:
+    """Inserts ops, one after another, with the annotations and location of `like` (not its
+    sharding).
+
+    add: inserts an op. like: None adds ops without annotations.
+    """
+
+    add: Callable[[Operation], object]
+    like: Operation | None
+
+    @staticmethod
+    def before(place: Operation, like: Operation | None = None) -> Builder:
+        """Inserts before an op, which is `like` unless another is given."""
+        return Builder.at(InsertPoint.before(place), like or place)
+
+    @staticmethod
+    def after(place: Operation, like: Operation | None = None) -> Builder:
+        """Inserts after an op, which is `like` unless another is given."""
+        return Builder.at(InsertPoint.after(place), like or place)
+
+    @staticmethod
+    def at_end(block: Block, like: Operation | None = None) -> Builder:
+        """Appends to a block."""
+        return Builder(block.add_op, like)
+
+    @staticmethod
+    def at(point: InsertPoint, like: Operation | None) -> Builder:
+        """Inserts at a point of a block."""
+        return Builder(lambda op: Rewriter.insert_op(op, point), like)
+
+    def insert(self, op: _Op, hint: str | SSAValue | None = "") -> _Op:
+        """Insert an op and return it.
+
+        hint: the name of its results, or a value whose name they take; by default the op's name,
+        None for no name.
+        """
+        if self.like is not None:
+            annotate(op, self.like)
+        name = hint.name_hint if isinstance(hint, SSAValue) else hint
+        if hint == "":
+            name = op.name.split(".")[1].lstrip("_")
+        for result in op.results:
+            result.name_hint = name
+        self.add(op)
+        return op
+
+    def aten(
+        self,
+        name: str,
+        operands: Operands,
+        type_: Attribute | None = None,
+        hint: str | SSAValue | None = "",
+        **values: Literal,
+    ) -> SSAValue:
+        """Insert an aten op and return its only result.
+
+        type_: of the result; by default that of the first operand. values: the op's other
+        arguments.
+        """
+        if type_ is None:
+            first = operands[0]
+            assert isinstance(first, SSAValue), f"give the result type of {name}"
+            type_ = first.type
+        return self.insert(create(name, operands, [type_], values), hint).results[0]
+
+
+def remade(
+    op: _Op,
+    operands: Sequence[SSAValue],
+    result_types: Sequence[Attribute],
+    **values: Literal,
+) -> _Op:
+    """The same op on other operands, not inserted: all but its shardings and wishes are kept.
+
+    values: arguments that change.
+    """
+    properties = properties_without(op, "sharding", "wanted")
+    properties.update({name: to_attribute(value) for name, value in values.items()})
+    return type(op).create(
+        operands=operands, result_types=result_types, properties=properties, location=op.location
+    )
