@@ -7,11 +7,13 @@ MIN_PYTHON := 3.11
 PYTHON_CANDIDATES := python3 python3.13 python3.12 python3.11 python3.14
 IS_NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 
-# TORCH names a version of torch, as in `make test TORCH=2.11.*`, or is `newest`: it gets an
-# environment of its own. The interpreter of triton 3.6, that of torch 2.11, needs an older numpy.
+# The package has no upper pin on torch; .venv has the version that the pages' figures were measured
+# with. TORCH names another, as in `make test TORCH=2.11.*`, or is `newest`: it gets an environment
+# of its own. The interpreter of triton 3.6, that of torch 2.11, needs an older numpy.
+MEASURED_TORCH := 2.13.0
 TORCH :=
 NUMPY := $(if $(filter 2.11%,$(TORCH)),'numpy<2.4')
-TORCH_REQUIREMENTS := $(if $(TORCH),$(if $(filter newest,$(TORCH)),--upgrade torch,'torch==$(TORCH)' $(NUMPY)))
+TORCH_REQUIREMENTS := $(if $(filter newest,$(TORCH)),--upgrade torch,'torch==$(or $(TORCH),$(MEASURED_TORCH))' $(NUMPY))
 VENV := .venv$(if $(TORCH),-torch-$(subst *,x,$(TORCH)))
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
