@@ -31,7 +31,7 @@ from shardweave.planners.auto.reader import CostReader, Depths
 from shardweave.planners.auto.space.point import JointPoint
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.lowering.lower import RECENT, Lowerings
-from shardweave.planners.predict.predict import simulate_plan
+from shardweave.planners.predict.predict import predict_plan
 
 MODELS: Mapping[str, tuple[str, str]] = {
     "GPT, 20 layers of hidden 1024": (
@@ -109,7 +109,7 @@ def rows_of(name: str) -> Iterator[Row]:
         if few is None:
             print(f"{name}: not {point}: {evaluator.problems[point]}", file=sys.stderr)
             continue
-        whole = simulate_plan(lowerings, evaluator.maker.plan(point, program), cluster)
+        whole = predict_plan(lowerings, evaluator.maker.plan(point, program), cluster)
         yield Row(name, str(point), few.time_s, whole.time_s, few.peak_bytes, whole.peak_bytes)
 
 

@@ -50,7 +50,7 @@ from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.lowering.lower import RECENT, Lowerings
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_parts import Predicted
-from shardweave.planners.predict.predict import simulate_plan
+from shardweave.planners.predict.predict import predict_plan
 
 MODELS = {
     "gpt": ("gpt:layers=2,hidden=512,heads=8,vocab=2048,seq=256,batch=4", torch.float32),
@@ -233,7 +233,7 @@ def others(program: Program, cluster: Cluster) -> dict[str, Predicted]:
                 plan = plan_exhaustive(program, mesh, cluster=cluster)
             else:
                 plan = call_planner(name, program, mesh, cluster=cluster)
-            found[f"{name} on {mesh}" if mesh else name] = simulate_plan(lowerings, plan, cluster)
+            found[f"{name} on {mesh}" if mesh else name] = predict_plan(lowerings, plan, cluster)
         except ValueError:
             continue
     return found

@@ -33,7 +33,7 @@ from shardweave.planners.oases.degree import Axes, plan_of_degrees
 from shardweave.planners.oases.planner import plan_oases
 from shardweave.planners.oases.program import ChainOptions, chain_of_program
 from shardweave.planners.plan.plan_parts import Predicted
-from shardweave.planners.predict.predict import simulate_plan
+from shardweave.planners.predict.predict import predict_plan
 
 MESH = Mesh(data=2, tensor=4)
 CASES: Mapping[str, tuple[int, int]] = {"2048": (2048, 32), "4096": (4096, 16)}
@@ -64,14 +64,14 @@ def row_of(program: Program, name: str) -> dict[str, Any]:
         plan = replace(
             plan_of_degrees(program, found.space, degrees), recompute=RECOMPUTE, schedule=SCHEDULE
         )
-        simulated[degrees] = simulate_plan(lowerings, plan, cluster)
+        simulated[degrees] = predict_plan(lowerings, plan, cluster)
         path = chain.path(degrees)
         estimated[degrees] = costs.time_s(path), float(sum(chain.memory_parts(path)))
     fitting = {degrees: one.time_s for degrees, one in simulated.items() if one.fits}
     best = min(fitting, key=lambda degrees: fitting[degrees])
     literal = plan_oases(program, MESH, cluster=cluster)
     refined = plan_oases(program, MESH, cluster=cluster, refine=REFINED)
-    chosen = simulate_plan(lowerings, literal, cluster)
+    chosen = predict_plan(lowerings, literal, cluster)
     auto = call_planner("auto", program, MESH, cluster=name)
     assert refined.predicted is not None, "refined degrees are simulated"
     assert auto.predicted is not None, "a plan of auto is simulated"

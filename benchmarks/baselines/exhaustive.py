@@ -19,7 +19,7 @@ from shardweave.planners.megatron.planner import plan_megatron
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_parts import RECOMPUTE, Candidate, PlanError, Predicted
 from shardweave.planners.plan.zero import DIVIDED
-from shardweave.planners.predict.predict import check_some_fit, simulate_plan, with_candidates
+from shardweave.planners.predict.predict import check_some_fit, predict_plan, with_candidates
 
 SPLITS = (1, 2, 4)
 SPLIT_SCHEDULE = "cross-pass"
@@ -153,7 +153,7 @@ class _Space:
     def predict(self, plan: Plan) -> Predicted | None:
         """None for what cannot be partitioned, such as a batch that does not divide further."""
         try:
-            return simulate_plan(self.lowerings, plan, self.cluster)
+            return predict_plan(self.lowerings, plan, self.cluster)
         except ValueError as error:
             self.problem = self.problem or str(error)
             return None

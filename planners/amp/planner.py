@@ -29,7 +29,7 @@ from shardweave.planners.megatron.planner import plan_megatron
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_parts import Candidate, Pipeline, Predicted
 from shardweave.planners.plan.zero import DIVIDED
-from shardweave.planners.predict.predict import simulate_plan, why_slower, with_candidates
+from shardweave.planners.predict.predict import predict_plan, why_slower, with_candidates
 from shardweave.planners.trials.real_trials import RealTrials, launch_of
 from shardweave.planners.trials.trials import Host
 
@@ -139,7 +139,7 @@ def _fastest(
     """
     tried = [(index, "", plan) for index, plan in enumerate(plans)]
     tried += [(index, ", micro-batches in proportion", plan) for index, plan in shared.items()]
-    simulated = [simulate_plan(lowerings, plan, cluster) for _, _, plan in tried]
+    simulated = [predict_plan(lowerings, plan, cluster) for _, _, plan in tried]
     # A sort is stable: of plans that take as long, the least estimate comes first.
     order = sorted(range(len(tried)), key=lambda i: (not simulated[i].fits, simulated[i].time_s))
     first, how, fastest = tried[order[0]]

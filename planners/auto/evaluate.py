@@ -14,7 +14,7 @@ from shardweave.planners.lowering.lower import RECENT, Lowerings
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_parts import Predicted
 from shardweave.planners.predict.pipeline.simulation import simulate_stages
-from shardweave.planners.predict.predict import is_by_block, predicted_of, simulate_plan
+from shardweave.planners.predict.predict import is_by_block, predict_plan, predicted_of
 
 
 @dataclass(eq=False)
@@ -44,7 +44,7 @@ class Evaluator:
         it has to be alike for all equal blocks. Raises ValueError if it does not fit."""
         if self.depths.is_deep:
             return self._extrapolated(*plans)
-        return simulate_plan(self.lowerings(self.depths.program), plans[0], self._cluster)
+        return predict_plan(self.lowerings(self.depths.program), plans[0], self._cluster)
 
     def lowerings(self, program: Program) -> Lowerings:
         """Those of a program; of the one that costs are read off, the reader's own."""
@@ -62,7 +62,7 @@ class Evaluator:
         depths = self.depths
         plan = self.maker.plan(point, depths.read)
         if depths.more is None:
-            return simulate_plan(self.lowerings(depths.read), plan, self._cluster)
+            return predict_plan(self.lowerings(depths.read), plan, self._cluster)
         if plan.recompute_in and not is_by_block(plan, is_deep=True):
             return self._in_some_layers(point, len(plan.recompute_in))
         return self._extrapolated(plan, self.maker.plan(point, depths.more))
@@ -91,8 +91,8 @@ class Evaluator:
                 f"schedule '{plan.pipeline.schedule}' is simulated op by op, which takes too long "
                 f"for {len(depths.names)} blocks"
             )
-        few = simulate_plan(lowerings, plan, self._cluster)
-        more = simulate_plan(self.lowerings(depths.more), more_plan, self._cluster)
+        few = predict_plan(lowerings, plan, self._cluster)
+        more = predict_plan(self.lowerings(depths.more), more_plan, self._cluster)
         return extrapolated(few, more, (len(depths.names) - MORE) / (MORE - FEW))
 
 

@@ -24,7 +24,7 @@ from shardweave.planners.oases.program import ChainOptions, chain_of_program
 from shardweave.planners.oases.refine import Path, refined
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_parts import Candidate, Predicted
-from shardweave.planners.predict.predict import simulate_plan, with_candidates
+from shardweave.planners.predict.predict import predict_plan, with_candidates
 
 SOLVERS = ("dp", "highs", "cbc")
 
@@ -89,7 +89,7 @@ def plan_oases(
         return _with_degrees(program, found.space, found.chain.degrees(path), step)
 
     def simulated(path: Path) -> Predicted:
-        return simulate_plan(lowerings, planned(path), cluster)
+        return predict_plan(lowerings, planned(path), cluster)
 
     seen = refined(costs, solution.path, budget, simulated, refine)
     rows = [Candidate(runs(found.chain.degrees(path)), took) for path, took in seen.items()]

@@ -20,7 +20,7 @@ from shardweave.planners.oppa.prior import Form
 from shardweave.planners.oppa.search import Found, search
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_parts import Candidate, PlanError, Predicted
-from shardweave.planners.predict.predict import simulate_plan, with_candidates
+from shardweave.planners.predict.predict import predict_plan, with_candidates
 from shardweave.planners.trials.real_trials import RealTrials, launch_of, measured
 from shardweave.planners.trials.space import Configuration
 from shardweave.planners.trials.trials import Host, Outcome, Record, Trial, TrialFile
@@ -183,7 +183,7 @@ class PlanTrial:
         """The step of a trial by part; simulated here if the trial is of an earlier search."""
         if configuration not in self._predicted:
             plan = self.plans.plan(configuration)
-            self._predicted[configuration] = simulate_plan(self.lowerings, plan, self.cluster)
+            self._predicted[configuration] = predict_plan(self.lowerings, plan, self.cluster)
         return self._predicted[configuration]
 
 

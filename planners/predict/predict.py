@@ -134,7 +134,7 @@ def simulate_step(
     )
 
 
-def simulate_plan(program: Program | Lowerings, plan: Plan, cluster: Cluster) -> Predicted:
+def predict_plan(program: Program | Lowerings, plan: Plan, cluster: Cluster) -> Predicted:
     """What a step under a plan takes in the simulator. Raises as `simulation_of` does."""
     return predicted_of(simulation_of(program, plan, cluster))
 

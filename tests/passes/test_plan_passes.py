@@ -22,7 +22,7 @@ from shardweave.planners.overlap.overlap_communication import SCHEDULES
 from shardweave.planners.plan import plan_parts
 from shardweave.planners.plan.plan import Plan, PlanError
 from shardweave.planners.plan.plan_parts import Pipeline
-from shardweave.planners.predict.predict import simulate_plan
+from shardweave.planners.predict.predict import predict_plan
 from shardweave.tests.zoo import SPECS, assert_equals_eager, captured, megatron
 
 
@@ -115,7 +115,7 @@ def test_own_pass_that_a_plan_lists_is_priced_and_runs(
     assert "aten.neg" in str(lowerings.blocking(listed))
     assert_equals_eager(runs, case)
     cluster = find_cluster("perlmutter")
-    slower, faster = (simulate_plan(lowerings, each, cluster).time_s for each in (listed, plan))
+    slower, faster = (predict_plan(lowerings, each, cluster).time_s for each in (listed, plan))
     assert slower > faster
 
 

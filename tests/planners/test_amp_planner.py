@@ -27,7 +27,7 @@ from shardweave.planners.megatron.planner import plan_megatron
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_check import check_plan
 from shardweave.planners.plan.plan_parts import Pipeline, PlanError
-from shardweave.planners.predict.predict import simulate_plan
+from shardweave.planners.predict.predict import predict_plan
 from shardweave.tests.ir_text import step
 from shardweave.tests.zoo import assert_equals_eager, captured
 
@@ -142,7 +142,7 @@ def test_estimate_without_stages_is_near_the_simulation_without_latency() -> Non
         plan = planned(spec, cluster, mesh, simulate=0)
         assert plan.predicted is not None
         blocking = replace(plan, schedule="blocking")
-        simulated = simulate_plan(lowerings(spec), blocking, cluster)
+        simulated = predict_plan(lowerings(spec), blocking, cluster)
         assert plan.predicted.time_s == pytest.approx(simulated.time_s, rel=0.05)
 
 

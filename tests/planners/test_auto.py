@@ -30,7 +30,7 @@ from shardweave.planners.lowering.lower import Lowerings, local_program
 from shardweave.planners.megatron.planner import plan_megatron
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_parts import Candidate, PlanError, Predicted
-from shardweave.planners.predict.predict import simulate_plan
+from shardweave.planners.predict.predict import predict_plan
 from shardweave.planners.trials.trials import Host
 from shardweave.tests.zoo import assert_equals_eager, captured
 
@@ -54,7 +54,7 @@ def joint_space() -> tuple[Predicted, ...]:
     for zero, policy, split in product((0, 1, 3), ("none", "layer", "after-communication"), (1, 2)):
         for schedule in ("", "cross-pass", "sub-batch") if split > 1 else ("", "cross-pass"):
             plan = replace(base, zero=zero, recompute=policy, batch_split=split, schedule=schedule)
-            found.append(simulate_plan(lowerings, plan, CLUSTER))
+            found.append(predict_plan(lowerings, plan, CLUSTER))
     return tuple(found)
 
 
@@ -87,7 +87,7 @@ def test_plan_is_not_slower_than_that_of_any_other_planner() -> None:
     }
     for name, options in others.items():
         other = call_planner(name, program(), None, cluster=CLUSTER, options=options)
-        took = simulate_plan(program(), other, CLUSTER)
+        took = predict_plan(program(), other, CLUSTER)
         assert plan.predicted.time_s <= took.time_s, name
 
 

@@ -23,7 +23,7 @@ from shardweave.planners.megatron.planner import plan_megatron
 from shardweave.planners.oppa.planner import TrialOptions
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_parts import PlanError
-from shardweave.planners.predict.predict import simulate_plan
+from shardweave.planners.predict.predict import predict_plan
 from shardweave.tests.marks import slow_where
 
 SMALL, MANY = 8, 40
@@ -79,7 +79,7 @@ def drawn(seed: int) -> Problem:
     )
     tensor = random.choice([n for n in (2, 4, 8) if n <= count * devices])
     cluster = replace(found, name=f"drawn {seed}", nodes=(node,))
-    plain = simulate_plan(program, plan_megatron(program, Mesh(data=1)), cluster)
+    plain = predict_plan(program, plan_megatron(program, Mesh(data=1)), cluster)
     memory = int(plain.peak_bytes * random.uniform(0.4, 1.2))
     types = {name: replace(one, memory_bytes=memory) for name, one in cluster.devices.items()}
     mesh = Mesh(data=count * devices // tensor, tensor=tensor)
@@ -115,14 +115,14 @@ def test_no_planner_has_a_faster_plan_that_fits(seed: int) -> None:
     rivals = {
         name: found.time_s
         for name, plan in answers(problem)
-        if (found := simulate_plan(lowerings, plan, problem.cluster)).fits
+        if (found := predict_plan(lowerings, plan, problem.cluster)).fits
     }
     try:
         plan = call_planner("auto", problem.program, None, cluster=problem.cluster)
     except PlanError:
         assert not rivals, f"{problem}: {rivals}"
         return
-    found = simulate_plan(lowerings, plan, problem.cluster)
+    found = predict_plan(lowerings, plan, problem.cluster)
     faster = {name: f"{t / found.time_s:.4f}" for name, t in rivals.items() if t < found.time_s}
     assert found.fits, problem
     assert not faster, f"{problem}: {plan.candidates[0].name}; {faster}"

@@ -24,7 +24,7 @@ from shardweave.planners.oases import plan_oases
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_parts import Predicted
 from shardweave.planners.plan.zero import passes
-from shardweave.planners.predict.predict import simulate_plan
+from shardweave.planners.predict.predict import predict_plan
 from shardweave.tests.zoo import captured
 
 
@@ -57,7 +57,7 @@ def simulated(plan: Plan, on: Cluster) -> Predicted:
     """As the papers have it: without a schedule, every message is waited for at once."""
     if plan.num_stages == 1 and not plan.schedule:
         plan = replace(plan, schedule="blocking")
-    return simulate_plan(lowerings(), plan, on)
+    return predict_plan(lowerings(), plan, on)
 
 
 def time_ratio(one: Predicted, other: Predicted) -> float:

@@ -15,7 +15,7 @@ from shardweave.planners.oases.dp import solve_chain
 from shardweave.planners.oases.planner import plan_oases
 from shardweave.planners.oases.refine import Path, best_paths, refined
 from shardweave.planners.plan.plan_parts import Predicted
-from shardweave.planners.predict.predict import simulate_plan
+from shardweave.planners.predict.predict import predict_plan
 from shardweave.tests.planners.small_chains import random_chain
 from shardweave.tests.zoo import SPECS, assert_equals_eager, captured
 
@@ -80,8 +80,8 @@ def test_refined_plan_is_not_slower_than_the_model_s_and_equals_eager() -> None:
     plain = plan_oases(case.program, mesh, cluster=cluster)
     plan = plan_oases(case.program, mesh, cluster=cluster, refine=6)
     assert plan.predicted is not None
-    took = simulate_plan(case.program, plan, cluster)
+    took = predict_plan(case.program, plan, cluster)
     assert took.time_s == plan.predicted.time_s
-    assert took.time_s <= simulate_plan(case.program, plain, cluster).time_s
+    assert took.time_s <= predict_plan(case.program, plain, cluster).time_s
     assert any("6 assignments were simulated" in reason for reason in plan.reasons)
     assert_equals_eager(local_program(case.program, plan), case)

@@ -11,7 +11,7 @@ from shardweave.planners.lowering.lower import local_program
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_parts import Candidate, Predicted
 from shardweave.planners.predict.predict import (
-    simulate_plan,
+    predict_plan,
     time_parts,
     why_slower,
     with_candidates,
@@ -25,7 +25,7 @@ BEST = Predicted(1e-3, 8e-4, {"data": 1e-4, "tensor": 3e-4}, 2e-4, memory_bytes=
 def test_simulated_plan_has_the_simulators_numbers() -> None:
     plan = megatron(SPECS["gpt"], "data=2,tensor=2")
     program, cluster = captured(SPECS["gpt"]).program, find_cluster("perlmutter")
-    found = simulate_plan(program, plan, cluster)
+    found = predict_plan(program, plan, cluster)
     step = simulate(local_program(program, plan), cluster, optimizer_multiplier=2.0)
     assert found.time_s == step.time_s == pytest.approx(sum(time_parts(found).values()))
     assert found.peak_bytes == step.peak_bytes

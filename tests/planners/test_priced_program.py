@@ -22,7 +22,7 @@ from shardweave.planners.oases.degree import Axes, plan_of_degrees
 from shardweave.planners.oases.program import ChainOptions, ProgramChain, chain_of_program
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.replicated import plan_replicated
-from shardweave.planners.predict.predict import simulate_plan, simulation_of
+from shardweave.planners.predict.predict import predict_plan, simulation_of
 from shardweave.tests.zoo import captured
 
 SPEC = "gpt:layers=2,hidden=16,heads=4,vocab=32,seq=8,batch=8"
@@ -132,6 +132,6 @@ def test_degree_of_oases_is_priced_on_the_program_of_its_plan(degree: int) -> No
 
 def test_prediction_is_the_simulation_of_the_program_that_runs() -> None:
     plan = random_plan("trials", Random(0))
-    predicted = simulate_plan(program(), plan, find_cluster("oases-3090"))
+    predicted = predict_plan(program(), plan, find_cluster("oases-3090"))
     step = simulation_of(program(), plan, find_cluster("oases-3090"))
     assert predicted.time_s == step.time_s

@@ -25,7 +25,7 @@ from shardweave.planners.lowering.partition import partition
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_check import check_plan
 from shardweave.planners.plan.plan_parts import Pipeline, PlanError, Predicted
-from shardweave.planners.predict.predict import simulate_plan
+from shardweave.planners.predict.predict import predict_plan
 from shardweave.tests.zoo import assert_equals_eager, captured
 
 GPT = "gpt:layers=4,hidden=16,heads=4,vocab=32,seq=8,batch=4"
@@ -161,7 +161,7 @@ def test_auto_recomputes_as_few_layers_as_fit() -> None:
     fewer = replace(plan, recompute_in=plan.recompute_in[: count - 1])
     if not fewer.recompute_in:
         fewer = replace(fewer, recompute="none")
-    assert not simulate_plan(program, fewer, small).fits
+    assert not predict_plan(program, fewer, small).fits
     assert any(f"recompute_layers={count}" in reason for reason in plan.reasons)
 
 

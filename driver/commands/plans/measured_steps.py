@@ -14,7 +14,7 @@ from shardweave.planners.lowering.lower import Lowerings
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_check import check_plan
 from shardweave.planners.planning import plan as planned
-from shardweave.planners.predict.predict import simulate_plan
+from shardweave.planners.predict.predict import predict_plan
 
 COLUMNS = ("model", "plan", "step_ms")
 
@@ -87,7 +87,7 @@ class StepPredictor:
             lowerings = self._of_model(step.model)
             if step.plan not in self._plans:
                 self._plans[step.plan] = _plan(step.plan, lowerings.program)
-            return simulate_plan(lowerings, self._plans[step.plan], cluster).time_s
+            return predict_plan(lowerings, self._plans[step.plan], cluster).time_s
         except ValueError as error:
             raise ValueError(f"{step.place}: {error}") from error
 
