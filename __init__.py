@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from shardweave.ir.capture.seeded import SeededRandom as random
     from shardweave.ir.mesh.mesh import Axis, Mesh
     from shardweave.ir.mesh.placement import Sharding
+    from shardweave.ir.ops.registry import register_op
+    from shardweave.ir.ops.spec import OpSpec
     from shardweave.ir.program.program import Program
     from shardweave.ir.program.text import ProgramTextError
     from shardweave.ir.proof.ops import ProofError
@@ -52,6 +54,7 @@ __all__ = [
     "Exploration",
     "GradScaler",
     "Mesh",
+    "OpSpec",
     "PassError",
     "PassPipeline",
     "PipelineSimulation",
@@ -82,6 +85,7 @@ __all__ = [
     "plan",
     "prove",
     "random",
+    "register_op",
     "register_pass",
     "run_passes",
     "save_checkpoint",
@@ -100,6 +104,7 @@ _HOMES = {
     "Exploration": "driver.explore:Exploration",
     "GradScaler": "backends.step.grad_scaler:GradScaler",
     "Mesh": "ir.mesh.mesh:Mesh",
+    "OpSpec": "ir.ops.spec:OpSpec",
     "PassError": "passes.pipeline:PassError",
     "PassPipeline": "passes.pipeline:PassPipeline",
     "PipelineSimulation": "planners.predict.pipeline.simulation:PipelineSimulation",
@@ -129,6 +134,7 @@ _HOMES = {
     "plan": "driver.plans:plan",
     "prove": "ir.proof.prove:prove",
     "random": "ir.capture.seeded:SeededRandom",
+    "register_op": "ir.ops.registry:register_op",
     "register_pass": "passes.registry:register_pass",
     "run_passes": "driver.checking.validate:run_passes",
     "save_checkpoint": "driver.training.checkpoints:save_checkpoint",
