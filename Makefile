@@ -7,10 +7,11 @@ MIN_PYTHON := 3.11
 PYTHON_CANDIDATES := python3 python3.13 python3.12 python3.11 python3.14
 IS_NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 
-# TORCH names a version of torch other than the newest, as in `make test TORCH=2.11.*`: it gets an
+# TORCH names a version of torch, as in `make test TORCH=2.11.*`, or is `newest`: it gets an
 # environment of its own. The interpreter of triton 3.6, that of torch 2.11, needs an older numpy.
 TORCH :=
-TORCH_REQUIREMENTS := $(if $(TORCH),'torch==$(TORCH)' 'numpy<2.4')
+NUMPY := $(if $(filter 2.11%,$(TORCH)),'numpy<2.4')
+TORCH_REQUIREMENTS := $(if $(TORCH),$(if $(filter newest,$(TORCH)),--upgrade torch,'torch==$(TORCH)' $(NUMPY)))
 VENV := .venv$(if $(TORCH),-torch-$(subst *,x,$(TORCH)))
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -27,12 +28,13 @@ WORKERS := 2
 # compiled once, whatever the environment says: tests and ranks are many processes.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test test-slow check format docs bench bench-gpu clean $(VENV)
+.PHONY: help demo test test-slow test-newest check format docs bench bench-gpu clean $(VENV)
 
 help:
 	@echo "make demo       capture, shard, run and check two small transformers; a page to look at"
 	@echo "make test       the fast tests"
 	@echo "make test-slow  the slow tests"
+	@echo "make test-newest  the fast tests with the newest torch that there is, installed anew"
 	@echo "make check      ruff and pyright"
 	@echo "make format     reformat the sources"
 	@echo "make docs       the pages as a site, in build/site"
@@ -87,6 +89,11 @@ test: $(STAMP)
 
 test-slow: $(STAMP)
 	$(BIN)/pytest -m slow
+
+# Slow, as it looks for a newer torch each time: some GB, some minutes.
+test-newest:
+	rm -f .venv-torch-newest/.installed
+	$(MAKE) test TORCH=newest
 
 check: $(STAMP)
 	$(BIN)/ruff check .

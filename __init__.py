@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from shardweave.driver.diff import diff
     from shardweave.driver.explore import Exploration, explore, explore_plans
     from shardweave.driver.models.hf_experts import choose_experts
-    from shardweave.driver.plans import plan, simulate_plan
     from shardweave.driver.step.compile import compile
     from shardweave.driver.training.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
     from shardweave.driver.training.progress import Progress
@@ -36,8 +35,10 @@ if TYPE_CHECKING:
     from shardweave.passes.registry import register_pass
     from shardweave.planners.cost.cluster import Cluster
     from shardweave.planners.plan.plan import Plan
+    from shardweave.planners.planning import plan, simulate_plan
     from shardweave.planners.predict.pipeline.simulation import PipelineSimulation
     from shardweave.planners.predict.predict import simulate_step as simulate
+    from shardweave.planners.registry import register_planner
     from shardweave.planners.simulate.simulation import Simulation
 
     parse = Program.parse
@@ -87,6 +88,7 @@ __all__ = [
     "random",
     "register_op",
     "register_pass",
+    "register_planner",
     "run_passes",
     "save_checkpoint",
     "simulate",
@@ -131,15 +133,16 @@ _HOMES = {
     "load": "ir.program.program:Program.load",
     "load_checkpoint": "driver.training.checkpoints:load_checkpoint",
     "parse": "ir.program.program:Program.parse",
-    "plan": "driver.plans:plan",
+    "plan": "planners.planning:plan",
     "prove": "ir.proof.prove:prove",
     "random": "ir.capture.seeded:SeededRandom",
     "register_op": "ir.ops.registry:register_op",
     "register_pass": "passes.registry:register_pass",
+    "register_planner": "planners.registry:register_planner",
     "run_passes": "driver.checking.validate:run_passes",
     "save_checkpoint": "driver.training.checkpoints:save_checkpoint",
     "simulate": "planners.predict.predict:simulate_step",
-    "simulate_plan": "driver.plans:simulate_plan",
+    "simulate_plan": "planners.planning:simulate_plan",
     "verify": "ir.verify.program:verify",
 }
 

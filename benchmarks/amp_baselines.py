@@ -33,6 +33,7 @@ from rich.console import Console
 from rich.table import Table
 
 from shardweave.benchmarks.amp_data import DATA, Setup, read_measured, setup_of, setups
+from shardweave.benchmarks.amp_literal import uniform_cuts
 from shardweave.benchmarks.amp_planner import Row, estimate_runs
 from shardweave.planners.amp.costs import corrected_costs
 from shardweave.planners.amp.estimate import StageCosts, estimate
@@ -111,8 +112,8 @@ def by_amp(space: Space, seed: int) -> Best:
 
 def by_uniform_stages(space: Space, seed: int) -> Best:
     """Every strategy, the layers dealt evenly."""
-    cuts_of = space.setup.model.uniform_cuts
-    return {one: space.seconds(one, cuts_of(one.pipeline)) for one in space.strategies}
+    model = space.setup.model
+    return {one: space.seconds(one, uniform_cuts(model, one.pipeline)) for one in space.strategies}
 
 
 def by_random_search(space: Space, seed: int) -> Best:

@@ -28,6 +28,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from shardweave.benchmarks.auto_bounds import Bounds
+from shardweave.benchmarks.baselines.exhaustive import plan_exhaustive
 from shardweave.driver.models.models import build_example
 from shardweave.ir.capture.capture import capture
 from shardweave.ir.mesh.mesh import Mesh
@@ -228,7 +229,10 @@ def others(program: Program, cluster: Cluster) -> dict[str, Predicted]:
     found: dict[str, Predicted] = {}
     for name, mesh in (*asked, *(("oases", mesh) for mesh in meshes)):
         try:
-            plan = call_planner(name, program, mesh, cluster=cluster)
+            if name == "exhaustive":
+                plan = plan_exhaustive(program, mesh, cluster=cluster)
+            else:
+                plan = call_planner(name, program, mesh, cluster=cluster)
             found[f"{name} on {mesh}" if mesh else name] = simulate_plan(lowerings, plan, cluster)
         except ValueError:
             continue

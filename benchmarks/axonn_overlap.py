@@ -45,7 +45,7 @@ from shardweave.planners.axonn.planner import plan_axonn
 from shardweave.planners.axonn.search import Ranked, rank_grids
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.lowering.apply_plan import ApplyPlanPass
-from shardweave.planners.lowering.lower import PARTITIONING
+from shardweave.planners.lowering.plan_passes import PARTITIONING
 from shardweave.planners.overlap.axonn_orders import AXONN_ORDERS
 from shardweave.planners.simulate.simulate import simulate
 

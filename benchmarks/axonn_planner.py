@@ -36,7 +36,7 @@ from shardweave.planners.axonn.search import Model, Options, Ranked, rank_grids
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.lowering.apply_plan import ApplyPlanPass
-from shardweave.planners.lowering.lower import PARTITIONING
+from shardweave.planners.lowering.plan_passes import PARTITIONING
 from shardweave.planners.simulate.simulate import simulate
 
 DATA = Path(__file__).resolve().parent / "data" / "axonn_tables.json"

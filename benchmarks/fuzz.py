@@ -1,10 +1,12 @@
-"""Texts with mistakes: `python benchmarks/fuzz.py` changes programs, plans, clusters, checkpoints.
+"""Texts with mistakes: `python benchmarks/fuzz.py` changes all that people and files give.
 
-Each is mutated, character by character, word by word and in its structure, and used: a program is
+Programs, plans, clusters, checkpoints, meshes, pipelines of passes, models' names and command lines
+are mutated, character by character, word by word and in their structure, and used: a program is
 parsed, verified, emitted, run, partitioned and run again; a plan is followed with validation; a
-cluster is simulated on; a checkpoint is loaded. What is accepted must mean one thing (two ways of
-running it agree); all else is refused by a ValueError or OSError that the package itself raises.
-Any other error, a hang, a death of the process, or a file touched on the way is a finding.
+cluster is simulated on; a checkpoint is loaded; a command is run. What is accepted must mean one
+thing (two ways of running it agree); all else is refused by a ValueError or OSError that the
+package itself raises, or by a command in a few lines. Any other error, a hang, a death of the
+process, or a file touched on the way is a finding.
 
 `--count N` mutations of each kind (1,000 by default, 40 with `--quick`), `--kind` one of them,
 `--seed`; `--only N` runs one case again, and shows its traceback. Exits 1 if anything was found.
@@ -33,16 +35,19 @@ from typing import Any
 
 import torch
 
-from shardweave.benchmarks.fuzz_cases import KINDS, clean, warm_up
+from shardweave.benchmarks.fuzz_cases import clean, warm_up
+from shardweave.benchmarks.fuzz_entries import KINDS
 from shardweave.driver.checking.validate import ValidationError
 from shardweave.driver.errors import PLAIN
 from shardweave.passes.pipeline import PassError
 
 ROOT = Path(__file__).resolve().parent.parent
-LIMIT_S = 30
+LIMIT_S = 60
 """A case that takes longer hangs: of processor time, or 10 times that long by the clock."""
 
-MEMORY_BYTES = 12 * 2**30
+MEMORY_BYTES = 4 * 2**30
+"""What a case may take beside what the process has before it."""
+
 QUICK = 40
 
 ACCEPTED, REFUSED, FOUND = "accepted", "refused", "found"
@@ -133,11 +138,12 @@ class _Guard:
         is_bad = event in ("subprocess.Popen", "os.system", "os.exec", "socket.connect")
         if event == "open":
             path, mode = str(args[0]), str(args[1] or "")
-            is_own = bool(cls.allowed) and path.startswith(cls.allowed)
+            is_own = bool(cls.allowed) and os.path.abspath(path).startswith(cls.allowed)
             is_read = not set(mode) & set("wax+")
             is_bad = not (is_own or path.isdigit() or (is_read and path.startswith(cls.known)))
         elif event in ("os.remove", "os.rename", "os.mkdir", "shutil.rmtree"):
-            is_bad = not cls.allowed or not str(args[0]).startswith(cls.allowed)
+            is_own = os.path.abspath(str(args[0])).startswith(cls.allowed)
+            is_bad = not (cls.allowed and is_own)
         if is_bad:
             cls.is_on = False
             raise FileTouchedError(f"{event} {args[:2]}")
@@ -150,7 +156,8 @@ def _alarm(number: int, frame: FrameType | None) -> None:
 def work(pipe: Connection, name: str, seed: int, numbers: Sequence[int]) -> None:
     """Run cases one after the other, and tell of each before it begins and when it ends."""
     signal.signal(signal.SIGPROF, _alarm)
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (taken + MEMORY_BYTES, taken + MEMORY_BYTES))
     sys.addaudithook(_Guard.hook)
     for number in numbers:
         pipe.send(run_case(name, seed, number))

@@ -20,16 +20,16 @@ from shardweave.backends.distributed.runtime import Runtime
 from shardweave.backends.emit.emit import emit, load_step
 from shardweave.backends.programs import Key
 from shardweave.backends.reference.reference import run_reference
+from shardweave.driver.checking.in_float64 import in_float64
 from shardweave.driver.checking.sample import sample_values
 from shardweave.driver.checking.validate import Validator, find_differences, work_of
 from shardweave.driver.models.models import build_example
-from shardweave.driver.plans import partition
 from shardweave.driver.training.checkpoint_files import MANIFEST, digests_of
-from shardweave.ir.capture.precision import in_float64
 from shardweave.ir.dialects.types import num_bytes
 from shardweave.ir.program.program import Program
 from shardweave.passes.pipeline import as_mesh
 from shardweave.planners.cost.cluster_file import parse_cluster
+from shardweave.planners.lowering.partition import partition
 from shardweave.planners.plan.plan import Plan
 from shardweave.tests.mutations import any_mutation, mutated_data, rewired
 

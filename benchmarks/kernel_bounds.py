@@ -208,7 +208,7 @@ def _smallest_cut(
         graph.add_edge(_MEMORY if is_there else value.owner, (value, "made"))
         size = times * num_bytes(tensor_type_of(value))
         graph.add_edge((value, "made"), (value, "read"), capacity=size)
-        if spec_of(op).role == "move":  # of which it takes some
+        if spec_of(op).role == "move":  # it reads a part of the operand
             taken = num_elements(op.results[0]) * dtype_of_value(value).itemsize
             graph.add_edge((value, "read"), op, capacity=taken)
         else:

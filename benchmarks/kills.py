@@ -5,6 +5,10 @@
 time torchrun starts all of them anew, and they go on from the last complete checkpoint. Every loss,
 those of the steps that are taken again too, and the files of the last checkpoint are to be those of
 a run that was left alone, bit for bit.
+
+Then the cases of `waits.py`, each with two processes without torchrun: a rank that does not come,
+stops, dies or skips a call, and a port that is taken. Every other rank is to end in time, and to
+name the cause. `--only NAME` runs the cases with these words in their names, and no training.
 """
 
 from __future__ import annotations
@@ -21,6 +25,8 @@ from pathlib import Path
 
 from shardweave.benchmarks.compile_time import machine
 from shardweave.benchmarks.training_runs import TrainingRun, sharded
+from shardweave.benchmarks.waits import CASES, Case
+from shardweave.benchmarks.waits import run as run_case
 
 MESH = "data=2,tensor=2"
 
@@ -39,7 +45,10 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="two kills in 20 steps")
     parser.add_argument("--seed", type=int, default=0, help="of what is killed when")
     parser.add_argument("--json", default="", help="write what happened to this file")
+    parser.add_argument("--only", metavar="NAME", help="the cases with these words, no training")
     options = parser.parse_args()
+    if options.only is not None:
+        return 1 if waits_of([case for case in CASES if options.only in case.name]) else 0
     num_steps, save_every, num_kills = (20, 5, 2) if options.quick else (100, 10, 10)
     with tempfile.TemporaryDirectory() as folder:
         common = ["--steps", str(num_steps), "--show-every", "1", "--save-every", str(save_every)]
@@ -60,6 +69,7 @@ def main() -> int:
     last = run.losses[num_steps]
     print(f"final loss {last}, {left_alone.losses[num_steps]} if left alone")
     print("\n".join(problems) or "every loss and the last checkpoint are the same, bit for bit")
+    problems += waits_of(CASES[:: len(CASES) // 5] if options.quick else CASES)
     if options.json:
         found = {
             "machine": machine(),
@@ -73,6 +83,16 @@ def main() -> int:
         }
         Path(options.json).write_text(json.dumps(found, indent=2) + "\n")
     return 1 if problems else 0
+
+
+def waits_of(cases: Sequence[Case]) -> list[str]:
+    """Run cases, print how each ended, and return what is not as it should be."""
+    problems: list[str] = []
+    for case in cases:
+        ended = run_case(case)
+        print(f"{case.name}: {ended.problem or 'named'} after {ended.took_s:.0f} s", flush=True)
+        problems += [f"{case.name}: {ended.problem}"] if ended.problem else []
+    return problems
 
 
 def killed(run: TrainingRun, num_steps: int, num_kills: int, chance: random.Random) -> list[Kill]:

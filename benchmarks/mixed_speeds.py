@@ -30,12 +30,12 @@ from throttle import slowed_device
 
 import shardweave as sw
 from shardweave.driver.models.models import build_example
-from shardweave.driver.plans import partition
 from shardweave.driver.profile.profile import profile_machine
 from shardweave.ir.program.program import Program
 from shardweave.planners.cost.cluster import Cluster, DeviceType, NodeType
 from shardweave.planners.cost.cluster_file import save_cluster
 from shardweave.planners.cost.presets import find_cluster
+from shardweave.planners.lowering.partition import partition
 from shardweave.planners.lowering.stages.balance import balanced_stages
 from shardweave.planners.megatron.planner import plan_megatron
 from shardweave.planners.plan.plan import Plan

@@ -28,8 +28,9 @@ from shardweave.driver.checking.check import (
     results_of,
     run_eager,
 )
-from shardweave.driver.plans import partition, resolve_plan
 from shardweave.ir.dialects.types import shape_of
+from shardweave.planners.lowering.partition import partition
+from shardweave.planners.planning import resolve_plan
 
 NUM_STEPS = 3
 SEED = 0

@@ -34,7 +34,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import parso
 from cosmic_ray.mutating import mutate_code
@@ -143,9 +143,10 @@ def positions(source: str, kind: str) -> list[tuple[Operator, int, int]]:
     tree, skipped = parso.parse(source), _skipped(source)
     places: list[tuple[Operator, int, int]] = []
     for operator in kinds()[kind]:
+        find = cast("Any", operator).mutation_positions
         occurrence = 0
         for node in _nodes(tree):
-            for start, _ in operator.mutation_positions(node):
+            for start, _ in find(node):
                 if start[0] not in skipped:
                     places.append((operator, occurrence, start[0]))
                 occurrence += 1

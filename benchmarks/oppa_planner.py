@@ -26,6 +26,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from shardweave.benchmarks.baselines.boosted_trees import TreeChooser
+from shardweave.benchmarks.baselines.random_trials import RandomChooser
 from shardweave.benchmarks.oppa_space import SearchSpace
 from shardweave.benchmarks.oppa_step_model import StepModel, Transformer
 from shardweave.benchmarks.oppa_trials import CostModelChooser, SimulatedTrial, StoppedTrial
@@ -33,10 +35,8 @@ from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.oppa.choosers import (
     BayesianChooser,
     Chooser,
-    RandomChooser,
 )
 from shardweave.planners.oppa.search import search
-from shardweave.planners.oppa.trees import TreeChooser
 from shardweave.planners.trials.space import Configuration
 from shardweave.planners.trials.trials import Record
 

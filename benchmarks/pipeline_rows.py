@@ -16,8 +16,8 @@ from torch.nn import functional as F
 
 import shardweave as sw
 from shardweave.driver.models.models import build_example
-from shardweave.driver.plans import partition
 from shardweave.ir.program.program import Program
+from shardweave.planners.lowering.partition import partition
 from shardweave.planners.lowering.stages.balance import balanced_stages
 from shardweave.planners.megatron.planner import plan_megatron
 from shardweave.planners.plan.plan import Plan

@@ -34,7 +34,6 @@ from rich.table import Column, Table
 from xdsl.context import Context
 
 from shardweave.benchmarks.compile_time import machine
-from shardweave.driver.plans import partition
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.program import Program
 from shardweave.ir.proof.ops import ProofError
@@ -42,6 +41,7 @@ from shardweave.ir.proof.prove import prove
 from shardweave.passes.notes import unheard
 from shardweave.passes.pipeline import run_passes
 from shardweave.planners.lowering.apply_plan import ApplyPlanPass
+from shardweave.planners.lowering.partition import partition
 from shardweave.planners.lowering.stages.balance import balanced_stages
 from shardweave.planners.megatron.planner import plan_megatron
 from shardweave.planners.plan.plan_parts import Pipeline

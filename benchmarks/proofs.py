@@ -32,7 +32,6 @@ from rich.table import Table
 
 from shardweave.benchmarks.compile_time import machine
 from shardweave.driver.models.models import build_example
-from shardweave.driver.plans import partition
 from shardweave.ir.capture.capture import capture
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.program import Program
@@ -44,6 +43,7 @@ from shardweave.passes.notes import unheard
 from shardweave.passes.pipeline import run_passes
 from shardweave.passes.presets import PRESETS
 from shardweave.planners.lowering.apply_plan import ApplyPlanPass
+from shardweave.planners.lowering.partition import partition
 from shardweave.planners.lowering.stages.balance import balanced_stages
 from shardweave.planners.megatron.planner import plan_megatron
 from shardweave.planners.overlap.overlap_communication import SCHEDULES

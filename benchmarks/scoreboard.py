@@ -25,10 +25,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from shardweave.benchmarks.runs.rows import MeasuredRun, note_on_columns, read_rows
 from shardweave.benchmarks.scoreboard_predict import Predicted, predict_all, preset_of
 from shardweave.benchmarks.scoreboard_score import Pair, Score, formula, groups_of, score_of
 from shardweave.benchmarks.scoreboard_twins import oracle_regret
-from shardweave.driver.runs.rows import MeasuredRun, note_on_columns, read_rows
 from shardweave.planners.cost.presets import find_cluster
 
 FOLDER = Path(__file__).resolve().parent / "data" / "runs"

@@ -11,9 +11,9 @@ from functools import partial
 from itertools import groupby
 from multiprocessing import get_context
 
+from shardweave.benchmarks.runs.predict import RunPredictor, in_order, of_program, placed
+from shardweave.benchmarks.runs.rows import MeasuredRun
 from shardweave.benchmarks.scoreboard_score import Pair
-from shardweave.driver.runs.predict import RunPredictor, in_order, of_program, placed
-from shardweave.driver.runs.rows import MeasuredRun
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.presets import find_cluster
 

@@ -12,8 +12,8 @@ import numpy as np
 from scipy.optimize import nnls
 from scipy.stats import spearmanr
 
-from shardweave.driver.runs.predict import PredictedRun, micro_batch_of
-from shardweave.driver.runs.rows import MeasuredRun
+from shardweave.benchmarks.runs.predict import PredictedRun, micro_batch_of
+from shardweave.benchmarks.runs.rows import MeasuredRun
 
 LEAST_GROUP = 5
 """Runs of which a group needs so many for its order to say something."""

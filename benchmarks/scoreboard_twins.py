@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from shardweave.benchmarks.runs.predict import ADAM_BYTES, micro_batch_of, placed, policy_of
+from shardweave.benchmarks.runs.rows import MeasuredRun
 from shardweave.benchmarks.scoreboard_score import Timed, groups_of
-from shardweave.driver.runs.predict import ADAM_BYTES, micro_batch_of, placed, policy_of
-from shardweave.driver.runs.rows import MeasuredRun
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.passes.memory.rematerialize import CHECKPOINT
 from shardweave.planners.cost.cluster import Cluster

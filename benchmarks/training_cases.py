@@ -16,10 +16,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 import shardweave as sw
 from shardweave.driver.models.models import Example, build_example
-from shardweave.driver.plans import partition
 from shardweave.ir.dialects.types import shape_of
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.program import Program
+from shardweave.planners.lowering.partition import partition
 from shardweave.planners.megatron.planner import plan_megatron
 from shardweave.planners.plan.plan import Plan
 

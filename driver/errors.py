@@ -13,6 +13,9 @@ PLAIN = (ValueError, OSError)
 
 def report_error(error: Exception, debug: bool) -> int:
     """Say what went wrong: one line for bad input, everything else with its traceback."""
+    if _is_of_memory(error):
+        words = "the memory of this machine is out; give a smaller model, batch or mesh."
+        error = ValueError(words).with_traceback(error.__traceback__)
     is_plain = isinstance(error, PLAIN)
     if launch.is_launched():
         launch.report_failure(error, is_plain=is_plain)
@@ -26,6 +29,12 @@ def report_error(error: Exception, debug: bool) -> int:
         print("it said last:", file=sys.stderr)
         print("\n".join(f"  {line}" for line in error.tail.splitlines()), file=sys.stderr)
     return 1
+
+
+def _is_of_memory(error: Exception) -> bool:
+    """Whether memory is out, as Python says it, or torch for the CPU or a GPU."""
+    is_torch = type(error).__name__ == "OutOfMemoryError"
+    return isinstance(error, MemoryError) or is_torch or "can't allocate memory" in str(error)
 
 
 def _one_line(error: Exception) -> str:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 
-from shardweave.driver.plans import Passes, partition
 from shardweave.driver.report.explorer.page import explorer_page
 from shardweave.driver.report.explorer.recorder import Recorder
 from shardweave.driver.report.plan import choices_of
@@ -18,6 +17,7 @@ from shardweave.passes.observers import Observer, Observers
 from shardweave.passes.pipeline import MeshLike, PassPipeline, as_mesh
 from shardweave.planners.call import ClusterLike
 from shardweave.planners.cost.presets import find_cluster
+from shardweave.planners.lowering.partition import Passes, partition
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_check import check_plan
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
 import sys
 import warnings
 from pathlib import Path
 
-_OURS = tuple(
-    f"{Path(__file__).parents[1] / folder}{os.sep}"
-    for folder in ("ir", "passes", "planners", "backends", "driver")
+_OURS = (
+    *(
+        f"{Path(__file__).parents[1] / folder}{os.sep}"
+        for folder in ("ir", "passes", "planners", "backends", "driver")
+    ),
+    contextlib.__file__,  # of our own context managers
 )
 
 

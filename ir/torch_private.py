@@ -321,9 +321,26 @@ def without_mkldnn() -> Iterator[None]:
         enable(was_enabled)
 
 
-def fake_tensor_log() -> logging.Logger:
-    """The log in which torch says why fake tensors refuse an op."""
-    return logging.getLogger("torch._subclasses.fake_tensor")
+_LOGS = tuple(
+    logging.getLogger(name)
+    for name in ("torch._subclasses.fake_tensor", "torch._dynamo.metrics_context")
+)
+
+
+@contextlib.contextmanager
+def silent_logs() -> Iterator[None]:
+    """Silence what torch logs of errors that are answers here.
+
+    Fake tensors say why they refuse an op; torch 2.11 says that it cannot log functions.
+    """
+    before = [log.disabled for log in _LOGS]
+    for log in _LOGS:
+        log.disabled = True
+    try:
+        yield
+    finally:
+        for log, was_disabled in zip(_LOGS, before, strict=True):
+            log.disabled = was_disabled
 
 
 def modified_variables(side_effects: Any) -> Iterator[Any]:

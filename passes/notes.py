@@ -35,6 +35,11 @@ def note(text: str) -> None:
     _listener.get()(text)
 
 
+def is_heard() -> bool:
+    """Whether anyone listens to notes; if not, a pass need not look for what it could note."""
+    return _listener.get() is not drop
+
+
 def drop(text: str) -> None:
     """Listen to a note, and say nothing."""
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import TextIO
 
 from xdsl.passes import ModulePass
@@ -27,11 +26,8 @@ class Observer:
     def after(self, one: ModulePass, program: Program) -> None:
         """Called with the verified result of the pass."""
 
-    def failed(self, one: ModulePass, error: Exception, before: Callable[[], Program]) -> None:
-        """Called before the error of a pass is raised; it may add a note to it.
-
-        before: makes the program that the pass was given, by running the passes before it again.
-        """
+    def failed(self, one: ModulePass, error: Exception) -> None:
+        """Called before the error of a pass is raised; it may add a note to it."""
 
 
 class Observers(Observer):
@@ -48,9 +44,9 @@ class Observers(Observer):
         for observer in reversed(self._observers):
             observer.after(one, program)
 
-    def failed(self, one: ModulePass, error: Exception, before: Callable[[], Program]) -> None:
+    def failed(self, one: ModulePass, error: Exception) -> None:
         for observer in self._observers:
-            observer.failed(one, error, before)
+            observer.failed(one, error)
 
 
 @dataclass(frozen=True)
@@ -161,7 +157,7 @@ class DumpFiles(Observer):
         self._count += 1
         program.save(self._path(self._count, one.name))
 
-    def failed(self, one: ModulePass, error: Exception, before: Callable[[], Program]) -> None:
+    def failed(self, one: ModulePass, error: Exception) -> None:
         files = sorted(self._folder.glob(f"{self._count:03d}-*.mlir"))
         error.add_note(f"the program before pass '{one.name}' is in {files[0]}")
 
@@ -169,13 +165,12 @@ class DumpFiles(Observer):
         return self._folder / f"{number:03d}-{re.sub(r'[^A-Za-z0-9-]+', '-', name)}.mlir"
 
 
-class KeepFailed(Observer):
-    """Leaves the program that a failing pass was given in a new temporary folder."""
+class NameDump(Observer):
+    """Says how to keep the program that a failing pass was given; leaves no file that nobody asked
+    for."""
 
-    def failed(self, one: ModulePass, error: Exception, before: Callable[[], Program]) -> None:
-        path = Path(mkdtemp(prefix="shardweave-")) / f"before-{one.name}.mlir"
-        before().save(path)
-        error.add_note(f"the program before pass '{one.name}' is in {path}")
+    def failed(self, one: ModulePass, error: Exception) -> None:
+        error.add_note(f"--dump-dir FOLDER keeps the program before pass '{one.name}'")
 
 
 def num_ops(program: Program) -> int:

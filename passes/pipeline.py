@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from functools import partial
 from pathlib import Path
 from typing import Any, cast, get_type_hints
 
@@ -15,12 +15,15 @@ from xdsl.utils.exceptions import ArgSpecParseError, ParseError, PassFailedExcep
 
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.program import Program
+from shardweave.ir.program.staged import is_staged
 from shardweave.ir.program.text import make_context, without_gc
 from shardweave.ir.suggest import did_you_mean
 from shardweave.ir.verify.program import verify
+from shardweave.passes.analyses import Analyses
 from shardweave.passes.notes import heard_by, note, unheard
 from shardweave.passes.observers import DumpFiles, Observer, Observers
 from shardweave.passes.presets import preset_of, readable
+from shardweave.passes.program_pass import PassWithAnalyses
 from shardweave.passes.registry import find_pass
 
 MeshLike = Mesh | Mapping[str, int] | str
@@ -36,6 +39,8 @@ def parse_passes(spec: str) -> tuple[ModulePass, ...]:
 
     Raises ValueError, in one line, for what does not parse, unknown passes and unknown options.
     """
+    if re.search(r"\d{19}", spec):
+        raise ValueError("the passes have a number of more than 18 digits; no option takes one.")
     try:
         specs = list(parse_pipeline(readable(spec)))
     except (ParseError, ArgSpecParseError) as error:  # the latter is no Exception
@@ -140,7 +145,7 @@ class PassPipeline:
         result = program.clone()
         if mesh is not None:
             result.set_mesh(mesh)
-        context = make_context()
+        context, analyses = make_context(), Analyses(result)
         watch = observer or Observer()
         with without_gc():
             for index, one in enumerate(self.passes):
@@ -149,28 +154,46 @@ class PassPipeline:
                 notes: list[str] = []
                 try:
                     with heard_by(notes.append):
-                        _run_one(one, context, result, verify_each or is_last)
+                        _run_one(one, context, analyses)
+                        if verify_each or is_last:
+                            _check_after(one, result)
                     watch.after(one, result)
                 except Exception as error:
-                    earlier = PassPipeline(self.passes[:index])
-                    with unheard():
-                        again = partial(earlier.run, program, mesh=mesh, verify_each=False)
-                        watch.failed(one, error, again)
+                    watch.failed(one, error)
                     raise
                 for text in notes:
                     note(f"{one.name}: {text}")
         return result
 
+    def change(self, program: Program) -> None:
+        """Run the passes on the program itself, without verification, observers and notes.
 
-def _run_one(one: ModulePass, context: Context, program: Program, is_verified: bool) -> None:
+        Planners price programs in this way. Raises PassError, naming the pass, if one fails.
+        """
+        context, analyses = make_context(), Analyses(program)
+        with without_gc(), unheard():
+            for one in self.passes:
+                _run_one(one, context, analyses)
+
+
+def _run_one(one: ModulePass, context: Context, analyses: Analyses) -> None:
+    """Run a pass on the program of `analyses`, which are dropped where it may have changed it."""
+    program = analyses.program
     try:
-        one.apply(context, program.module)
+        if isinstance(one, PassWithAnalyses) and not is_staged(program):
+            one.rewrite(program, analyses)
+        else:
+            one.apply(context, program.module)
+            analyses.forget()
     except (ValueError, PassFailedException) as error:
         raise PassError(f"pass '{one.name}': {error}") from error
     except Exception as error:
         error.add_note(f"in pass '{one.name}'")
         raise
-    problems = verify(program) if is_verified else []
+
+
+def _check_after(one: ModulePass, program: Program) -> None:
+    problems = verify(program)
     if problems:
         raise PassError(f"pass '{one.name}' left an invalid program: {problems[0]}")
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, TypeVar
+
 from shardweave.ir.suggest import did_you_mean
 from shardweave.passes.registry import GENERATED, PASSES
 
@@ -9,12 +12,9 @@ PLANNERS: dict[str, str] = {
     "amp": "shardweave.planners.amp:plan_amp",
     "auto": "shardweave.planners.auto:plan_auto",
     "axonn": "shardweave.planners.axonn:plan_axonn",
-    "boosted-trees": "shardweave.planners.boosted_trees:plan_boosted_trees",
-    "exhaustive": "shardweave.planners.exhaustive:plan_exhaustive",
     "megatron": "shardweave.planners.megatron.planner:plan_megatron",
     "oases": "shardweave.planners.oases:plan_oases",
     "oppa": "shardweave.planners.oppa:plan_oppa",
-    "random": "shardweave.planners.random:plan_random",
     "replicated": "shardweave.planners.plan.replicated:plan_replicated",
 }
 """`name` -> `module:function`; a planner takes a program and a mesh and returns a Plan."""
@@ -31,12 +31,36 @@ PASSES.update(
         ),
     }
 )
-GENERATED.update(
-    {
-        PLANNER_PREFIX + name: f"shardweave.planners.lowering.planner_pass:{PLANNER_PREFIX}{name}"
-        for name in PLANNERS
-    }
-)
+
+
+def _add_pass(planner: str) -> None:
+    name = PLANNER_PREFIX + planner
+    GENERATED[name] = f"shardweave.planners.lowering.planner_pass:{name}"
+
+
+for _name in PLANNERS:
+    _add_pass(_name)
+
+Planner = TypeVar("Planner", bound=Callable[..., Any])
+
+
+def register_planner(name: str, function: Planner) -> Planner:
+    """Make a planner known by a name: to `sw.plan` and `sw.compile`, and as pass `plan-<name>`.
+
+    function: a module's function of a program and a mesh (which may be None if its annotation
+    admits None) and, by name, `cluster`, `host` and its options. Registering it again is allowed.
+    Raises ValueError if another planner has the name, or if the function is nested in another.
+    """
+    target = f"{function.__module__}:{function.__qualname__}"
+    if PLANNERS.get(name, target) != target:
+        raise ValueError(
+            f"there is a planner '{name}' already, {PLANNERS[name]}; give {target} another name."
+        )
+    if "<" in target:
+        raise ValueError(f"{target} is nested in a function; define it at the top of its module.")
+    PLANNERS[name] = target
+    _add_pass(name)
+    return function
 
 
 DEFAULT_PLANNER = "auto"

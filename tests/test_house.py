@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator
 from functools import cache
 from pathlib import Path
+from typing import TypeGuard
 
 import networkx as nx
 import pytest
@@ -260,3 +261,72 @@ def test_axes_are_assigned_in_one_walk() -> None:
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "assign"
     }
     assert askers == {"ir.sharding.flow"}
+
+
+@pytest.mark.parametrize("name", ["plan", "simulate", "simulate_plan"])
+def test_planning_enters_no_driver(name: str) -> None:
+    from shardweave import _HOMES
+
+    home = _HOMES[name].partition(":")[0]
+    assert home.startswith("planners.")
+    assert not [module for module in nx.descendants(graph(), home) if module.startswith("driver")]
+
+
+def writes_after_construction(tree: ast.Module) -> list[str]:
+    """Writes of attributes, but for private state that a class's own constructor has begun."""
+    allowed: set[ast.AST] = set()
+    for kind in (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)):
+        methods = {node.name: node for node in kind.body if isinstance(node, ast.FunctionDef)}
+        begun, calls = set[str](), ["__init__"]
+        for name in calls:  # grows
+            for node in ast.walk(methods[name]) if name in methods else ():
+                if is_own(node) and isinstance(node.ctx, ast.Store):
+                    begun.add(node.attr)
+                if isinstance(node, ast.Call) and is_own(node.func) and node.func.attr not in calls:
+                    calls.append(node.func.attr)
+        for name, method in methods.items():
+            for node in ast.walk(method):
+                is_state = is_own(node) and node.attr.startswith("_") and node.attr in begun
+                if is_state or (is_own(node) and name == "__init__"):
+                    allowed.add(node)
+    return [
+        f"line {node.lineno}: {ast.unparse(node)}"
+        for node in ast.walk(tree)
+        if (isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store | ast.Del))
+        or (isinstance(node, ast.Call) and ast.unparse(node.func) in ("setattr", "delattr"))
+        if node not in allowed
+    ]
+
+
+def is_own(node: ast.AST) -> TypeGuard[ast.Attribute]:
+    """Whether a node is an attribute of `self`."""
+    return isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self"
+
+
+def test_write_after_construction_is_seen() -> None:
+    text = """
+class A:
+    def __init__(self):
+        self.x = 1
+        self._reset()
+    def _reset(self):
+        self._count = 0
+    def count(self):
+        self._count += 1
+    def wrong(self):
+        self.x = self._new = 2
+def f(a):
+    a.x = 3
+    setattr(a, "x", 4)
+"""
+    lines = [int(one.split()[1].rstrip(":")) for one in writes_after_construction(ast.parse(text))]
+    assert sorted(lines) == [11, 11, 13, 14]
+
+
+def test_no_object_is_written_after_construction_in_driver_step() -> None:
+    found = {
+        module: writes
+        for module, tree in trees().items()
+        if module.startswith("driver.step") and (writes := writes_after_construction(tree))
+    }
+    assert found == {}

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from shardweave.ir.capture import capture, trace
 from shardweave.tests.spawn import RankError, run_ranks
 
 
@@ -46,3 +48,21 @@ def test_ranks_that_hang_are_killed_at_the_time_limit(tmp_path: Path) -> None:
     for path in tmp_path.iterdir():
         with pytest.raises(ProcessLookupError):
             os.kill(int(path.name), 0)
+
+
+def warm_up_without_an_engine() -> None:
+    from shardweave.tests.preload import take_a_step
+
+    no_engine = mock.Mock(side_effect=AssertionError("autograd runs"))
+    with (
+        mock.patch.object(capture, "trace", trace.trace),
+        mock.patch.object(torch.autograd, "_engine_run_backward", no_engine),
+    ):
+        with pytest.raises(AssertionError, match="autograd runs"):
+            torch.ones(1, requires_grad=True).backward()
+        take_a_step()
+
+
+def test_server_of_ranks_warms_up_without_autograd() -> None:
+    """With a CUDA build of torch, a fork of a process that ran autograd cannot."""
+    run_ranks(warm_up_without_an_engine, 1)

@@ -7,12 +7,12 @@ import torch
 
 from shardweave.ir.torch_private import missing_for_copies
 
-IS_OLD = not torch.__version__ >= (2, 13)  # pyright: ignore[reportOperatorIssue]
 
-
-def new_torch(reason: str) -> pytest.MarkDecorator:
-    """Marks what needs torch 2.13, and says why."""
-    return pytest.mark.skipif(IS_OLD, reason=f"before torch 2.13 {reason}")
+def new_torch(reason: str, since: tuple[int, int] = (2, 13)) -> pytest.MarkDecorator:
+    """Marks what needs a newer torch than the oldest that is supported, and says why."""
+    is_old = torch.__version__ < since  # pyright: ignore[reportOperatorIssue]
+    version = ".".join(map(str, since))
+    return pytest.mark.skipif(is_old, reason=f"before torch {version} {reason}")
 
 
 def copied_blocks() -> pytest.MarkDecorator:

@@ -71,6 +71,7 @@ class DistributedBackend(Backend):
     template fits, they run on ATen, as `explain()` says. cuda_graph: whether a whole program is
     captured on the GPU at its first call, and replayed then. holders: by kind and name of
     parameters and buffers, the coordinates on the stage axis that have them; all, if they are none.
+    reduce_dtype: in which gradients that are pending sums are added up; None: their own.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class DistributedBackend(Backend):
         kernels: bool = False,
         cuda_graph: bool = False,
         holders: Mapping[Key, tuple[int, ...]] | None = None,
+        reduce_dtype: torch.dtype | None = None,
     ) -> None:
         self.runtime = runtime
         self.device = runtime.device
@@ -87,6 +89,7 @@ class DistributedBackend(Backend):
         self.kernels = kernels
         self.cuda_graph = cuda_graph
         self.holders = holders or {}
+        self.reduce_dtype = reduce_dtype
         if self.is_joint:
             for places in sorted(set(self.holders.values())):
                 runtime.mesh_at(places)

@@ -18,9 +18,7 @@ from shardweave.backends.watch.agreement import (
     tensor_digest,
     who_has_what,
 )
-
-CHECK = "SHARDWEAVE_CHECK"
-"""Environment variable: 1 compares replicas on every call, which takes time; 0 never."""
+from shardweave.backends.watch.watch import CHECK
 
 FIRST_CALLS = 3
 """Of a step, whose inputs are compared unless the environment says otherwise."""

@@ -168,8 +168,14 @@ def _argument_lines(program: Program, names: Mapping[SSAValue, Code]) -> Iterabl
 
 
 def _one_line(comment: str) -> str:
-    # A program's text may come from anywhere; a line break in a name must not become code.
-    return " ".join(comment.split())
+    # A program's text may come from anywhere; a line break in a name must not become code, and
+    # Python refuses source with a NUL in it.
+    text = " ".join(comment.split())
+    return text if text.isprintable() else "".join(map(_printable, text))
+
+
+def _printable(character: str) -> str:
+    return character if character.isprintable() else repr(character)[1:-1]
 
 
 def _type(value: SSAValue) -> str:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
+from shardweave.backends.triton.installed import has_triton
 from shardweave.ir.library import philox
-
-_HAS_TRITON = find_spec("triton") is not None
 
 
 def random_numbers(
@@ -22,7 +20,7 @@ def random_numbers(
     dtype: torch.dtype,
 ) -> Tensor:
     """The numbers at some positions of a global tensor: see `ir.library.philox.random_numbers`."""
-    if state.device.type == "cuda" and _HAS_TRITON:
+    if state.device.type == "cuda" and has_triton():
         from shardweave.backends.triton.kernels.philox import numbers
 
         return numbers(state, positions, draw=draw, distribution=distribution, dtype=dtype)

@@ -20,7 +20,7 @@ from shardweave.ir.dialects import dist
 from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.dist import DistOp
 from shardweave.ir.dialects.types import dtype_of_value, shape_of
-from shardweave.ir.mesh.mesh import Axis, Mesh
+from shardweave.ir.mesh.mesh import Axis, Mesh, check_virtual
 from shardweave.ir.mesh.placement import Sharding
 from shardweave.ir.mesh.shards import assemble, held, resized, take_shard
 from shardweave.ir.program.program import Program, Slot
@@ -64,6 +64,7 @@ def virtual_mesh(program: Program) -> Mesh:
     """The mesh of a local program, sub-batches not unrolled yet as ranks, too; else one device."""
     if program.mesh is None or not program.is_local:
         return Mesh()
+    check_virtual(program.mesh)
     return Mesh(Axis(axis.name, axis.size) for axis in program.mesh.axes)
 
 

@@ -25,7 +25,6 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.placement_types import Shard
 
 from shardweave.ir.torch_private import StridedShard, local_part
 
@@ -113,9 +112,8 @@ def _attach(tensor: DTensor) -> None:
 def _runs(tensor: DTensor, dim: int, coordinates: Sequence[int]) -> tuple[_Run, ...]:
     """The indices along `dim` that this rank holds; plain shards need not be of equal size."""
     held = torch.arange(tensor.shape[dim])
-    placements: Sequence[Any] = tensor.placements
-    for mesh_dim, placement in enumerate(placements):
-        if isinstance(placement, Shard | StridedShard) and placement.dim == dim:
+    for mesh_dim, placement in enumerate(tensor.placements):
+        if getattr(placement, "dim", None) == dim:
             rounds = int(getattr(placement, "split_factor", 1))
             size = tensor.device_mesh.size(mesh_dim)
             if rounds == 1:

@@ -197,11 +197,20 @@ def read_index(text: bytes, keys: Iterable[str]) -> SavedIndex:
 
 
 def check_entries(index: SavedIndex, state: Mapping[str, Any]) -> None:
-    """Raises CheckpointError unless the checkpoint has an entry for each of the state's."""
-    for entry in state:
+    """Raises CheckpointError unless the checkpoint has an entry for each of the state's, which is
+    an optimizer's for optimizers alone."""
+    for entry, content in state.items():
         if entry not in index.values:
             raise CheckpointError(
                 f"it has no entry '{entry}', only {', '.join(index.values) or 'none'}."
+            )
+        value = index.values[entry]
+        saved = isinstance(value, Mapping) and value.keys() == {"groups", "state"}
+        if saved != isinstance(content, Optimizer):
+            kind = "an optimizer's state" if saved else "no optimizer's state"
+            raise CheckpointError(
+                f"entry '{entry}' was saved as {kind}, and is loaded into a "
+                f"{type(content).__name__}; give each entry the object that it was saved of."
             )
 
 
@@ -277,7 +286,13 @@ def put_together(index: SavedIndex, state: Mapping[str, Any], loaded: Mapping[st
             tensors = {part.path: loaded[part.key] for part in rows if part.key in loaded}
             _load_optimizer(entry, content, _names(entry, content, state), value, tensors)
         else:
-            content.load_state_dict(value)
+            try:
+                content.load_state_dict(value)
+            except Exception as error:  # the object is a user's, and may raise anything
+                raise CheckpointError(
+                    f"entry '{entry}', a {type(content).__name__}, does not take what was saved of "
+                    f"it: {type(error).__name__}: {first_line(error)}"
+                ) from error
 
 
 def _load_optimizer(

@@ -210,9 +210,11 @@ class ShardedState(StandIn):
         """The modules in the order of `model.modules()`, which have its modes at first."""
         return self._modes
 
-    def stand_for(self, model: nn.Module) -> None:
-        """Settings that are read and set on the step's modules are from now on those of a model's,
-        which has the same modules, and lives as long as somebody else holds it."""
+    def _stand_for(self, model: nn.Module) -> None:
+        """Read and set settings of the step's modules from now on on those of a model.
+
+        It has the same modules, and lives as long as somebody else holds it.
+        """
         for module, origin in zip(self._modes, model.modules(), strict=True):
             assert isinstance(module, StandIn)
             vars(module)["_origin"] = ref(origin)

@@ -38,14 +38,12 @@ class Backend(ABC):
     """Places tensors by their shardings, and loads programs.
 
     device: where this rank computes. is_joint: whether ranks are processes of their own, which are
-    to agree. reduce_dtype: in which gradients that are pending sums are added up; None: their own.
-    adds_pending: whether programs can add gradients to pending sums that they are given, and reduce
-    both.
+    to agree. adds_pending: whether programs can add gradients to pending sums that they are given,
+    and reduce both.
     """
 
     device: torch.device
     is_joint: bool = False
-    reduce_dtype: torch.dtype | None = None
     adds_pending: bool = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -20,7 +20,7 @@ from shardweave.backends.step.bound import BoundProgram
 from shardweave.backends.step.grad_scaler import loss_scale_of
 from shardweave.backends.step.input_gradients import give
 from shardweave.backends.step.step_call import StepCall, autocast_dtype
-from shardweave.backends.step.step_programs import Programs
+from shardweave.backends.step.step_programs import CallObserver, Programs
 from shardweave.backends.step.summary import summary_of
 from shardweave.backends.watch import watchdog
 from shardweave.backends.watch.failure_guard import FailureGuard
@@ -55,16 +55,24 @@ class Step(ShardedState):
     sync: parameters and buffers start with the values of rank 0's model; with False, ranks compare
     digests of theirs, and all raise AgreementError if they differ. That the ranks' models are the
     same but for values is the caller's to make sure of (`agreement.require_same_model`).
+    origin: the model whose settings the step's modules read and set. observe: makes the
+    observer of the step's calls.
     """
 
     def __init__(
-        self, model: nn.Module, backend: Backend, programs: Programs, *, sync: bool = True
+        self,
+        model: nn.Module,
+        backend: Backend,
+        programs: Programs,
+        *,
+        sync: bool = True,
+        origin: nn.Module | None = None,
+        observe: Callable[[Step], CallObserver] | None = None,
     ) -> None:
         programs.first.check_model(model)
         super().__init__(model, backend, programs.first.state_shardings, sync=sync)
         if programs.first.draws:
             self.draw_from(programs.seed)
-        programs.stored = self.shardings
         self._programs = programs
         self._bound = programs.first
         self._gradients = Gradients(self)
@@ -72,6 +80,9 @@ class Step(ShardedState):
         self._is_synced = True
         self._failure_guard = FailureGuard(is_joint=backend.is_joint)
         self._num_calls = 0
+        self._observer = None if observe is None else observe(self)
+        if origin is not None:
+            self._stand_for(origin)
 
     @property
     def programs(self) -> Programs:
@@ -141,7 +152,9 @@ class Step(ShardedState):
     def _run(self, call: StepCall, scale: float | Tensor, is_last: bool) -> dict[str, Any]:
         if self.backend.is_joint:
             watchdog.enter(call)
-        bound = self._bound = self._programs.find(call)
+        if self._observer is not None:
+            self._observer.check(call)
+        bound = self._bound = self._programs.find(call, self.shardings)
         if bound.draws and ("buffer", STATE) not in self.stored:
             self.draw_from(self._programs.seed)
         if call.grad:
@@ -290,7 +303,7 @@ class Step(ShardedState):
                 call = self.call_of(args, kwargs)
                 if self.backend.is_joint:
                     watchdog.meet("step.compile_for", str(call))
-                self._programs.compile_ahead(call)
+                self._programs.compile_ahead(call, self.shardings)
         finally:
             for module, mode in zip(self.modes, modes, strict=True):
                 module.training = mode

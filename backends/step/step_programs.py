@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -21,19 +21,28 @@ OPTIONS = ("accumulate", "loss_scale")
 """Arguments of a call that are the step's own, unless the model's forward has one of the name."""
 
 
+class CallObserver(Protocol):
+    """Looks at each call of a step."""
+
+    def check(self, call: StepCall) -> None:
+        """Say what is wrong with a call that is about to be made."""
+
+
+Stored = Mapping[Key, Sharding]
+"""How a step keeps parameters and buffers."""
+
+
 class Programs(ABC):
     """Where a step finds the program of a call.
 
-    first: the program by which parameters are sharded. stored: how the step keeps parameters and
-    buffers, which it writes here. options: the arguments of a call that are the step's own. plan,
-    notes: what is followed, and what there is to say of it. autocast: the dtype in which the model
-    computes where no torch.autocast around the call says another. seed: of random numbers.
+    first: the program by which parameters are sharded. options: the arguments of a call that are
+    the step's own. plan, notes: what is followed, and notes on it. autocast: the dtype in which the
+    model computes where no torch.autocast around the call says another. seed: of random numbers.
     """
 
     autocast: torch.dtype | None = None
     seed: int = 0
     first: BoundProgram
-    stored: Mapping[Key, Sharding]
     options: frozenset[str] = frozenset(OPTIONS)
     plan: Plan | None = None
     notes: Sequence[str] = ()
@@ -49,12 +58,12 @@ class Programs(ABC):
         """The arguments of a call, or some of them, as the programs name them."""
 
     @abstractmethod
-    def find(self, call: StepCall) -> BoundProgram:
+    def find(self, call: StepCall, stored: Stored) -> BoundProgram:
         """The program that runs a call, made if it has to be. Collective."""
 
-    def compile_ahead(self, call: StepCall) -> BoundProgram:
+    def compile_ahead(self, call: StepCall, stored: Stored) -> BoundProgram:
         """`find` for a call that is to come."""
-        return self.find(call)
+        return self.find(call, stored)
 
     def input_name(self, name: str) -> str:
         """How programs name the input that the model's forward takes under a name."""
@@ -91,19 +100,25 @@ class GivenProgram(Programs):
         del is_whole
         return taken_apart(args, kwargs)
 
-    def find(self, call: StepCall) -> BoundProgram:
-        self.first.check_batch(call.inputs)
-        if call.autocast is not None:
-            raise ValueError(
-                "the step runs one given program, in the dtypes that it has; torch.autocast around "
-                "the call would change nothing. Leave it out, or compile without `program`."
-            )
-        if self.first.has_gradients:
-            if not call.grad:
-                raise ValueError(
-                    "the step runs one given program, which computes gradients and updates "
-                    "buffers as in training; to evaluate, make a step of a program captured with "
-                    "train=False, or leave `program` out so that programs are compiled."
-                )
-            check_required(self.first.program.results, call.inputs)
+    def find(self, call: StepCall, stored: Stored) -> BoundProgram:
+        del stored
+        check_given(self.first, call)
         return self.first
+
+
+def check_given(bound: BoundProgram, call: StepCall) -> None:
+    """Raises ValueError for a call that a given program does not run."""
+    bound.check_batch(call.inputs)
+    if call.autocast is not None:
+        raise ValueError(
+            "the step runs one given program, in the dtypes that it has; torch.autocast around "
+            "the call would change nothing. Leave it out, or compile without `program`."
+        )
+    if bound.has_gradients:
+        if not call.grad:
+            raise ValueError(
+                "the step runs one given program, which computes gradients and updates "
+                "buffers as in training; to evaluate, make a step of a program captured with "
+                "train=False, or leave `program` out so that programs are compiled."
+            )
+        check_required(bound.program.results, call.inputs)

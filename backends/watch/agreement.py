@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from shardweave.ir.dialects.types import form_of
 
@@ -93,6 +94,21 @@ def tensor_digest(tensor: Tensor) -> str:
     """A digest of the bytes of a tensor, in the order of its elements."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     return hashlib.sha256(flat.view(torch.uint8).numpy().data).hexdigest()
+
+
+SAMPLED = 256
+
+
+def sample_number(tensors: Mapping[str, Tensor]) -> int:
+    """A number that stands for some elements of each tensor that every rank has whole; of those in
+    the memory of a GPU, for which a rank would wait, it takes none."""
+    digests = [
+        tensor_digest(flat[:: max(1, flat.numel() // SAMPLED)])
+        for _, tensor in sorted(tensors.items())
+        if not isinstance(tensor, DTensor) and tensor.device.type == "cpu"
+        for flat in [tensor.detach().reshape(-1)]
+    ]
+    return int(digest_of(" ".join(digests).encode())[:15], 16)
 
 
 # Models

@@ -9,8 +9,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-_STOPPED = "TtZX"
-"""States of processes that have ended, or go on only when somebody lets them (proc(5))."""
+_ENDED = "ZX"
+"""States of processes that have ended (proc(5))."""
+
+_STOPPED = f"Tt{_ENDED}"
+"""States of processes that have ended, or go on only when somebody lets them."""
 
 
 def own_identity() -> str:
@@ -28,9 +31,21 @@ def is_running(identity: str) -> bool:
     return found is not None and found[1] == start and found[0] not in _STOPPED
 
 
+def is_gone(identity: str) -> bool | None:
+    """Whether the process of an `own_identity` has ended; None if it ran where nobody here sees."""
+    boot, _, process = identity.partition(" ")
+    if boot != _boot():
+        return None
+    pid, _, start = process.partition(" ")
+    state = _state_and_start(int(pid)) if pid.isdecimal() else None
+    return state is None or state[1] != start or state[0] in _ENDED
+
+
 def _boot() -> str:
+    """What tells this machine since its start, and this container's processes, from others."""
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}/{Path('/proc/self/ns/pid').readlink()}"
     except OSError:
         return "unknown"
 

@@ -8,7 +8,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
@@ -16,7 +16,12 @@ from typing import Any
 
 import torch.distributed as dist
 
-from shardweave.backends.watch.agreement import AgreementError, ranks_text, who_has_what
+from shardweave.backends.watch.agreement import (
+    AgreementError,
+    ranks_text,
+    sample_number,
+    who_has_what,
+)
 from shardweave.backends.watch.alive import is_running, own_identity
 from shardweave.backends.watch.position import main_position, position_of
 from shardweave.backends.watch.store_guard import StoreGuard, keeper
@@ -32,6 +37,9 @@ MEETING_S = 0.05
 
 TRAIL_CALLS = 16
 """After each so many calls, ranks can tell by a number whether they have run the same programs."""
+
+CHECK = "SHARDWEAVE_CHECK"
+"""Environment variable: 1 compares replicas on every call, which takes time; 0 never."""
 
 NUM_TRAILS = 1024
 """So many of these numbers are kept: the others compare within a second."""
@@ -92,6 +100,7 @@ class Watch:
     """This rank's watchdog. Making one is collective.
 
     timeout_s: how long a rank may wait in one collective. last_words: told why this rank ends.
+    on_gpu: whether collectives run on GPUs, where a rank waits wherever it waits for its device.
     """
 
     def __init__(
@@ -101,10 +110,12 @@ class Watch:
         size: int,
         timeout_s: float,
         last_words: Callable[[str], None],
+        *,
+        on_gpu: bool = False,
     ) -> None:
         self.rank, self.size = rank, size
         self._last_words = last_words
-        self.on_gpu = "nccl" in dist.get_backend()
+        self.on_gpu = on_gpu
         self.set_timeout(timeout_s)
         self.entered = self.started = 0
         self.call: Callable[[], Any] = str
@@ -113,6 +124,7 @@ class Watch:
         self._trail, self._trails = 0, {0: 0}
         self._num_meetings = 0
         self._asks_at: str | None = None
+        self._had_group = False
         self._store = dist.PrefixStore("shardweave", store.clone())  # pyright: ignore[reportPrivateImportUsage]
         self._beat = 0
         self._identity = own_identity()
@@ -120,8 +132,9 @@ class Watch:
         self._waiting: _Waiting | None = None
         self._ended = threading.Event()
         self._lock = threading.RLock()
-        self._write()
         self._guard = StoreGuard(self._ended, lambda: self.beat_s, self._unanswered)
+        with self.asking(main_position().text), self._guard:
+            self._write()
         self._thread = threading.Thread(target=self._run, name="shardweave-watch", daemon=True)
         self._thread.start()
 
@@ -168,8 +181,8 @@ class Watch:
         if not self.problem and self._trails.get(call, trail) != trail:
             self.problem = (
                 f"rank {self.rank} and rank {rank} have run different programs in call {call} or "
-                "before it: one had a batch of another shape, or was in another mode. Set "
-                "SHARDWEAVE_CHECK=1 to see which call it is"
+                "before it, or had different batches: one had a batch of another shape, skipped a "
+                "batch, or was in another mode. Set SHARDWEAVE_CHECK=1 to see which call it is"
             )
 
     def _cause(self, silence_s: float) -> tuple[int, str] | None:
@@ -200,6 +213,7 @@ class Watch:
                 for seen in self._seen.values():
                     seen.since_s += late_s
             last_s = time.monotonic()
+            self._had_group = self._had_group or dist.is_initialized()
             try:
                 with self._guard:
                     with self._lock:
@@ -207,7 +221,7 @@ class Watch:
                         self._look_at(self._watched())
                     self._judge()
             except RuntimeError as error:  # of the store
-                if not dist.is_initialized():
+                if self._had_group and not dist.is_initialized():
                     return
                 self._without_store(error)
 
@@ -227,7 +241,7 @@ class Watch:
         elif told is not None and waited_s > 3 * self.beat_s:
             self._end(told, waited_s)
         elif left and waited_s > self.silence_s:
-            self._end(f"{ranks_text(left)} ended the program", waited_s)
+            self._end(self._ended_program(left), waited_s)
         elif waited_s > self.timeout_s and main_position().is_waiting:
             self._end(self._who_is_late(), waited_s)
 
@@ -235,6 +249,16 @@ class Watch:
         """The ranks whose programs have come to their end."""
         with self._lock:
             return [rank for rank, seen in self._seen.items() if seen.record.state == "left"]
+
+    def _ended_program(self, ranks: Sequence[int]) -> str:
+        """Which ranks ended the program, and which of them have made fewer calls than this one."""
+        text = f"{ranks_text(ranks)} ended the program"
+        counts = {rank: self._seen[rank].record.entered for rank in ranks}
+        fewer = [rank for rank, count in counts.items() if count < self.entered]
+        if not fewer:
+            return text
+        made = ", ".join(f"{counts[rank]} calls of steps" for rank in fewer)
+        return f"{text} after {made}, and rank {self.rank} is in call {self.entered}"
 
     def _is_stale(self, rank: int, waited_s: float) -> bool:
         """Whether what broke with a rank had the time to reach the main thread as an error."""
@@ -329,6 +353,9 @@ class Watch:
         self.started = self.entered
         self._trail = hash((self._trail, program))
         if self.started % TRAIL_CALLS == 0:
+            call = self.call()
+            if call is not None and self.entered and os.environ.get(CHECK) != "0":
+                self._trail = hash((self._trail, sample_number(call.inputs)))
             self._trails[self.started] = self._trail
             if len(self._trails) > NUM_TRAILS:
                 del self._trails[next(iter(self._trails))]
@@ -339,24 +366,29 @@ class Watch:
         self.state = "cut off"
         with self.asking(position):
             cause = self._found_cause()
-        why = f"a connection broke ({first_line(error)})" if cause is None else cause[1]
+        why = f"a connection broke ({first_line(error)})" if cause is None else cause
         if cause is None and self._left():
-            why = f"{ranks_text(self._left())} ended the program"
+            why = self._ended_program(self._left())
         return self._lost(f"{why}. Rank {self.rank} waited for it at {position}.")
 
-    def _found_cause(self) -> tuple[int, str] | None:
-        """As `_cause`, of all ranks, once one of them has been silent for a few seconds."""
+    def _found_cause(self) -> str | None:
+        """As `_cause`, of all ranks, once one of them has been silent for a few seconds; or the
+        cause that another rank has told."""
         until_s = time.monotonic() + self.silence_s + 3 * self.beat_s
-        cause = None
-        while cause is None and time.monotonic() < until_s:
+        while time.monotonic() < until_s:
             try:
                 with self._lock:
                     self._look_at(rank for rank in range(self.size) if rank != self.rank)
-            except RuntimeError:
-                break
+                told = self._read("stop")
+            except RuntimeError as error:
+                return f"{keeper()} does not answer ({first_line(error)}): it was killed, or ended"
             cause = self._cause(min(self.silence_s, 4 * self.beat_s))
+            if cause is not None:
+                return cause[1]
+            if told is not None:
+                return told
             time.sleep(self.beat_s / 4)
-        return cause
+        return None
 
     def _lost(self, text: str) -> LostRankError:
         """What the main thread raises, and this rank ends with."""
@@ -403,8 +435,9 @@ class Watch:
             if cause is not None:
                 raise self._lost(f"{cause[1]}. Rank {self.rank} waited to agree on {what}.")
             if rank in self._left() and self._read(key) is None:
-                gone = f"{ranks_text([rank])} ended the program"
-                raise self._lost(f"{gone}. Rank {self.rank} waited to agree on {what}.")
+                raise self._lost(
+                    f"{self._ended_program([rank])}. Rank {self.rank} waited to agree on {what}."
+                )
             if time.monotonic() - begin_s > self.timeout_s:
                 raise self._lost(f"{self._who_is_late()}. Rank {self.rank} waited on {what}.")
             time.sleep(pause_s)

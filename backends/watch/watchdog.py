@@ -46,6 +46,19 @@ class _Process:
     listeners: ClassVar[list[Callable[[str], None]]] = []
 
 
+def timeout_of(timeout_s: float | None) -> float:
+    """How long a rank may wait: as given, else as the environment says, else 25 minutes."""
+    return _seconds(os.environ.get(TIMEOUT)) if timeout_s is None else timeout_s
+
+
+def start_before(store: Any, rank: int, size: int, timeout_s: float, *, on_gpu: bool) -> None:
+    """Watch ranks that have this store, and will have a process group. Collective."""
+    stop()
+    if timeout_s > 0:
+        _Process.watch = Watch(store, rank, size, timeout_s, last_words, on_gpu=on_gpu)
+        _at_exit()
+
+
 def start(timeout_s: float | None = None) -> Watch | None:
     """Watch the ranks of the default process group, if nobody does so far. Collective.
 
@@ -53,16 +66,15 @@ def start(timeout_s: float | None = None) -> Watch | None:
     SHARDWEAVE_TIMEOUT says, else 25 minutes. 0 starts no watch.
     """
     store = default_store()
-    if _Process.store is store:
+    if _Process.store is store or (_Process.store is None and _Process.watch is not None):
+        _Process.store = store
         if _Process.watch is not None and timeout_s is not None:
             _Process.watch.set_timeout(timeout_s)
         return _Process.watch
-    stop()
-    seconds = _seconds(os.environ.get(TIMEOUT)) if timeout_s is None else timeout_s
+    on_gpu = "nccl" in dist.get_backend()
+    seconds = timeout_of(timeout_s)
+    start_before(store, dist.get_rank(), dist.get_world_size(), seconds, on_gpu=on_gpu)
     _Process.store = store
-    if seconds > 0:
-        _Process.watch = Watch(store, dist.get_rank(), dist.get_world_size(), seconds, last_words)
-        _at_exit()
     return _Process.watch
 
 

@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from shardweave.backends.state.state import ShardedState
-from shardweave.ir.capture.outputs import NO_LOSS, loss_of
+from shardweave.backends.step.bound import device_of
+from shardweave.ir.capture.outputs import NO_LOSS, LossChoice, chosen_loss
 from shardweave.ir.dialects.types import dtype_of_value
 from shardweave.ir.program.program import Program
 from shardweave.ir.program.staged import ops_of_parts
@@ -35,6 +36,17 @@ class Tolerance:
 
     bound: float
     floor: float
+
+
+@dataclass(frozen=True)
+class EagerOptions:
+    """Options of an eager step: the choice of its loss, and the dtype of torch.autocast."""
+
+    loss: LossChoice = None
+    autocast: torch.dtype | None = None
+
+
+PLAIN = EagerOptions()
 
 
 TOLERANCES: dict[torch.dtype, Tolerance] = {
@@ -142,7 +154,9 @@ def _conditioned(result: CheckResult, own: CheckResult) -> CheckResult:
     return replace(result, bound=bound, bound_of=why) if bound > result.bound else result
 
 
-def moved_steps(model: nn.Module, batches: Sequence[Mapping[str, Tensor]]) -> list[Expected]:
+def moved_steps(
+    model: nn.Module, batches: Sequence[Mapping[str, Tensor]], how: EagerOptions = PLAIN
+) -> list[Expected]:
     """Eager steps of a model whose weights and inputs differ in their last digit, up or down.
 
     The model, as it was before its first step, is changed.
@@ -159,7 +173,7 @@ def moved_steps(model: nn.Module, batches: Sequence[Mapping[str, Tensor]]) -> li
         for parameter in model.parameters():
             parameter.copy_(moved(parameter))
     steps = [{name: moved(value) for name, value in batch.items()} for batch in batches]
-    return [run_eager(model, step) for step in steps]
+    return [run_eager(model, step, how) for step in steps]
 
 
 def coarsest_dtype(program: Program, dtype: torch.dtype) -> torch.dtype:
@@ -169,25 +183,26 @@ def coarsest_dtype(program: Program, dtype: torch.dtype) -> torch.dtype:
     return max(known, key=lambda known: torch.finfo(known).eps, default=dtype)
 
 
-def eager_step(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+def eager_step(model: nn.Module, batch: Mapping[str, Tensor], how: EagerOptions = PLAIN) -> Tensor:
     """One forward and backward pass of the model, which adds to its gradients; the loss."""
-    loss = scalar_loss(model(**batch))
+    with torch.autocast(device_of(model).type, how.autocast, enabled=how.autocast is not None):
+        loss = scalar_loss(model(**batch), how.loss)
     loss.backward()
     return loss
 
 
-def scalar_loss(output: object) -> Tensor:
+def scalar_loss(output: object, choice: LossChoice = None) -> Tensor:
     """The loss in what a model returns. Raises ValueError if there is none."""
-    loss = loss_of(output)
+    loss = chosen_loss(output, choice)
     if loss is None:
         raise ValueError(NO_LOSS)
     return loss
 
 
-def run_eager(model: nn.Module, batch: Mapping[str, Tensor]) -> Expected:
+def run_eager(model: nn.Module, batch: Mapping[str, Tensor], how: EagerOptions = PLAIN) -> Expected:
     """What one forward and backward pass gives; the gradients and buffers are left changed."""
     model.zero_grad(set_to_none=True)
-    return results_of(model, eager_step(model, batch))
+    return results_of(model, eager_step(model, batch, how))
 
 
 def results_of(module: nn.Module, loss: Tensor) -> Expected:

@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import json
 import math
-import resource
 import sys
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from shardweave.backends.step.step import Step
 from shardweave.driver.checking.check import (
     CheckResult,
+    EagerOptions,
     Expected,
     check_steps,
     eager_step,
     moved_steps,
     results_of,
     run_eager,
+    scalar_loss,
 )
 from shardweave.driver.models.mixture import dropped_choices
 from shardweave.driver.models.models import Example, announce, build_example
@@ -31,15 +36,22 @@ from shardweave.driver.processes import world
 from shardweave.driver.processes.launch import num_cores
 from shardweave.driver.report.run import RunReport, print_report
 from shardweave.driver.report.text import status
-from shardweave.driver.step.compile import bind
-from shardweave.driver.step.lowering import compile_program
-from shardweave.driver.step.request import Request
+from shardweave.driver.step.compile import compile
+from shardweave.driver.step.precision import (
+    AUTOCAST,
+    PARAMETERS,
+    in_precision,
+    inputs_in_precision,
+)
+from shardweave.driver.step.programs import CompiledPrograms
+from shardweave.driver.step.request import CompileOptions
 from shardweave.driver.step.run_options import RunOptions
 from shardweave.driver.training.training import Training, train, work_of
 from shardweave.ir.capture.seeded import SeededRandom
 from shardweave.ir.inspect.stats import stats
 from shardweave.ir.program.program import Program
 from shardweave.ir.program.staged import between_stages, num_ops_on_a_rank
+from shardweave.passes.notes import PlanNote
 from shardweave.passes.pipeline import parse_passes
 
 
@@ -58,28 +70,22 @@ def run_and_report(options: RunOptions) -> None:
 
 def run(options: RunOptions) -> RunReport:
     """Run a step on this rank, and on rank 0 what it is compared with. Collective."""
-    is_distributed = options.backend != "reference"
-    device = torch.device("cpu")
-    if is_distributed:
-        device = world.local_device(options.mesh.num_devices)
-        world.join(options.mesh, device)
     dtype = getattr(torch, options.dtype)
     if world.rank() == 0:
         announce(options.model, dtype)
     with status(f"compiling {options.model}", quiet=world.rank() != 0):
         example = build_example(options.model, dtype=dtype, seed=options.seed)
-        request = _request(options, example)
-        program, made = compile_program(request)
-        step = bind(program, request, device)
+        step = compiled(options, example)
+    program, device = step.program, step.backend.device
     with status("running it", quiet=world.rank() != 0):
-        loss, check, training, eager = _measure(options, step, example, device, program)
-    notes = (*example.notes, *made.notes, *_dropped(step), *_notes_on_time(options, device))
+        loss, check, training, eager = _measure(options, step, example, program)
+    notes = (*example.notes, *step.notes, *_dropped(step), *_notes_on_time(options, device))
     if check is not None and check.bound_of:
         notes += (f"the bound is {check.bound_of}",)
+    assert isinstance(step.programs, CompiledPrograms)
     return RunReport(
         options=options,
-        plan=f"of {options.program}" if options.program else options.plan,
-        making=made,
+        lowered=step.programs.lowered,
         device=device.type,
         num_local_ops=num_ops_on_a_rank(program),
         collectives=stats(program).collectives,
@@ -94,29 +100,22 @@ def run(options: RunOptions) -> RunReport:
     )
 
 
-def _request(options: RunOptions, example: Example) -> Request:
-    """What to compile for an example."""
-    return Request(
-        model=example.module,
-        args=(),
-        kwargs=example.kwargs,
-        mesh=options.mesh,
-        plan=None if options.program else options.plan,
-        passes=options.passes,
-        sequence_parallel=options.sequence_parallel,
-        backend=options.backend,
-        validate=options.validate,
-        prove=options.prove,
-        validate_limit=options.validate_limit,
-        twin=lambda: _twin(options),
-        program=Program.load(options.program) if options.program else None,
-        seed=options.seed,
-    )
+def compiled(options: RunOptions, example: Example) -> Step:
+    """The step of an example's model, as `sw.compile` makes it. Collective."""
+    given: dict[str, Any] = {
+        option.name: getattr(options.compiled, option.name) for option in fields(CompileOptions)
+    }
+    given["twin"] = lambda: _twin(options)
+    if options.compiled.backend != "reference" and options.compiled.device is None:
+        given["device"] = world.local_device(options.mesh.num_devices)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PlanNote)  # the report has them
+        return compile(example.module, kwargs=example.kwargs, **given)
 
 
 def _twin(options: RunOptions) -> tuple[str, Example]:
     """A small model of the same structure as that of the options, and its name."""
-    splits = [getattr(one, "n", 1) for one in parse_passes(options.passes)]
+    splits = [getattr(one, "n", 1) for one in parse_passes(str(options.compiled.passes or ""))]
     parts = math.prod([options.mesh.num_devices, *splits])
     dtype = getattr(torch, options.dtype)
     spec = twin_spec(options.model, parts)
@@ -124,26 +123,23 @@ def _twin(options: RunOptions) -> tuple[str, Example]:
 
 
 def _measure(
-    options: RunOptions,
-    step: nn.Module,
-    example: Example,
-    device: torch.device,
-    program: Program,
+    options: RunOptions, step: Step, example: Example, program: Program
 ) -> tuple[float, CheckResult | None, Training | None, Training | None]:
     """Run the step, checked if asked to, and train; then the eager model on rank 0 alone."""
+    device = step.backend.device
     batch = {name: tensor.to(device) for name, tensor in example.kwargs.items()}
     batches = [batch, _next_batch(options, batch)] if options.check else [batch]
     found: list[Expected] = []
     loss = torch.tensor(math.nan)
     for inputs in batches:
         step.zero_grad(set_to_none=True)
-        loss = step(**inputs)
+        loss = _loss(step(**inputs), options)
         if options.check:
             found.append(results_of(step, loss))
     training = None
     if options.steps:
         training = train(
-            lambda: step(**batch),
+            lambda: _loss(step(**batch), options),
             step.parameters(),
             options.steps,
             stop_above_s=options.stop_above,
@@ -151,26 +147,51 @@ def _measure(
     check = eager_training = None
     with _alone_on_rank_0() as is_mine:
         if is_mine:
-            eager = example.module.to(device)
+            eager, how = _eager(options, example.module, device)
+            inputs = [inputs_in_precision(one, options.compiled.precision) for one in batches]
             if found:
                 with SeededRandom(options.seed):
-                    expected = [run_eager(eager, inputs) for inputs in batches]
-                dtype = getattr(torch, options.dtype)
-                moved = partial(_moved, options, batches)
-                check = check_steps(found, expected, dtype, program, moved)
+                    expected = [run_eager(eager, one, how) for one in inputs]
+                moved = partial(_moved, options, inputs, device)
+                check = check_steps(found, expected, _dtype(options), program, moved)
             if options.steps and options.eager:
-                parameters = eager.parameters()
-                eager_training = train(lambda: eager_step(eager, batch), parameters, options.steps)
+                eager_training = train(
+                    lambda: eager_step(eager, inputs[0], how), eager.parameters(), options.steps
+                )
     first_loss = found[0].loss if found else loss.detach().double().item()
     return first_loss, check, training, eager_training
 
 
-def _moved(options: RunOptions, batches: Sequence[Mapping[str, Tensor]]) -> list[Expected]:
+def _loss(output: object, options: RunOptions) -> Tensor:
+    """The loss in what a step returns, which may be the loss alone."""
+    if isinstance(output, Tensor) and not output.ndim:
+        return output
+    return scalar_loss(output, options.compiled.loss)
+
+
+def _eager(
+    options: RunOptions, model: nn.Module, device: torch.device
+) -> tuple[nn.Module, EagerOptions]:
+    """The model to compare with, in the precision of the step, and how it is run."""
+    precision = options.compiled.precision
+    how = EagerOptions(options.compiled.loss, AUTOCAST.get(precision))
+    return in_precision(model, precision).to(device), how
+
+
+def _dtype(options: RunOptions) -> torch.dtype:
+    """Of the parameters of the step."""
+    return PARAMETERS.get(options.compiled.precision, getattr(torch, options.dtype))
+
+
+def _moved(
+    options: RunOptions, batches: Sequence[Mapping[str, Tensor]], device: torch.device
+) -> list[Expected]:
     """What eager computes where weights and inputs differ in their last digit."""
     dtype = getattr(torch, options.dtype)
     model = build_example(options.model, dtype=dtype, seed=options.seed).module
+    eager, how = _eager(options, model, device)
     with SeededRandom(options.seed):
-        return moved_steps(model.to(next(iter(batches[0].values())).device), batches)
+        return moved_steps(eager, batches, how)
 
 
 def _next_batch(options: RunOptions, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -185,9 +206,14 @@ def _next_batch(options: RunOptions, batch: Mapping[str, Tensor]) -> dict[str, T
 
 
 def peak_bytes(device: torch.device) -> int:
-    """The most memory that this rank had: of the GPU, or of the whole process."""
+    """The most memory that this rank had: of the GPU, or of the whole process; 0 where the system
+    does not say it (Windows)."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
+    try:
+        import resource
+    except ImportError:
+        return 0
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else 1024 * peak
 
@@ -222,7 +248,7 @@ def _dropped(step: nn.Module) -> tuple[str, ...]:
 def _notes_on_time(options: RunOptions, device: torch.device) -> tuple[str, ...]:
     if not options.steps or not options.eager:
         return ()
-    if options.backend == "reference":
+    if options.compiled.backend == "reference":
         return ("times of a virtual mesh say nothing about a real one: its ranks run in turn",)
     if device.type == "cuda":
         return ("eager was timed on rank 0's GPU while the other ranks waited",)

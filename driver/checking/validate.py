@@ -18,9 +18,9 @@ from xdsl.passes import ModulePass
 
 from shardweave.backends.programs import Key
 from shardweave.backends.reference.reference import run_reference
+from shardweave.driver.checking.in_float64 import in_float64
 from shardweave.driver.checking.prover import Prover
 from shardweave.driver.checking.sample import sample_values
-from shardweave.ir.capture.precision import in_float64
 from shardweave.ir.dialects.annotations import layer_of
 from shardweave.ir.dialects.types import shape_of
 from shardweave.ir.inspect.stats import stats

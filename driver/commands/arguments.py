@@ -6,8 +6,9 @@ Imports nothing heavy: they are declared for `--help`.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
@@ -69,6 +70,33 @@ def add_passes(command: argparse.ArgumentParser) -> None:
             "'shardweave opt --list-passes' lists the passes too.",
         ]
     )
+
+
+def add_load(command: argparse.ArgumentParser) -> None:
+    """Declare --load, whose files `load_passes` runs before the command."""
+    command.add_argument(
+        "--load",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="a Python file that registers passes of your own (sw.register_pass)",
+    )
+
+
+def load_passes(paths: Sequence[str]) -> None:
+    """Run Python files that register passes. Raises ValueError for what is no such file."""
+    for path in paths:
+        file = Path(path)
+        if not file.is_file() or file.suffix != ".py":
+            raise ValueError(f"--load {path}: expected a Python file that registers passes.")
+        # A name of its own: a file may be called as a module that is there already.
+        name = f"shardweave_loaded_{file.stem}"
+        spec = importlib.util.spec_from_file_location(name, file)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        spec.loader.exec_module(module)
 
 
 def add_cluster(command: argparse.ArgumentParser, *, required: bool = True, why: str = "") -> None:
@@ -146,7 +174,7 @@ def positive(expected: str) -> Callable[[str], float]:
             value = float(text)
         except ValueError:
             value = 0.0
-        if not value > 0:
+        if not 0 < value < float("inf"):
             raise argparse.ArgumentTypeError(f"'{text}' is not {expected}")
         return value
 
@@ -172,7 +200,8 @@ def count(expected: str, least: int = 0) -> Callable[[str], int]:
     """A type of argument: a whole number. expected: the words for it in the error."""
 
     def number(text: str) -> int:
-        if not text.isdigit() or int(text) < least:
+        is_number = text.isascii() and text.isdigit() and len(text) < 19
+        if not is_number or int(text) < least:
             raise argparse.ArgumentTypeError(f"'{text}' is not {expected}")
         return int(text)
 

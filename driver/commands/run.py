@@ -8,13 +8,13 @@ from __future__ import annotations
 import argparse
 import math
 import sys
+from dataclasses import fields
 
 from shardweave.driver.commands.arguments import (
     Commands,
+    add_load,
     add_model,
-    add_prove_option,
     add_time_limit,
-    add_validate_options,
     count,
     new_command,
 )
@@ -25,7 +25,8 @@ from shardweave.driver.processes.launch import (
     is_worker,
     launch,
 )
-from shardweave.driver.step.run_options import BACKENDS, DEFAULT_PLAN, RunOptions
+from shardweave.driver.step.request import CompileOptions
+from shardweave.driver.step.run_options import RunOptions
 
 
 def add_parser(commands: Commands) -> None:
@@ -33,36 +34,12 @@ def add_parser(commands: Commands) -> None:
         commands, "run", "Run a model's training step, sharded, on one process per device."
     )
     add_model(command)
-    command.add_argument(
-        "--mesh", default="", help="as in data=2,tensor=2; default: the plan's, else one device"
-    )
-    command.add_argument(
-        "--plan",
-        default=DEFAULT_PLAN,
-        help=f"a planner that needs no cluster, or a plan's JSON file (default: {DEFAULT_PLAN})",
-    )
-    command.add_argument(
-        "--backend",
-        choices=BACKENDS,
-        default="distributed",
-        help="real processes, or all ranks of a virtual mesh in this one (default: distributed)",
-    )
-    command.add_argument(
-        "--sequence-parallel",
-        action="store_true",
-        help="between tensor-parallel layers, shard activations over the sequence",
-    )
-    command.add_argument(
-        "--passes",
-        metavar="SPEC",
-        default="",
-        help="more passes, after the default ones; in their place if insert-collectives is there",
-    )
-    command.add_argument(
-        "--program",
-        metavar="FILE",
-        help="run this partitioned program of the model, as it is, without a plan",
-    )
+    for option in fields(CompileOptions):
+        if option.metadata:
+            kind = {"action": "store_true"} if isinstance(option.default, bool) else {}
+            name = "--" + option.name.replace("_", "-")
+            command.add_argument(name, default=option.default, **kind, **option.metadata)
+    add_load(command)
     command.add_argument(
         "--check",
         action="store_true",
@@ -84,8 +61,6 @@ def add_parser(commands: Commands) -> None:
         help="end the training early if its first timed steps take more than this",
     )
     command.add_argument("--json", metavar="FILE", help="write the results there as well")
-    add_validate_options(command)
-    add_prove_option(command, "what each rank runs")
     add_time_limit(command, "stop the run")
     command.set_defaults(func=run_command)
 
@@ -93,7 +68,7 @@ def add_parser(commands: Commands) -> None:
 def run_command(options: argparse.Namespace) -> int:
     """Start a process for each device, or run as one of those that torchrun or we started."""
     run = RunOptions.of(options)
-    num_processes = run.mesh.num_devices if run.backend != "reference" else 1
+    num_processes = run.mesh.num_devices if run.compiled.backend != "reference" else 1
     # One process that is to be stopped in time needs another one that does it.
     if (num_processes > 1 or options.time_limit) and not is_worker():
         command = [sys.executable, "-m", "shardweave", *options.arguments]

@@ -42,7 +42,8 @@ class GPTConfig:
 
     def __post_init__(self) -> None:
         if self.hidden % self.heads:
-            divisors = [n for n in range(1, self.hidden + 1) if self.hidden % n == 0]
+            most = min(self.hidden, 1024)
+            divisors = [n for n in range(1, most + 1) if self.hidden % n == 0]
             raise ValueError(
                 f"gpt: heads={self.heads} does not divide hidden={self.hidden}; "
                 f"use one of heads={divisors}, or another hidden."

@@ -64,6 +64,35 @@ def build_hf(
     config has none). Random state is torch's global one. Unknown types and fields, and values
     that the config refuses, raise ValueError.
     """
+    try:
+        return _built(model_type, options, dtype)
+    except ValueError:
+        raise
+    except Exception as error:  # transformers raises whatever an odd value leads to
+        said = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ValueError(
+            f"hf:{model_type} with {_blamed(model_type, options, dtype)} cannot be built; "
+            f"transformers says: {said}."
+        ) from error
+
+
+def _blamed(model_type: str, options: Mapping[str, Any], dtype: torch.dtype) -> str:
+    """The option without which the model can be built; all of them if there is none."""
+    given = {key: value for key, value in options.items() if key != "tiny"}
+    for key, value in given.items():
+        others = {other: options[other] for other in options if other != key}
+        try:
+            with torch.device("meta"):
+                _built(model_type, others, dtype)
+        except Exception:  # noqa: BLE001  then another option is to blame
+            continue
+        return f"{key}={value}"
+    return ",".join(f"{key}={value}" for key, value in given.items()) or "its default sizes"
+
+
+def _built(
+    model_type: str, options: Mapping[str, Any], dtype: torch.dtype
+) -> tuple[nn.Module, dict[str, Tensor], tuple[str, ...]]:
     head, config, size, notes = _configured(model_type, options, dtype)
     module = _build_module(head, config, dtype)
     capacity, groups = _expert_options(model_type, options, size)
@@ -84,14 +113,6 @@ def default_fields(model_type: str) -> Fields:
     """The config fields of a model type with their defaults. ValueError for an unknown type."""
     head_of_type(model_type)
     return _transformers().CONFIG_MAPPING[model_type]().to_dict()
-
-
-def count_parameters(model_type: str, options: Mapping[str, Any]) -> int:
-    """Parameters of the model that `build_hf` would build, without the memory; the same errors."""
-    head, config, _, _ = _configured(model_type, options, torch.float32)
-    with torch.device("meta"):
-        module = _build_module(head, config, torch.float32)
-    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def _configured(

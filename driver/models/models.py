@@ -7,16 +7,19 @@ import importlib
 import inspect
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, get_type_hints
 
 import torch
 from torch import Tensor, nn
 
+from shardweave.driver.model_size import ModelSize, check_option, check_size
 from shardweave.driver.models.gpt import GPTConfig, build_gpt
-from shardweave.driver.models.hf import build_hf, count_parameters
+from shardweave.driver.models.hf import build_hf
 from shardweave.driver.models.vision import CNNConfig, UNetConfig, build_cnn, build_unet
 from shardweave.ir.suggest import did_you_mean
 
@@ -79,24 +82,43 @@ def build_example(spec: str, *, dtype: torch.dtype = torch.float32, seed: int = 
 
 
 def announce(spec: str, dtype: torch.dtype) -> None:
-    """Say on standard error how large a model of Hugging Face is that takes long to build.
+    """Say on standard error how large a model is that takes long to build.
 
-    Raises ValueError as `build_example` does.
+    Raises ValueError as `size_of` does.
+    """
+    size = size_of(spec, dtype)
+    if size is not None and size.parameters >= LARGE:
+        gib = size.parameters * dtype.itemsize / 2**30
+        print(
+            f"{spec} has {size.parameters:,} parameters ({gib:.1f} GiB), which take a while to "
+            f"make; for a small model give its sizes, as in {_smaller(spec)}",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def size_of(spec: str, dtype: torch.dtype) -> ModelSize | None:
+    """The size of the model that `spec` names; None for a factory's, which is not called.
+
+    Raises ValueError as `build_example` does, and for a model that is too large for this machine.
     """
     scheme, _, rest = spec.partition(":")
-    model_type, _, options = rest.partition(":")
-    if scheme != "hf" or not model_type:
-        return
-    count = count_parameters(model_type, parse_options(options))
-    if count < LARGE:
-        return
-    print(
-        f"{spec} has {count:,} parameters ({count * dtype.itemsize / 2**30:.1f} GiB), which take "
-        f"a while to make; for a small model give its sizes, as in "
-        f"{spec}{',' if options else ':'}num_hidden_layers=2,hidden_size=64,...",
-        file=sys.stderr,
-        flush=True,
-    )
+    if scheme in FAMILIES:
+        config_class, build = FAMILIES[scheme]
+        config = read_config(scheme, config_class, parse_options(rest))
+        return check_size(spec, partial(build, config), dtype)
+    if scheme == "hf" and rest:
+        model_type, options = _hf_options(rest)
+        return check_size(spec, lambda: build_hf(model_type, options, dtype)[:2], dtype)
+    return None
+
+
+def _smaller(spec: str) -> str:
+    scheme = spec.partition(":")[0]
+    if scheme != "hf":
+        return f"{scheme}:layers=2,hidden=64,..." if scheme == "gpt" else f"{scheme}:channels=8,..."
+    comma = "," if spec.count(":") > 1 else ":"
+    return f"{spec}{comma}num_hidden_layers=2,hidden_size=64,..."
 
 
 def parse_options(text: str) -> dict[str, Option]:
@@ -173,6 +195,7 @@ def read_config(name: str, config_class: type[Any], options: Mapping[str, Option
             kinds = {int: "an integer", bool: "true or false", float: "a number"}
             expected = kinds[types[key]]
             raise ValueError(f"{name}: {key}={value} should be {expected}.")
+        check_option(name, key, value)
         # Zero stands for "not given" where it is the default.
         if type(value) is int and value < (0 if defaults[key] == 0 else 1):
             raise ValueError(f"{name}: {key}={value} should be positive.")
@@ -180,17 +203,25 @@ def read_config(name: str, config_class: type[Any], options: Mapping[str, Option
 
 
 def _hf_example(text: str, dtype: torch.dtype) -> Example:
-    model_type, _, options = text.partition(":")
+    model_type, options = _hf_options(text)
+    module, inputs, notes = build_hf(model_type, options, dtype)
+    return Example(module, inputs, notes)
+
+
+def _hf_options(text: str) -> tuple[str, dict[str, Option]]:
+    model_type, _, words = text.partition(":")
     if not model_type:
         raise ValueError("hf: names no model type; write hf:TYPE, for example hf:gpt2.")
-    module, inputs, notes = build_hf(model_type, parse_options(options), dtype)
-    return Example(module, inputs, notes)
+    options = parse_options(words)
+    for key, value in options.items():
+        check_option(f"hf:{model_type}", key, value)
+    return model_type, options
 
 
 def _factory_example(module_name: str, attribute: str, dtype: torch.dtype) -> Example:
     factory = _import_factory(module_name, attribute)
-    made = factory()
     where = f"factory {module_name}:{attribute}"
+    made = _ours(where, factory)
     if isinstance(made, tuple) and len(made) == 2:
         module, batch = made
         made = Example(module, _by_name(where, module, batch))
@@ -209,6 +240,20 @@ def _factory_example(module_name: str, attribute: str, dtype: torch.dtype) -> Ex
         for name, value in made.kwargs.items()
     }
     return Example(made.module.to(dtype), inputs, (*made.notes, note))
+
+
+def _ours(where: str, make: Callable[[], Any]) -> Any:
+    """What code of the user's makes. Raises ValueError if it fails, or ends the program."""
+    try:
+        return make()
+    except (Exception, SystemExit) as error:
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]
+        at = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+        said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        ended = "ended the program" if isinstance(error, SystemExit) else "failed"
+        raise ValueError(
+            f"{where} {ended}{at} ({' '.join(said.split())}); --debug shows the traceback."
+        ) from error
 
 
 def _by_name(where: str, module: Any, batch: Any) -> Any:
@@ -258,18 +303,19 @@ def _import_factory(module_name: str, attribute: str) -> Callable[[], Any]:
         # A console script's path starts at the script, but people name modules from where they are.
         sys.path.append(os.getcwd())
     try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not (module_name + ".").startswith(error.name + "."):
+        module = _ours(f"importing {module_name}", lambda: importlib.import_module(module_name))
+    except ValueError as error:
+        missing = error.__cause__
+        if not isinstance(missing, ModuleNotFoundError):
+            raise
+        if missing.name is None or not (module_name + ".").startswith(missing.name + "."):
             raise ValueError(
-                f"importing {module_name} failed: it needs {error.name}, which is not installed."
-            ) from error
+                f"importing {module_name} failed: it needs {missing.name}, which is not installed."
+            ) from missing
         raise ValueError(
-            f"model '{module_name}:{attribute}': no module '{error.name}' found from "
+            f"model '{module_name}:{attribute}': no module '{missing.name}' found from "
             f"{os.getcwd()}; {_what_exists(module_name)}"
-        ) from error
-    except (ImportError, SyntaxError) as error:
-        raise ValueError(f"importing {module_name} failed: {error}") from error
+        ) from missing
     factory = getattr(module, attribute, None)
     if not callable(factory):
         found = "is not callable" if hasattr(module, attribute) else "does not exist"

@@ -27,10 +27,15 @@ from typing import IO, Any, NoReturn
 FOLDER = "SHARDWEAVE_LAUNCH_FOLDER"
 """Environment variable of a launched process: the folder that it shares with the others."""
 
+PROCESSES_PER_CORE = 8
+LEAST_PROCESSES = 64
+"""So many processes are started on any machine, each of which takes half a gigabyte."""
+
 POLL_S = 0.05
 STOP_GRACE_S = 3.0
 TAIL_LINES = 15
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+_SIGKILL = 9  # which Windows does not have
 
 
 class WorkerError(RuntimeError):
@@ -61,6 +66,13 @@ def launch(
     message of a rank that reported a plain failure (see `report_failure`), WorkerError for any
     other.
     """
+    most = max(LEAST_PROCESSES, PROCESSES_PER_CORE * num_cores())
+    if num_processes > most:
+        raise ValueError(
+            f"{num_processes:,} processes are too many for this machine, which starts {most} at "
+            "most; give a smaller mesh, start them on several machines by torchrun, or run all "
+            "ranks in one process (--backend reference)."
+        )
     sys.stdout.flush()  # what we said comes before what rank 0 says
     with tempfile.TemporaryDirectory(prefix="shardweave-") as folder, terminated_as_exit():
         workers: list[Worker] = []
@@ -251,7 +263,7 @@ def _how(code: int | None) -> str:
 
 def _likely_cause(code: int | None) -> str:
     """What most often kills a process so."""
-    if code != -signal.SIGKILL:
+    if code != -_SIGKILL:
         return ""
     return (
         " Linux kills so where memory is out: if nobody else did, run fewer processes here, or a "

@@ -1,62 +1,205 @@
-"""How processes that torchrun starts, and starts anew, find each other.
+"""Processes of one start find each other, within a time that a person sets, and say who is missing.
 
-torchrun keeps one store for all its restarts (torch 2.11 to 2.13), in which the addresses of
-processes that are gone are left. Who reads one of these waits for nobody.
+torchrun keeps one store for all its restarts (torch 2.11 to 2.14), in which the addresses of
+processes that are gone are left. Who reads one of these waits for nobody. So ranks first agree on
+a token, under which nobody has left anything; and only then make connections.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 import time
 import uuid
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
+from typing import TypeVar
 
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store, default_pg_timeout
-from torch.distributed.rendezvous import rendezvous
+
+from shardweave.backends.watch import watchdog
+from shardweave.backends.watch.agreement import ranks_text
+from shardweave.backends.watch.watch import LostRankError, first_line
+
+T = TypeVar("T")
 
 POLL_S = 0.01
+LINGER_S = 3.0
+"""For so long rank 0 keeps its store after a failure, so that the others read what it was."""
 
 
-def initialise(backend: str) -> None:
-    """Join the processes that the environment names, as torchrun or a person has set it."""
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        dist.init_process_group(backend)
-        return
-    store, rank, world_size = next(iter(rendezvous("env://")))
-    fresh = PrefixStore(agreed_token(store, rank, world_size), store)
-    dist.init_process_group(backend, store=fresh, rank=rank, world_size=world_size)
+@dataclass(frozen=True)
+class Start:
+    """Processes that are to find each other. where: the store that all reach, in words; host, port:
+    its address; file: the store, if it is a file; timeout_s: how long to wait."""
+
+    rank: int
+    size: int
+    where: str
+    timeout_s: float
+    host: str = ""
+    port: int = 0
+    file: Path | None = None
+
+    @property
+    def has_agent(self) -> bool:
+        """Whether torchrun keeps the store, rather than rank 0."""
+        return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+    def absence(self, missing: Iterable[int]) -> str:
+        """Ranks that did not come, and what to check."""
+        return (
+            f"{ranks_text(missing)} of {self.size} did not come to {self.where} within "
+            f"{self.timeout_s:.0f} s (timeout=.., or {watchdog.TIMEOUT}). Check that each process "
+            f"was started, with a RANK of its own and WORLD_SIZE={self.size}; that its log ends "
+            "with no other error; and that its machine reaches this address"
+        )
 
 
-def agreed_token(
-    store: Store, rank: int, world_size: int, timeout: timedelta = default_pg_timeout
-) -> str:
-    """A text that all ranks have, and that no process before them had. Collective.
+def initialise(backend: str, file: Path | None, timeout_s: float) -> None:
+    """Join the processes that the environment names, as torchrun or a person has set it.
 
-    Every rank leaves a name of its own in the store. Rank 0 answers each name that it finds under
-    that name, with the token, until all ranks have signed for this token. So an answer is never
-    that to another process, and names that processes before have left do no harm.
-
-    Raises TimeoutError if a rank does not come.
+    file: a store that all ranks see, in place of an address. timeout_s: how long to wait; 0 for as
+    long as torch does. Raises LostRankError, with the same text on every rank that has come, if
+    one does not come; from then on the watchdog looks after all of them.
     """
+    start = _start(file, timeout_s)
+    # A question to a store that is asleep never returns: it is asked on another thread.
+    store = _within(start, lambda: meet_in(_connected(start), start))
+    store.set_timeout(default_pg_timeout)
+    watchdog.start_before(store, start.rank, start.size, timeout_s, on_gpu=backend == "nccl")
+    try:
+        dist.init_process_group(backend, store=store, rank=start.rank, world_size=start.size)
+    except RuntimeError as error:
+        watchdog.explain(error)
+        raise
+
+
+def _start(file: Path | None, timeout_s: float) -> Start:
+    """Raises ValueError for an environment that names no rank or address."""
+    waited_s = timeout_s if timeout_s > 0 else default_pg_timeout.total_seconds()
+    rank, size = _number("RANK", 2**31), _number("WORLD_SIZE", 2**31)
+    if rank >= size:
+        raise ValueError(f"RANK={rank} is not below WORLD_SIZE={size}; number ranks from 0.")
+    if file is not None:
+        return Start(rank, size, f"'{file}'", waited_s, file=file)
+    host, port = os.environ.get("MASTER_ADDR", ""), _number("MASTER_PORT", 2**16)
+    if not host:
+        raise ValueError("MASTER_ADDR is not set; give the address of rank 0, or use torchrun.")
+    where = f"{host}:{port} (MASTER_ADDR, MASTER_PORT)"
+    return Start(rank, size, where, waited_s, host, port)
+
+
+def _number(name: str, limit: int) -> int:
+    text = os.environ.get(name, "")
+    if not (text.isdecimal() and int(text) < limit):
+        raise ValueError(
+            f"{name} is {text!r}, not a number below {limit}; set it, or use torchrun."
+        )
+    return int(text)
+
+
+def _connected(start: Start) -> Store:
+    """The store that all ranks reach. Raises LostRankError if nobody keeps it."""
+    if start.file is not None:
+        return dist.FileStore(str(start.file), start.size)  # pyright: ignore[reportPrivateImportUsage]
+    is_keeper = start.rank == 0 and not start.has_agent
+    try:
+        return dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
+            start.host,
+            start.port,
+            None if start.has_agent else start.size,
+            is_keeper,
+            timedelta(seconds=start.timeout_s),
+            wait_for_workers=False,
+            multi_tenant=not start.has_agent,
+        )
+    except RuntimeError as error:
+        if is_keeper:
+            raise LostRankError(
+                f"rank 0 cannot listen at {start.where}: {first_line(error)}. Check that no other "
+                "program has the port, and that the address is one of this machine's; or set "
+                "another MASTER_PORT on every rank."
+            ) from error
+        raise LostRankError(f"{_no_keeper(start)} ({first_line(error)}).") from error
+
+
+def _no_keeper(start: Start) -> str:
+    if start.has_agent:
+        return f"torchrun's store did not answer at {start.where} in {start.timeout_s:.0f} s"
+    return f"{start.absence([0])}, at which rank 0 listens, and no other program"
+
+
+def _within(start: Start, make: Callable[[], T]) -> T:
+    """What `make` returns, on another thread. Raises LostRankError if that takes too long."""
+    made: list[T] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            made.append(make())
+        except BaseException as error:  # noqa: BLE001  the main thread raises it
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="shardweave-start", daemon=True)
+    thread.start()
+    thread.join(start.timeout_s + LINGER_S + 1)
+    if made:
+        return made[0]
+    error = errors[0] if errors else LostRankError(f"{_no_keeper(start)}.")
+    if isinstance(error, LostRankError):
+        watchdog.last_words(str(error))
+    raise error
+
+
+def meet_in(store: Store, start: Start) -> Store:
+    """The part of a store that no process before these ranks has used. Collective.
+
+    Every rank leaves a name of its own in the store. Rank 0 answers each name that it finds, under
+    that name, with a token. So an answer is never that to another process, and names that processes
+    before have left do no harm. Then rank 0 waits until all ranks have signed.
+
+    Raises LostRankError if a rank does not come, with one text on all that have come.
+    """
+    deadline_s = time.monotonic() + start.timeout_s
     name = uuid.uuid4().hex
-    store.set(f"name/{rank}", name)
-    if rank:
-        store.wait([f"token/{name}"], timeout)
-        token = store.get(f"token/{name}").decode()
-        store.set(f"signed/{token}/{rank}", "1")
-        return token
-    deadline_s = time.monotonic() + timeout.total_seconds()
-    missing = set(range(1, world_size))
-    while missing:
+    if start.rank:
+        store.set(f"name/{start.rank}", name)
+        while not store.check([f"token/{name}"]):
+            if time.monotonic() > deadline_s:
+                raise LostRankError(f"{start.absence([0])}.")
+            time.sleep(POLL_S)
+        name = store.get(f"token/{name}").decode()
+    fresh = PrefixStore(name, store)
+    fresh.set(f"signed/{start.rank}", "")
+    missing = {*range(1, start.size)} if start.rank == 0 else set[int]()
+    while not fresh.check(["verdict"]):
         for other in sorted(missing):
             if store.check([f"name/{other}"]):
                 store.set(f"token/{store.get(f'name/{other}').decode()}", name)
-        missing = {other for other in missing if not store.check([f"signed/{name}/{other}"])}
-        if missing and time.monotonic() > deadline_s:
-            raise TimeoutError(
-                f"ranks {sorted(missing)} of {world_size} did not come within "
-                f"{timeout.total_seconds():.0f} s."
-            )
+        missing = {other for other in missing if not fresh.check([f"signed/{other}"])}
+        if start.rank == 0 and not missing:
+            fresh.compare_set("verdict", "", "all")
+        elif time.monotonic() > deadline_s:
+            ranks = [n for n in range(start.size) if not fresh.check([f"signed/{n}"])]
+            fresh.compare_set("verdict", "", f"{start.absence(ranks)}." if ranks else "all")
         time.sleep(POLL_S)
-    return name
+    verdict = fresh.get("verdict").decode()
+    fresh.set(f"read/{start.rank}", "")
+    if verdict != "all":
+        _linger(fresh, start)
+        raise LostRankError(verdict)
+    return fresh
+
+
+def _linger(fresh: Store, start: Start) -> None:
+    """On rank 0, with which its store ends: wait until those that have come have read it."""
+    until_s = time.monotonic() + LINGER_S
+    if start.rank or start.has_agent:
+        return
+    come = [n for n in range(start.size) if fresh.check([f"signed/{n}"])]
+    while time.monotonic() < until_s and not fresh.check([f"read/{n}" for n in come]):
+        time.sleep(POLL_S)

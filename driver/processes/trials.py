@@ -46,7 +46,8 @@ class LocalTrials:
             command = [
                 *self.command, "run", self.model, "--plan", str(Path(folder, "plan.json")),
                 "--dtype", self.dtype, "--seed", str(self.seed),
-                "--steps", str(max(2, limits.steps)), "--no-eager", "--json", str(report),
+                "--only-loss", "--no-eager", "--steps", str(max(2, limits.steps)),
+                "--json", str(report),
                 "--time-limit", str(limits.time_limit_s + STOP_GRACE_S),
                 "--stop-above", str(limits.stop_above_s),
             ]  # fmt: skip

@@ -76,19 +76,11 @@ def join(mesh: Mesh, device: torch.device, timeout_s: float | None = None) -> No
     else:
         _settle_at_exit()
     if not dist.is_initialized():
-        _initialise(device, found)
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        rendezvous.initialise(backend, store_file(), watchdog.timeout_of(timeout_s))
     if is_launched():
         watchdog.listen(_report)
     watchdog.start(timeout_s)
-
-
-def _initialise(device: torch.device, found: int) -> None:
-    backend = "nccl" if device.type == "cuda" else "gloo"
-    store = store_file()
-    if store is None:
-        rendezvous.initialise(backend)
-    else:
-        dist.init_process_group(backend, f"file://{store}", rank=rank(), world_size=found)
 
 
 def _report(text: str) -> None:

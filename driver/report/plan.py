@@ -11,7 +11,7 @@ from rich.table import Table
 from shardweave.driver.report.text import plain_table
 from shardweave.ir.dialects.attributes import ShardingAttr
 from shardweave.planners.cost.quantity import bytes_text, counted, memory_text, seconds_text
-from shardweave.planners.lowering.lower import DEFAULT_SCHEDULE
+from shardweave.planners.lowering.plan_passes import DEFAULT_SCHEDULE
 from shardweave.planners.megatron.sequence_cut import SEQUENCE
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_parts import Candidate, Predicted

@@ -5,7 +5,6 @@ from __future__ import annotations
 from xdsl.ir import SSAValue
 from xdsl.passes import ModulePass
 
-from shardweave.driver.plans import partition
 from shardweave.ir.dialects.annotations import phase_of, sharding_attrs_of
 from shardweave.ir.dialects.dist import ReshardOp
 from shardweave.ir.inspect.outline import fold, layers_of
@@ -15,6 +14,7 @@ from shardweave.ir.sharding.flow import is_propagated
 from shardweave.passes.notes import note, unheard
 from shardweave.passes.observers import Observer
 from shardweave.passes.pipeline import run_passes
+from shardweave.planners.lowering.partition import partition
 from shardweave.planners.lowering.stages.choose import with_pipeline
 from shardweave.planners.plan.plan import Plan
 

@@ -10,12 +10,13 @@ from rich.console import Console
 
 from shardweave.driver.checking.check import CheckResult, relative_error
 from shardweave.driver.report.text import plain_table
-from shardweave.driver.step.lowering import Making
+from shardweave.driver.step.lowering import Lowered
 from shardweave.driver.step.run_options import RunOptions
 from shardweave.driver.training.training import Training, Work
 from shardweave.ir.program.program_stats import CollectiveStats
 from shardweave.ir.program.staged import BetweenStages
 from shardweave.planners.cost.quantity import bytes_text, counted, seconds_text
+from shardweave.planners.plan.plan_parts import Predicted
 
 CHECKED_STEPS = 3
 """How many steps' losses a check compares: rounding grows with every update after that."""
@@ -29,8 +30,7 @@ class RunReport:
     """What `run` found. Times are of rank 0, in seconds; collectives are those of one rank."""
 
     options: RunOptions
-    plan: str
-    making: Making
+    lowered: Lowered
     device: str
     num_local_ops: int
     collectives: tuple[CollectiveStats, ...]
@@ -42,6 +42,11 @@ class RunReport:
     eager_training: Training | None
     peak_bytes: int
     notes: tuple[str, ...]
+
+    @property
+    def predicted(self) -> Predicted | None:
+        """What the plan predicts."""
+        return self.lowered.plan.predicted if self.lowered.plan else None
 
     @property
     def mesh(self) -> str:
@@ -75,20 +80,20 @@ class RunReport:
         """The report as JSON data. What was not asked for is None."""
         options, check = self.options, self.check
         training, eager = self.training, self.eager_training
-        predicted = self.making.predicted
+        predicted, compiled = self.predicted, options.compiled
         return {
             "model": options.model,
             "mesh": self.mesh,
-            "plan": self.plan,
-            "sequence_parallel": options.sequence_parallel,
+            "plan": options.plan,
+            "sequence_parallel": compiled.sequence_parallel,
             "dtype": options.dtype,
-            "backend": options.backend,
+            "backend": compiled.backend,
             "device": self.device,
             "seed": options.seed,
-            "num_ops": self.making.num_captured_ops,
+            "num_ops": self.lowered.num_captured_ops,
             "num_local_ops": self.num_local_ops,
-            "capture_s": self.making.capture_s,
-            "passes_s": self.making.passes_s,
+            "capture_s": self.lowered.capture_s,
+            "passes_s": self.lowered.lowering_s,
             "collectives": collective_rows(self.collectives),
             "between_stages": None if self.between is None else asdict(self.between),
             "loss": self.loss,
@@ -123,18 +128,18 @@ def collective_rows(collectives: Sequence[CollectiveStats]) -> list[dict[str, An
 
 def print_report(report: RunReport) -> None:
     """Say on standard output what was run and what came of it."""
-    options, making = report.options, report.making
+    options, lowered = report.options, report.lowered
     where = f"mesh {report.mesh}" if report.mesh else "one device"
     count = options.mesh.num_devices
     how = f"{count} processes" if count > 1 else "this process"
-    if options.backend == "reference":
+    if options.compiled.backend == "reference":
         how = f"{count} virtual ranks in this process"
-    sequence = ", sequence-parallel" if options.sequence_parallel else ""
+    sequence = ", sequence-parallel" if options.compiled.sequence_parallel else ""
     print(f"{options.model} on {where}: {how}, {report.device}, {options.dtype}")
     print(
-        f"captured {making.num_captured_ops} ops in {seconds_text(making.capture_s)}; plan "
-        f"{report.plan}{sequence} made {report.num_local_ops} ops per rank in "
-        f"{seconds_text(making.passes_s)}"
+        f"captured {lowered.num_captured_ops} ops in {seconds_text(lowered.capture_s)}; plan "
+        f"{options.plan}{sequence} made {report.num_local_ops} ops per rank in "
+        f"{seconds_text(lowered.lowering_s)}"
     )
     _print_between(report.between)
     _print_collectives(report.collectives, is_staged=report.between is not None)
@@ -206,7 +211,7 @@ def _print_training(report: RunReport) -> None:
 
 def _print_predicted(report: RunReport) -> None:
     """What the plan predicts beside what was measured, and what either includes."""
-    predicted, training = report.making.predicted, report.training
+    predicted, training = report.predicted, report.training
     if predicted is None or training is None:
         return
     print(

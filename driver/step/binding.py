@@ -1,4 +1,4 @@
-"""Arguments of a call bound to the parameters of a model's forward, by position or by name."""
+"""Calls of a model: their arguments bound to the parameters of its forward, and their modes."""
 
 from __future__ import annotations
 
@@ -11,6 +11,10 @@ from typing import Any
 
 from torch import nn
 
+from shardweave.backends.step.step_call import StepCall
+from shardweave.driver.step.precision import AUTOCAST, inputs_in_precision
+from shardweave.driver.step.request import Request
+from shardweave.ir.capture.arguments import taken_apart
 from shardweave.ir.suggest import did_you_mean
 
 NEAR = 0.85
@@ -89,3 +93,26 @@ class Binding:
                     f"the model's forward has no parameter '{name}' of its own; "
                     f"{did_you_mean(name, left)}it would take it as one more, and ignore it."
                 )
+
+
+def binding_of(request: Request) -> Binding:
+    """The binding of calls of a request's model."""
+    # A given program names its inputs after the example's positions.
+    return Binding(request.model, len(request.args) if request.program else 0)
+
+
+def example_call(request: Request) -> StepCall:
+    """The call that a request's example stands for, in the modes of the model."""
+    bound = binding_of(request).bound(request.args, request.kwargs or {})
+    form, inputs = taken_apart(*bound)
+    modes = [module.training for module in request.model.modules()]
+    if request.train is not None:
+        modes = [request.train] * len(modes)
+    return StepCall(
+        form,
+        inputs_in_precision(inputs, request.precision),
+        modes[0],
+        tuple(modes),
+        tuple(parameter.requires_grad for parameter in request.model.parameters()),
+        AUTOCAST.get(request.precision),
+    )

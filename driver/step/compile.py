@@ -2,67 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import torch
-from torch import nn
-from torch.distributed.tensor import DTensor
-from torch.nn.parallel import DistributedDataParallel
 
+from shardweave.backends.distributed.distributed import DistributedBackend
+from shardweave.backends.distributed.pipeline import holders_of
+from shardweave.backends.distributed.runtime import Runtime
+from shardweave.backends.reference.virtual import VirtualBackend
+from shardweave.backends.step.backend import Backend
 from shardweave.backends.step.bound import BoundProgram, device_of
 from shardweave.backends.step.step import Step
-from shardweave.backends.step.step_programs import GivenProgram
+from shardweave.backends.step.step_call import StepCall
 from shardweave.backends.watch import watchdog
 from shardweave.backends.watch.agreement import require_same, require_same_model
-from shardweave.driver.plans import Passes, PlanLike, check_resolvable, mesh_of_plan
 from shardweave.driver.processes import world
+from shardweave.driver.signature import taking
+from shardweave.driver.step.binding import example_call
+from shardweave.driver.step.checks import check
+from shardweave.driver.step.lowering import (
+    Lowered,
+    as_given,
+    capture,
+    lower,
+    on_rank_0,
+)
 from shardweave.driver.step.model.original import Original
-from shardweave.driver.step.plan_choice import check_planned
-from shardweave.driver.step.precision import check_precision, in_precision, reducing_in
-from shardweave.driver.step.programs import MAX_PROGRAMS, CompiledPrograms, backend_of, seed_of
+from shardweave.driver.step.plan_choice import choose_plan
+from shardweave.driver.step.precision import dtype_named, in_precision
+from shardweave.driver.step.programs import CompiledPrograms, seed_of
 from shardweave.driver.step.request import Request
 from shardweave.driver.step.request_text import describe
-from shardweave.driver.step.run_options import BACKENDS, DEFAULT_PLAN
-from shardweave.ir.capture.arguments import check_batch, check_loss
-from shardweave.ir.capture.outputs import LossChoice
-from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.program import Program
-from shardweave.passes.pipeline import MeshLike, as_mesh
-from shardweave.planners.call import ClusterLike
-from shardweave.planners.cost.presets import find_cluster
-from shardweave.planners.registry import DEFAULT_PLANNER
+from shardweave.ir.program.staged import is_staged
 
 
-def compile(
-    model: nn.Module,
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
-    *,
-    mesh: MeshLike | None = None,
-    plan: PlanLike | None = None,
-    cluster: ClusterLike | None = None,
-    sequence_parallel: bool = False,
-    zero: int = 0,
-    passes: Passes = (),
-    program: Program | None = None,
-    backend: str = "distributed",
-    device: torch.device | str | None = None,
-    cuda_graph: bool = False,
-    train: bool | None = None,
-    loss: LossChoice = None,
-    only_loss: bool = False,
-    precision: str | None = None,
-    reduce_dtype: torch.dtype | None = None,
-    seed: int | None = None,
-    dynamic: bool = True,
-    max_programs: int = MAX_PROGRAMS,
-    validate: bool = False,
-    prove: bool = False,
-    sync: bool = True,
-    timeout: float | None = None,
-) -> Step:
+@taking(Request)
+def compile(request: Request) -> Step:
     """Capture a training step of `model`, shard it over `mesh`, and make it ready to run.
 
     The result is an `nn.Module` with copies of the model's parameters and buffers, sharded, which
@@ -88,8 +64,8 @@ def compile(
     same shards (as HSDP).
     passes: more passes, run after the default ones, or in their place if `insert-collectives` is
     among them.
-    program: a step of this model that is partitioned already, perhaps edited by hand; it is
-    verified and run as it is, on its own mesh, without a plan and passes, in every call.
+    program: a step of this model that is partitioned already, perhaps edited by hand, or its file;
+    it is verified and run as it is, on its own mesh, without a plan and passes, in every call.
 
     backend: "distributed" runs one process per device, started by torchrun, and initialises
     torch.distributed if nobody has; "triton" does so with fused kernels; "reference" runs all
@@ -112,7 +88,9 @@ def compile(
     dynamic: False refuses inputs of shapes that were not compiled ahead.
     max_programs: how many programs are kept.
     validate: run every program before and after each pass, in float64 on a virtual mesh, and
-    compare (driver.validate); for models that take a few seconds at most.
+    compare; for models that take a few seconds at most.
+    validate_limit: the FLOPs of one run up to which a program is validated. twin: makes a smaller
+    model of the same structure, with its name, on which passes are validated beyond that limit.
     prove: show, without running anything, that what each rank runs after the last pass computes the
     captured program's results (docs/proof.md); raises ProofError if that cannot be shown.
     sync: the parameters and buffers start with the values of rank 0's model; False sends none, and
@@ -125,125 +103,68 @@ def compile(
     options; ValueError if the processes are not as many as the mesh's devices, CaptureError,
     PlanError or PassError (all ValueErrors) for what cannot be captured or sharded.
     """
-    _check_model(model)
-    check_batch(args)
-    mesh_of_step = _mesh_for(mesh, plan, cluster, program, backend)
-    if reduce_dtype is not None and mesh_of_step.num_devices > 1:
-        passes = reducing_in(reduce_dtype, passes)
-    request = Request(
-        model=model,
-        args=args,
-        kwargs=kwargs or {},
-        mesh=mesh_of_step,
-        plan=plan,
-        passes=passes,
-        train=train,
-        sequence_parallel=sequence_parallel,
-        zero=zero,
-        backend=backend,
-        validate=validate,
-        prove=prove,
-        program=program,
-        cuda_graph=cuda_graph,
-        loss=loss,
-        only_loss=only_loss,
-        precision=precision or "",
-        seed=seed,
-        cluster=cluster,
-        is_mesh_open=cluster is not None and mesh is None,
-    )
-    _check_options(request, max_programs)
-    place = world.with_index(torch.device(device or device_of(model)))
-    if backend != "reference":
-        world.join(mesh_of_step, place, timeout)
-        _meet(request, dynamic=dynamic, max_programs=max_programs, sync=sync)
-    programs = CompiledPrograms(request, place, limit=max_programs, dynamic=dynamic)
-    programs.backend.reduce_dtype = reduce_dtype
-    step = Step(in_precision(model, request.precision), programs.backend, programs, sync=sync)
-    step.stand_for(model)
-    programs.original = Original(model, step)
-    return step if train is None else step.train(train)
+    request = check(request)
+    device = join(request)
+    agree(request)
+    call = example_call(request)
+
+    def program(request: Request) -> Lowered:
+        if request.given is not None:
+            return as_given(request.given)
+        captured = capture(request, call)
+        plan = choose_plan(captured.program, request)
+        return lower(request, call, captured, plan)
+
+    lowered = on_rank_0(request, call, program, is_first=True)
+    return bind(request, call, lowered, load(request, lowered, device))
 
 
-def _mesh_for(
-    mesh: MeshLike | None,
-    plan: PlanLike | None,
-    cluster: ClusterLike | None,
-    program: Program | None,
-    backend: str,
-) -> Mesh:
-    """The mesh of a step: the given one, or that of what is given in its place."""
-    if backend not in BACKENDS:
-        raise ValueError(f"backend '{backend}' is unknown; use one of {', '.join(BACKENDS)}.")
-    own = mesh_of_plan(plan) if program is None else program.mesh
-    if cluster is not None:
-        check_planned(plan, program)
-        # Until the plan has chosen its mesh: what there is a process for.
-        own = Mesh(data=find_cluster(cluster).num_devices)
-    if mesh is None:
-        return own or Mesh()
-    return as_mesh(mesh, None if backend == "reference" else world.world_size())
+def join(request: Request) -> torch.device:
+    """Join the processes of the mesh; the device of this one. Collective."""
+    device = world.with_index(torch.device(request.device or device_of(request.model)))
+    if request.backend != "reference":
+        world.join(request.devices, device, request.timeout)
+        watchdog.meet("sw.compile", "a model")  # before the first message that would cross others
+    return device
 
 
-def _check_options(request: Request, max_programs: int) -> None:
-    """Raises ValueError for options that mean nothing, alone or together."""
-    check_loss(request.loss)
-    check_precision(request.precision, request.program)
-    if max_programs < 1:
-        raise ValueError(f"max_programs={max_programs} keeps no program; give 1 or more.")
-    if request.zero not in range(4):
-        raise ValueError(f"zero={request.zero!r} is no ZeRO stage; give 0, 1, 2 or 3.")
-    if request.zero and (request.cluster is not None or request.program is not None):
-        raise ValueError(
-            f"zero={request.zero} has no effect: a program is given, or a planner chooses for the "
-            "cluster (`shardweave plan --fix zero=..`); leave it out."
-        )
-    if request.program is None:
-        default = DEFAULT_PLAN if request.cluster is None else DEFAULT_PLANNER
-        plan = default if request.plan is None else request.plan
-        check_resolvable(plan, request.cluster, sequence_parallel=request.sequence_parallel)
-
-
-def _meet(request: Request, **options: Any) -> None:
+def agree(request: Request) -> None:
     """Raises AgreementError, on every rank, unless all compile the same. Collective."""
-    watchdog.meet("sw.compile", "a model")  # before the first message that would cross others
-    if request.mesh.num_devices > 1:
+    if request.backend != "reference" and request.devices.num_devices > 1:
         require_same_model(request.model)
-        what = describe(request, **options)
+        what = describe(request)
         require_same("what is compiled", what, "call compile alike on every rank")
 
 
-def _check_model(model: nn.Module) -> None:
-    if isinstance(model, Step):
-        raise ValueError("the model is a step of sw.compile already; pass the model that it is of.")
-    if isinstance(model, DistributedDataParallel | nn.DataParallel):
-        raise ValueError(
-            f"the model is wrapped in {type(model).__name__}, whose work a step does itself; pass "
-            "model.module."
-        )
-    if isinstance(model, torch.jit.ScriptModule):
-        raise ValueError("the model is one of TorchScript's; pass the one in Python that it is of.")
-    if "_orig_mod" in model._modules:
-        raise ValueError(
-            "the model is one of torch.compile's, which a step does not run; pass the model that "
-            "was compiled, model._orig_mod."
-        )
-    sharded = [name for name, p in model.named_parameters() if isinstance(p, DTensor)]
-    if sharded:
-        raise ValueError(
-            f"'{sharded[0]}' of the model is a DTensor already, as fully_shard and "
-            "parallelize_module make them; pass the plain model, and say by mesh= and plan= how it "
-            "is sharded."
-        )
+def load(request: Request, lowered: Lowered, device: torch.device) -> BoundProgram:
+    """Load a program on the backend of a request. Collective."""
+    backend = _backend_of(request, lowered.program, device)
+    return BoundProgram(lowered.program, backend, lowered.returned)
 
 
-def bind(program: Program, request: Request, device: torch.device) -> Step:
-    """A step that runs the program of a request in every call, with copies of the model's
-    parameters. Collective."""
-    backend = backend_of(request, program, device)
-    if backend.is_joint:
-        require_same_model(request.model)
-    programs = GivenProgram(
-        BoundProgram(program, backend), world.from_rank_0(partial(seed_of, request.seed))
+def _backend_of(request: Request, program: Program, device: torch.device) -> Backend:
+    if request.backend == "reference":
+        return VirtualBackend()
+    mesh, dtype = program.mesh if program.is_local else None, request.reduce_dtype
+    return DistributedBackend(
+        Runtime(mesh, device, program.devices),
+        kernels=request.backend == "triton",
+        cuda_graph=request.cuda_graph,
+        holders=holders_of(program) if is_staged(program) else None,
+        reduce_dtype=None if dtype is None else dtype_named(dtype),
     )
-    return Step(request.model, backend, programs)
+
+
+def bind(request: Request, call: StepCall, lowered: Lowered, first: BoundProgram) -> Step:
+    """A step with copies of the model's parameters, on which its programs run. Collective."""
+    seed = world.from_rank_0(partial(seed_of, request.seed))
+    model = in_precision(request.model, request.precision)
+    step = Step(
+        model,
+        first.backend,
+        CompiledPrograms(request.on_mesh_of(lowered.plan), call, lowered, first, seed),
+        sync=request.sync,
+        origin=request.model,
+        observe=partial(Original, request.model),
+    )
+    return step if request.train is None else step.train(request.train)

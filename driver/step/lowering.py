@@ -2,67 +2,56 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
 from shardweave.backends.programs import Key
 from shardweave.backends.step.bound import device_of
 from shardweave.backends.step.step_call import StepCall
-from shardweave.driver.plans import partition
+from shardweave.backends.watch import watchdog
 from shardweave.driver.processes import world
+from shardweave.driver.step.binding import example_call
 from shardweave.driver.step.lowering_notes import idle_axes, undivided, unread, without_rules
 from shardweave.driver.step.plan_choice import choose_plan
 from shardweave.driver.step.precision import in_precision
 from shardweave.driver.step.request import Request
-from shardweave.ir.capture.arguments import taken_apart
 from shardweave.ir.capture.outputs import Outputs
+from shardweave.ir.dialects.types import form_of
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.mesh.placement import Sharding
 from shardweave.ir.program.program import Program
 from shardweave.ir.program.text import print_module
 from shardweave.ir.sharding.padding import notes_on_padding
-from shardweave.ir.verify.program import check
+from shardweave.ir.verify import program as verified
 from shardweave.passes.kernels.unfuse_kernels import has_regions
 from shardweave.passes.notes import unheard
 from shardweave.passes.observers import Observer
 from shardweave.passes.pipeline import PassError, run_passes
 from shardweave.passes.stages.batches import JoinedMicroBatches
-from shardweave.planners.lowering.other_shapes import fit_plan, in_one_micro_batch
+from shardweave.planners.lowering.other_shapes import in_one_micro_batch
+from shardweave.planners.lowering.partition import partition
 from shardweave.planners.plan.plan import Plan
-from shardweave.planners.plan.plan_parts import Predicted
 from shardweave.planners.registry import PLANNERS
 
 if TYPE_CHECKING:
     from shardweave.ir.capture.capture import Captured
 
-Given = tuple[Plan | None, Mapping[Key, Sharding], Sequence[str]]
-"""A plan that is followed already, how parameters and buffers are stored, and the batch's axes."""
-
-
-@dataclass(frozen=True)
-class Making:
-    """How a program was made: seconds, ops before the passes, the plan's notes, and what it
-    predicts."""
-
-    capture_s: float
-    passes_s: float
-    num_captured_ops: int
-    notes: tuple[str, ...]
-    predicted: Predicted | None = None
+Stored = Mapping[Key, Sharding]
+"""How a step stores parameters and buffers."""
 
 
 @dataclass(frozen=True)
 class Lowered:
-    """The program of each rank for a call, the plan that it follows, and what there is to say.
+    """The program of each rank for a call, the plan that it follows, and notes on it.
 
-    warnings: of the notes those on what was asked for and not done. returned: how what the model
-    returns is made of the outputs.
+    warnings: the notes on what was asked for and not done. returned: how the outputs make up what
+    the model returns. num_captured_ops, capture_s, lowering_s: ops before the passes, and the
+    seconds that capture took, and plan and passes.
     """
 
     program: Program
@@ -70,128 +59,87 @@ class Lowered:
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     returned: Outputs | None = None
+    num_captured_ops: int = 0
+    capture_s: float = 0.0
+    lowering_s: float = 0.0
 
     def with_warning(self, text: str) -> Lowered:
-        """The same, with one more thing to warn of."""
+        """The same, with one more warning."""
         return replace(self, notes=(*self.notes, text), warnings=(*self.warnings, text))
 
 
-def compile_program(request: Request) -> tuple[Program, Making]:
-    """Capture, plan and partition a step with its loss alone, on rank 0, for every rank."""
+def on_rank_0(
+    request: Request, call: StepCall, make: Callable[[Request], Lowered], *, is_first: bool = False
+) -> Lowered:
+    """What `make` lowers for a call on rank 0, on every rank. Collective.
 
-    def make() -> tuple[Program, Making]:
-        if request.program is not None:
-            return _given_program(request.program, request)
-        start_s = time.perf_counter()
-        program = capture_request(request)
-        captured_s = time.perf_counter()
-        plan = choose_plan(program, request)
-        inputs = taken_apart(request.args, request.kwargs)[1]
-        local, notes, joined = _in_micro_batches(program, plan, request, inputs)
-        planned = () if plan is None else plan.notes
-        making = Making(
-            capture_s=captured_s - start_s,
-            passes_s=time.perf_counter() - captured_s,
-            num_captured_ops=sum(1 for _ in program.ops),
-            notes=(
-                *planned,
-                *joined,
-                *idle_axes(local, planned),
-                *undivided(local, plan),
-                *without_rules(program, local),
-                *notes_on_padding(local),
-                *notes,
-            ),
-            predicted=None if plan is None else plan.predicted,
-        )
-        return local, making
-
-    return _from_rank_0(request, make)
-
-
-def compile_call(request: Request, call: StepCall, given: Given | None) -> Lowered:
-    """The program of a call in the modes that the model is in, compiled on rank 0 for every rank.
-
-    given: what a step follows already, None for the first program. Collective; for the backend
-    "reference" each process is on its own.
+    So all ranks run the same program, whatever differs between their machines. For the backend
+    "reference" each process is on its own. make: takes the request with its model in the dtype of
+    parameters. is_first: passes may give notes, which they do once, on the program of the example.
     """
-
-    def make() -> tuple[Program, Lowered]:
-        # What passes have to say is said of the program of the example.
-        with unheard() if given is not None else nullcontext():
-            # Cast anew each time: what is set on the model is to be seen in its copy.
-            model = in_precision(request.model, request.precision)
-            lowered = _lowered(replace(request, model=model), call, given)
-        return lowered.program, lowered
-
-    program, lowered = _from_rank_0(request, make)
-    return replace(lowered, program=program)
-
-
-def _from_rank_0(request: Request, make: Callable[[], tuple[Program, Any]]) -> tuple[Program, Any]:
-    """A program and what else is made of it on rank 0, on every rank.
-
-    So all ranks run the same program, whatever differs between their machines.
-    """
-    if request.backend == "reference":
-        return make()
     own: list[Program] = []
 
-    def made() -> tuple[str, Any]:
-        program, rest = make()
-        own.append(program)
-        if isinstance(rest, Lowered):
-            rest = replace(rest, program=_EMPTY)
-        # Not the program itself: pickle would recurse along the chain of its ops.
-        return print_module(program.module, locations=True), rest
+    def made() -> Lowered:
+        # Cast anew each time: what is set on the model is to be seen in its copy.
+        model = in_precision(request.model, request.precision)
+        start_s = perf_counter()
+        with nullcontext() if is_first else unheard(), _explaining_empty_inputs(call):
+            lowered = make(replace(request, model=model))
+        lowered = replace(lowered, lowering_s=perf_counter() - start_s - lowered.capture_s)
+        if is_first and not call.grad and request.train is None:
+            lowered = lowered.with_warning(_EVALUATION)
+        if call.grad and not any([*call.trained, *(t.requires_grad for t in call.inputs.values())]):
+            lowered = lowered.with_warning(_FROZEN)
+        return lowered
 
-    text, rest = world.from_rank_0(made)
-    return own[0] if own else Program.parse(text, "<the program of rank 0>"), rest
+    def sent() -> tuple[str, Lowered]:
+        lowered = made()
+        own.append(lowered.program)
+        # Not the program itself: pickle would recurse along the chain of its ops.
+        text = print_module(lowered.program.module, locations=True)
+        return text, replace(lowered, program=_EMPTY)
+
+    if request.backend == "reference":
+        return made()
+    watchdog.meet("the call", str(call))
+    text, lowered = world.from_rank_0(sent)
+    program = own[0] if own else Program.parse(text, "<the program of rank 0>")
+    return replace(lowered, program=program)
 
 
 _EMPTY: Any = None
 """In place of a program that travels as text."""
 
+_EVALUATION = (
+    "the model is in evaluation mode, so that the step computes no gradients and has no effect on "
+    "parameters; call step.train() to train, or pass train=False to say that this is wanted"
+)
 
-def _lowered(request: Request, call: StepCall, given: Given | None) -> Lowered:
-    if request.program is not None:
-        program, _ = _given_program(request.program, request)
-        return Lowered(program, None)
-    tensors = [_example_of(tensor, request.model) for tensor in call.inputs.values()]
-    captured = _captured(request, call, tensors)
-    program = captured.program
-    buffers: dict[str, Sharding] = {}
-    warnings = unread(program)
-    notes: list[str] = []
-    if given is None:
-        plan = choose_plan(program, request)
-        if plan is not None:
-            notes += plan.notes
-            request = request.with_plan(plan)
-        # Who gives a plan, or its file, knows what it leaves whole.
-        is_made_here = request.plan in (None, *PLANNERS) or isinstance(request.plan, Mapping)
-        warnings += plan.undone if plan is not None and is_made_here else []
-    else:
-        plan, stored, batch_axes = given
-        buffers = {name: s for (kind, name), s in stored.items() if kind == "buffer"}
-        if plan is not None:
-            fitted = fit_plan(plan, program, request.mesh.refined(plan.mesh), stored, batch_axes)
-            plan = fitted.plan
-            warnings += fitted.notes
-    inputs = dict(zip(call.form.names, tensors, strict=True))
-    local, validated, joined = _in_micro_batches(program, plan, request, inputs, buffers)
-    warnings += joined
-    if given is None:
-        warnings += [*idle_axes(local, notes), *undivided(local, plan)]
-    warnings += without_rules(program, local)
-    everything = dict.fromkeys((*notes, *warnings, *notes_on_padding(local), *validated))
-    return Lowered(local, plan, tuple(everything), tuple(warnings), captured.returned)
+_FROZEN = (
+    "a call in training mode computes no gradients: no parameter of the step requires one, nor an "
+    "input; call step.requires_grad_(), or step.eval() if this is wanted"
+)
 
 
-def _captured(request: Request, call: StepCall, tensors: Sequence[torch.Tensor]) -> Captured:
-    """The global program of a call."""
+@contextmanager
+def _explaining_empty_inputs(call: StepCall) -> Iterator[None]:
+    """Say in a ValueError that an input has no elements, if so."""
+    try:
+        yield
+    except ValueError as error:
+        empty = [name for name, tensor in call.inputs.items() if not tensor.numel()]
+        if not empty:
+            raise
+        raise ValueError(
+            f"input '{empty[0]}' of {form_of(call.inputs[empty[0]])} has no elements, and there is "
+            f"no program for such a batch; leave it out ({error})"
+        ) from error
+
+
+def capture(request: Request, call: StepCall) -> Captured:
+    """The global program of a call, in its modes."""
     # Takes a second to import, which the ranks other than 0 need not spend.
-    from shardweave.ir.capture.capture import capture_step
+    from shardweave.ir.capture.capture import capture_step, in_modes
     from shardweave.ir.capture.trace import Kind
 
     device = device_of(request.model).type
@@ -204,10 +152,55 @@ def _captured(request: Request, call: StepCall, tensors: Sequence[torch.Tensor])
         only_loss=request.only_loss,
         autocast=autocast,
     )
-    return capture_step(request.model, call.form, tensors, kind)
+    start_s = perf_counter()
+    with in_modes(request.model, call.modes, call.trained):
+        captured = capture_step(request.model, call.form, _examples(request, call), kind)
+    return replace(captured, seconds=perf_counter() - start_s)
 
 
-def _example_of(tensor: torch.Tensor, model: nn.Module) -> torch.Tensor:
+def lower(
+    request: Request,
+    call: StepCall,
+    captured: Captured,
+    plan: Plan | None,
+    *,
+    stored: Stored | None = None,
+    warnings: Sequence[str] = (),
+) -> Lowered:
+    """The program of each rank for a captured one, by a plan, with notes.
+
+    stored: of a step that has a program already, whose notes said what the plan leaves idle.
+    warnings: what there is to say already.
+    """
+    program, is_first = captured.program, stored is None
+    planned = () if plan is None or not is_first else plan.notes
+    # Who gives a plan, or its file, knows what it leaves replicated.
+    is_made_here = request.plan in (None, *PLANNERS) or isinstance(request.plan, Mapping)
+    undone = plan.undone if plan is not None and is_first and is_made_here else ()
+    request = request.on_mesh_of(plan)
+    local, validated, joined = _in_micro_batches(program, plan, request, call, stored)
+    told = [*unread(program), *undone, *warnings, *joined]
+    if is_first:
+        told += [*idle_axes(local, planned), *undivided(local, plan)]
+    told += without_rules(program, local)
+    notes = dict.fromkeys((*planned, *told, *notes_on_padding(local), *validated))
+    return Lowered(
+        local,
+        plan,
+        tuple(notes),
+        tuple(told),
+        captured.returned,
+        sum(1 for _ in program.ops),
+        captured.seconds,
+    )
+
+
+def _examples(request: Request, call: StepCall) -> list[torch.Tensor]:
+    """The inputs of a call, where the model is."""
+    return [_example_of(tensor, request.model) for tensor in call.inputs.values()]
+
+
+def _example_of(tensor: torch.Tensor, model: torch.nn.Module) -> torch.Tensor:
     """A tensor of the global shape of an input, where the model is."""
     device = device_of(model)
     if type(tensor) is torch.Tensor and device in (tensor.device, torch.device("meta")):
@@ -217,42 +210,35 @@ def _example_of(tensor: torch.Tensor, model: nn.Module) -> torch.Tensor:
 
 
 def _in_micro_batches(
-    program: Program,
-    plan: Plan | None,
-    request: Request,
-    inputs: Mapping[str, torch.Tensor],
-    buffers: Mapping[str, Sharding] | None = None,
+    program: Program, plan: Plan | None, request: Request, call: StepCall, stored: Stored | None
 ) -> tuple[Program, tuple[str, ...], tuple[str, ...]]:
     """As `_partitioned`, and a warning if the plan's micro-batches cannot run one by one.
 
     The program then has one of all rows. The plan stays as it is, for inputs that divide.
     """
     try:
-        return *_partitioned(program, plan, request, inputs, buffers), ()
+        return *_partitioned(program, plan, request, call, stored), ()
     except PassError as error:
         joined = error.__cause__
         if plan is None or not isinstance(joined, JoinedMicroBatches):
             raise
         warning = f"these inputs run as one micro-batch: {joined.reason}"
-        shortened = in_one_micro_batch(plan, request.mesh.refined(plan.mesh))
-        return *_partitioned(program, shortened, request, inputs, buffers), (warning,)
+        shortened = in_one_micro_batch(plan, request.devices.refined(plan.mesh))
+        return *_partitioned(program, shortened, request, call, stored), (warning,)
 
 
 def _partitioned(
-    program: Program,
-    plan: Plan | None,
-    request: Request,
-    inputs: Mapping[str, torch.Tensor],
-    buffers: Mapping[str, Sharding] | None = None,
+    program: Program, plan: Plan | None, request: Request, call: StepCall, stored: Stored | None
 ) -> tuple[Program, tuple[str, ...]]:
-    """The local program, and notes on what of the plan had no effect and how it was validated."""
+    """The local program, and notes on parts of the plan without effect and on validation."""
     observer = None
     notes: list[str] = []
     if request.validate:
-        observer, note = _validator(program, request, inputs)
+        observer, note = _validator(program, request, call)
         notes.append(note)
+    buffers = {name: s for (kind, name), s in (stored or {}).items() if kind == "buffer"}
     local = partition(
-        program, request.mesh, plan, request.passes, observer, buffers, tell=notes.append
+        program, request.devices, plan, request.passes, observer, buffers, tell=notes.append
     )
     if request.backend == "triton" and not has_regions(local):
         with unheard():
@@ -270,46 +256,32 @@ def _proof_of(local: Program, program: Program) -> str:
     return f"the {proof.num_ops} ops of each rank are proved to compute the model's results"
 
 
-def _validator(
-    program: Program, request: Request, inputs: Mapping[str, torch.Tensor]
-) -> tuple[Observer | None, str]:
-    """What validates the passes of a request, None if a twin did, and a note that says it."""
+def _validator(program: Program, request: Request, call: StepCall) -> tuple[Observer | None, str]:
+    """What validates the passes of a request, None if a twin did, and a note that says so."""
     from shardweave.driver.checking.validate import LIMIT, Validator, work_of
 
     limit = request.validate_limit or LIMIT
     if request.twin is None or work_of(program) <= limit:
+        inputs = dict(zip(call.form.names, _examples(request, call), strict=True))
         return Validator(inputs=inputs, limit=limit), "every pass was validated on this model"
     name, example = request.twin()
-    small = replace(request, model=example.module, args=(), kwargs=example.kwargs)
-    twin = capture_request(small)
-    validator = Validator(inputs=example.kwargs, limit=limit)
-    with unheard():  # what there is to say is said of the model itself
-        partition(twin, small.mesh, choose_plan(twin, small), small.passes, validator)
+    model = in_precision(example.module, request.precision)
+    small = replace(request, model=model, args=(), kwargs=example.kwargs)
+    own = example_call(small)
+    twin = capture(small, own).program
+    validator = Validator(inputs=own.inputs, limit=limit)
+    with unheard():  # notes are given on the model itself
+        partition(twin, small.devices, choose_plan(twin, small), small.passes, validator)
     return None, f"every pass was validated on a smaller model of the same structure, {name}"
 
 
-def capture_request(request: Request) -> Program:
-    """The global program of a request's model, with its loss alone."""
-    # Takes a second to import, which the ranks other than 0 need not spend.
-    from shardweave.ir.capture.capture import capture
-
-    return capture(request.model, request.args, request.kwargs, train=request.train is not False)
-
-
-def _given_program(program: Program, request: Request) -> tuple[Program, Making]:
+def as_given(program: Program) -> Lowered:
     """A program that is to be run as it is. Raises ValueError for one that cannot be."""
-    check(program)
+    verified.check(program)
     mesh = program.mesh or Mesh()
-    if mesh != request.mesh:
-        raise ValueError(
-            f"the program is for mesh {mesh}, not {request.mesh}; leave the mesh out, or "
-            "partition the program for that one."
-        )
     if mesh.num_devices > 1 and not program.is_local:
         raise ValueError(
             f"the program is not partitioned for its mesh {mesh}; run 'preset:partition' on it "
             "first, and edit what comes out."
         )
-    if request.plan is not None or request.passes:
-        raise ValueError("a given program runs as it is; leave plan and passes out.")
-    return program, Making(0.0, 0.0, sum(1 for _ in program.ops), ())
+    return Lowered(program, None, num_captured_ops=sum(1 for _ in program.ops))

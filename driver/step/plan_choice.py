@@ -1,31 +1,19 @@
-"""Which plan a request is compiled with."""
+"""Choosing the plan that a request is compiled with."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
-from shardweave.driver.plans import PlanLike, plan, resolve_plan
 from shardweave.driver.step.binding import Binding
-from shardweave.driver.step.request import Request
+from shardweave.driver.step.request import DEFAULT_PLAN, Request
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.program import Program
 from shardweave.planners.lowering.stages.choose import with_pipeline
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_check import check_recomputed, check_stages
 from shardweave.planners.plan.zero import DATA_AXIS
-from shardweave.planners.registry import PLANNERS
-
-
-def check_planned(plan: PlanLike | None, program: Program | None) -> None:
-    """Raises ValueError if there is nothing to plan for a cluster: a plan or a program is given."""
-    if program is not None:
-        raise ValueError("a given program runs as it is; leave the cluster to plan for out.")
-    if plan is not None and not (isinstance(plan, str) and plan in PLANNERS):
-        raise ValueError(
-            "cluster is what a planner plans for, and the plan is given; leave the cluster out, or "
-            f"name a planner ({', '.join(PLANNERS)})."
-        )
+from shardweave.planners.planning import plan, resolve_plan
 
 
 def choose_plan(program: Program, request: Request) -> Plan | None:
@@ -35,17 +23,16 @@ def choose_plan(program: Program, request: Request) -> Plan | None:
     """
     given, is_sequential = request.plan, request.sequence_parallel
     if request.cluster is not None:
-        asked = None if request.is_mesh_open else request.mesh
         planner = given if isinstance(given, str) else ""
         options: dict[str, Any] = {"sequence_parallel": True} if is_sequential else {}
-        found = plan(program, asked, planner, cluster=request.cluster, **options)
+        found = plan(program, request.mesh, planner, cluster=request.cluster, **options)
         return with_pipeline(found, program, Mesh(**found.mesh))
-    if given is None and request.mesh.num_devices == 1 and not (is_sequential or request.zero):
+    if given is None and request.devices.num_devices == 1 and not (is_sequential or request.zero):
         return None
     resolved = resolve_plan(
-        "megatron" if given is None else given,
+        DEFAULT_PLAN if given is None else given,
         program,
-        request.mesh,
+        request.devices,
         sequence_parallel=is_sequential,
     )
     resolved = _with_names_of_forward(resolved, program, request)
@@ -53,7 +40,7 @@ def choose_plan(program: Program, request: Request) -> Plan | None:
     check_recomputed(resolved, program)
     if request.zero:
         resolved = _in_shards(resolved, request)
-    return with_pipeline(resolved, program, request.mesh)
+    return with_pipeline(resolved, program, request.devices)
 
 
 def _with_names_of_forward(plan: Plan, program: Program, request: Request) -> Plan:
@@ -71,10 +58,10 @@ def _with_names_of_forward(plan: Plan, program: Program, request: Request) -> Pl
 
 def _in_shards(plan: Plan, request: Request) -> Plan:
     """A plan with the ZeRO stage that is asked for. Raises ValueError where there is no room."""
-    if DATA_AXIS not in request.mesh.names:
+    if DATA_AXIS not in request.devices.names:
         raise ValueError(
             f"zero={request.zero} stores parameters in shards over an axis '{DATA_AXIS}', which "
-            f"the mesh {request.mesh} does not have; give it one, or leave zero out."
+            f"the mesh {request.devices} does not have; give it one, or leave zero out."
         )
     if plan.zero not in (0, request.zero):
         raise ValueError(

@@ -9,33 +9,29 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shardweave.driver.plans import Passes
-from shardweave.ir.program.program import Program
+from shardweave.driver.step.request import PRECISIONS
 from shardweave.passes.messages.reduce_in import REDUCE_DTYPES, ReduceInPass
 from shardweave.passes.pipeline import PassPipeline
+from shardweave.planners.lowering.partition import Passes
 
-AUTOCAST = {"": None, "bf16": torch.bfloat16, "fp16": torch.float16, "bf16-true": None}
-"""By `precision`, the dtype of torch.autocast around forward."""
+AUTOCAST: Mapping[str | None, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
+"""By `precision`, the dtype of torch.autocast around forward, if there is one."""
 
-PARAMETERS = {"bf16-true": torch.bfloat16}
+PARAMETERS: Mapping[str | None, torch.dtype] = {"bf16-true": torch.bfloat16}
 """By `precision`, the dtype of parameters, buffers and floating-point inputs, if they are cast."""
 
 
-def check_precision(precision: str, program: Program | None) -> None:
-    """Raises ValueError for a precision that there is not, or that a given program cannot have."""
-    if precision not in AUTOCAST:
-        known = ", ".join(f'"{name}"' for name in AUTOCAST if name)
+def check_precision(precision: str | None) -> None:
+    """Raises ValueError for a precision that does not exist."""
+    if precision and precision not in PRECISIONS:
+        known = ", ".join(f'"{name}"' for name in PRECISIONS)
         raise ValueError(
             f"precision {precision!r} is unknown; use one of {known}, or leave it out (None) to "
             "compute in the dtypes of the model."
         )
-    if precision and program is not None:
-        raise ValueError(
-            f"precision '{precision}' is given with a program, which has its dtypes; leave one out."
-        )
 
 
-def in_precision(model: nn.Module, precision: str) -> nn.Module:
+def in_precision(model: nn.Module, precision: str | None) -> nn.Module:
     """The model, or a copy of it in the dtype of parameters that a precision says.
 
     Complex numbers, such as angles of rotary embeddings, stay: `model.to(dtype)` would leave their
@@ -51,7 +47,7 @@ def in_precision(model: nn.Module, precision: str) -> nn.Module:
     return copied._apply(lambda x: x.to(dtype) if x.is_floating_point() else x)
 
 
-def inputs_in_precision(inputs: Mapping[str, Tensor], precision: str) -> dict[str, Tensor]:
+def inputs_in_precision(inputs: Mapping[str, Tensor], precision: str | None) -> dict[str, Tensor]:
     """The inputs of a call, floating-point ones in the dtype of the parameters if that is cast.
 
     Raises ValueError for one that requires a gradient, which the cast one would get.
@@ -71,16 +67,21 @@ def inputs_in_precision(inputs: Mapping[str, Tensor], precision: str) -> dict[st
     return cast
 
 
-def reducing_in(dtype: torch.dtype, passes: Passes) -> Passes:
+def dtype_named(dtype: torch.dtype | str) -> torch.dtype:
+    """A dtype, or that of a name such as "bfloat16"."""
+    return dtype if isinstance(dtype, torch.dtype) else getattr(torch, dtype)
+
+
+def reducing_in(dtype: torch.dtype | str, passes: Passes) -> Passes:
     """The passes of a request with one before them that sets the dtype of reductions."""
-    names = {known: name for name, known in REDUCE_DTYPES.items()}
-    if dtype not in names:
-        known = ", ".join(map(str, names))
+    name = str(dtype).removeprefix("torch.")
+    if name not in REDUCE_DTYPES:
+        known = ", ".join(map(str, REDUCE_DTYPES.values()))
         raise ValueError(f"reduce_dtype={dtype} is not supported; use one of {known}.")
     given = PassPipeline([passes] if isinstance(passes, str) else passes).passes
     if any(one.name == "insert-collectives" for one in given):
         raise ValueError(
             "reduce_dtype is for the default passes; where `passes` has insert-collectives, put "
-            f"'reduce-in{{dtype=\"{names[dtype]}\"}}' behind it, and leave reduce_dtype out."
+            f"'reduce-in{{dtype=\"{name}\"}}' behind it, and leave reduce_dtype out."
         )
-    return [ReduceInPass(names[dtype]), *given]
+    return [ReduceInPass(name), *given]

@@ -1,62 +1,225 @@
-"""What `compile` is asked for."""
+"""The options of `compile`: its signature, what ranks agree on, and the flags of `shardweave run`.
+
+Nothing heavy is imported: the command line reads options before it starts processes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
-from torch import nn
-
-from shardweave.driver.models.models import Example
-from shardweave.driver.plans import Passes, PlanLike
-from shardweave.ir.capture.outputs import LossChoice
+from shardweave.driver.commands.arguments import positive
 from shardweave.ir.mesh.mesh import Mesh
-from shardweave.ir.program.program import Program
-from shardweave.planners.call import ClusterLike
-from shardweave.planners.plan.plan import Plan
+from shardweave.planners.registry import PLANNERS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import torch
+    from torch import nn
+
+    from shardweave.driver.models.models import Example
+    from shardweave.ir.capture.outputs import LossChoice
+    from shardweave.ir.program.program import Program
+    from shardweave.passes.pipeline import MeshLike
+    from shardweave.planners.call import ClusterLike
+    from shardweave.planners.lowering.partition import Passes
+    from shardweave.planners.plan.plan import Plan
+    from shardweave.planners.planning import PlanLike
+
+DEFAULT_PLAN = "megatron"
+"""A rule that takes every option, so that nothing has to be imported to check it."""
+
+BACKENDS = ("distributed", "reference", "triton")
+
+PRECISIONS = ("bf16", "fp16", "bf16-true")
+
+DTYPES = ("float32", "bfloat16", "float16")
+"""In which gradients can be added up."""
+
+MAX_PROGRAMS = 16
+"""Programs that a step keeps: modes, times the shapes that come again, such as a last batch's."""
 
 
-@dataclass(frozen=True)
-class Request:
-    """What to compile; the fields are as for `compile`."""
+def _key(text: str) -> str | int:
+    return int(text) if text.lstrip("-").isdigit() else text
+
+
+def _flag(default: Any, text: str, **arguments: Any) -> Any:
+    """A field with a flag: its help, and more arguments of argparse's `add_argument`."""
+    return field(default=default, metadata={"help": text, **arguments})
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CompileOptions:
+    """Options of `compile`, which explains them; fields with metadata are flags of `run`."""
+
+    mesh: MeshLike | None = _flag(
+        None, "as in data=2,tensor=2; default: the plan's, else one device", metavar="MESH"
+    )
+    plan: PlanLike | None = _flag(
+        None,
+        f"a planner that needs no cluster, or a plan's JSON file (default: {DEFAULT_PLAN})",
+    )
+    cluster: ClusterLike | None = None
+    sequence_parallel: bool = _flag(
+        False, "between tensor-parallel layers, shard activations over the sequence"
+    )
+    zero: int = _flag(
+        0,
+        "store optimizer states (1), gradients (2) and parameters (3) in shards over 'data'",
+        type=int,
+        choices=range(4),
+    )
+    passes: Passes = _flag(
+        (),
+        "more passes, after the default ones; in their place if insert-collectives is there",
+        metavar="SPEC",
+    )
+    program: Program | Path | str | None = _flag(
+        None,
+        "run this partitioned program of the model, as it is, without a plan",
+        metavar="FILE",
+    )
+    backend: str = _flag(
+        "distributed",
+        "real processes, or all ranks of a virtual mesh in this one (default: distributed)",
+        choices=BACKENDS,
+    )
+    device: torch.device | str | None = _flag(
+        None, "cpu or cuda (default: cuda where each rank has a GPU of its own)"
+    )
+    cuda_graph: bool = _flag(False, "capture the step on the GPU and replay it")
+    train: bool | None = None
+    loss: LossChoice = _flag(
+        None, "key or index of the loss in what the model returns", type=_key, metavar="KEY"
+    )
+    only_loss: bool = _flag(False, "return the loss alone, and keep nothing else for it")
+    precision: str | None = _flag(
+        None, "compute in it, under autocast or (-true) with parameters too", choices=PRECISIONS
+    )
+    reduce_dtype: torch.dtype | str | None = _flag(
+        None, "in which ranks add up gradients", choices=DTYPES
+    )
+    seed: int | None = None
+    dynamic: bool = True
+    max_programs: int = MAX_PROGRAMS
+    validate: bool = _flag(
+        False, "run the program before and after each pass, and fail if a result differs"
+    )
+    validate_limit: float | None = _flag(
+        None,
+        "validate programs of up to this much work a run (default: 2e10, some seconds)",
+        type=positive("a number of FLOPs, such as 1e11"),
+        metavar="FLOPS",
+    )
+    prove: bool = _flag(
+        False,
+        "prove, without running it, that what each rank runs equals the captured program",
+    )
+    sync: bool = True
+    timeout: float | None = None
+    twin: Callable[[], tuple[str, Example]] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Request(CompileOptions):
+    """A model to compile, its example batch, and the options.
+
+    Checked (`checks.check`), `mesh` is a Mesh, or None while a planner is to choose it, and
+    `program` a Program.
+    """
 
     model: nn.Module
-    args: Sequence[Any]
-    kwargs: Mapping[str, Any]
-    mesh: Mesh
-    plan: PlanLike | None = None
-    passes: Passes = ()
-    train: bool | None = True
-    sequence_parallel: bool = False
-    zero: int = 0
-    backend: str = "distributed"
-    validate: bool = False
-    prove: bool = False
-    validate_limit: float | None = None
-    twin: Callable[[], tuple[str, Example]] | None = None
-    """Names and makes the model that passes are validated on where `model` is too large for it."""
-    program: Program | None = None
-    cuda_graph: bool = False
-    loss: LossChoice = None
-    only_loss: bool = False
-    precision: str = ""
-    seed: int | None = None
-    cluster: ClusterLike | None = None
-    """What the plan is made for; the mesh is then the planner's to choose if `is_mesh_open`."""
-    is_mesh_open: bool = False
+    args: Sequence[Any] = ()
+    kwargs: Mapping[str, Any] | None = None
 
-    def with_plan(self, plan: Plan) -> Request:
-        """The same, on the mesh that a plan chose, if it was to choose one.
+    @property
+    def devices(self) -> Mesh:
+        """The mesh, or a placeholder of all the cluster's devices until the plan chooses one."""
+        if self.mesh is None and self.cluster is not None:
+            from shardweave.planners.cost.presets import find_cluster
 
-        Raises ValueError for a mesh of other than all devices: there is a process for each.
+            return Mesh(data=find_cluster(self.cluster).num_devices)
+        assert isinstance(self.mesh, Mesh)
+        return self.mesh
+
+    @property
+    def given(self) -> Program | None:
+        """The program that is run as it is."""
+        assert not isinstance(self.program, str)
+        return self.program  # pyright: ignore[reportReturnType]
+
+    def on_mesh_of(self, plan: Plan | None) -> Request:
+        """The request on the mesh that a plan chose, where it was to choose one.
+
+        Raises ValueError for a mesh of fewer devices: there is a process for each.
         """
-        if not self.is_mesh_open:
+        if self.mesh is not None or plan is None:
             return self
-        mesh = Mesh(**plan.mesh)
-        if self.backend != "reference" and mesh.num_devices != self.mesh.num_devices:
+        mesh, count = Mesh(**plan.mesh), self.devices.num_devices
+        if self.backend != "reference" and mesh.num_devices != count:
             raise ValueError(
-                f"the plan is for {mesh.num_devices} of the cluster's {self.mesh.num_devices} "
-                "devices, each of which has a process; give the mesh that is wanted."
+                f"the plan is for {mesh.num_devices} of the cluster's {count} devices, each of "
+                "which has a process; give the mesh that is wanted."
             )
-        return replace(self, mesh=mesh, is_mesh_open=False)
+        return replace(self, mesh=mesh)
+
+
+def mesh_for(options: CompileOptions, num_processes: int | None = None) -> Mesh | None:
+    """The mesh that is given, or that of the program or plan; None if a planner is to choose it.
+
+    num_processes: of which an axis of size -1 takes what the others leave. Raises ValueError for
+    another mesh than that of a given program.
+    """
+    mesh = options.mesh
+    if mesh is not None and not isinstance(mesh, str):
+        from shardweave.passes.pipeline import as_mesh
+
+        mesh = as_mesh(mesh, num_processes)
+    elif mesh is not None:
+        mesh = Mesh.parse(mesh, num_processes)
+    if options.program is not None:
+        return _mesh_of_program(options.program, mesh)
+    if mesh is not None or options.cluster is not None:
+        return mesh
+    if options.plan is None or (isinstance(options.plan, str) and options.plan in PLANNERS):
+        return Mesh()
+    from shardweave.planners.planning import mesh_of_plan
+
+    return mesh_of_plan(options.plan) or Mesh()
+
+
+def _mesh_of_program(program: Program | Path | str, mesh: Mesh | None) -> Mesh:
+    own = loaded(program).mesh or Mesh()
+    if mesh not in (None, own):
+        raise ValueError(
+            f"the program is for mesh {own}, not {mesh}; leave the mesh out, or partition the "
+            "program for that one."
+        )
+    return own
+
+
+def loaded(program: Program | Path | str) -> Program:
+    """A program, or that of a file."""
+    from shardweave.ir.program.program import Program
+
+    return program if isinstance(program, Program) else Program.load(program)
+
+
+MAKING = (
+    "plan", "cluster", "sequence_parallel", "zero", "passes", "precision", "reduce_dtype",
+    "validate", "prove",
+)  # fmt: skip
+"""Options of the way from a model to its program."""
+
+
+def check_given_alone(options: CompileOptions) -> None:
+    """Raises ValueError for options that a program is given with and that could have no effect."""
+    useless = [name for name in MAKING if getattr(options, name)]
+    if options.program is not None and useless:
+        raise ValueError(
+            f"a given program runs as it is; leave {', '.join(useless)} out, or make the program "
+            "with it."
+        )

@@ -3,51 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from shardweave.backends.watch.agreement import without_addresses
-from shardweave.driver.plans import PlanLike
-from shardweave.driver.step.request import Request
-from shardweave.ir.capture.outputs import LossChoice
+from shardweave.driver.step.request import CompileOptions, Request
+from shardweave.ir.program.program import Program
 from shardweave.ir.program.text import print_module
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.registry import PLANNERS
 
+OF_A_RANK = ("device", "timeout", "twin")
+"""Options that may differ between ranks."""
 
-def describe(request: Request, **options: Any) -> str:
-    """A request without its model, which has its own description, and more options: by lines."""
-    named = {
-        "mesh": "the plan's" if request.is_mesh_open else request.mesh,
-        "cluster": None if request.cluster is None else find_cluster(request.cluster),
-        "backend": request.backend,
-        "passes": request.passes,
-        "train": request.train,
-        "loss": _loss(request.loss),
-        "only_loss": request.only_loss,
-        "precision": request.precision,
-        "seed": request.seed,
-        "sequence_parallel": request.sequence_parallel,
-        "zero": request.zero,
-        "validate": request.validate,
-        "prove": request.prove,
-        "cuda_graph": request.cuda_graph,
-        **options,
-    }
-    lines = [f"{name}={value!s}" for name, value in named.items()]
-    lines += [f"plan: {line}" for line in _plan(request.plan).splitlines()]
-    if request.program is not None:
-        lines += print_module(request.program.module).splitlines()
+
+def describe(request: Request) -> str:
+    """The options of a checked request, by lines; its model has a description of its own."""
+    names = [option.name for option in fields(CompileOptions) if option.name not in OF_A_RANK]
+    lines = [
+        f"{name}: {line}" if name == "plan" else line
+        for name in names
+        for line in _text(name, getattr(request, name)).splitlines()
+    ]
     return without_addresses("\n".join(lines))
 
 
-def _loss(choice: LossChoice) -> str:
-    return f"{choice.__module__}.{choice.__qualname__}" if callable(choice) else repr(choice)
+def _text(name: str, value: Any) -> str:
+    """An option, files by their content: ranks may have them under other paths."""
+    if name == "plan":
+        return _plan(value)
+    if isinstance(value, Program):
+        return print_module(value.module)
+    if name == "mesh" and value is None:
+        value = "the plan's"
+    elif name == "cluster" and value is not None:
+        value = find_cluster(value)
+    elif name == "loss" and callable(value):
+        named = value if hasattr(value, "__qualname__") else type(value)
+        value = f"{named.__module__}.{named.__qualname__}"
+    elif name == "loss":
+        value = repr(value)
+    return f"{name}={value!s}"
 
 
-def _plan(plan: PlanLike | None) -> str:
-    """What a plan says, a file by its content: ranks may have it under other paths."""
+def _plan(plan: Any) -> str:
     if isinstance(plan, Plan):
         return plan.to_json()
     if isinstance(plan, Mapping):

@@ -5,41 +5,41 @@ from __future__ import annotations
 
 import argparse
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from shardweave.driver.commands.arguments import check_output
-from shardweave.ir.mesh.mesh import Mesh
+from shardweave.driver.step.request import (
+    DEFAULT_PLAN,
+    CompileOptions,
+    check_given_alone,
+    mesh_for,
+)
+from shardweave.ir.mesh.mesh import Mesh, check_virtual
 from shardweave.planners.registry import PLANNERS, no_such_plan
-
-DEFAULT_PLAN = "megatron"
-"""Of the command `run`: a rule that takes every option, so that nothing has to be imported to check
-it."""
-
-BACKENDS = ("distributed", "reference", "triton")
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """A model, how it is sharded and what is done with it; see the command's help."""
+    """A model, its compile options, and what is done with the step; see the command's help."""
 
     model: str
+    compiled: CompileOptions
     mesh: Mesh
-    plan: str
-    backend: str
     dtype: str
     seed: int
-    sequence_parallel: bool
-    passes: str
     check: bool
     steps: int
     eager: bool
     json: str | None
-    validate: bool
-    prove: bool
-    validate_limit: float | None
     stop_above: float = math.inf
-    program: str | None = None
+
+    @property
+    def plan(self) -> str:
+        """The plan, in words."""
+        if self.compiled.program is not None:
+            return f"of {self.compiled.program}"
+        return str(self.compiled.plan or DEFAULT_PLAN)
 
     @staticmethod
     def of(options: argparse.Namespace) -> RunOptions:
@@ -50,30 +50,34 @@ class RunOptions:
                 "--stop-above may end the step's training before the eager model's, with which it "
                 "is compared; give --no-eager too."
             )
-        if options.plan not in PLANNERS and not Path(options.plan).is_file():
-            raise ValueError(no_such_plan(options.plan))
-        mesh = Mesh.parse(options.mesh)
-        if options.program is not None:
-            mesh = _mesh_of_program(options)
-        elif options.plan != DEFAULT_PLAN:
-            from shardweave.driver.plans import check_resolvable, mesh_of_plan
+        if options.check and options.precision == "fp16":
+            raise ValueError(
+                "--check has no error bound for float16; check with --precision bf16, or without."
+            )
+        flags = {
+            one.name: getattr(options, one.name) for one in fields(CompileOptions) if one.metadata
+        }
+        compiled = CompileOptions(**flags, seed=options.seed)
+        check_given_alone(compiled)
+        if compiled.plan not in (None, *PLANNERS) and not Path(str(compiled.plan)).is_file():
+            raise ValueError(no_such_plan(str(compiled.plan)))
+        if compiled.plan not in (None, DEFAULT_PLAN):
+            from shardweave.planners.planning import check_resolvable
 
-            check_resolvable(options.plan, sequence_parallel=options.sequence_parallel)
-            of_plan = mesh_of_plan(options.plan)
-            mesh = mesh if options.mesh or of_plan is None else of_plan
-        given = vars(options) | {"mesh": mesh, "eager": not options.no_eager}
-        return RunOptions(**{one.name: given[one.name] for one in fields(RunOptions)})
-
-
-def _mesh_of_program(options: argparse.Namespace) -> Mesh:
-    """The mesh of --program, which is run as it is. Raises ValueError for what it rules out."""
-    from shardweave.ir.program.program import Program
-
-    ruled_out = (options.mesh, options.passes, options.sequence_parallel, options.validate)
-    if any(ruled_out) or options.prove:
-        raise ValueError(
-            "--program runs a program as it is, on its own mesh; leave --mesh, --passes, "
-            "--sequence-parallel, --validate and --prove out, or give them to what makes the "
-            "program."
+            check_resolvable(options.plan, sequence_parallel=compiled.sequence_parallel)
+        mesh = mesh_for(compiled)
+        assert mesh is not None
+        if options.backend == "reference":
+            check_virtual(mesh)
+        return RunOptions(
+            model=options.model,
+            compiled=replace(compiled, mesh=mesh),
+            mesh=mesh,
+            dtype=options.dtype,
+            seed=options.seed,
+            check=options.check,
+            steps=options.steps,
+            eager=not options.no_eager,
+            json=options.json,
+            stop_above=options.stop_above,
         )
-    return Program.load(options.program).mesh or Mesh()

@@ -1,7 +1,8 @@
 """Folders of checkpoints on the disk: each is there whole, or not at all.
 
 A checkpoint is written under another name, with a list of its files and their digests, brought to
-the disk, and renamed. So whatever ends a process meanwhile, the checkpoints before it stay.
+the disk, and renamed. So whatever ends a process meanwhile, the checkpoints before it stay. One
+process at a time saves into a folder (`checkpoint_lock`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from shardweave.backends.state.saved_state import CheckpointError
+from shardweave.driver.checkpoint_lock import FolderLock
+from shardweave.passes.notes import warn
 
 MANIFEST = "checkpoint.json"
 INDEX = "values.pt"
@@ -33,33 +36,52 @@ Described = dict[str, Any]
 
 def complete(root: Path) -> dict[int, Path]:
     """The checkpoints of a folder that are complete, by number."""
-    found: dict[int, Path] = {}
+    return {number: path for number, path in _named(root).items() if not _damage(path)}
+
+
+def _named(root: Path) -> dict[int, Path]:
+    """The newest folder of each checkpoint's number, preferring one that is complete."""
+    paths: dict[int, Path] = {}
     # The name without a suffix sorts first: what replaces a checkpoint is newer than it.
     for path in sorted(root.iterdir(), reverse=True) if root.is_dir() else ():
         match = _NAME.fullmatch(path.name)
-        if match is not None and _is_complete(path):
-            found[int(match[1])] = path
-    return found
+        if match is not None and not (int(match[1]) in paths and _damage(path)):
+            paths[int(match[1])] = path
+    return paths
 
 
 # Saving
 
 
-def begin(root: Path, unfinished: Path) -> None:
-    """Make the root, without what a killed process left in it, and a folder for a checkpoint."""
+def begin(root: Path, number: int, lock: FolderLock) -> Path:
+    """Take the lock of a root, made if need be, and make a folder in it for a checkpoint.
+
+    What a killed process left in the root is deleted. Returns the folder's path.
+    """
+    if _is_checkpoint(root):
+        raise CheckpointError(
+            f"'{root}' is itself a checkpoint; give the folder that it is in, '{root.parent}'."
+        )
     root.mkdir(parents=True, exist_ok=True)
+    lock.acquire()
     for left in root.iterdir():
         if left.name.startswith((SAVING, _DELETING)):
             shutil.rmtree(left)
+    unfinished = root / f"{SAVING}{number}-{lock.token}"
     unfinished.mkdir()
+    return unfinished
 
 
-def finish(unfinished: Path, goal: Path, index: bytes, files: dict[str, Described]) -> None:
+def finish(
+    unfinished: Path, goal: Path, index: bytes, files: dict[str, Described], lock: FolderLock
+) -> None:
     """Write what makes a checkpoint complete, and give it its name."""
     _write(unfinished / INDEX, index)
     files = files | digests_of(unfinished, INDEX) | digests_of(unfinished, METADATA)
-    _write(unfinished / MANIFEST, json.dumps({"format": 1, "files": files}, indent=1).encode())
+    record = {"format": 1, "number": int(goal.name.rpartition("-")[2]), "files": files}
+    _write(unfinished / MANIFEST, json.dumps(record, indent=1).encode())
     _sync(unfinished)
+    lock.check()
     before = goal.with_name(goal.name + ".old")
     if goal.exists():
         shutil.rmtree(before, ignore_errors=True)
@@ -115,26 +137,75 @@ def _digest_of(path: Path) -> Described:
 
 
 def choose(root: Path, number: int | None) -> tuple[int, Path] | None:
-    """Number and folder of a complete checkpoint; without a number of the last, if there is one.
+    """Number and folder of a complete checkpoint: that of the number, else the last of the folder.
 
-    Raises CheckpointError for a number of which there is none.
+    None if the folder holds no checkpoint. A root that is itself a checkpoint is taken, with a
+    warning; so are the damaged checkpoints named that are newer than the last complete one.
+
+    Raises CheckpointError for a number that is not there, and if all checkpoints are damaged.
     """
-    found = complete(root)
-    if number is None:
-        return max(found.items(), default=None)
-    if number not in found:
-        there = ", ".join(map(str, sorted(found))) or "none"
-        raise CheckpointError(f"there is no complete checkpoint {number}, only {there}.")
-    return number, found[number]
+    if _is_checkpoint(root):
+        return _chosen_itself(root, number)
+    if root.exists() and not root.is_dir():
+        raise CheckpointError("it is a file; give the folder in which checkpoints were saved.")
+    paths = _named(root)
+    damage = {n: text for n, path in paths.items() if (text := _damage(path))}
+    if number is not None:
+        if number in damage:
+            raise CheckpointError(f"checkpoint {number} is damaged: {damage[number]}.")
+        if number not in paths:
+            there = ", ".join(map(str, sorted(paths.keys() - damage))) or "none"
+            raise CheckpointError(f"there is no complete checkpoint {number}, only {there}.")
+        return number, paths[number]
+    last = max(paths.keys() - damage, default=-1)
+    skipped = [f"'{paths[n]}' ({damage[n]})" for n in sorted(damage, reverse=True) if n > last]
+    if skipped and last < 0:
+        raise CheckpointError(
+            f"no checkpoint of it is complete: {', '.join(skipped)}. Give another folder, or "
+            "delete what is damaged to start anew."
+        )
+    if skipped:
+        text = (
+            f"damaged, and skipped: {', '.join(skipped)}; loading '{paths[last]}', which is older"
+        )
+        warn(f"the newest checkpoint is {text}.", UserWarning)
+    return None if last < 0 else (last, paths[last])
 
 
-def _is_complete(path: Path) -> bool:
-    """Whether all files of a checkpoint are there, with all their bytes."""
+def _is_checkpoint(path: Path) -> bool:
+    """Whether a folder is one checkpoint, rather than a folder of them."""
+    return any((path / name).exists() for name in (MANIFEST, INDEX, METADATA))
+
+
+def _chosen_itself(path: Path, number: int | None) -> tuple[int, Path]:
+    """Raises CheckpointError if the checkpoint is damaged, or has another number."""
+    damage = _damage(path)
+    if damage:
+        raise CheckpointError(f"it is one checkpoint, and damaged: {damage}.")
+    match = _NAME.fullmatch(path.resolve().name)
+    own = int(match[1]) if match else json.loads((path / MANIFEST).read_bytes()).get("number", 0)
+    if number not in (None, own):
+        raise CheckpointError(f"it is checkpoint {own}, not {number}; give the folder it is in.")
+    warn(
+        f"'{path}' is one checkpoint, and is loaded; to load the last one, and to save more, give "
+        f"the folder that it is in, '{path.parent}'.",
+        UserWarning,
+    )
+    return own, path
+
+
+def _damage(path: Path) -> str:
+    """What a checkpoint lacks of its files and their bytes; empty if it is complete."""
     try:
-        files = _manifest(path)
-        return all((path / name).stat().st_size == of["bytes"] for name, of in files.items())
-    except (OSError, CheckpointError):
-        return False
+        for name, described in _manifest(path).items():
+            size = (path / name).stat().st_size
+            if size != described["bytes"]:
+                return f"{name} has {size} bytes, and was written with {described['bytes']}"
+    except OSError as error:
+        return f"{Path(str(error.filename)).name}: {error.strerror}"
+    except CheckpointError as error:
+        return str(error).partition(";")[0]
+    return ""
 
 
 def _manifest(path: Path) -> dict[str, Described]:
@@ -145,10 +216,13 @@ def _manifest(path: Path) -> dict[str, Described]:
             str(name): {"bytes": of["bytes"], "sha256": of["sha256"]}
             for name, of in record["files"].items()
         }
+        number = record.get("number", 0)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise CheckpointError(f"{MANIFEST} is damaged: {error}; {_INSTEAD}.") from error
+        text = " ".join(str(error).split())
+        raise CheckpointError(f"{MANIFEST} is damaged: {text}; {_INSTEAD}.") from error
     strange = [name for name in files if not _FILE.fullmatch(name)]
-    if record.get("format") != 1 or strange or not {INDEX, METADATA} <= files.keys():
+    is_known = record.get("format") == 1 and isinstance(number, int)
+    if not is_known or strange or not {INDEX, METADATA} <= files.keys():
         raise CheckpointError(f"{MANIFEST} is of another version, or is damaged; {_INSTEAD}.")
     return files
 

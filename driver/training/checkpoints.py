@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import pickle
+import reprlib
 import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -32,10 +34,10 @@ from shardweave.backends.state.saved_state import (
 from shardweave.backends.step.step import Step
 from shardweave.backends.watch import watchdog
 from shardweave.backends.watch.agreement import gathered
+from shardweave.driver.checkpoint_lock import FolderLock
 from shardweave.driver.processes import world
 from shardweave.driver.training.checkpoint_files import (
     INDEX,
-    SAVING,
     begin,
     check_files,
     choose,
@@ -68,34 +70,31 @@ def save_checkpoint(
 ) -> Path:
     """Save a state as checkpoint `number` of a folder that all ranks see. Collective.
 
+    number: a whole number, such as that of the step; the highest one is loaded.
     state: by names of your choice a step (or other modules), optimizers of its parameters, what
     else has a `state_dict` (schedulers, scalers), and plain values, of which rank 0's are saved.
     keep: delete all but so many of the last checkpoints, once this one is there. Returns its path.
 
-    Raises CheckpointError on every rank if one cannot write; the checkpoints before it stay.
+    Raises CheckpointError on every rank if one cannot write, or if another run is saving into the
+    folder; the checkpoints before it stay.
     """
-    root = Path(folder)
-    unfinished, goal = root / f"{SAVING}{number}", root / f"checkpoint-{number}"
+    root, number = Path(folder), _whole("a number >= 0", number, 0)
+    keep = None if keep is None else _whole("keep 1 or more", keep, 1)
     with _explained(f"checkpoint {number} was not saved in '{root}'"):
-        _check_call(number, keep)
+        _check_joined()
         watchdog.meet("sw.save_checkpoint", f"checkpoint {number}")
         _warn_of_gradients(number, state)
         saved = _on_each_rank(lambda: take_apart(state))
         index = _on_each_rank(saved.index)
-        try:
-            _on_rank_0(lambda: begin(root, unfinished))
+        goal = root / f"checkpoint-{number}"
+        size = sum(tensor.numel() * tensor.element_size() for tensor in saved.tensors.values())
+        with _locked(root, number, size) as (unfinished, lock):
             _on_each_rank(lambda: _write_tensors(saved.tensors, unfinished))
             own = _on_each_rank(lambda: digests_of(unfinished, f"__{world.rank()}_*"))
             files = {name: of for each in gathered(own) for name, of in each.items()}
-            _on_rank_0(lambda: finish(unfinished, goal, index, files))
-        except CheckpointError as error:
-            # Of a full disk, torch says how many bytes it has not written where.
-            free = shutil.disk_usage(root).free if root.is_dir() else 0
-            if world.rank() == 0:
-                shutil.rmtree(unfinished, ignore_errors=True)
-            raise CheckpointError(f"{error} ({bytes_text(free)} were free there)") from error
-        if keep is not None:
-            _on_rank_0(lambda: delete_before(root, keep))
+            _on_rank_0(lambda: finish(unfinished, goal, index, files, lock))
+            if keep is not None:
+                _on_rank_0(lambda: delete_before(root, keep))
     return goal
 
 
@@ -104,16 +103,19 @@ def load_checkpoint(
 ) -> Checkpoint | None:
     """Load the last complete checkpoint of a folder, or that of a number, into a state. Collective.
 
-    state: the modules, optimizers and other objects to fill, as they were given to be saved; the
-    mesh, the plan and the number of processes may be others. None if the folder holds none.
+    folder: where checkpoints were saved, or one checkpoint in it. state: the modules, optimizers
+    and other objects to fill, as they were given to be saved; the mesh, the plan and the number of
+    processes may be others. None if the folder holds none. Newer checkpoints that are damaged are
+    skipped with a warning.
 
-    Raises CheckpointError on every rank for one that is damaged, or that does not fit.
+    Raises CheckpointError on every rank if all are damaged, or if the one loaded does not fit.
     """
     root = Path(folder)
     with _explained(f"no checkpoint was loaded from '{root}'"):
-        _check_call(number or 0, None)
-        watchdog.meet("sw.load_checkpoint", "the last one" if number is None else str(number))
-        chosen = _on_rank_0(lambda: choose(root, number))
+        wanted = None if number is None else _whole("a number >= 0", number, 0)
+        _check_joined()
+        watchdog.meet("sw.load_checkpoint", "the last one" if wanted is None else str(wanted))
+        chosen = _on_rank_0(lambda: choose(root, wanted))
     if chosen is None:
         return None
     number, path = chosen
@@ -124,6 +126,29 @@ def load_checkpoint(
 
 
 # Saving
+
+
+@contextmanager
+def _locked(root: Path, number: int, size: int) -> Iterator[tuple[Path, FolderLock]]:
+    """Hold the lock of a folder on rank 0, and a new folder in it until it is renamed. Collective.
+
+    size: the bytes to write. An error says if so many were not free.
+    """
+    lock, unfinished, free = FolderLock(root), None, size
+    try:
+        unfinished, free = _on_rank_0(
+            lambda: (begin(root, number, lock), shutil.disk_usage(root).free)
+        )
+        yield unfinished, lock
+    except CheckpointError as error:
+        # Of a full disk, torch says how many bytes it has not written where.
+        room = f" (it takes {bytes_text(size)}, and {bytes_text(free)} were free there)"
+        raise CheckpointError(f"{error}{room if free < size else ''}") from error
+    finally:
+        if world.rank() == 0:
+            if unfinished is not None:
+                shutil.rmtree(unfinished, ignore_errors=True)
+            lock.release()
 
 
 def _warn_of_gradients(number: int, state: Mapping[str, Any]) -> None:
@@ -192,11 +217,28 @@ def _read_tensors(into: dict[str, Tensor], reader: DataReader) -> None:
 # Together
 
 
-def _check_call(number: int, keep: int | None) -> None:
-    if number < 0 or (keep is not None and keep < 1):
+HIGHEST = 10**18
+
+
+def _whole(what: str, number: object, least: int) -> int:
+    """A whole number, as `operator.index` takes it; True and 100.0 are none."""
+    if isinstance(number, int) and abs(number) >= HIGHEST:
+        described = f"of {number.bit_length()} bits"
+    else:
+        described = reprlib.repr(number)
+    try:
+        index = -1 if isinstance(number, bool) else operator.index(cast("Any", number))
+    except (TypeError, ValueError, RuntimeError):  # as tensors raise, of several numbers
+        index = -1
+    if not least <= index < HIGHEST:
         raise CheckpointError(
-            f"found number={number} and keep={keep}; give a number >= 0, and keep 1 or more."
+            f"{type(number).__name__} {described} is no whole number from {least} to "
+            f"{HIGHEST:.0e}; give {what}."
         )
+    return index
+
+
+def _check_joined() -> None:
     if world.world_size() > 1 and not dist.is_initialized():
         raise CheckpointError(
             f"{world.world_size()} processes run, but not together; compile a step for a mesh of "

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,10 +57,14 @@ def capture(
 
 @dataclass(frozen=True)
 class Captured:
-    """The global program of a call of a model, and what the model returns, made of its outputs."""
+    """The global program of a call of a model, and what the model returns, made of its outputs.
+
+    seconds: that capturing took.
+    """
 
     program: Program
     returned: Outputs
+    seconds: float = 0.0
 
 
 def capture_step(
@@ -76,6 +81,36 @@ def capture_step(
         traced = trace(model, tensors, {}, kind, form)
     assert traced.returned is not None
     return Captured(_program(traced, model), traced.returned)
+
+
+@contextmanager
+def in_modes(
+    model: torch.nn.Module, modes: Sequence[bool], trained: Sequence[bool]
+) -> Generator[None]:
+    """Meanwhile the modules of a model have these modes, and its parameters require gradients so.
+
+    In the order of `model.modules()` and `model.parameters()`.
+    """
+    modules, parameters = list(model.modules()), list(model.parameters())
+    before = [m.training for m in modules], [p.requires_grad for p in parameters]
+    try:
+        _set_modes(modules, parameters, modes, trained)
+        yield
+    finally:
+        _set_modes(modules, parameters, *before)
+
+
+def _set_modes(
+    modules: Sequence[torch.nn.Module],
+    parameters: Sequence[torch.Tensor],
+    modes: Sequence[bool],
+    trained: Sequence[bool],
+) -> None:
+    for module, mode in zip(modules, modes, strict=True):
+        module.training = mode
+    for parameter, is_trained in zip(parameters, trained, strict=True):
+        if parameter.requires_grad != is_trained:
+            parameter.requires_grad_(is_trained)
 
 
 def _program(traced: Traced, model: torch.nn.Module) -> Program:

@@ -146,7 +146,7 @@ class Wrapped(nn.Module):
             loss = self.choice(output)
             output = (loss, output)
         elif self.grad:
-            loss = self._loss(output)
+            loss = chosen_loss(output, self.choice)
         if not self.grad:
             return (output,)
         if loss is None:
@@ -159,7 +159,7 @@ class Wrapped(nn.Module):
         return loss, pytree.tree_map_only(Tensor, _detached, returned)
 
     def _output(self, output: Any) -> Any:
-        loss = self.choice(output) if callable(self.choice) else self._loss(output)
+        loss = chosen_loss(output, self.choice)
         if loss is not None:
             return loss
         if self.grad:
@@ -171,22 +171,26 @@ class Wrapped(nn.Module):
             raise ValueError(_NO_OUTPUT)
         return logits
 
-    def _loss(self, output: Any) -> Tensor | None:
-        if self.choice is None:
-            return loss_of(output)
-        if isinstance(self.choice, str) and not isinstance(output, dict):
-            loss = getattr(output, self.choice) if hasattr(output, self.choice) else None
-        else:
-            try:
-                loss = output[self.choice]
-            except (IndexError, KeyError, TypeError):
-                loss = None
-        if not isinstance(loss, Tensor):
-            raise ValueError(
-                f"loss={self.choice!r} names no tensor of what forward returns, which is "
-                f"{_described(output)}; give the index or name of its loss, or a function of it."
-            )
-        return loss
+
+def chosen_loss(output: Any, choice: LossChoice) -> Tensor | None:
+    """The loss in what a model returns, by key, index or function, or as `loss_of` finds it."""
+    if choice is None:
+        return loss_of(output)
+    if callable(choice):
+        return choice(output)
+    if isinstance(choice, str) and not isinstance(output, dict):
+        loss = getattr(output, choice) if hasattr(output, choice) else None
+    else:
+        try:
+            loss = output[choice]
+        except (IndexError, KeyError, TypeError):
+            loss = None
+    if not isinstance(loss, Tensor):
+        raise ValueError(
+            f"loss={choice!r} names no tensor of what forward returns, which is "
+            f"{_described(output)}; give the index or name of its loss, or a function of it."
+        )
+    return loss
 
 
 def _described(output: Any) -> str:

@@ -41,7 +41,7 @@ _ANNOTATIONS = frozenset(ANNOTATIONS)
 
 @dataclass(frozen=True)
 class Parameter:
-    """One argument of a schema."""
+    """One argument of a schema. type: as torch says it, such as Optional[List[int]]."""
 
     name: str
     is_tensor: bool
@@ -98,7 +98,7 @@ def signature_of(name: str) -> Signature:
                 argument.kwarg_only,
                 argument.has_default_value(),
                 argument.default_value,
-                kind,
+                str(getattr(argument, "real_type", kind)),
             )
         )
     return Signature(tuple(parameters))

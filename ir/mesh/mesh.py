@@ -13,6 +13,12 @@ from shardweave.ir.suggest import did_you_mean
 
 AxisKind = Literal["space", "time", "stage"]
 
+MOST_RANKS = 4096
+"""Of a virtual mesh: one process runs all of them."""
+
+MOST_DEVICES = 2**20
+"""More than any cluster has. Some tables have an entry for each rank."""
+
 STAGES = ("stage", "pipeline")
 """The names of axes that are of kind stage wherever their kind is not said."""
 
@@ -34,6 +40,10 @@ class Axis:
             raise ValueError(
                 f"mesh axis name '{self.name}' is not a word; use letters, digits, '_' and '.'."
             )
+        if not isinstance(self.size, int) or isinstance(self.size, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ValueError(f"mesh axis '{self.name}' has size {self.size!r}; use a whole number.")
+        if self.size > MOST_DEVICES:
+            raise ValueError(f"mesh axis '{self.name}' is longer than {MOST_DEVICES:,} devices.")
         if self.size < 1:
             raise ValueError(f"mesh axis '{self.name}' has size {self.size}; use a size >= 1.")
 
@@ -55,6 +65,11 @@ class Mesh:
             raise ValueError(f"mesh axes {names} are not distinct; name each axis once.")
         if sum(axis.kind == "stage" for axis in all_axes) > 1:
             raise ValueError(f"mesh axes {names}: several are of kind stage; give one at most.")
+        if math.prod(axis.size for axis in all_axes) > MOST_DEVICES:
+            sizes_text = ",".join(f"{axis.name}={axis.size}" for axis in all_axes)
+            raise ValueError(
+                f"the mesh {sizes_text} has more than {MOST_DEVICES:,} devices; use a smaller one."
+            )
         object.__setattr__(self, "axes", all_axes)
 
     def __hash__(self) -> int:
@@ -80,13 +95,15 @@ class Mesh:
         sizes: list[tuple[str, int]] = []
         for part in filter(None, (piece.strip() for piece in text.split(","))):
             name, equals, size = (piece.strip() for piece in part.partition("="))
-            if not equals or not (size.isdigit() or (size == "-1" and num_devices is not None)):
+            if not equals or not (
+                (size.isascii() and size.isdigit()) or (size == "-1" and num_devices is not None)
+            ):
                 why = "; -1 stands for the processes that are left" if size == "-1" else ""
                 raise ValueError(
                     f"mesh '{text}': found '{part}', expected NAME=SIZE, as in data=2,tensor=4"
                     f"{why}."
                 )
-            sizes.append((name, int(size)))
+            sizes.append((name, int(size[:19])))  # of more digits, as many are too many already
         rest = 1 if num_devices is None else _rest(text, [s for _, s in sizes], num_devices)
         return Mesh(_axis(name, rest if size == -1 else size) for name, size in sizes)
 
@@ -213,6 +230,16 @@ class Mesh:
                 [self.rank(fixed | dict(zip(names, inner, strict=True))) for inner in members]
             )
         return groups
+
+
+def check_virtual(mesh: Mesh) -> None:
+    """Raises ValueError for a mesh with more ranks than one process runs."""
+    count = math.prod(axis.size for axis in mesh.axes)
+    if count > MOST_RANKS:
+        raise ValueError(
+            f"the mesh {mesh} has {count:,} ranks, and one process runs {MOST_RANKS:,} at most; "
+            "give a smaller mesh, or run a process for each rank."
+        )
 
 
 def _rest(text: str, sizes: Sequence[int], num_devices: int) -> int:

@@ -7,10 +7,15 @@ still makes the right call, and no size literal can go stale.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
+
+from xdsl.dialects.builtin import ArrayAttr, FloatAttr, IntegerAttr, NoneAttr, StringAttr
+from xdsl.ir import Attribute, TypeAttribute
 
 from shardweave.ir.dialects.aten import NOT_STORED, AtenOp, overload_named
+from shardweave.ir.dialects.literals import to_python
 from shardweave.ir.ops.registry import spec_of
 from shardweave.ir.torch_private import OpOverload
 
@@ -18,6 +23,62 @@ from shardweave.ir.torch_private import OpOverload
 def overload_of(op: AtenOp) -> OpOverload[..., Any]:
     """The torch overload that runs for an op."""
     return overload_named(spec_of(op).runs_as or op.name)
+
+
+def problem_of_arguments(op: AtenOp) -> str | None:
+    """What is wrong with the stored arguments of an op, by its schema; None if nothing is."""
+    derived = spec_of(op).derived
+    for parameter in op.signature.parameters:
+        name, attribute = parameter.name, op.properties.get(parameter.name)
+        if parameter.is_tensor or name in NOT_STORED:
+            continue
+        if attribute is None and not parameter.has_default and name not in derived:
+            return f"{op.name} lacks its argument '{name}'; write {name} = {_words(parameter.type)}"
+        if attribute is not None and not _fits(attribute, parameter.type):
+            return f"{op.name}: {name} is {_value(attribute)}, expected {_words(parameter.type)}"
+    return None
+
+
+_OPTIONAL = re.compile(r"Optional\[(.*)\]")
+_LIST = re.compile(r"List\[(.*)\]")
+
+_KINDS: dict[str, tuple[str, tuple[type[Attribute], ...]]] = {
+    "int": ("a whole number", (IntegerAttr,)),
+    "SymInt": ("a whole number", (IntegerAttr,)),
+    "bool": ("true or false", (IntegerAttr,)),
+    "float": ("a number", (IntegerAttr, FloatAttr)),
+    "number": ("a number", (IntegerAttr, FloatAttr)),
+    "str": ("a text in quotes", (StringAttr,)),
+    "ScalarType": ("a dtype, such as f32", (TypeAttribute,)),
+}
+"""By torch's name of a type, the words for it, and the attributes that hold its values."""
+
+
+def _fits(attribute: Attribute, kind: str) -> bool:
+    optional, items = _OPTIONAL.fullmatch(kind), _LIST.fullmatch(kind)
+    if optional is not None:
+        return isinstance(attribute, NoneAttr) or _fits(attribute, optional[1])
+    if items is not None and isinstance(attribute, ArrayAttr):
+        return all(_fits(item, items[1]) for item in cast("ArrayAttr[Attribute]", attribute).data)
+    if items is not None:  # torch takes one number for a list of the same
+        kind = items[1]
+    return kind not in _KINDS or isinstance(attribute, _KINDS[kind][1])
+
+
+def _value(attribute: Attribute) -> str:
+    try:
+        return repr(to_python(attribute))
+    except ValueError:
+        return str(attribute)
+
+
+def _words(kind: str) -> str:
+    optional, items = _OPTIONAL.fullmatch(kind), _LIST.fullmatch(kind)
+    if optional is not None:
+        return f"{_words(optional[1])}, or none"
+    if items is not None:
+        return f"a list of values, each {_words(items[1])}"
+    return _KINDS[kind][0] if kind in _KINDS else f"a {kind}"
 
 
 def arguments(op: AtenOp, operand: Callable[[Any], Any]) -> tuple[list[Any], dict[str, Any]]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, cast
 
@@ -17,7 +16,7 @@ from shardweave.ir.torch_private import (
     DynamicOutputShapeException,
     FakeTensorMode,
     UnsupportedOperatorException,
-    fake_tensor_log,
+    silent_logs,
 )
 
 _inferred: dict[OpKey, tuple[AnyTensor, ...] | str] = {}
@@ -46,17 +45,6 @@ def _meta(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 def _fake(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     with _fake_mode():
         return torch.empty(shape, dtype=dtype)
-
-
-@contextmanager
-def _torch_silent() -> Generator[None]:
-    """torch logs a traceback for operands it refuses; here that is an answer, not a failure."""
-    log = fake_tensor_log()
-    was_disabled, log.disabled = log.disabled, True
-    try:
-        yield
-    finally:
-        log.disabled = was_disabled
 
 
 def infer_types(op: AtenOp) -> tuple[AnyTensor, ...] | str:
@@ -100,7 +88,7 @@ def _run_on_fake(op: AtenOp) -> tuple[AnyTensor, ...] | str:
     overload = overload_of(op)
     try:
         args, kwargs = arguments(op, lambda v: _fake(shape_of(v), dtype_of_value(v)))
-        with _fake_mode(), _torch_silent():
+        with _fake_mode(), silent_logs():
             return _types_of(overload(*args, **kwargs))
     except (NotImplementedError, UnsupportedOperatorException):
         # No meta kernel: nothing to compare with, so the stated types stand.

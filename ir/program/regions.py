@@ -5,7 +5,7 @@ from __future__ import annotations
 from xdsl.ir import Operation, SSAValue
 
 from shardweave.ir.dialects.annotations import phase_of
-from shardweave.ir.dialects.dist import AllGatherOp, SliceOp
+from shardweave.ir.dialects.dist import STARTS, CollectiveOp, SliceOp
 from shardweave.ir.ops.registry import spec_of
 from shardweave.ir.program.program import Program
 
@@ -18,7 +18,7 @@ def weight_ops(program: Program) -> list[Operation]:
     gathered: set[SSAValue] = set()
     found: list[Operation] = []
     for op in program.ops:
-        is_gather = type(op) is AllGatherOp
+        is_gather = isinstance(op, CollectiveOp) and op.is_gather and type(op) in STARTS
         recuts = isinstance(op, SliceOp) or spec_of(op).resizes
         brings = spec_of(op).keeps_weight or is_gather
         brings = brings or (recuts and gathered.issuperset(op.operands))

@@ -15,9 +15,10 @@ from xdsl.dialects.func import Func, FuncOp, ReturnOp
 from xdsl.ir import Operation
 from xdsl.utils.exceptions import ParseError, VerifyException
 
-from shardweave.ir.dialects.aten import aten_dialect
+from shardweave.ir.dialects.aten import AtenOp, aten_dialect
 from shardweave.ir.dialects.dist import dist_dialect
 from shardweave.ir.dialects.kernel import kernel_dialect
+from shardweave.ir.ops.aten_args import problem_of_arguments
 from shardweave.ir.program.source_text import SourceText, excerpt, position
 from shardweave.ir.strings import TextParser, TextPrinter
 
@@ -108,6 +109,10 @@ def parse_module(text: str, name: str = "<text>") -> tuple[ModuleOp, SourceText]
     except ParseError as error:
         raise _error(text, name, *_said(error, text)) from error
     _check_form(module, text, name)
+    for op, offset in parser.offsets.items():
+        problem = problem_of_arguments(op) if isinstance(op, AtenOp) else None
+        if problem is not None:
+            raise _error(text, name, offset, f"{problem}.")
     return module, SourceText(text, name, parser.offsets)
 
 

@@ -9,6 +9,7 @@ from shardweave.ir.by_identity import ByIdentity
 from shardweave.ir.dialects.annotations import annotation_problem
 from shardweave.ir.dialects.aten import AtenOp, OpKey, key_of_op
 from shardweave.ir.dialects.dist import DistOp
+from shardweave.ir.ops.aten_args import problem_of_arguments
 from shardweave.ir.ops.infer import infer_types
 
 _right: set[OpKey] = set()
@@ -62,7 +63,7 @@ def _problem_of_form(op: Operation) -> str | None:
         op.verify(verify_nested_ops=False)
     except VerifyException as error:
         return str(error).splitlines()[-1]
-    return None
+    return problem_of_arguments(op) if isinstance(op, AtenOp) else None
 
 
 def _problem_of_types(op: AtenOp) -> str | None:

@@ -34,7 +34,7 @@ from shardweave.ir.sharding.padding import Padding, notes_on_padding, zeros_of
 from shardweave.ir.sharding.reshard import ReshardStep, reshard
 from shardweave.ir.sharding.rules import rule_of
 from shardweave.ir.sharding.rules.base import Localize
-from shardweave.passes.notes import note
+from shardweave.passes.notes import is_heard, note
 from shardweave.passes.program_pass import PassOnProgram
 
 
@@ -224,5 +224,5 @@ class InsertCollectivesPass(PassOnProgram):
 
     def run(self, program: Program) -> None:
         partition(program)
-        for text in notes_on_padding(program):
+        for text in notes_on_padding(program) if is_heard() else ():
             note(text)

@@ -11,6 +11,7 @@ then written into the program (`place_reshards`).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
@@ -25,45 +26,34 @@ from shardweave.ir.program.program import Program, Slot, wishes_of
 from shardweave.ir.sharding.assignment import Assignment, price_of
 from shardweave.ir.sharding.flow import Flow, aten_ops, is_propagated
 from shardweave.ir.sharding.rules import notes_on_rules
-from shardweave.passes.notes import note
+from shardweave.passes.analyses import Analyses
+from shardweave.passes.notes import is_heard, note
 from shardweave.passes.partition.place_reshards import Chosen, place_reshards
 from shardweave.passes.partition.wanted_seats import WantedSeats
-from shardweave.passes.program_pass import PassOnProgram
+from shardweave.passes.program_pass import PassWithAnalyses
 
 MAX_SWEEPS = 100
 """Backward sweeps before propagation is taken to run in a circle. Each makes shards finer, so that
 it ends; models need two or three."""
 
 
-@dataclass(eq=False)
-class ForwardPass:
-    """The forward pass of a program's propagation, which passes that change nothing hand on.
+def propagated_forward(program: Program) -> Propagation:
+    """The forward part of a program's propagation, an analysis that changes nothing.
 
-    It is made when it is first asked for. Whoever changes the program says so by `forget`.
+    Raises ValueError for a program without a mesh, or for wishes that do not fit.
     """
-
-    program: Program
-    _made: Propagation | None = None
-
-    def propagation(self) -> Propagation:
-        """Raises ValueError for a program without a mesh, or for wishes that do not fit."""
-        if self._made is None:
-            made = Propagation(self.program)
-            made.forward()
-            self._made = made
-        return self._made
-
-    def forget(self) -> None:
-        self._made = None
+    propagation = Propagation(program)
+    propagation.forward()
+    return propagation
 
 
-def propagate(program: Program, forward: ForwardPass | None = None) -> None:
+def propagate(program: Program, analyses: Analyses | None = None) -> None:
     """Give every op of a global program its sharding, and a reshard wherever a value changes it.
 
     Afterwards each op's operands fit its rule by construction, arguments and results carry
-    `dist.sharding`, and no wish is left. A propagated program stays as it is. forward: of the
-    program as it is, if it is known. Raises ValueError without a mesh, for a program with ops that
-    are not of the aten dialect, and for wishes that do not fit. Linear in the ops.
+    `dist.sharding`, and no wish is left. A propagated program stays as it is. analyses: of the
+    program as it is. Raises ValueError without a mesh, for a program with ops that are not of the
+    aten dialect, and for wishes that do not fit. Linear in the ops.
     """
     program.needed_mesh()
     if program.is_local:
@@ -71,9 +61,11 @@ def propagate(program: Program, forward: ForwardPass | None = None) -> None:
             "the program is local already; propagate shardings once, on the global program."
         )
     if not is_propagated(program):
-        propagation = (forward or ForwardPass(program)).propagation()
+        analyses = analyses or Analyses(program)
+        propagation = analyses.of(propagated_forward)
         propagation.backward()
         propagation.write()
+        analyses.forget()
 
 
 class Propagation:
@@ -245,7 +237,7 @@ def _placed(
 
 
 @dataclass(frozen=True)
-class PropagateShardingsPass(PassOnProgram):
+class PropagateShardingsPass(PassWithAnalyses):
     """Give every op its sharding, and put a `dist.reshard` wherever a value changes shards.
 
     How it chooses is said in `passes.partition.propagate_shardings`, how it places reshards in
@@ -258,18 +250,23 @@ class PropagateShardingsPass(PassOnProgram):
 
     name = "propagate-shardings"
 
-    def run(self, program: Program) -> None:
-        idle = _idle_axes(program)
-        if idle:
-            note(
-                f"no value is annotated over {' and '.join(idle)}, so that its devices all compute "
-                "the same; run apply-plan or plan-<planner> (plan-megatron) first, or annotate "
-                "arguments."
-            )
-        if program.mesh is not None and program.mesh.num_devices > 1:
-            for text in notes_on_rules(program.ops):
-                note(text)
-        propagate(program)
+    def rewrite(self, program: Program, analyses: Analyses) -> None:
+        for text in _notes_on(program) if is_heard() else ():
+            note(text)
+        propagate(program, analyses)
+
+
+def _notes_on(program: Program) -> Iterator[str]:
+    """Notes on axes that no annotation names, and on ops without a rule."""
+    idle = _idle_axes(program)
+    if idle:
+        yield (
+            f"no value is annotated over {' and '.join(idle)}, so that its devices all compute "
+            "the same; run apply-plan or plan-<planner> (plan-megatron) first, or annotate "
+            "arguments."
+        )
+    if program.mesh is not None and program.mesh.num_devices > 1:
+        yield from notes_on_rules(program.ops)
 
 
 def _idle_axes(program: Program) -> list[str]:

@@ -12,26 +12,32 @@ from shardweave.ir.dialects.aten import AtenOp, create
 from shardweave.ir.mesh.placement import Sharding
 from shardweave.ir.program.program import Program
 from shardweave.ir.sharding.flow import check_not_propagated
-from shardweave.passes.partition.propagate_shardings import ForwardPass
-from shardweave.passes.program_pass import PassOnProgram
+from shardweave.passes.analyses import Analyses
+from shardweave.passes.partition.propagate_shardings import propagated_forward
+from shardweave.passes.program_pass import PassWithAnalyses
 
 
-def add_pending_sums(program: Program, forward: ForwardPass | None = None) -> bool:
-    """Rewrite (whole + pending) + pending' to whole + (pending + pending'), wherever both would be
-    pending over the same axes; whether anything changed. forward: of the program's propagation, if
-    it is known, which is forgotten if anything changed. Linear in the ops.
+@dataclass(frozen=True)
+class AddPendingSumsPass(PassWithAnalyses):
+    """Rewrite (whole + partial) + partial' to whole + (partial + partial').
 
-    Raises ValueError for a program without a mesh, or one that is propagated.
+    Autograd adds the gradients of a value's uses in the order in which it meets them: residual,
+    then q, k and v. Where those of q, k and v will be partial sums over an axis, each would be
+    reduced before it meets the residual; added to each other first, they leave one sum to reduce.
+
+    Requires: a global program with a mesh, before `propagate-shardings`. Ensures: numerics
+    unchanged but for the order of additions. Linear in the ops.
     """
-    program.needed_mesh()
-    check_not_propagated(program, "add-pending-sums")
-    forward = forward or ForwardPass(program)
-    propagation = forward.propagation()
-    known = {value: versions[0] for value, versions in propagation.flow.versions.items()}
-    changed = any([_regroup(op, known) for op in propagation.ops if _is_plain_add(op)])
-    if changed:
-        forward.forget()
-    return changed
+
+    name = "add-pending-sums"
+
+    def rewrite(self, program: Program, analyses: Analyses) -> None:
+        program.needed_mesh()
+        check_not_propagated(program, self.name)
+        propagation = analyses.of(propagated_forward)
+        known = {value: versions[0] for value, versions in propagation.flow.versions.items()}
+        if any([_regroup(op, known) for op in propagation.ops if _is_plain_add(op)]):
+            analyses.forget()
 
 
 def _is_plain_add(op: AtenOp) -> bool:
@@ -75,21 +81,3 @@ def _rebuild(
     known[inner.results[0]] = known[pending]
     op.operands = [whole, inner.results[0]]
     Rewriter.erase_op(first)
-
-
-@dataclass(frozen=True)
-class AddPendingSumsPass(PassOnProgram):
-    """Rewrite (whole + pending) + pending to whole + (pending + pending).
-
-    Autograd adds the gradients of a value's uses in the order in which it meets them: residual,
-    then q, k and v. Where those of q, k and v will be pending sums over an axis, each would be
-    reduced before it meets the residual; added to each other first, they leave one sum to reduce.
-
-    Requires: a global program with a mesh, before `propagate-shardings`. Ensures: numerics
-    unchanged but for the order of additions. Linear in the ops.
-    """
-
-    name = "add-pending-sums"
-
-    def run(self, program: Program) -> None:
-        add_pending_sums(program)

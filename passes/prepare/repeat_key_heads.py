@@ -20,33 +20,39 @@ from shardweave.ir.ops.registry import first_of_attention
 from shardweave.ir.program.program import Program
 from shardweave.ir.sharding.flow import Flow, aten_ops, check_not_propagated
 from shardweave.ir.sharding.rules.attention import shares_key_heads
-from shardweave.passes.partition.propagate_shardings import ForwardPass
-from shardweave.passes.program_pass import PassOnProgram
+from shardweave.passes.analyses import Analyses
+from shardweave.passes.partition.propagate_shardings import propagated_forward
+from shardweave.passes.program_pass import PassWithAnalyses
 
 HEADS = 1
 """The dim of heads."""
 
 
-def repeat_key_heads(program: Program, forward: ForwardPass | None = None) -> bool:
-    """Give each query a head of keys and values of its own where queries come in other shards
-    than keys can; whether anything changed. forward: of the program's propagation, if it is known,
-    which is forgotten if anything changed. Linear in the ops.
+@dataclass(frozen=True)
+class RepeatKeyHeadsPass(PassWithAnalyses):
+    """Give each query of grouped attention a head of keys and values of its own, where needed.
 
-    Raises ValueError for a program without a mesh, or one that is propagated.
+    Queries are sharded by heads over more devices than there are heads of keys, so keys and values
+    are replicated. Without this pass the queries would be replicated for the attention, too.
+
+    Requires: a global program with a mesh, before `propagate-shardings`. Ensures: numerics
+    unchanged. Linear in the ops.
     """
-    program.needed_mesh()
-    check_not_propagated(program, "repeat-key-heads")
-    grouped = [op for op in aten_ops(program) if shares_key_heads(op)]
-    if not grouped:
-        return False
-    forward = forward or ForwardPass(program)
-    flow = forward.propagation().flow
-    ops = [op for op in grouped if _is_cut_across(op, flow)]
-    for op in ops:
-        _Repeat(op).run()
-    if ops:
-        forward.forget()
-    return bool(ops)
+
+    name = "repeat-key-heads"
+
+    def rewrite(self, program: Program, analyses: Analyses) -> None:
+        program.needed_mesh()
+        check_not_propagated(program, self.name)
+        grouped = [op for op in aten_ops(program) if shares_key_heads(op)]
+        if not grouped:
+            return
+        flow = analyses.of(propagated_forward).flow
+        ops = [op for op in grouped if _is_cut_across(op, flow)]
+        for op in ops:
+            _Repeat(op).run()
+        if ops:
+            analyses.forget()
 
 
 def _is_cut_across(op: AtenOp, flow: Flow) -> bool:
@@ -112,20 +118,3 @@ class _Repeat:
 def _with_heads(value: SSAValue, heads: int) -> tuple[int, ...]:
     shape = shape_of(value)
     return (*shape[:HEADS], heads, *shape[HEADS + 1 :])
-
-
-@dataclass(frozen=True)
-class RepeatKeyHeadsPass(PassOnProgram):
-    """Give each query of grouped attention a head of keys and values of its own, where needed.
-
-    Queries are cut by heads among more devices than there are heads of keys, so keys and values are
-    whole. Without this pass the queries would be made whole for the attention, too.
-
-    Requires: a global program with a mesh, before `propagate-shardings`. Ensures: numerics
-    unchanged. Linear in the ops.
-    """
-
-    name = "repeat-key-heads"
-
-    def run(self, program: Program) -> None:
-        repeat_key_heads(program)

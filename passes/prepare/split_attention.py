@@ -41,35 +41,50 @@ from shardweave.ir.ops.registry import first_of_attention, is_attention, is_posi
 from shardweave.ir.program.program import Program
 from shardweave.ir.sharding.flow import Flow, aten_ops, check_not_propagated
 from shardweave.ir.sharding.rules.attention import POSITIONS
+from shardweave.passes.analyses import Analyses
 from shardweave.passes.notes import note
-from shardweave.passes.partition.propagate_shardings import Propagation
-from shardweave.passes.program_pass import PassOnProgram
+from shardweave.passes.partition.propagate_shardings import propagated_forward
+from shardweave.passes.program_pass import PassWithAnalyses
 
 
-def split_attention(program: Program, parts: int) -> int:
-    """Split fused attention whose keys are cut along the sequence; how many ops were split.
+@dataclass(frozen=True)
+class SplitAttentionPass(PassWithAnalyses):
+    """Compute attention in parts of its keys, where these are sharded along the sequence.
 
-    The gradients of each part's keys and values are wanted in the shards of these, so that they
-    travel one by one, too. Linear in the ops. Raises ValueError for a program without a mesh or
-    one that is propagated, for fewer than one part, and for keys of which not every device has a
-    piece of every part.
+    Parts merge by their log-sum-exp. Each part's keys and values are gathered by themselves, so
+    that one can travel while the attention of another is computed. The gradients of each part's
+    keys and values are wanted in the shards of these, so that they travel one by one, too.
+    Attention whose keys are not sharded along the sequence stays as it is.
+
+    Requires: a global program with a mesh, before `propagate-shardings`; every device has a piece
+    of every part, as it does where sequences are sharded in stripes. Ensures: numerics unchanged.
+    Linear in the ops.
     """
-    program.needed_mesh()
-    check_not_propagated(program, "split-attention")
-    if parts < 1:
-        raise ValueError(f"parts={parts}; give at least 1.")
-    ops = [op for op in aten_ops(program) if is_attention(op) and not is_positional(op)]
-    if parts == 1 or not ops:
-        return 0
-    propagation = Propagation(program)
-    propagation.forward()
-    flow = propagation.flow
-    cut = [op for op in ops if _cut_of_keys(op, flow)]
-    for op in cut:
-        _check(op, _cut_of_keys(op, flow), parts)
-    for op in cut:
-        (_Backward if first_of_attention(op) else _Forward)(op, parts, flow).run()
-    return len(cut)
+
+    name = "split-attention"
+    parts: int = 2
+
+    def rewrite(self, program: Program, analyses: Analyses) -> None:
+        program.needed_mesh()
+        check_not_propagated(program, self.name)
+        if self.parts < 1:
+            raise ValueError(f"parts={self.parts}; give at least 1.")
+        if self.parts == 1:
+            return
+        ops = [op for op in aten_ops(program) if is_attention(op) and not is_positional(op)]
+        flow = analyses.of(propagated_forward).flow if ops else None
+        cut = [op for op in ops if flow is not None and _cut_of_keys(op, flow)]
+        if flow is None or not cut:
+            note(
+                "no fused attention has keys that are sharded along the sequence, and none is "
+                "computed in parts; shard the inputs' sequences first, over an axis as context=2."
+            )
+            return
+        for op in cut:
+            _check(op, _cut_of_keys(op, flow), self.parts)
+        for op in cut:
+            (_Backward if first_of_attention(op) else _Forward)(op, self.parts, flow).run()
+        analyses.forget()
 
 
 def _cut_of_keys(op: AtenOp, flow: Flow) -> DimSharding:
@@ -221,27 +236,3 @@ class _Backward(_Split):
 def _with_dtype(value: SSAValue, dtype: torch.dtype) -> Attribute:
     """The type of a value, with elements of another dtype."""
     return tensor_type(shape_of(value), dtype)
-
-
-@dataclass(frozen=True)
-class SplitAttentionPass(PassOnProgram):
-    """Compute attention in parts of its keys, where these are cut along the sequence.
-
-    Parts merge by their log-sum-exp. Each part's keys and values are gathered by themselves, so
-    that one can travel while the attention of another is computed, and so do their gradients.
-    Attention whose keys are not cut along the sequence stays as it is.
-
-    Requires: a global program with a mesh, before `propagate-shardings`; every device has a piece
-    of every part, as it does where sequences are cut in stripes. Ensures: numerics unchanged.
-    Linear in the ops.
-    """
-
-    name = "split-attention"
-    parts: int = 2
-
-    def run(self, program: Program) -> None:
-        if not split_attention(program, self.parts) and self.parts > 1:
-            note(
-                "no fused attention has keys that are cut along the sequence, and none is "
-                "computed in parts; cut the inputs' sequences first, over an axis as context=2."
-            )

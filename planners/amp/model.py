@@ -103,13 +103,6 @@ class LayeredModel:
         """Bytes of a parameter by part, on one of a strategy's replicas."""
         return divided(self.state_bytes, self.zero, strategy.data)
 
-    def uniform_cuts(self, stages: int) -> tuple[int, ...]:
-        """The cuts that deal the repeated layers evenly, the first stages taking one more."""
-        first, count = self.repeated
-        quotient, rest = divmod(count, stages)
-        inner = [first + s * quotient + min(s, rest) for s in range(1, stages)]
-        return (0, *inner, self.num_layers)
-
     def stage_parameters(self, cuts: Sequence[int], tensor: int) -> list[float]:
         """Elements of the parameters of each stage, on one device."""
         counts = self.parameters[tensor]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from math import prod
 
 import numpy as np
@@ -54,13 +53,6 @@ class ClusterArrays:
         names = tuple(dict.fromkeys(one.device for one in nodes))
         kind = np.array([names.index(nodes[one].device) for one, _ in places], dtype=np.intp)
         return ClusterArrays(cluster, node, inside, nic, names, kind)
-
-    @cached_property
-    def slowest(self) -> Floats:
-        """Between any two devices, with the NICs to itself; infinite from a device to itself."""
-        between = np.minimum.outer(self.nic[self.node], self.nic[self.node])
-        same = np.equal.outer(self.node, self.node)
-        return np.where(same, self.inside, between)
 
     def shared(self, left: Ints, right: Ints) -> Floats:
         """What each of some flows gets that run at once, from devices `left` to `right`.

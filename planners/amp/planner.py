@@ -45,7 +45,6 @@ def plan_amp(
     max_stages: int | None = None,
     max_tensor: int | None = None,
     anneal: int = 0,
-    literal: bool = False,
     zero: int = 0,
     precision: str = "",
     simulate: int = 3,
@@ -63,19 +62,19 @@ def plan_amp(
     filter. Source: Li et al., AMP, NeurIPS 2022; departures are in docs/planners.md.
 
     max_stages: the most pipeline stages. max_tensor: the largest tensor degree. anneal: swaps of
-    tensor groups that are tried on each of the best strategies; not exact. literal: costs as
-    the released code has them. zero: the ZeRO stage, in memory and in what replicas send.
-    precision: as of a plan, for the memory of the optimizer. simulate:
-    how many of the best estimates are simulated, where replicas differ in speed also with
+    tensor groups that are tried on each of the best strategies; not exact. zero: the ZeRO stage, in
+    memory and in what replicas send. precision: as of a plan, for the memory of the optimizer.
+    simulate: how many of the best estimates are simulated, where replicas differ in speed also with
     micro-batches in proportion (`amp.shares`); the fastest of those is the plan, and what it is
-    predicted to take; 0, and `literal`, leave it at the estimate. trials: how many of the best
+    predicted to take; 0 leaves it at the estimate. trials: how many of the best
     estimates train on local processes instead, each for `steps` steps within `time_limit_s` seconds
     and ended early by `slow` (`oppa.planner.TrialOptions`). top: candidates that the plan lists.
 
     Raises AmpError if no strategy fits, with the smallest shortfall of memory in GiB by part, and
     PlanError if there is nothing to train, or no trial runs.
     """
-    _check_zero(zero, literal)
+    if zero not in range(len(DIVIDED)):
+        raise AmpError(f"zero is {zero}; use 0, 1, 2 or 3.")
     sizes = asked_degrees(mesh, AXES, "amp", AmpError)
     degrees = _tensor_degrees(cluster, sizes, max_tensor)
     check_precision(precision)
@@ -91,12 +90,10 @@ def plan_amp(
         profile.model,
         cluster,
         [one for one in wanted if not (joined and _runs_in_turn(one, profile))],
-        literal=literal,
         annealing=Annealing(steps=anneal) if anneal else None,
         problem=joined,
     )
     links = ClusterArrays.of(cluster)
-    simulate = 0 if literal else simulate
     shown = max(1, top, simulate, trials)
     rows = [
         Candidate(_name(one.estimate.strategy, profile), _predicted(one, profile, links))
@@ -159,13 +156,6 @@ def _fastest(
         for one in estimated[len(plans) : top]
     ]
     return replace(found, candidates=(*found.candidates, *rest)), why
-
-
-def _check_zero(zero: int, literal: bool) -> None:
-    if zero not in range(len(DIVIDED)):
-        raise AmpError(f"zero is {zero}; use 0, 1, 2 or 3.")
-    if zero and literal:
-        raise AmpError("the released planner knows no ZeRO; leave out 'zero' or 'literal'.")
 
 
 def _is_wanted(sizes: Mapping[str, int], max_stages: int | None, strategy: Strategy) -> bool:

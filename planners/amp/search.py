@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from shardweave.planners.amp.costs import corrected_costs, literal_costs
+from shardweave.planners.amp.costs import corrected_costs
 from shardweave.planners.amp.estimate import Estimate, StageCosts, estimate
 from shardweave.planners.amp.memory import Shortfall, shortfall
 from shardweave.planners.amp.model import AmpError, LayeredModel, Strategy, strategies
@@ -80,37 +80,34 @@ def search(
     cluster: Cluster,
     among: Iterable[Strategy] | None = None,
     *,
-    literal: bool = False,
     annealing: Annealing | None = None,
     problem: str = "",
 ) -> list[Placed]:
     """Every strategy with its best cuts on Megatron's placement, the fastest first.
 
     Objective: seconds of a step (`estimate`). The cuts are exact for their strategy and
-    placement; with `literal` they leave out the synchronisation, and the uniform split is taken
-    for a single micro-batch, as in the published planner. annealing: also tries other placements of
-    the best strategies, which is not exact. among: which strategies to look at, by default all.
-    problem: why not at others, for those to know who are left with none.
+    placement. annealing: also tries other placements of the best strategies, which is not exact.
+    among: which strategies to look at, by default all. problem: why not at others, for those to
+    know who are left with none.
 
     Raises AmpError if no strategy fits into memory, naming the one that comes nearest.
     """
     links = ClusterArrays.of(cluster)
     among = strategies(model, cluster) if among is None else among
     grids = {strategy: megatron_grid(strategy) for strategy in among}
-    costs, solver = (literal_costs, literal_cuts) if literal else (corrected_costs, best_cuts)
+
+    def best_on(strategy: Strategy, grid: Grid) -> Estimate | None:
+        return best_cuts(model, strategy, corrected_costs(model, links, strategy, grid))
+
     found = [
         Placed(one, grid)
         for strategy, grid in grids.items()
-        if (one := solver(model, strategy, costs(model, links, strategy, grid))) is not None
+        if (one := best_on(strategy, grid)) is not None
     ]
     if not found:
         raise AmpError(f"{_nothing_fits(model, links, grids)} {problem}".rstrip())
     found.sort(key=lambda placed: placed.seconds)
     if annealing is not None:
-
-        def best_on(strategy: Strategy, grid: Grid) -> Estimate | None:
-            return best_cuts(model, strategy, costs(model, links, strategy, grid))
-
         found[: annealing.strategies] = [
             _annealed(placed, best_on, annealing) for placed in found[: annealing.strategies]
         ]
@@ -147,15 +144,6 @@ def _nothing_fits(model: LayeredModel, links: ClusterArrays, grids: dict[Strateg
         f"model '{model.name}' does not fit into the memory of cluster '{links.cluster.name}': "
         f"nearest is {nearest}; use more devices, or devices with more memory."
     )
-
-
-def literal_cuts(model: LayeredModel, strategy: Strategy, costs: StageCosts) -> Estimate:
-    """The published planner's choice: the best cuts without the synchronisation."""
-    if strategy.pipeline > 1 and costs.problem.repeats == 0:
-        return estimate(model, strategy, costs, model.uniform_cuts(strategy.pipeline))
-    found = partition(costs.problem)
-    assert found is not None, "without memory limits there are cuts"
-    return estimate(model, strategy, costs, found.cuts)
 
 
 def best_cuts(model: LayeredModel, strategy: Strategy, costs: StageCosts) -> Estimate | None:

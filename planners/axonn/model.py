@@ -111,15 +111,6 @@ def agnostic_links(grids: Grids, bandwidth: float) -> AxisLinks:
     return AxisLinks(np.full((4, len(grids)), 1 / bandwidth), np.zeros((4, len(grids))))
 
 
-def aware_links(grids: Grids, node: int, intra: float, inter: float) -> AxisLinks:
-    """Equation 10, for `node` devices a node: bandwidths, in elements per second, within a node
-    and of a whole node, which the groups that leave it share."""
-    reach = np.cumprod(grids, axis=1).T
-    inner = reach // grids.T
-    bandwidth = np.where(reach <= node, intra, inter / np.minimum(node, inner))
-    return AxisLinks(1 / bandwidth, np.zeros_like(bandwidth))
-
-
 def communication_s(
     layers: Sequence[LinearLayer],
     grids: Grids,

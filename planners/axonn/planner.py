@@ -39,7 +39,6 @@ def plan_axonn(
     *,
     cluster: Cluster | None = None,
     top: int = 5,
-    literal: bool = False,
     aware: bool = True,
     checkpointing: bool = False,
     keep_gathered: bool = False,
@@ -52,7 +51,7 @@ def plan_axonn(
     model. With `mesh` (axes x, y, z, data) the grid is given and nothing is chosen. Source: Singh
     et al., arXiv 2305.13525; departures are in docs/planners.md.
 
-    top: candidates that the plan lists. literal: the paper's equations, without memory. aware:
+    top: candidates that the plan lists. aware:
     bandwidth by placement. checkpointing: the forward pass is recomputed. keep_gathered: gathered
     weights are kept (`delete-redundant-collectives` does it). precision: as of a plan, for the
     memory of the optimizer.
@@ -65,7 +64,7 @@ def plan_axonn(
     assert cluster is not None
     devices = cluster.num_devices
     workload = workload_of(program, cluster, Mesh())
-    options = Options(literal, aware, checkpointing, keep_gathered)
+    options = Options(aware, checkpointing, keep_gathered)
     model = model_of(program, workload, precision)
     divides = _divisibility(program)
     ranked = rank_grids(model, cluster, devices, options, accept=divides)
@@ -75,7 +74,7 @@ def plan_axonn(
     plan = with_candidates(_plan(program, ranked[0].grid, checkpointing), rows)
     grids = counted(len(ranked), f"grid of {counted(devices, 'device')}", "divides")
     fit = "fits" if len(ranked) == 1 else "fit"
-    reason = f"{grids} the program" + ("" if literal else f" and {fit} into memory")
+    reason = f"{grids} the programand {fit} into memory"
     reasons = (f"{reason}; this one communicates least", *plan.reasons)
     return replace(plan, precision=precision, reasons=reasons)
 

@@ -22,7 +22,6 @@ from shardweave.planners.axonn.model import (
     LinearLayer,
     Numbers,
     agnostic_links,
-    aware_links,
     communication_s,
     grids_of,
 )
@@ -54,11 +53,9 @@ class Model:
 
 @dataclass(frozen=True)
 class Options:
-    """literal: the paper's equations as printed, without memory. aware: bandwidths by place
-    (Equation 10, or measured rings), else one for all. checkpointing: the forward pass runs again.
-    keep_gathered: gathered weights are kept for the backward pass."""
+    """aware: bandwidths by place (measured rings), else one for all. checkpointing: the forward
+    pass runs again. keep_gathered: gathered weights are kept for the backward pass."""
 
-    literal: bool = False
     aware: bool = True
     checkpointing: bool = False
     keep_gathered: bool = False
@@ -107,15 +104,14 @@ def rank_grids(
                 "use another number of devices, or another batch."
             )
     memory = memory_of(model, grids, options)
-    if not options.literal:
-        fits = _fitting(memory, grids, cluster, devices)
-        grids, memory = grids[fits], {part: size[fits] for part, size in memory.items()}
+    fits = _fitting(memory, grids, cluster, devices)
+    grids, memory = grids[fits], {part: size[fits] for part, size in memory.items()}
     seconds = communication_s(
         distinct(model.layers),
         grids,
         links_of(cluster, devices, grids, model.itemsize, options),
-        reductions=2.0 if options.checkpointing and not options.literal else 1.0,
-        gathers=1.0 if options.keep_gathered or options.literal else 2.0,
+        reductions=2.0 if options.checkpointing else 1.0,
+        gathers=1.0 if options.keep_gathered else 2.0,
     )
     order = np.argsort(seconds.sum(axis=0), kind="stable")
     return [
@@ -193,12 +189,8 @@ def links_of(
     cluster: Cluster, devices: int, grids: Grids, itemsize: int, options: Options
 ) -> AxisLinks:
     """What collectives over each axis of each grid run at."""
-    node = cluster.node_type(0)
-    inter = node.network_bandwidth_bytes_s / itemsize
     if not options.aware:
-        return agnostic_links(grids, inter)
-    if options.literal:
-        return aware_links(grids, node.devices, node.bandwidth_bytes_s / itemsize, inter)
+        return agnostic_links(grids, cluster.node_type(0).network_bandwidth_bytes_s / itemsize)
 
     @cache
     def ring(inside: int, size: int) -> tuple[float, float]:

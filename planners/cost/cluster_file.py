@@ -11,6 +11,7 @@ from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 import yaml
 
 from shardweave.ir.dialects.dist import KINDS
+from shardweave.ir.mesh.mesh import MOST_DEVICES
 from shardweave.ir.suggest import did_you_mean
 from shardweave.planners.cost.cluster import Cluster, ClusterError, DeviceType, NodeType, Points
 from shardweave.planners.cost.quantity import quantity
@@ -18,9 +19,6 @@ from shardweave.planners.cost.quantity import quantity
 FORMAT = "shardweave.cluster/1"
 
 T = TypeVar("T")
-
-MOST_DEVICES = 2**20
-"""More than any cluster has. Places of ranks are looked up in a list of the nodes."""
 
 WHAT_TO_WRITE = {
     "name": "a word",

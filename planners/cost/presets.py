@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+from shardweave.ir.mesh.mesh import MOST_DEVICES
 from shardweave.ir.suggest import did_you_mean
 from shardweave.planners.cost.cluster import Cluster, ClusterError, DeviceType
 from shardweave.planners.cost.cluster_file import DTYPES, load_cluster
@@ -102,5 +103,11 @@ def _with_option(cluster: Cluster, option: str, text: str) -> Cluster:
     if key == "rate":
         nodes = [replace(node, nic_bandwidth_bytes_s=number) for node in cluster.nodes]
     else:
+        per_node = max(1, *(node.devices for node in cluster.nodes))
+        if not (1 <= number <= MOST_DEVICES / per_node / len(cluster.nodes) and number % 1 == 0):
+            raise ClusterError(
+                f"cluster '{text}': {option} is no whole number of nodes from 1 on, or makes more "
+                f"than {MOST_DEVICES:,} devices."
+            )
         nodes = [replace(node, count=int(number)) for node in cluster.nodes]
     return replace(cluster, name=f"{cluster.name}:{option}", nodes=tuple(nodes))

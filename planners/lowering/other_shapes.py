@@ -15,6 +15,7 @@ from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.mesh.placement import Sharding, part_size
 from shardweave.ir.program.program import Program, Slot
 from shardweave.planners.lowering.apply_plan import is_layer_output
+from shardweave.planners.lowering.plan_passes import PlanPasses
 from shardweave.planners.lowering.stages.choose import rows_of, shortened
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_names import (
@@ -62,7 +63,15 @@ def fit_plan(
         batch_split=split,
         pipeline=_pipeline(plan, program, mesh, inputs),
     )
-    return FittedPlan(fitted, [*notes, *more, *last])
+    notes += [*more, *last]
+    if plan.passes and _derived_passes(fitted) != _derived_passes(plan):
+        fitted = replace(fitted, passes="")
+        notes.append("the plan's own passes are for another number of sub-batches, and do not run")
+    return FittedPlan(fitted, notes)
+
+
+def _derived_passes(plan: Plan) -> PlanPasses:
+    return PlanPasses.of(replace(plan, passes=""))
 
 
 def _pipeline(
@@ -77,12 +86,12 @@ def _pipeline(
 
 
 def in_one_micro_batch(plan: Plan, mesh: Mesh) -> Plan:
-    """The same plan of a pipeline, whose stages run the whole batch at once.
+    """The same plan of a pipeline, whose stages run the whole batch at once, with derived passes.
 
     Raises PlanError if its schedule has no such order, as where a stage is at several coordinates.
     """
     assert plan.pipeline is not None
-    return replace(plan, pipeline=shortened(plan.pipeline, 1, 1, mesh.num_stages))
+    return replace(plan, pipeline=shortened(plan.pipeline, 1, 1, mesh.num_stages), passes="")
 
 
 def _parameters(

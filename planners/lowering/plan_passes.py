@@ -1,52 +1,194 @@
-"""From a plan to the passes that carry it out."""
+"""From a plan to the passes that carry it out.
+
+Planners, `run --plan` and `sw.compile` all run these passes, so that what is priced is what runs.
+They follow `apply-plan`. A plan may list them (`Plan.passes`), a user's own among them; where
+it does not, they are derived from its other fields.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 from xdsl.passes import ModulePass
 
+from shardweave.ir.program.staged import MICRO
+from shardweave.passes.messages.merge_collectives import BUCKET_BYTES
+from shardweave.passes.pipeline import PassPipeline, parse_passes
 from shardweave.passes.registry import find_pass
 from shardweave.planners.lowering.apply_plan import ApplyPlanPass
-from shardweave.planners.lowering.lower import (
-    DEFAULT_SCHEDULE,
-    Lowering,
-    finishing_of,
-    partitioning_of,
-    recomputation_of,
-)
 from shardweave.planners.plan.plan import Plan
+from shardweave.planners.plan.plan_parts import PlanError
+from shardweave.planners.schedules.uneven import shares_text
+
+PARTITIONING = (
+    "split-addmm",
+    "repeat-key-heads",
+    "add-pending-sums",
+    "propagate-shardings",
+    "insert-collectives",
+)
+RECOMPUTATION = ("rematerialize", "cut-stages")
+FINISHING = ("bucket-collectives", "start-collectives", "overlap-communication")
+DEFAULT_SCHEDULE = "in-order"
+
+
+@dataclass(frozen=True)
+class PlanPasses:
+    """The passes of a plan in order, after `apply-plan`, and the parts that plans can share.
+
+    partitioning: up to a local program that waits for every message. recomputation: from the first
+    pass that computes values again, or cuts stages. finishing: from the first that decides which
+    messages there are, and when they travel.
+    """
+
+    passes: tuple[ModulePass, ...]
+
+    @staticmethod
+    def of(plan: Plan) -> PlanPasses:
+        """The passes that the plan lists, or else those that its other fields ask for.
+
+        Raises PlanError for a schedule that needs a cluster without one, and for listed passes
+        that lack a pass that other fields ask for; ValueError if the list does not parse.
+        """
+        derived = _derived(plan)
+        if not plan.passes:
+            return PlanPasses(derived)
+        listed = parse_passes(plan.passes)
+        asked = _names(derived) - _names(_derived(Plan())) - _names(listed)
+        if asked:
+            raise PlanError(
+                f"the plan's passes lack '{min(asked)}', which its other fields ask for; add it to "
+                f"'passes', or change those fields. They ask for: {PassPipeline(derived)}"
+            )
+        return PlanPasses(listed)
+
+    @cached_property
+    def partitioning(self) -> tuple[ModulePass, ...]:
+        return self.passes[: self._first(RECOMPUTATION + FINISHING)]
+
+    @cached_property
+    def recomputation(self) -> tuple[ModulePass, ...]:
+        return self.passes[len(self.partitioning) : self._first(FINISHING)]
+
+    @cached_property
+    def finishing(self) -> tuple[ModulePass, ...]:
+        return self.passes[self._first(FINISHING) :]
+
+    @property
+    def own_last(self) -> tuple[ModulePass, ...]:
+        """The finishing passes that are a user's own."""
+        return tuple(each for each in self.finishing if each.name not in FINISHING)
+
+    def _first(self, names: Collection[str]) -> int:
+        """The index of the first pass with one of these names; behind the last without any."""
+        places = (index for index, each in enumerate(self.passes) if each.name in names)
+        return next(places, len(self.passes))
+
+    def __str__(self) -> str:
+        return str(PassPipeline(self.passes))
 
 
 def plan_passes(plan: Plan) -> list[ModulePass]:
     """All passes from a global program on a mesh to the local one that follows the plan."""
-    return [*passes_before(plan), *passes_after(plan)]
+    return [ApplyPlanPass.of(plan), *PlanPasses.of(plan).passes]
 
 
 def passes_before(plan: Plan) -> list[ModulePass]:
-    """Those of `plan_passes` to the program that waits for every message where it stands."""
-    return [ApplyPlanPass.of(plan), *_passes(partitioning_of(plan) + recomputation_of(plan))]
+    """The passes of a plan up to the local program that waits for every message."""
+    parts = PlanPasses.of(plan)
+    return [ApplyPlanPass.of(plan), *parts.partitioning, *parts.recomputation]
 
 
 def passes_after(plan: Plan, names: Collection[str] = ()) -> list[ModulePass]:
-    """The rest of `plan_passes`: which messages there are, and when they travel.
+    """The passes of a plan that decide which messages there are, and when they travel.
 
     names: of passes that a user has run in between; what they have done is not done again.
     """
     if not {"start-collectives", "overlap-communication"}.isdisjoint(names):
         return []
-    return _passes([step for step in finishing_of(plan) if step[0] not in names])
+    return [each for each in PlanPasses.of(plan).finishing if each.name not in names]
 
 
 def chosen_by(plan: Plan) -> set[str]:
-    """The names of those of `plan_passes` that do what the plan chooses; the others every plan has,
-    and they may well find nothing to do."""
+    """The names of passes that do what the plan itself chooses.
+
+    All plans have the others, and these may well find nothing to do.
+    """
     names = {"split-projections", "split-attention", "rematerialize"}
     # The functions of a pipeline are ordered one by one, and some may well send nothing.
     if plan.schedule not in ("", DEFAULT_SCHEDULE) and not plan.is_pipeline:
         names.add("overlap-communication")
+    if plan.passes:
+        names |= _names(parse_passes(plan.passes)) - _names(_derived(plan))
     return names
 
 
-def _passes(steps: Lowering) -> list[ModulePass]:
-    return [find_pass(name)(**options) for name, options in steps]
+def _names(passes: Collection[ModulePass]) -> set[str]:
+    return {each.name for each in passes}
+
+
+def _derived(plan: Plan) -> tuple[ModulePass, ...]:
+    """The passes that the fields of a plan ask for."""
+    return (*_partitioning(plan), *_recomputation(plan), *_finishing(plan))
+
+
+def _make(name: str, **options: Any) -> ModulePass:
+    return find_pass(name)(**options)
+
+
+def _partitioning(plan: Plan) -> list[ModulePass]:
+    passes: list[ModulePass] = []
+    if plan.pipeline and plan.pipeline.micro_batches > 1:
+        passes.append(_make("split-batch", n=plan.pipeline.micro_batches, axis=MICRO))
+    if plan.batch_split > 1:
+        passes.append(_make("split-batch", n=plan.batch_split))
+    if plan.projections:
+        passes.append(_make("split-projections"))
+    for name in PARTITIONING:
+        passes.append(_make(name))
+        if name == "repeat-key-heads" and plan.attention_parts > 1:
+            passes.append(_make("split-attention", parts=plan.attention_parts))
+    if plan.batch_split > 1:
+        keep = {"keep": MICRO} if plan.is_pipeline else {}
+        passes.append(_make("unroll-time-axes", **keep))
+    passes += [_make("cse"), _make("dce")]
+    if not plan.is_pipeline:
+        passes.append(_make("merge-collectives"))
+    if plan.zero in (1, 2):
+        passes.append(_make("delete-redundant-collectives"))
+    return passes
+
+
+def _recomputation(plan: Plan) -> list[ModulePass]:
+    passes: list[ModulePass] = []
+    if plan.recompute != "none":
+        blocks = ",".join(plan.recompute_in)
+        passes.append(_make("rematerialize", policy=plan.recompute, blocks=blocks))
+    if plan.is_pipeline and plan.pipeline is not None:
+        # After it every pass works on one function at a time.
+        options: dict[str, Any] = {"schedule": plan.pipeline.schedule, "zero": plan.zero or 3}
+        if plan.pipeline.shares:
+            options["shares"] = shares_text(plan.pipeline.shares)
+        if plan.orders_stages and plan.cluster:
+            options["cluster"] = plan.cluster
+        passes += [_make("cut-stages", **options), _make("merge-collectives")]
+    return passes
+
+
+def _finishing(plan: Plan) -> list[ModulePass]:
+    if plan.schedule == "list" and not plan.cluster:
+        raise PlanError(
+            "the plan's schedule 'list' orders ops for a cluster, and the plan names none; "
+            "give 'cluster', a preset's name or a file, or another schedule."
+        )
+    schedule = plan.schedule or DEFAULT_SCHEDULE
+    cluster = {"cluster": plan.cluster} if plan.schedule and plan.cluster else {}
+    passes = [_make("start-collectives"), _make(FINISHING[-1], schedule=schedule, **cluster)]
+    if schedule not in (DEFAULT_SCHEDULE, "list"):
+        return passes  # The papers' schedules are as they are there.
+    alone = plan.alone_bytes
+    sizes = {"bytes": max(BUCKET_BYTES, alone), "alone_bytes": alone} if alone else {}
+    return [_make("bucket-collectives", **sizes), *passes]

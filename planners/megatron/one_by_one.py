@@ -9,7 +9,8 @@ from shardweave.ir.program.program import Program
 from shardweave.passes.stages.batches import micro_batches_of
 from shardweave.planners.cost.degrees import divisors
 from shardweave.planners.cost.workload import batch_of
-from shardweave.planners.lowering.lower import lowered, partitioning_of
+from shardweave.planners.lowering.lower import lowered
+from shardweave.planners.lowering.plan_passes import PlanPasses
 from shardweave.planners.megatron.planner import plan_megatron
 from shardweave.planners.plan.plan_parts import Pipeline
 
@@ -24,7 +25,7 @@ def why_not_one_by_one(program: Program) -> str:
         return ""
     plan = replace(plan_megatron(program, Mesh()), pipeline=Pipeline((("*",),), count))
     try:
-        micro_batches_of(lowered(program, plan, partitioning_of(plan)))
+        micro_batches_of(lowered(program, plan, PlanPasses.of(plan).partitioning))
     except ValueError as error:
         return str(error)
     return ""

@@ -8,7 +8,7 @@ Equations are those of the paper. All times are seconds, all sizes bytes of one 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -138,7 +138,7 @@ class ChainCosts:
         return sum(row[a] for row, a in zip(self.memory_bytes, path, strict=True))
 
 
-def linearise(chain: Chain, *, literal: bool = False) -> ChainCosts:
+def linearise(chain: Chain) -> ChainCosts:
     """The objective (3) + (4) and the memory (6) of a chain as additive costs, exactly.
 
     One pass over blocks 1 .. k, visited in its own order, takes by (3)
@@ -149,23 +149,25 @@ def linearise(chain: Chain, *, literal: bool = False) -> ChainCosts:
     those of two, and is an edge cost. The backward pass visits the blocks in reverse. Where the
     degree changes, (4) adds the all-gather and min(c_{i-1}^1, d_i^0), the overlap that it
     destroys, in the pass that gathers.
-
-    `literal`: what the authors' released planner minimises instead (`_published_unary`). Needs
-    equal degrees for all blocks; raises ChainError otherwise.
     """
-    if literal:
-        _check_equal_degrees(chain)
-    unary = _published_unary(chain) if literal else _unary(chain)
+    return costs_of(
+        chain,
+        _unary(chain),
+        lambda left, right, gather_s: _pair_s(left, right) + _change_s(left, right, gather_s),
+    )
+
+
+def costs_of(
+    chain: Chain,
+    unary: Sequence[Sequence[float]],
+    edge_s: Callable[[DegreeOption, DegreeOption, float], float],
+) -> ChainCosts:
+    """The costs of a chain from those of its blocks, and of neighbours' choices and gather."""
     edges: list[Matrix] = []
     for (one, two), gather in zip(pairwise(chain.blocks), chain.gather_s, strict=True):
         edges.append(
             tuple(
-                tuple(
-                    _published_change_s(left, right, gather[a][b])
-                    if literal
-                    else _pair_s(left, right) + _change_s(left, right, gather[a][b])
-                    for b, right in enumerate(two.choices)
-                )
+                tuple(edge_s(left, right, gather[a][b]) for b, right in enumerate(two.choices))
                 for a, left in enumerate(one.choices)
             )
         )
@@ -209,69 +211,11 @@ def _change_s(left: DegreeOption, right: DegreeOption, gather_s: float) -> float
     return gather_s + min(right.backward.communication_s[1], left.backward.compute_s[0])
 
 
-def _published_unary(chain: Chain) -> list[list[float]]:
-    """(3) as the released planner has it, all of it by the degree of one block.
-
-    With g = d - d_forward, the backward without its recomputation, and all at the degree of i:
-    d_1 + g_1 of the first block; max(d_i, c_i) + max(d_{i+1}, c_i) of those between, in each pass;
-    max(d_{k-1}, c_{k-1}) + c_k of the last, in each pass. So it takes one degree for both blocks
-    of a pair, visits the blocks of the backward pass in the order of the forward, and leaves
-    out the first pair. It has equal sub-batches; of unequal ones, sub-batch 0 is taken.
-    """
-    first, last = chain.blocks[0].choices, chain.blocks[-1].choices
-    unary = [[_gradient_s(choice) + choice.forward.compute_s[0] for choice in first]]
-    for one, two in pairwise(chain.blocks[1:]):
-        unary.append(
-            [
-                _beside_s(left, left) + _beside_s(right, left)
-                for left, right in zip(one.choices, two.choices, strict=True)
-            ]
-        )
-    if len(chain.blocks) > 1:
-        unary.append([_beside_s(choice, choice) for choice in chain.blocks[-2].choices])
-    for a, choice in enumerate(last):
-        unary[-1][a] += 2 * choice.forward.communication_s[0]
-    return unary
-
-
-def _beside_s(computing: DegreeOption, communicating: DegreeOption) -> float:
-    """max(d, c) of both passes."""
-    communication_s = communicating.forward.communication_s[0]
-    return max(computing.forward.compute_s[0], communication_s) + max(
-        computing.backward.compute_s[0], communication_s
-    )
-
-
-def _gradient_s(choice: DegreeOption) -> float:
-    """The backward without recomputation, which lasts as long as the forward."""
-    return choice.backward.compute_s[0] - choice.forward.compute_s[0]
-
-
-def _published_change_s(left: DegreeOption, right: DegreeOption, gather_s: float) -> float:
-    """(4) as the released planner has it: the forward's blocks in either direction."""
-    if left.degree == right.degree:
-        return 0.0
-    grows = left.degree < right.degree
-    compute_s = right.forward.compute_s[0] if grows else _gradient_s(right)
-    return gather_s + min(left.forward.communication_s[0], compute_s)
-
-
 def _memory(chain: Chain) -> tuple[tuple[int, ...], ...]:
     rows = [[c.state_bytes + c.kept_bytes for c in block.choices] for block in chain.blocks]
     for a, choice in enumerate(chain.blocks[-1].choices):
         rows[-1][a] += choice.runtime_bytes
     return tuple(map(tuple, rows))
-
-
-def _check_equal_degrees(chain: Chain) -> None:
-    wanted = [choice.degree for choice in chain.blocks[0].choices]
-    for block in chain.blocks:
-        found = [choice.degree for choice in block.choices]
-        if found != wanted:
-            raise ChainError(
-                f"literal costs need the same degrees for all blocks: '{block.name}' has {found}, "
-                f"'{chain.blocks[0].name}' has {wanted}; use literal=False."
-            )
 
 
 def runs(degrees: Sequence[int]) -> str:

@@ -65,13 +65,13 @@ def solve_chain(
     budget_bytes: float = math.inf,
     *,
     max_switches: int | None = None,
-    literal: bool = False,
+    costs: ChainCosts | None = None,
 ) -> Solution:
     """The degrees of least time whose memory is at most `budget_bytes`.
 
-    max_switches: how often the degree may change along the chain. Objective: (3) + (4) in
-    seconds, subject to (6). Exact. Raises ChainError, with the smallest shortfall in GiB, if
-    nothing fits.
+    max_switches: how often the degree may change along the chain. Objective: `costs`, by default
+    (3) + (4) in seconds, subject to (6). Exact. Raises ChainError, with the smallest shortfall in
+    GiB, if nothing fits.
 
     A label is the (time, memory) of a way to reach a choice of a block. One that another beats
     in both is dropped, and so is one that by the Lagrangian cannot end below the best path known
@@ -81,7 +81,7 @@ def solve_chain(
     differ; a few hundred for the equal layers of a transformer.
     """
     check_budget(budget_bytes)
-    costs = linearise(chain, literal=literal)
+    costs = costs or linearise(chain)
     states = costs if max_switches is None else _with_switches(costs, chain, max_switches)
     wide, num_labels = solve_costs(states, budget_bytes)
     widths = [len(block.choices) for block in chain.blocks]

@@ -22,7 +22,7 @@ def solve_chain_ilp(
     *,
     solver: str = "highs",
     max_switches: int | None = None,
-    literal: bool = False,
+    costs: ChainCosts | None = None,
 ) -> Solution:
     """The degrees of least time whose memory is at most `budget_bytes`, by an ILP in PuLP.
 
@@ -43,7 +43,7 @@ def solve_chain_ilp(
     and column sums below leave them one value each.
     """
     check_budget(budget_bytes)
-    costs = linearise(chain, literal=literal)
+    costs = costs or linearise(chain)
     # HiGHS and CBC judge by absolute tolerances, which seconds of microseconds would fall under.
     scale = 1.0 / max(max(map(max, costs.unary_s)), 1e-30)
     problem = pulp.LpProblem("oases", pulp.LpMinimize)
@@ -58,7 +58,7 @@ def solve_chain_ilp(
     status: int = cast("Any", problem).solve(_solver(solver))
     if status == pulp.LpStatusInfeasible:
         # The exact solver knows which path is closest, and raises with what is missing.
-        solve_chain(chain, budget_bytes, max_switches=max_switches, literal=literal)
+        solve_chain(chain, budget_bytes, max_switches=max_switches, costs=costs)
     if status != pulp.LpStatusOptimal:
         raise ChainError(
             f"{solver} ended with status '{pulp.LpStatus[status]}', expected an optimum; use the "

@@ -41,7 +41,6 @@ def plan_oases(
     schedule: str = "cross-pass",
     solver: str = "dp",
     max_switches: int | None = None,
-    literal: bool = False,
     optimizer_multiplier: float | None = None,
     precision: str = "",
     memory_share: float = 0.95,
@@ -56,9 +55,7 @@ def plan_oases(
     memory of `memory_share` of the smallest device, in bytes, with the optimizer's state that the
     plan's `precision` has, or `optimizer_multiplier` bytes per byte of parameters. Exact for this
     model (`oases.dp`, or an ILP by `solver` highs or cbc). max_switches: how often the degree may
-    change. literal: the objective of the released planner, which knows no reduction of gradients
-    and recomputes all. The model prices, at each degree, the program that runs if all blocks have
-    it.
+    change. The model prices, at each degree, the program that runs if all blocks have it.
 
     batch_split: 2, or 1 for a blocking step. refine: so many assignments of degrees are simulated,
     which the paper does not do: the best of the model, and changes of single blocks of the fastest
@@ -70,13 +67,13 @@ def plan_oases(
     _check(batch_split, solver, memory_share)
     check_precision(precision)
     axes = Axes.of(mesh, tensor, data, batch_split)
-    options = ChainOptions(recompute, optimizer_multiplier, precision, literal)
+    options = ChainOptions(recompute, optimizer_multiplier, precision)
     found = chain_of_program(program, axes, cluster, options)
     devices = cluster.device_types(mesh.num_devices)
     budget = memory_share * min(device.memory_bytes for device in devices)
     solve = solve_chain if solver == "dp" else partial(solve_chain_ilp, solver=solver)
-    solution = solve(found.chain, budget, max_switches=max_switches, literal=literal)
-    costs = linearise(found.chain, literal=literal)
+    solution = solve(found.chain, budget, max_switches=max_switches)
+    costs = linearise(found.chain)
     candidates = tuple(_candidates(found.chain, costs, solution, budget))
     step = Plan(recompute=recompute, schedule=schedule, precision=precision)
     plan = replace(

@@ -33,7 +33,8 @@ from shardweave.passes.partition.propagate_shardings import propagate
 from shardweave.passes.prepare.split_addmm import split_addmms
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.model import CostModel
-from shardweave.planners.lowering.lower import lowered, partitioning_of, recomputation_of
+from shardweave.planners.lowering.lower import lowered
+from shardweave.planners.lowering.plan_passes import PlanPasses
 from shardweave.planners.oases.degree import (
     TIME_AXIS,
     Axes,
@@ -104,10 +105,14 @@ def handed_at(
 def price(program: Program, space: DegreeSpace, degree: int, cluster: Cluster) -> DegreePrices:
     """What blocks take if all have a degree, or are whole where they cannot. Linear in the ops."""
     plan = plan_of_degrees(program, space, [degree] * len(space.blocks))
+    passes = PlanPasses.of(plan)
     # Merged messages would belong to several blocks.
-    steps = partitioning_of(plan) + recomputation_of(plan)
-    steps = [step for step in steps if step[0] != "merge-collectives"]
-    local = lowered(_numbered(program), plan, steps)
+    kept = [
+        each
+        for each in (*passes.partitioning, *passes.recomputation)
+        if each.name != "merge-collectives"
+    ]
+    local = lowered(_numbered(program), plan, kept)
     costs = CostModel(cluster, local.mesh or Mesh())
     places = {op: place for place, op in enumerate(program.ops)}
     owners = {

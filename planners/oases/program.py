@@ -33,13 +33,11 @@ from shardweave.planners.structure.structure import Pair, find_pairs
 @dataclass(frozen=True)
 class ChainOptions:
     """How the step runs. recompute: a policy of `rematerialize`. optimizer_multiplier: bytes of
-    optimizer state per byte of parameters, in place of what `precision` says. literal: as the paper
-    counts."""
+    optimizer state per byte of parameters, in place of what `precision` says."""
 
     recompute: str
     optimizer_multiplier: float | None = None
     precision: str = ""
-    literal: bool = False
 
 
 @dataclass(frozen=True)
@@ -173,9 +171,8 @@ def _option(
     if options.recompute != "none":
         # What only feeds a message whose result is kept is not computed again.
         keeps_messages = options.recompute == "after-communication"
-        skips = keeps_messages and not options.literal
         for copy in range(2):
-            backward[copy] += one.forward_s[copy] - (one.fed_s[copy] if skips else 0.0)
+            backward[copy] += one.forward_s[copy] - (one.fed_s[copy] if keeps_messages else 0.0)
             if options.recompute == "layer":
                 backward_message[copy] += one.forward_message_s[copy]
         kept_bytes = split * _entering_bytes(space, number, degree)
@@ -188,7 +185,7 @@ def _option(
         state_bytes=sum(_state_bytes(prices.parameters[name], options) for name in parameters),
         kept_bytes=kept_bytes,
         runtime_bytes=running if options.recompute == "none" else 2 * running,
-        sync_s=0.0 if options.literal else one.sync_s,
+        sync_s=one.sync_s,
     )
 
 

@@ -1,4 +1,4 @@
-"""What to try next: OPPA, and the four that it is compared with.
+"""The choice of what to try next.
 
 Each is asked for a row of the table, given the trials so far. Rows that were tried are never
 chosen again, so that a search ends at the latest when the space does.
@@ -132,14 +132,6 @@ class Chooser(Protocol):
     def choose(self, history: History, rng: np.random.Generator) -> Suggestion:
         """The next row; at least one is open."""
         ...
-
-
-@dataclass(frozen=True)
-class RandomChooser:
-    """Any row, all equally likely."""
-
-    def choose(self, history: History, rng: np.random.Generator) -> Suggestion:
-        return Suggestion(int(rng.choice(history.open_rows)), "random")
 
 
 def first_choice(history: History, rng: np.random.Generator) -> Suggestion:

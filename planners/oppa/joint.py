@@ -1,9 +1,10 @@
-"""The joint space of `auto` as configurations: what `-O space=joint` tries."""
+"""The joint space of `auto` as configurations, which `oppa` searches."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.program import Program
@@ -31,6 +32,7 @@ class JointPlans:
     program: Program
     cluster: Cluster
     mesh: Mesh | None
+    space: ClassVar[str] = "joint"
     _maker: PlanMaker = field(init=False)
     _points: dict[Configuration, JointPoint] = field(init=False)
 

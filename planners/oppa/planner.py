@@ -1,4 +1,4 @@
-"""Planners that try plans out: OPPA, and its baselines `random` and `boosted-trees`."""
+"""OPPA: the planner that tries plans out, and chooses them by what it learned from the trials."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Protocol, cast, get_args
+from typing import ClassVar, Protocol, cast, get_args
 
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.program import Program
@@ -16,7 +16,6 @@ from shardweave.planners.lowering.lower import RECENT, Lowerings
 from shardweave.planners.oppa.choosers import BayesianChooser, Chooser
 from shardweave.planners.oppa.gp import Kernel
 from shardweave.planners.oppa.joint import JointPlans
-from shardweave.planners.oppa.plain import PlainPlans
 from shardweave.planners.oppa.prior import Form
 from shardweave.planners.oppa.search import Found, search
 from shardweave.planners.plan.plan import Plan
@@ -26,24 +25,18 @@ from shardweave.planners.trials.real_trials import RealTrials, launch_of, measur
 from shardweave.planners.trials.space import Configuration
 from shardweave.planners.trials.trials import Host, Outcome, Record, Trial, TrialFile
 
-SPACES = ("plain", "joint")
-
 
 @dataclass(frozen=True)
 class TrialOptions:
-    """The options of every planner that tries plans out.
+    """The options of a planner that tries plans out.
 
     trials: how many, those in `file` included; `file` keeps them, and a search goes on from it.
-    space: `plain`, data x tensor degrees x sequence parallelism x the papers' recomputation x
-    sub-batches x schedule, or `joint`, that of `auto`: stages, ZeRO, micro-batches and their
-    orders, chunks, buckets, sequences over devices and all recomputation too.
     real: train for `steps` steps on local processes, each trial within `time_limit_s` seconds,
     instead of simulating. slow: a real trial ends after the first steps that take more than so many
     times a step of the fastest; 0: none does. top: candidates that the plan lists.
     """
 
     trials: int = 20
-    space: str = SPACES[0]
     file: str = ""
     real: bool = False
     steps: int = 5
@@ -55,8 +48,8 @@ class TrialOptions:
 
 @dataclass(frozen=True)
 class OppaOptions(TrialOptions):
-    """first: random trials before anything is learned. form: of the formulas, `literal`,
-    `corrected` or `extended`. kernel: `ard` or `additive`.
+    """first: random trials before anything is learned. form: of the formulas, `corrected`
+    or `extended`. kernel: `ard` or `additive`.
     """
 
     first: int = 5
@@ -78,11 +71,10 @@ def plan_oppa(
 ) -> Plan:
     """Try plans, and learn which to try next: constrained Bayesian optimisation.
 
-    Objective: steps per second of a trial, of plans that fit into memory, over data x tensor
-    degrees x sequence parallelism x recomputation x sub-batches x schedule on all devices of the
-    cluster, or those of `mesh`; with `space=joint` over all that `auto` searches but schedules
-    `list`. Not exact. Source: Hemachandra et al., OPPA, 2025; departures are in docs/planners.md.
-    Needs botorch.
+    Objective: steps per second of a trial, of plans that fit into memory, over the space that
+    `auto` searches on all devices of the cluster, or those of `mesh`, without schedules `list`.
+    Not exact. Source: Hemachandra et al., OPPA, 2025; departures are in docs/planners.md. Needs
+    botorch.
 
     Time: a trial each, and about a second to choose.
 
@@ -96,38 +88,47 @@ def plan_oppa(
             raise PlanError(f"oppa's {what} is '{word}'; use one of {', '.join(known)}.")
     form, kernel = cast("Form", options.form), cast("Kernel", options.kernel)
     chooser = BayesianChooser(form, kernel, options.first)
-    return plan_by_trials("oppa", program, mesh, cluster, chooser, options, host)
+    if options.trials < 1:
+        raise PlanError(f"oppa makes {counted(options.trials, 'trial')}; give 1 or more.")
+    return plan_by_trials(JointPlans("oppa", program, cluster, mesh), chooser, options, host)
+
+
+class Plans(Protocol):
+    """A space to search: configurations, and the plan of each. space: its name in trial files."""
+
+    planner: str
+    program: Program
+    cluster: Cluster
+    mesh: Mesh | None
+    space: ClassVar[str]
+
+    def configurations(self) -> list[Configuration]:
+        """All of them, always in the same order."""
+        ...
+
+    def plan(self, one: Configuration) -> Plan:
+        """Raises PlanError if there is none."""
+        ...
 
 
 def plan_by_trials(
-    name: str,
-    program: Program,
-    mesh: Mesh | None,
-    cluster: Cluster,
-    chooser: Chooser,
-    options: TrialOptions,
-    host: Host | None,
+    plans: Plans, chooser: Chooser, options: TrialOptions, host: Host | None
 ) -> Plan:
     """The fastest plan that a search finds; see `plan_oppa`."""
-    if options.space not in SPACES:
-        raise PlanError(f"{name}'s space is '{options.space}'; use one of {', '.join(SPACES)}.")
-    if options.trials < 1:
-        raise PlanError(f"{name} makes {counted(options.trials, 'trial')}; give 1 or more.")
-    is_joint = options.space == "joint"
+    program, cluster, mesh = plans.program, plans.cluster, plans.mesh
     devices = cluster.num_devices if mesh is None else mesh.num_devices
-    plans: Plans = (JointPlans if is_joint else PlainPlans)(name, program, cluster, mesh)
     configurations = plans.configurations()
     if not configurations:
         raise PlanError(
-            f"no plan of {'the joint space' if is_joint else 'data x tensor'} uses the {devices} "
-            f"devices of {mesh or cluster.name} for this program; change the batch, or give a mesh."
+            f"no plan of the {plans.space} space uses the {devices} devices of "
+            f"{mesh or cluster.name} for this program; change the batch, or give a mesh."
         )
     problem = {
         "program": program.digest()[:16],
         "cluster": cluster.name,
         "mesh": "" if mesh is None else str(mesh),
         "trials": f"real, {options.steps} steps" if options.real else "simulated",
-        **({"space": options.space} if is_joint else {}),
+        "space": plans.space,
     }
     simulated = PlanTrial(plans, cluster)
     memory_bytes = min(one.memory_bytes for one in cluster.device_types(devices))
@@ -152,21 +153,6 @@ def plan_by_trials(
 
     plan = _plan_of(found, plans, memory_bytes, options, len(configurations), predict)
     return replace(plan, notes=(*plan.notes, *notes))
-
-
-class Plans(Protocol):
-    """What is searched: configurations, and the plan of each."""
-
-    planner: str
-    program: Program
-
-    def configurations(self) -> list[Configuration]:
-        """All of them, always in the same order."""
-        ...
-
-    def plan(self, one: Configuration) -> Plan:
-        """Raises PlanError if there is none."""
-        ...
 
 
 @dataclass(eq=False)

@@ -15,7 +15,7 @@ it. Notation of the paper: n devices, dp, tp, pp degrees, mb micro-batches, mc c
 The size of a message and the seconds per byte are one number to a fit: `*_transfer` is b g or
 D b c, `*_latency` is a or D a.
 
-Three forms. "literal" is the above. "corrected" mends what is wrong: in (11) tc is the work of a
+Two forms. "corrected" mends what is wrong in the above: in (11) tc is the work of a
 micro-batch, so that the whole step's is divided by mb; (14) sends the gradients of a device,
 g / (tp pp); (15) and (16) send the activations of a replica, c / dp, and a stage of (15) has D / pp
 layers; (16) is 0 for one stage. "extended" also says what the formulas leave out of the space:
@@ -40,7 +40,7 @@ Columns = Mapping[str, Tensor]
 Values = Mapping[str, Tensor]
 """The formula's numbers by name, all above 0."""
 
-Form = Literal["literal", "corrected", "extended"]
+Form = Literal["corrected", "extended"]
 
 STATES = (12 / 16, 2 / 16, 2 / 16)
 """Of a parameter's bytes: optimizer, gradient, weight (Rajbhandari et al. 2020, Sec. 3.1)."""
@@ -81,7 +81,7 @@ class ThroughputPrior:
     def compute_s(self, x: Columns, of: Values) -> Tensor:
         """(11)."""
         micro_batches = x["micro_batches"]
-        work = of["work"] if self.form == "literal" else of["work"] / micro_batches
+        work = of["work"] / micro_batches
         if self.form == "extended":
             work = work * (1 + of["recomputed"] * x["recomputed"])
         bubble = (x["pipeline"] - 1) / x["chunks"]
@@ -93,7 +93,7 @@ class ThroughputPrior:
 
     def data_s(self, x: Columns, of: Values) -> Tensor:
         """(14)."""
-        share = 1.0 if self.form == "literal" else 1 / (x["tensor"] * x["pipeline"])
+        share = 1 / (x["tensor"] * x["pipeline"])
         transfer = of["data_transfer"] * share
         if self.form != "extended":
             return _all_reduce(x["data"], of["data_latency"], transfer)
@@ -105,8 +105,6 @@ class ThroughputPrior:
         """(15)."""
         micro_batches = x["micro_batches"]
         size = of["tensor_transfer"] / micro_batches
-        if self.form == "literal":
-            return micro_batches * _all_reduce(x["tensor"], of["tensor_latency"], size)
         one = _all_reduce(x["tensor"], of["tensor_latency"], size / x["data"])
         return micro_batches * one / x["pipeline"]
 
@@ -114,8 +112,6 @@ class ThroughputPrior:
         """(16)."""
         repeats = x["chunks"] * x["micro_batches"]
         size = of["pipeline_transfer"] / x["micro_batches"]
-        if self.form == "literal":
-            return repeats * (of["pipeline_latency"] + size)
         one = of["pipeline_latency"] + size / x["data"]
         return torch.where(x["pipeline"] > 1, repeats * one, 0.0)
 

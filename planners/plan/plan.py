@@ -44,6 +44,8 @@ class Plan:
     projections: the weights of fused projections, such as that of queries, keys and values, each of
     whose parts is computed by a linear map of its own (`split-projections`), so that heads that do
     not divide can be cut.
+    passes: what follows `apply-plan`, as the text of a pipeline (`cse,dce,..`), your own passes
+    among them; empty: derived from the other fields (`shardweave plan --show-passes`).
     alone_bytes: a weight or a gradient of so many bytes or more travels in a message of its own,
     and smaller ones together (`bucket-collectives`); 0: from where copying takes longer on CPUs.
     recompute: policy of `rematerialize`; recompute_in: names or patterns of the blocks in which,
@@ -68,6 +70,7 @@ class Plan:
     attention_parts: int = 1
     projections: Mapping[str, SplitProjection] = field(default_factory=dict[str, SplitProjection])
     alone_bytes: int = 0
+    passes: str = ""
     recompute: str = "none"
     recompute_in: tuple[str, ...] = ()
     schedule: str = ""
@@ -191,6 +194,7 @@ _READERS: dict[str, parts.Reader] = {
     "attention_parts": parts.at_least(1),
     "projections": parts.table_of(parts.projection, "projections"),
     "alone_bytes": parts.at_least(0),
+    "passes": parts.text,
     "recompute": parts.one_of(parts.RECOMPUTE),
     "recompute_in": parts.list_of(parts.text, "names of blocks"),
     "schedule": parts.one_of(parts.SCHEDULES),

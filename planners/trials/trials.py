@@ -6,7 +6,6 @@ once and forced to disk; of a line that was cut off by the end of a process noth
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 import os
@@ -144,6 +143,11 @@ class TrialFile:
             os.close(descriptor)
 
     def _lock(self) -> None:
+        """Keep other searches out, where the system has such locks (not on Windows)."""
+        try:
+            import fcntl
+        except ImportError:
+            return
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

@@ -95,6 +95,15 @@ def leave(rank: int, folder: Path) -> None:
         step(torch.ones(6, 4))
 
 
+def skip_a_call(rank: int, folder: Path) -> None:
+    """Rank 1 leaves out a batch, and all go on."""
+    step = train(rank, folder, 5)
+    for number in range(10**6):
+        if rank != 1 or number != 3:
+            step(torch.full((6, 4), number / 1000))
+            time.sleep(0.01)
+
+
 def take_a_short_batch(rank: int, folder: Path) -> None:
     step = train(rank, folder, 5)
     step(torch.ones(3 if rank == 1 else 6, 4))
@@ -267,6 +276,7 @@ ROLES: dict[str, Callable[[int, Path], Any]] = {
         be_late,
         be_starved,
         leave,
+        skip_a_call,
         take_a_short_batch,
         take_a_known_short_batch,
         evaluate,
@@ -289,6 +299,10 @@ Hit = Callable[[list[int]], None]
 
 def kill_rank_1(pids: list[int]) -> None:
     os.kill(pids[1], signal.SIGKILL)
+
+
+def kill_rank_0(pids: list[int]) -> None:
+    os.kill(pids[0], signal.SIGKILL)
 
 
 def stop_rank_2(pids: list[int]) -> None:

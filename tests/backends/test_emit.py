@@ -15,6 +15,7 @@ from shardweave.backends.emit.emit import emit, load_step
 from shardweave.backends.reference.reference import run_reference, values_of
 from shardweave.driver.models.models import build_example
 from shardweave.ir.capture.capture import capture
+from shardweave.ir.dialects.annotations import set_layer
 from shardweave.ir.program.program import Program
 from shardweave.tests.backends.programs import mlp_program, one_op_program
 
@@ -176,6 +177,15 @@ builtin.module {
     tree = ast.parse(emit(program))
     called = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
     assert [ast.unparse(function) for function in called] == ["torch.neg"]
+
+
+@pytest.mark.parametrize("name", ["a\0b", "\x1b[31m", "\ud800", "\N{BELL}", "\x7f"])
+def test_a_character_that_python_refuses_in_a_name_is_written_as_an_escape(name: str) -> None:
+    program = global_program("%y = aten.neg(%x) : tensor<4x6xf64>", "%y", "tensor<4x6xf64>")
+    set_layer(next(iter(program.ops)), name)
+    source = emit(program)
+    assert "\0" not in source
+    load_step(source)
 
 
 def test_a_traceback_shows_the_emitted_line() -> None:

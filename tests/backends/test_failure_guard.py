@@ -36,7 +36,7 @@ class Rank0:
 def rank_0(monkeypatch: pytest.MonkeyPatch) -> Rank0:
     store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
     rank = Rank0(FailureGuard(is_joint=True), store)
-    monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", lambda: rank.store)
+    monkeypatch.setattr(failure_guard, "default_store", lambda: rank.store)
     monkeypatch.setattr(dist, "get_world_size", lambda: 2)
     monkeypatch.setattr(dist, "get_rank", lambda: 0)
     monkeypatch.setattr(failure_guard, "computing_line", lambda _: rank.line)

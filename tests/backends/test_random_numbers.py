@@ -62,5 +62,6 @@ def test_kernel_compiles_for_gpus(target: str, distribution: str, words: int, dt
         constexprs={(function.arg_names.index(name),): v for name, v in constants.items()},
         attrs={(index,): ALIGNED for index in range(len(types))},
     )
-    built: Any = triton.compile(source, target=parse_target(target))
+    options = {"enable_fp_fusion": True}
+    built: Any = triton.compile(source, target=parse_target(target), options=options)
     assert "mul.hi.u32" in built.asm["ptx"] or "mul.wide.u32" in built.asm["ptx"]

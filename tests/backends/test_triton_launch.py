@@ -226,10 +226,12 @@ def test_kernels_with_lookups_stop_at_indices_out_of_range() -> None:
     assert kernel.asserts
     assert "tl.device_assert(inside_" in kernel.source
     assert launching.launch_options(kernel, {"num_warps": 4, "BLOCK_R": 1}) == {
-        "num_warps": 4, "debug": True, "sanitize_overflow": False,
+        "num_warps": 4, "enable_fp_fusion": True, "debug": True, "sanitize_overflow": False,
     }  # fmt: skip
     plain = generate(region(COLUMNS["gradient of a bias"], 4, 8, 1, torch.float32))
-    assert launching.launch_options(plain, {"num_warps": 4}) == {"num_warps": 4}
+    assert launching.launch_options(plain, {"num_warps": 4}) == {
+        "num_warps": 4, "enable_fp_fusion": True,
+    }  # fmt: skip
 
 
 def test_hand_written_region_with_an_op_that_no_kernel_holds_runs_on_aten() -> None:

@@ -67,5 +67,8 @@ def test_narrow_accesses_are_those_along_the_contiguous_dim() -> None:
     assert narrow_statements(ptx, source) == {
         "a = tl.load(a_ptr + row * n_cols + col, mask=in_col)": 16
     }
+    # Triton 3.8 gives each line of inline assembly a place of its own.
+    counted = f"// begin inline asm\n.loc 1 5 7\n{wide}// end inline asm\n"
+    assert narrow_statements(ptx.replace(wide, counted), source) == narrow_statements(ptx, source)
     other = ptx.replace(wide * 2, narrow + wide)
     assert list(narrow_statements(other, source).values()) == [16, 16]

@@ -31,11 +31,13 @@ from shardweave.tests.backends.ending_ranks import (
     die_while_saving,
     evaluate,
     fail,
+    kill_rank_0,
     kill_rank_1,
     leave,
     save_alone,
     save_and_gather,
     save_at_the_end,
+    skip_a_call,
     stop_rank_0,
     stop_rank_0_and_kill_rank_2,
     stop_rank_2,
@@ -168,6 +170,20 @@ def test_ranks_end_and_name_one_that_has_left(ended: Ranks) -> None:
     assert ended.codes == [1, 0, 1]
     for rank in (0, 2):
         assert "rank 1 ended the program" in ended.said[rank]
+
+
+@ranks_that(skip_a_call)
+def test_rank_that_skips_one_call_is_named_while_all_still_run(ended: Ranks) -> None:
+    assert ended.codes == [1, 1, 1]
+    for said in ended.said:
+        assert re.search(r"rank 1.* in call \d+ or before it, or had different batches", said)
+
+
+@ranks_that(train_by_the_store_of_rank_0, kill_rank_0)
+def test_rank_0_that_dies_with_its_store_is_named(ended: Ranks) -> None:
+    assert ended.codes == [-signal.SIGKILL, 1, 1]
+    for rank in (1, 2):
+        assert re.search(r"rank 0(,| \(process)", ended.said[rank])
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ import pytest
 from shardweave.benchmarks.fuzz import ROOT, outcomes
 from shardweave.benchmarks.fuzz_cases import (
     BY_HAND,
-    KINDS,
     MODELS,
     Kind,
     captured,
@@ -20,9 +19,13 @@ from shardweave.benchmarks.fuzz_cases import (
     use_program,
     warm_up,
 )
+from shardweave.benchmarks.fuzz_entries import KINDS
 from shardweave.tests.mutations import mutated_data, restructured
 
-COUNTS = {"program": 10, "plan": 10, "cluster": 30, "checkpoint": 20}
+COUNTS = {
+    "program": 10, "plan": 10, "cluster": 30, "checkpoint": 20, "mesh": 20, "pipeline": 10,
+    "model": 10, "flags": 20,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", KINDS)

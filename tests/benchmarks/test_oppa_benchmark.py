@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from shardweave.benchmarks.baselines.random_trials import RandomChooser
 from shardweave.benchmarks.oppa_planner import (
     NEAR,
     Run,
@@ -16,7 +17,6 @@ from shardweave.benchmarks.oppa_space import SearchSpace
 from shardweave.benchmarks.oppa_step_model import StepModel, Transformer
 from shardweave.benchmarks.planners import main
 from shardweave.planners.cost.presets import find_cluster
-from shardweave.planners.oppa.choosers import RandomChooser
 
 ONE = Run(3, (0.5, 0.5, 0.9, 0.99), (0.1, 0.25, 0.3, 0.4), 1, 2.0)
 

@@ -13,11 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from shardweave.benchmarks.scoreboard import FOLDER, main
-from shardweave.benchmarks.scoreboard_score import formula, score_of
-from shardweave.benchmarks.scoreboard_twins import end_s, messages_s, oracle_regret
-from shardweave.driver.runs.decoder import COPIES, COPIES_OF_VIEW, LAYERS, captured_decoder
-from shardweave.driver.runs.frameworks import (
+from shardweave.benchmarks.runs.decoder import COPIES, COPIES_OF_VIEW, LAYERS, captured_decoder
+from shardweave.benchmarks.runs.frameworks import (
     COMPOSER,
     MEGATRON_DEEPSPEED,
     MEGATRON_LM,
@@ -25,9 +22,12 @@ from shardweave.driver.runs.frameworks import (
     VTRAIN,
     framework_of,
 )
-from shardweave.driver.runs.predict import PredictedRun, RunPredictor, placed
-from shardweave.driver.runs.rows import MeasuredRun, read_runs
-from shardweave.driver.runs.spec import DecoderSpec
+from shardweave.benchmarks.runs.predict import PredictedRun, RunPredictor, placed
+from shardweave.benchmarks.runs.rows import MeasuredRun, read_runs
+from shardweave.benchmarks.runs.spec import DecoderSpec
+from shardweave.benchmarks.scoreboard import FOLDER, main
+from shardweave.benchmarks.scoreboard_score import formula, score_of
+from shardweave.benchmarks.scoreboard_twins import end_s, messages_s, oracle_regret
 from shardweave.planners.cost.presets import find_cluster
 
 ROWS = FOLDER / "vtrain_single.csv"

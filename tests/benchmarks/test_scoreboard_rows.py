@@ -14,11 +14,13 @@ from typing import Any
 import pytest
 
 from shardweave.benchmarks import scoreboard_predict
+from shardweave.benchmarks.runs import calibrate
+from shardweave.benchmarks.runs.predict import PredictedRun, RunPredictor, placed
+from shardweave.benchmarks.runs.rows import COLUMNS, NEEDED, note_on_columns, read_rows, read_runs
 from shardweave.benchmarks.scoreboard import FOLDER, main
 from shardweave.benchmarks.scoreboard_predict import predict_all
 from shardweave.benchmarks.scoreboard_score import score_of
-from shardweave.driver.runs.predict import PredictedRun, RunPredictor, placed
-from shardweave.driver.runs.rows import COLUMNS, NEEDED, note_on_columns, read_rows, read_runs
+from shardweave.planners.cost.cluster_file import load_cluster
 from shardweave.planners.cost.presets import find_cluster
 
 CLUSTER = """
@@ -306,3 +308,15 @@ def test_several_processes_predict_what_one_does(
     assert len(one.pairs) == 2
     assert len(one.refused) == 1
     assert one == two
+
+
+@pytest.mark.slow
+def test_published_rows_refine_a_cluster(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, out = tmp_path / "runs.csv", tmp_path / "mine.yaml"
+    header, *rows = (FOLDER / "vtrain_single.csv").read_text().splitlines()
+    file.write_text("\n".join([header, *rows[:200:40]]) + "\n")
+    assert calibrate.main(["dgx-a100", str(file), "-o", str(out)]) == 0
+    assert "of a run that is left out of the fit" in capsys.readouterr().out
+    assert load_cluster(out).devices.keys() == find_cluster("dgx-a100").devices.keys()

@@ -2,38 +2,47 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
-from shardweave.benchmarks.scoreboard import FOLDER
+import shardweave as sw
 from shardweave.driver.cli import main
-from shardweave.driver.runs.calibrate import calibrate, scaled
-from shardweave.driver.runs.rows import MeasuredRun, read_runs
+from shardweave.driver.profile.calibrate import calibrate, scaled
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.cluster_file import load_cluster
 from shardweave.planners.cost.presets import find_cluster
+from shardweave.tests.zoo import captured
 
 CLUSTER = find_cluster("dgx-a100")
+LAYERS, TOKENS = 24, 2048
 
 
-def closed_form(run: MeasuredRun, cluster: Cluster) -> float:
+@dataclass(frozen=True)
+class Sizes:
+    """A decoder's run."""
+
+    hidden: int
+    micro_batch: int
+    tensor: int
+    step_s: float = 0.0
+
+
+def closed_form(run: Sizes, cluster: Cluster) -> float:
     """The longer of arithmetic and issuing, and messages within a node behind it."""
     (device,) = cluster.devices.values()
-    assert run.micro_batch is not None
-    tokens = run.micro_batch * run.seq
+    tokens = run.micro_batch * TOKENS
     flops_s = 24 * tokens * run.hidden**2 / run.tensor / device.flops["float16"]
     work_s = max(flops_s / device.efficiency[-1][1], 40 * device.issue_s)
     sent = 4 * tokens * run.hidden * (run.tensor - 1) / run.tensor
-    return run.layers * (work_s + sent / cluster.nodes[0].bandwidth_bytes_s)
+    return LAYERS * (work_s + sent / cluster.nodes[0].bandwidth_bytes_s)
 
 
-def runs_of(truth: Cluster) -> list[MeasuredRun]:
+def runs_of(truth: Cluster) -> list[Sizes]:
     """Runs of several sizes, as a cluster would measure them, with an error of a percent."""
-    base = read_runs([FOLDER / "vtrain_single.csv"])[0]
     found = [
-        replace(base, hidden=hidden, micro_batch=micro, tensor=tensor)
+        Sizes(hidden, micro, tensor)
         for hidden in (512, 2048, 8192)
         for micro in (1, 2, 8)
         for tensor in (1, 2, 8)
@@ -72,13 +81,38 @@ def test_too_few_measured_runs_are_refused() -> None:
         calibrate(CLUSTER, runs, closed_form)
 
 
-@pytest.mark.slow
-def test_command_refines_a_preset_by_rows_and_rows_left_out_are_no_worse(
+MODEL = "gpt:layers=1,hidden=64,heads=2,vocab=64,seq=16,batch=8"
+
+
+def rows(*cells: tuple[str, object]) -> str:
+    return "\n".join(["plan,model,step_ms", *(f'"{plan}","{MODEL}",{ms}' for plan, ms in cells)])
+
+
+def test_command_refines_a_preset_by_steps_of_plans(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file, out = tmp_path / "runs.csv", tmp_path / "mine.yaml"
-    header, *rows = (FOLDER / "vtrain_single.csv").read_text().splitlines()
-    file.write_text("\n".join([header, *rows[:200:40]]) + "\n")
-    assert main(["calibrate", "dgx-a100", str(file), "-o", str(out)]) == 0
-    assert "of a run that is left out of the fit" in capsys.readouterr().out
+    program = captured(MODEL).program
+    sw.plan(program, "data=2,tensor=2").save(tmp_path / "plan.json")
+    table, out = tmp_path / "runs.csv", tmp_path / "mine.yaml"
+    table.write_text(rows(("data=2", 2), ("plan.json", 3), ("data=4", 1.5)))
+    assert main(["calibrate", "dgx-a100", str(table), "-o", str(out)]) == 0
+    assert "over 3 runs" in capsys.readouterr().out
     assert load_cluster(out).devices.keys() == CLUSTER.devices.keys()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("model,mesh,step_ms\n", ":1: the header has no column 'plan'"),
+        (rows(("data=2", "nan")), ":2: step_ms is 'nan'"),
+        (rows(("data=2", 1), ("", 1)), ":3: the row has too many cells, or no model or plan"),
+        (rows(("data=2", 1), ("data=4", 1), ("tensr", 1)), ":4: mesh 'tensr'"),
+    ],
+)
+def test_row_that_cannot_be_read_is_named(
+    text: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "runs.csv").write_text(text)
+    out = str(tmp_path / "mine.yaml")
+    assert main(["calibrate", "dgx-a100", str(tmp_path / "runs.csv"), "-o", out]) == 1
+    assert said in capsys.readouterr().err

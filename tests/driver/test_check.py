@@ -25,11 +25,11 @@ from shardweave.driver.checking.check import (
     run_eager,
     tolerance_of,
 )
-from shardweave.driver.plans import partition
 from shardweave.ir.capture.capture import capture
 from shardweave.ir.capture.outputs import loss_of
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.staged import is_staged
+from shardweave.planners.lowering.partition import partition
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_parts import Pipeline
 

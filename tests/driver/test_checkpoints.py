@@ -15,15 +15,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from shardweave.backends.state.saved_state import CheckpointError
 from shardweave.backends.step.step import Step
+from shardweave.backends.watch.alive import own_identity
+from shardweave.driver.checkpoint_lock import LOCK, STALE_S, FolderLock
 from shardweave.driver.step.compile import compile as compile_step
+from shardweave.driver.training import checkpoints
 from shardweave.driver.training.checkpoint_files import MANIFEST, complete, digests_of
-from shardweave.driver.training.checkpoints import load_checkpoint, save_checkpoint
+from shardweave.driver.training.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
 from shardweave.tests.spawn import importable, run_ranks, warm_context
 
 
@@ -243,6 +247,13 @@ def test_checkpoint_that_is_replaced_is_there_at_each_moment(tmp_path: Path) -> 
     assert loaded.number == 1
 
 
+def test_free_room_is_said_only_where_it_was_too_little(tmp_path: Path) -> None:
+    (tmp_path / ".saving-1").write_text("")  # no folder
+    with pytest.raises(CheckpointError, match="NotADirectory") as caught:
+        save_checkpoint(tmp_path, 1, {"model": nn.Linear(2, 2)})
+    assert "were free" not in str(caught.value)
+
+
 def test_checkpoints_beyond_those_to_keep_are_deleted(tmp_path: Path) -> None:
     for number in (5, 10, 15, 20):
         save_checkpoint(tmp_path, number, {"model": nn.Linear(2, 2)}, keep=2)
@@ -274,9 +285,138 @@ def test_file_that_changed_is_named(name: str, tmp_path: Path) -> None:
 def test_checkpoint_without_one_of_its_files_does_not_count(name: str, tmp_path: Path) -> None:
     model = two_checkpoints(tmp_path)
     (tmp_path / "checkpoint-2" / name).unlink()
-    loaded = load_checkpoint(tmp_path, {"model": model})
+    with pytest.warns(UserWarning, match=f"checkpoint-2' .{name}: No such.*loading '.*-1'") as at:
+        loaded = load_checkpoint(tmp_path, {"model": model})
+    assert at[0].filename == __file__
     assert loaded is not None
     assert loaded.number == 1
+
+
+def test_damaged_checkpoint_is_an_error_if_there_is_no_other(tmp_path: Path) -> None:
+    model = nn.Linear(2, 2)
+    path = save_checkpoint(tmp_path, 1, {"model": model})
+    os.truncate(path / "__0_0.distcp", 10)
+    for number in (None, 1):
+        with pytest.raises(CheckpointError, match="distcp has 10 bytes, and was written with"):
+            load_checkpoint(tmp_path, {"model": model}, number=number)
+    with pytest.raises(CheckpointError, match="one checkpoint, and damaged: __0_0"):
+        load_checkpoint(path, {"model": model})
+    with pytest.raises(CheckpointError, match="it is a file"):
+        load_checkpoint(path / MANIFEST, {"model": model})
+    # An older one that is damaged is not asked for.
+    save_checkpoint(tmp_path, 2, {"model": model})
+    loaded = load_checkpoint(tmp_path, {"model": model})
+    assert loaded is not None
+    assert loaded.number == 2
+
+
+def test_path_of_one_checkpoint_loads_it_and_takes_no_other_into_it(tmp_path: Path) -> None:
+    model = two_checkpoints(tmp_path)
+    path = tmp_path / "checkpoint-1"
+    with pytest.warns(UserWarning, match=r"checkpoint-1' is one checkpoint.*folder that it is in"):
+        loaded = load_checkpoint(path, {"model": model})
+    assert loaded == Checkpoint(1, path, {})
+    with pytest.raises(CheckpointError, match="it is checkpoint 1, not 2"):
+        load_checkpoint(path, {"model": model}, number=2)
+    with pytest.raises(CheckpointError, match="is itself a checkpoint; give the folder"):
+        save_checkpoint(path, 3, {"model": model})
+    best = path.rename(tmp_path / "best")
+    with pytest.warns(UserWarning, match="one checkpoint"):
+        assert load_checkpoint(best, {"model": model}) == Checkpoint(1, best, {})
+
+
+ODD_NUMBERS = {
+    "float": 100.0, "half": 1.5, "bool": True, "none": None, "text": "1", "negative": -1,
+    "large": 10**18, "huge": 1 << 20_000, "tensor": torch.ones(2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("number", ODD_NUMBERS.values(), ids=ODD_NUMBERS)
+def test_number_that_is_no_whole_one_is_refused(number: Any, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"is no whole number from 0.*give a number >= 0"):
+        save_checkpoint(tmp_path, number, {})
+    if number is not None:
+        with pytest.raises(CheckpointError, match="is no whole number"):
+            load_checkpoint(tmp_path, {}, number=number)
+    assert os.listdir(tmp_path) == []
+
+
+def test_whole_numbers_of_other_types_are_taken(tmp_path: Path) -> None:
+    for number in (np.int64(3), torch.tensor(4)):
+        save_checkpoint(tmp_path, number, {"model": nn.Linear(2, 2)})  # pyright: ignore[reportArgumentType]
+    assert sorted(complete(tmp_path)) == [3, 4]
+
+
+# Two runs
+
+
+def holder_of(root: Path) -> FolderLock:
+    lock = FolderLock(root)
+    lock.acquire()
+    return lock
+
+
+def test_folder_into_which_another_run_saves_is_refused_and_names_it(tmp_path: Path) -> None:
+    model = two_checkpoints(tmp_path)
+    lock = holder_of(tmp_path)
+    said = rf"process {os.getpid()} on .* \(since 20.*\) is saving into this folder"
+    with pytest.raises(CheckpointError, match=said):
+        save_checkpoint(tmp_path, 3, {"model": model})
+    lock.release()
+    save_checkpoint(tmp_path, 3, {"model": model})
+    assert sorted(os.listdir(tmp_path)) == ["checkpoint-1", "checkpoint-2", "checkpoint-3"]
+
+
+def changed_holder(root: Path, **fields: Any) -> None:
+    record = json.loads((root / LOCK).read_text())
+    (root / LOCK).write_text(json.dumps(record | fields))
+
+
+def test_lock_of_a_process_that_ended_is_taken_over_and_said(tmp_path: Path) -> None:
+    lock = holder_of(tmp_path)
+    boot, pid, start = own_identity().split()
+    changed_holder(tmp_path, process=77, identity=f"{boot} {pid} {int(start) + 1}")
+    with pytest.warns(UserWarning, match="process 77 on .* has ended and left the lock") as at:
+        save_checkpoint(tmp_path, 1, {"model": nn.Linear(2, 2)})
+    assert at[0].filename == __file__
+    assert os.listdir(tmp_path) == ["checkpoint-1"]
+    with pytest.raises(CheckpointError, match="took this save over"):
+        lock.check()
+
+
+@pytest.mark.parametrize("text", ['{"identity": "elsewhere 1 1", "host": "far"}', "", "[]"])
+def test_lock_of_another_machine_is_stale_once_nobody_touches_it(text: str, tmp_path: Path) -> None:
+    lock, state = tmp_path / LOCK, {"model": nn.Linear(2, 2)}
+    lock.write_text(text)
+    with pytest.raises(CheckpointError, match="is saving into this folder"):
+        save_checkpoint(tmp_path, 1, state)
+    then_s = time.time() - 2 * STALE_S
+    os.utime(lock, (then_s, then_s))
+    with pytest.warns(UserWarning, match="has not touched it for 120 s"):
+        save_checkpoint(tmp_path, 1, state)
+    assert os.listdir(tmp_path) == ["checkpoint-1"]
+
+
+def test_save_that_was_taken_over_meanwhile_is_refused_and_mixes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = checkpoints._write_tensors
+
+    def write_slowly(tensors: Any, unfinished: Path) -> None:
+        write(tensors, unfinished)
+        monkeypatch.setattr(checkpoints, "_write_tensors", write)
+        changed_holder(tmp_path, identity="")
+        then_s = time.time() - 2 * STALE_S
+        os.utime(tmp_path / LOCK, (then_s, then_s))
+        with pytest.warns(UserWarning, match="has not touched it"):
+            save_checkpoint(tmp_path, 1, {"model": nn.Linear(2, 2), "who": "other"})
+
+    monkeypatch.setattr(checkpoints, "_write_tensors", write_slowly)
+    with pytest.raises(CheckpointError, match="1 was not saved"):
+        save_checkpoint(tmp_path, 1, {"model": nn.Linear(2, 2), "who": "own"})
+    loaded = load_checkpoint(tmp_path, {})
+    assert loaded is not None
+    assert loaded.values["who"] == "other"
 
 
 class Harmful:
@@ -342,6 +482,15 @@ def test_checkpoint_of_another_model_or_optimizer_is_refused(tmp_path: Path) -> 
         load_checkpoint(tmp_path, {"model": nn.Sequential(nn.Linear(2, 2))})
     with pytest.raises(CheckpointError, match="no entry 'modell', only model, optimizer"):
         load_checkpoint(tmp_path, {"modell": model})
+    with pytest.raises(CheckpointError, match=r"entry 'model' was saved as no optimizer's"):
+        load_checkpoint(tmp_path, {"model": optimizer, "optimizer": model})
+    with pytest.raises(CheckpointError, match=r"'optimizer' was saved as an optimizer's state"):
+        load_checkpoint(tmp_path, {"optimizer": model})
+    schedule = torch.optim.lr_scheduler.SequentialLR(
+        optimizer, [torch.optim.lr_scheduler.ConstantLR(optimizer)], []
+    )
+    with pytest.raises(CheckpointError, match=r"entry 'model', a SequentialLR, does not take"):
+        load_checkpoint(tmp_path, {"model": schedule})
     half = torch.optim.AdamW(model[0].parameters())
     with pytest.raises(CheckpointError, match="other groups of parameters"):
         load_checkpoint(tmp_path, {"model": model, "optimizer": half})

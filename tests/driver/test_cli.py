@@ -209,7 +209,9 @@ def test_run_says_which_passes_of_the_plan_have_no_effect(tmp_path: Path, capsys
     for one in (plan, replace(plan, attention_parts=4)):
         one.save(file)
         assert main(run) == 0
-        said = "note: split-attention: no fused attention has keys that are cut along the sequence"
+        said = (
+            "note: split-attention: no fused attention has keys that are sharded along the sequence"
+        )
         out = capsys.readouterr().out
         assert (said in out) is (one.attention_parts > 1)
         assert out.count("note: ") == (one.attention_parts > 1)
@@ -218,8 +220,10 @@ def test_run_says_which_passes_of_the_plan_have_no_effect(tmp_path: Path, capsys
 def test_run_that_is_not_equal_fails_and_names_the_parameter(
     monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
-    def run_other(model: nn.Module, batch: Mapping[str, Tensor]) -> check.Expected:
-        eager = check.run_eager(model, batch)
+    def run_other(
+        model: nn.Module, batch: Mapping[str, Tensor], how: check.EagerOptions
+    ) -> check.Expected:
+        eager = check.run_eager(model, batch, how)
         name = "h.0.mlp.fc_in.weight"
         return replace(eager, gradients={**eager.gradients, name: 1.01 * eager.gradients[name]})
 
@@ -237,9 +241,11 @@ def test_check_takes_a_second_step_with_other_inputs(
     """A step that is right once, and forgets what it should leave for the next."""
     batches: list[dict[str, Tensor]] = []
 
-    def run_other(model: nn.Module, batch: Mapping[str, Tensor]) -> check.Expected:
+    def run_other(
+        model: nn.Module, batch: Mapping[str, Tensor], how: check.EagerOptions
+    ) -> check.Expected:
         batches.append(dict(batch))
-        eager = check.run_eager(model, batch)
+        eager = check.run_eager(model, batch, how)
         return replace(eager, loss=eager.loss * 1.01) if len(batches) > 1 else eager
 
     monkeypatch.setattr("shardweave.driver.checking.measure.run_eager", run_other)

@@ -11,9 +11,9 @@ pytest.importorskip("triton")
 
 from shardweave.backends.triton.launch import cache
 from shardweave.driver.cli import main
-from shardweave.driver.plans import partition
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.passes.pipeline import run_passes
+from shardweave.planners.lowering.partition import partition
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_parts import Pipeline
 from shardweave.tests.ir_text import step

@@ -163,3 +163,8 @@ def test_killed_launcher_takes_its_ranks_with_it(tmp_path: Path) -> None:
 
 def _is_written(path: Path) -> bool:
     return path.exists() and path.read_text() != ""
+
+
+def test_more_processes_than_a_machine_starts_are_refused() -> None:
+    with pytest.raises(ValueError, match="1,000,000 processes are too many for this machine"):
+        launch(["true"], 10**6)

@@ -12,7 +12,9 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from transformers.utils import logging as transformers_logging
 
 from shardweave.backends.reference.reference import run_reference, values_of
-from shardweave.driver.models.hf import count_parameters
+from shardweave.driver import model_size
+from shardweave.driver.model_size import check_size
+from shardweave.driver.models.hf import build_hf
 from shardweave.driver.models.models import Example, announce, build_example, parse_options
 from shardweave.ir.capture.capture import CaptureError, capture
 
@@ -266,12 +268,15 @@ def test_experts_that_torch_does_not_express_in_aten_are_refused_with_the_remedy
 def test_parameters_are_counted_without_the_model(spec: str) -> None:
     model_type, _, options = spec.removeprefix("hf:").partition(":")
     built = sum(parameter.numel() for parameter in build_example(spec).module.parameters())
-    assert count_parameters(model_type, parse_options(options)) == built
+    given = parse_options(options)
+    made = check_size(spec, lambda: build_hf(model_type, given, torch.float32)[:2], torch.float32)
+    assert made.parameters == built
 
 
 def test_model_of_full_size_is_announced_before_it_is_built(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(model_size, "memory_bytes", lambda: 2**36)
     announce("hf:llama", torch.float32)
     assert capsys.readouterr().err == (
         "hf:llama has 6,738,415,616 parameters (25.1 GiB), which take a while to make; for a small "
@@ -320,6 +325,21 @@ def test_values_are_read_as_numbers_words_or_text() -> None:
         ("hf:gpt2:n_embd=16,n_head=3", r"hf:gpt2: .*divisible by num_heads"),
         ("hf:gpt2:batch=0", r"batch=0 is not a positive integer"),
         ("hf:qwen2:num_attention_heads=4", r"num_key_value_heads=32 does not divide"),
+        ("gpt:layers=10001", r"^gpt: layers can be 10,000 at most, found 10001"),
+        ("gpt:hidden=99999999999999999999", r"^gpt: hidden can be .*, found a larger number"),
+        ("hf:gpt2:tiny,n_layer=1000000", r"^hf:gpt2: n_layer can be 10,000 at most"),
+        (
+            "hf:llama:tiny,num_attention_heads=0",
+            r"^hf:llama with num_attention_heads=0 cannot be built; transformers says: \w+Error: ",
+        ),
+        (
+            "hf:llama:tiny,rms_norm_eps=0.1,hidden_act=nonsense",
+            r"^hf:llama with hidden_act=nonsense cannot be built; .*KeyError: 'nonsense'",
+        ),
+        ("hf:llama:tiny,pad_token_id=999", r"with pad_token_id=999 cannot be built; .*Padding"),
+        ("hf:vit:tiny,patch_size=0", r"with patch_size=0 cannot be built; .*ZeroDivisionError"),
+        ("sys:exit", r"factory sys:exit ended the program \(SystemExit\); --debug shows"),
+        ("math:sqrt", r"factory math:sqrt failed \(TypeError: .*--debug shows"),
         ("no_such_package.models:make", r"no module 'no_such_package' found from .*hf:TYPE"),
         ("user_models:make", r"'make' does not exist in module user_models; .*none"),
     ],
@@ -408,6 +428,45 @@ def test_failing_import_inside_a_factory_module_is_told_apart(
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ValueError, match=r"models_with_a_need failed: it needs no_such_package"):
         build_example("models_with_a_need:make")
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("import sys; sys.exit(0)", r"^importing its_model ended the program at .*its_model.py:1"),
+        ("1 / 0", r"^importing its_model failed at .*its_model.py:1 \(ZeroDivisionError: division"),
+        ("def make(): return {}['x']", r"^factory its_model:make failed at .*:1 \(KeyError: 'x'"),
+    ],
+)
+def test_factory_that_fails_or_ends_the_program_is_one_line(
+    source: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "its_model.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "its_model", raising=False)
+    with pytest.raises(ValueError, match=said) as error:
+        build_example("its_model:make")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ("gpt:hidden=100000,heads=1,vocab=10", r"of memory; give smaller sizes"),
+        ("gpt:hidden=100000000,heads=1,layers=1", r"tensor that is larger than any|at most"),
+        ("gpt:batch=100000000,seq=100000", r"elements of parameters and inputs, and at most"),
+        ("unet:levels=28,size=134217728", r"larger than any|at most|more than|of memory"),
+        ("gpt:layers=9000", r"has more than 100,000 modules|of memory"),
+        ("hf:gpt2:n_embd=3000000,n_head=1", r"of memory|at most|larger"),
+    ],
+)
+def test_model_too_large_for_the_machine_is_refused_before_it_is_built(
+    spec: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_size, "memory_bytes", lambda: 2**36)
+    monkeypatch.setattr(model_size, "MOST_MODULES", 2000)
+    with pytest.raises(ValueError, match=said.replace("100,000", "2,000")):
+        announce(spec, torch.float32)
 
 
 @pytest.mark.parametrize("model_type", ["llama", "vit", "mpt", "siglip"])

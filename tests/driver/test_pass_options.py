@@ -104,14 +104,18 @@ def test_verification_in_between_can_be_left_out(file: str, capsys: Captured) ->
     assert Program.parse(capsys.readouterr().out) == local()
 
 
-def test_failing_pass_leaves_the_program_before_it(
+def test_failing_pass_leaves_the_program_before_it_only_where_it_is_asked_to(
     file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    assert main(["opt", file, "--passes", "cse,preset:partition,preset:partition"]) == 1
-    err = capsys.readouterr().err
-    first, note = err.splitlines()
+    command = ["opt", file, "--passes", "cse,preset:partition,preset:partition"]
+    assert main(command) == 1
+    first, note = capsys.readouterr().err.splitlines()
     assert first.startswith("error: pass 'split-addmm': ")
+    assert note == "--dump-dir FOLDER keeps the program before pass 'split-addmm'"
+    assert list(tmp_path.iterdir()) == [Path(file)]
+    assert main([*command, "--dump-dir", str(tmp_path)]) == 1
+    _, note = capsys.readouterr().err.splitlines()
     assert note.startswith("the program before pass 'split-addmm' is in ")
     assert Program.load(note.rpartition(" is in ")[2]) == PassPipeline("cse,preset:partition").run(
         annotated()

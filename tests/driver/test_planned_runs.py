@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from shardweave.backends.reference.reference import run_reference
-from shardweave.driver.plans import partition
-from shardweave.driver.plans import plan as plan_program
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.program import Program
+from shardweave.planners.lowering.partition import partition
 from shardweave.planners.plan.plan import Plan
+from shardweave.planners.planning import plan as plan_program
 from shardweave.tests.zoo import SPECS, Captured, assert_equals_eager, captured
 
 GPT = "gpt:layers=4,hidden=16,heads=4,vocab=32,seq=8,batch=8"
@@ -74,8 +74,6 @@ def test_pipeline_of_a_planner_runs_as_planned() -> None:
         ("oases", "tensor=4", CLUSTER, {}),
         ("axonn", "", CLUSTER, {}),
         ("axonn", "", NODE, {}),
-        ("exhaustive", "", CLUSTER, {"simulate": 4}),
-        ("exhaustive", "data=2,tensor=2", CLUSTER, {"simulate": 4, "zero": 2}),
         ("oppa", "", CLUSTER, {"trials": 6}),
         ("oppa", "", NODE, {"trials": 6}),
     ],

@@ -113,7 +113,7 @@ SEARCH = """
 import sys
 from shardweave.driver.processes import trials
 from shardweave.driver.models.models import build_example
-from shardweave.driver.plans import plan
+from shardweave.planners.planning import plan
 from shardweave.ir.capture.capture import capture
 
 class Crashing(trials.LocalTrials):

@@ -12,6 +12,7 @@ from xdsl.passes import ModulePass
 
 import shardweave as sw
 from shardweave.backends.reference.reference import run_reference
+from shardweave.driver.checking.in_float64 import in_float64
 from shardweave.driver.checking.sample import sample_values
 from shardweave.driver.checking.validate import (
     TooLargeError,
@@ -21,10 +22,10 @@ from shardweave.driver.checking.validate import (
 )
 from shardweave.driver.cli import main
 from shardweave.driver.models.twin import twin_spec
-from shardweave.ir.capture.precision import in_float64
 from shardweave.ir.dialects.types import dtype_of_value
 from shardweave.ir.program.program import Program
-from shardweave.passes.pipeline import PassPipeline
+from shardweave.passes.kernels.unfuse_kernels import has_regions
+from shardweave.passes.pipeline import PassPipeline, as_mesh
 from shardweave.tests.ir_text import step
 from shardweave.tests.marks import slow
 from shardweave.tests.zoo import SPECS, captured
@@ -253,6 +254,23 @@ def test_opt_validates_every_pass(tmp_path: str, capsys: Captured) -> None:
     assert "validated every pass: 21 values compared in " in capsys.readouterr().out
     assert main([*given, "--validate", "--validate-limit", "1e3"]) == 1
     assert "more than the limit of 1e+03" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("mesh", "passes"),
+    [
+        ("data=1", "fuse-kernels"),
+        ("data=1", "preset:kernels"),
+        ("stage=2,data=1", "plan-megatron,preset:partition,cut-stages,fuse-kernels"),
+    ],
+)
+def test_programs_with_fused_regions_are_validated(mesh: str, passes: str) -> None:
+    validator = Validator()
+    result = PassPipeline(passes).run(
+        captured(SPECS["gpt"]).program, mesh=as_mesh(mesh), observer=validator
+    )
+    assert has_regions(result)
+    assert validator.num_runs > 1
 
 
 def test_compile_validates_with_the_inputs_it_is_given() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from shardweave.ir.mesh.mesh import Axis, Mesh
+from shardweave.ir.mesh.mesh import Axis, Mesh, check_virtual
 
 MESH = Mesh(data=2, tensor=3)
 TIMED = Mesh([Axis("batch", 4, "time")], data=2, tensor=3)
@@ -135,3 +137,23 @@ def test_mesh_is_refined_by_the_digits_of_its_axes_alone() -> None:
     assert str(refined) == "data=2,tensor.0=2,tensor.1=2"
     for other in ({"data": 2, "tensor": 4}, {"tensor.0": 2, "tensor.1": 4}, {"model": 4}, {}):
         assert mesh.refined(other) == mesh
+
+
+@pytest.mark.parametrize(
+    "text", ["data=1048577", "data=99999999999999999999", f"data={'9' * 5000}", "a=1024,b=1025"]
+)
+def test_mesh_of_more_devices_than_there_are_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="1,048,576 devices"):
+        Mesh.parse(text)
+
+
+@pytest.mark.parametrize("size", [2.0, True, "2", None])
+def test_size_that_is_no_whole_number_is_refused(size: Any) -> None:
+    with pytest.raises(ValueError, match="use a whole number"):
+        Mesh(data=size)
+
+
+def test_virtual_mesh_has_a_limit_of_its_own() -> None:
+    check_virtual(Mesh(data=4096))
+    with pytest.raises(ValueError, match="has 8,192 ranks, and one process runs 4,096 at most"):
+        check_virtual(Mesh(data=4096, tensor=2))

@@ -147,6 +147,23 @@ def test_programs_that_differ_in_one_argument_are_not_equal() -> None:
             "other = 99999999999999999999",
             "4:58: Integer value 99999999999999999999 is",
         ),
+        (
+            "%y, other = 1",
+            "%y",
+            "4:5: aten.add.Scalar lacks its argument 'other'; write other = a n",
+        ),
+        ("other = 1", 'other = "x"', "4:5: aten.add.Scalar: other is 'x', expected a number."),
+        ("other = 1", "other = [1]", "4:5: aten.add.Scalar: other is [1], expected a number."),
+        (
+            "add.Scalar(%y, other = 1)",
+            "sum.dim_IntList(%y, dim = [0, 1.5])",
+            "dim is [0, 1.5], expected a list of values, each a whole number, or none.",
+        ),
+        (
+            "add.Scalar(%y, other = 1)",
+            "sum(%y, dtype = 3)",
+            "4:5: aten.sum: dtype is 3, expected a dtype, such as f32, or none.",
+        ),
         ("%z =", "%y =", "4:5: SSA value %y is already defined"),
         ("%y =", "%y, %w =", "3:5: Operation has 1 results, but was given 2 to bind."),
         (

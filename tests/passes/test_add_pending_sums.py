@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shardweave.passes.pipeline import PassError, run_passes
-from shardweave.passes.prepare.add_pending_sums import add_pending_sums
+from shardweave.passes.prepare.add_pending_sums import AddPendingSumsPass
 from shardweave.tests.ir_text import assert_passes_to, collectives, lines, step
 
 PASSES = "add-pending-sums,propagate-shardings,insert-collectives"
@@ -65,7 +65,7 @@ def test_what_does_not_fit_the_pattern_stays(old: str, new: str) -> None:
     assert text != GRADIENTS
     program = step(text, "tensor=2")
     before = lines(program)
-    assert add_pending_sums(program) is False
+    AddPendingSumsPass().run(program)
     assert lines(program) == before
 
 

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from shardweave.backends.reference.reference import ReplicaMismatchError, run_reference
-from shardweave.driver.plans import partition
 from shardweave.driver.step.compile import compile
 from shardweave.ir.dialects.annotations import layer_of, set_phase
 from shardweave.ir.dialects.dist import RecvOp, RunOp, SendOp
@@ -22,6 +21,7 @@ from shardweave.ir.program.staged import StagePlaces, functions_of, num_ops_on_a
 from shardweave.ir.verify.program import verify
 from shardweave.passes.pipeline import PassError, run_passes
 from shardweave.planners.lowering.lower import local_program
+from shardweave.planners.lowering.partition import partition
 from shardweave.planners.lowering.stages.balance import balanced_stages
 from shardweave.planners.megatron.planner import plan_megatron
 from shardweave.planners.plan.plan import Plan

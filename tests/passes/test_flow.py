@@ -100,7 +100,7 @@ def test_use_in_other_shards_is_remembered_and_then_free() -> None:
     program, flow, _ = flow_of(views())
     x = program.arguments[0].value
     cut = sharding('[{"data"}, {}, {}]', 4, 8, 6)
-    assert [step.kind for step in flow.steps(x, cut)[1]] == ["slice"]
+    assert [step.op.kind() for step in flow.steps(x, cut)[1]] == ["slice"]
     flow.use(x, cut)
     assert flow.versions[x] == [sharding("[{}, {}, {}]", 4, 8, 6), cut]
     assert flow.steps(x, cut) == (cut, ())

@@ -13,7 +13,6 @@ from torch import Tensor
 from shardweave.backends.reference.reference import Key, run_reference, values_of
 from shardweave.backends.triton.kernels.generate import generate
 from shardweave.driver.models.models import build_example
-from shardweave.driver.plans import partition
 from shardweave.ir.capture.capture import capture
 from shardweave.ir.dialects.annotations import phase_of
 from shardweave.ir.dialects.dist import SendOp
@@ -23,6 +22,7 @@ from shardweave.ir.program.program import Program
 from shardweave.ir.program.staged import parts_of
 from shardweave.ir.verify.program import verify
 from shardweave.passes.pipeline import PassError, run_passes
+from shardweave.planners.lowering.partition import partition
 from shardweave.planners.lowering.stages.balance import balanced_stages
 from shardweave.planners.megatron.planner import plan_megatron
 from shardweave.planners.plan.plan_parts import Pipeline

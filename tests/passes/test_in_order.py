@@ -12,7 +12,9 @@ from shardweave.ir.dialects.dist import ReduceScatterOp, StartedOp, WaitOp
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.blocks import blocks_of
 from shardweave.ir.program.program import Program
-from shardweave.planners.lowering.lower import local_program, lowered, partitioning_of
+from shardweave.passes.messages.bucket_collectives import BucketCollectivesPass
+from shardweave.planners.lowering.lower import local_program, lowered
+from shardweave.planners.lowering.plan_passes import PlanPasses
 from shardweave.planners.megatron.planner import plan_megatron
 from shardweave.planners.simulate.simulate import simulate
 from shardweave.tests.ir_text import assert_passes_to
@@ -128,9 +130,9 @@ def test_gradients_of_one_block_at_most_are_being_scattered_whatever_their_size(
     model: str, sizes: dict[str, int]
 ) -> None:
     plan = stored_plan(SPECS[model])
-    steps = [*partitioning_of(plan), ("bucket-collectives", sizes), ("start-collectives", {})]
-    steps.append(("overlap-communication", {"schedule": "in-order"}))
-    program = lowered(captured(SPECS[model]).program, plan, steps)
+    passes = [*PlanPasses.of(plan).partitioning, BucketCollectivesPass(**sizes)]
+    finishing = ["start-collectives", 'overlap-communication{schedule="in-order"}']
+    program = lowered(captured(SPECS[model]).program, plan, [*passes, *finishing])
     blocks, in_flight = blocks_of(program), set[Operation]()
     for op in program.ops:
         if isinstance(op, StartedOp) and isinstance(op, ReduceScatterOp):

@@ -121,7 +121,7 @@ CASES = {
     "no-cut-keys": (
         step(GLOBAL, "data=2"),
         "split-attention{parts=2}",
-        "no fused attention has keys that are cut along the sequence, and none is computed in",
+        "no fused attention has keys that are sharded along the sequence, and none is computed in",
     ),
     "padding": (
         step(GLOBAL.replace("8x4xf64>\n    %y", '8x4xf64> [{"data"}, {}]\n    %y'), "data=3"),

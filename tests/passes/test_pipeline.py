@@ -13,6 +13,7 @@ from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.program import Program
 from shardweave.passes.messages.merge_collectives import MergeCollectivesPass
 from shardweave.passes.observers import Observer
+from shardweave.passes.partition.propagate_shardings import Propagation
 from shardweave.passes.pipeline import (
     PassError,
     PassPipeline,
@@ -152,3 +153,21 @@ def test_observer_sees_the_program_before_and_after_each_pass() -> None:
 def test_every_registered_pass_can_be_named_in_a_spec(name: str) -> None:
     (one,) = parse_passes(name)
     assert one.name == name
+
+
+def test_propagation_runs_forward_once_where_no_pass_in_between_changes_the_program(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    runs: list[Program] = []
+    forward = Propagation.forward
+
+    def counted(self: Propagation) -> None:
+        runs.append(self.program)
+        forward(self)
+
+    monkeypatch.setattr(Propagation, "forward", counted)
+    passes = "add-pending-sums,add-pending-sums,propagate-shardings"
+    run_passes(step(TEXT, "data=2"), passes)
+    assert len(runs) == 1
+    run_passes(step(TEXT, "data=2"), "add-pending-sums,cse,propagate-shardings")
+    assert len(runs) == 3

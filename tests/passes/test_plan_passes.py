@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
+from xdsl.rewriter import InsertPoint, Rewriter
 
-from shardweave.ir.dialects.annotations import phase_of
+from shardweave.driver.plans import partition
+from shardweave.ir.dialects.annotations import annotate, phase_of
+from shardweave.ir.dialects.aten import create
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.program.program import Program
+from shardweave.passes import registry
 from shardweave.passes.memory.rematerialize import POLICIES
-from shardweave.planners.lowering.lower import local_program
-from shardweave.planners.lowering.plan_passes import plan_passes
+from shardweave.passes.program_pass import PassOnProgram
+from shardweave.planners.cost.presets import find_cluster
+from shardweave.planners.lowering.lower import Lowerings, local_program
+from shardweave.planners.lowering.plan_passes import PlanPasses, plan_passes
 from shardweave.planners.overlap.overlap_communication import SCHEDULES
 from shardweave.planners.plan import plan_parts
 from shardweave.planners.plan.plan import Plan, PlanError
+from shardweave.planners.plan.plan_parts import Pipeline
+from shardweave.planners.predict.predict import simulate_plan
 from shardweave.tests.zoo import SPECS, assert_equals_eager, captured, megatron
 
 
@@ -43,6 +53,78 @@ def test_sub_batches_recomputation_and_schedule_of_a_plan_equal_eager(
 def test_schedule_list_needs_the_cluster_that_it_orders_for() -> None:
     with pytest.raises(PlanError, match="'list' orders ops for a cluster, and the plan names none"):
         plan_passes(Plan(schedule="list"))
+
+
+@dataclass(frozen=True)
+class MoreNegationsPass(PassOnProgram):
+    """Negate the step's first result twice."""
+
+    name = "more-negations"
+
+    def run(self, program: Program) -> None:
+        last = program.return_op
+        value = last.operands[0]
+        for _ in range(2):
+            op = create("aten.neg", [value], [value.type])
+            annotate(op, last)
+            Rewriter.insert_op(op, InsertPoint.before(last))
+            value = op.results[0]
+        last.operands[0] = value
+
+
+PLANS = (
+    replace(megatron(SPECS["gpt"], "data=2,tensor=2"), recompute="layer"),
+    replace(megatron(SPECS["gpt"], "data=2,tensor=2"), batch_split=2, schedule="cross-pass"),
+    replace(
+        megatron(SPECS["gpt"], "data=2"),
+        mesh={"pipeline": 2, "data": 2},
+        pipeline=Pipeline((("wte", "wpe"), ("h.*", "ln_f", "head")), 2),
+    ),
+)
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=("recompute", "sub-batches", "stages"))
+def test_plan_that_lists_its_derived_passes_gives_the_same_program(plan: Plan) -> None:
+    program = captured(SPECS["gpt"]).program
+    listed = replace(plan, passes=str(PlanPasses.of(plan)))
+    assert Plan.from_json(listed.to_json()) == listed
+    assert PlanPasses.of(listed) == PlanPasses.of(plan)
+    same = str(local_program(program, plan))
+    assert str(local_program(program, listed)) == same
+    assert str(Lowerings(program).local(listed)) == same
+
+
+@pytest.mark.parametrize("after", ["dce", "start-collectives"])
+@pytest.mark.parametrize("plan", PLANS[:2], ids=("recompute", "sub-batches"))
+def test_own_pass_that_a_plan_lists_is_priced_and_runs(
+    plan: Plan, after: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "PASSES", dict(registry.PASSES))
+    registry.register_pass(MoreNegationsPass)
+    case = captured(SPECS["gpt"])
+    passes = str(PlanPasses.of(plan)).replace(f"{after},", f"{after},more-negations,")
+    listed = replace(plan, passes=passes)
+    lowerings = Lowerings(case.program)
+    priced = lowerings.local(listed)
+    runs = partition(case.program, Mesh(**plan.mesh), listed)
+    assert str(priced) == str(runs)
+    num_ops = [
+        sum(op.name == "aten.neg" for op in each.ops) for each in (runs, lowerings.local(plan))
+    ]
+    assert num_ops[0] == num_ops[1] + 2
+    assert "aten.neg" in str(lowerings.blocking(listed))
+    assert_equals_eager(runs, case)
+    cluster = find_cluster("perlmutter")
+    slower, faster = (simulate_plan(lowerings, each, cluster).time_s for each in (listed, plan))
+    assert slower > faster
+
+
+def test_passes_of_a_plan_may_not_lack_what_its_other_fields_ask_for() -> None:
+    plan = replace(PLANS[0], passes="preset:default")
+    with pytest.raises(PlanError, match=r"the plan's passes lack 'rematerialize'.*They ask for: "):
+        local_program(captured(SPECS["gpt"]).program, plan)
+    with pytest.raises(ValueError, match="there is no pass 'ces'"):
+        plan_passes(replace(plan, passes="ces"))
 
 
 def test_zero_needs_replicas_to_divide_over() -> None:

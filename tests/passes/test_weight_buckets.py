@@ -13,8 +13,9 @@ from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.program import Program
 from shardweave.passes.pipeline import PassPipeline, run_passes
 from shardweave.planners.cost.memory import peak_memory
-from shardweave.planners.lowering.lower import local_program, lowered, partitioning_of
-from shardweave.planners.lowering.plan_passes import plan_passes
+from shardweave.planners.lowering.lower import local_program, lowered
+from shardweave.planners.lowering.plan_passes import PlanPasses, plan_passes
+from shardweave.planners.overlap.overlap_communication import OverlapCommunicationPass
 from shardweave.planners.plan.plan import Plan
 from shardweave.tests.ir_text import assert_passes_to, assert_same_values, step
 from shardweave.tests.zoo import SPECS, assert_equals_eager, captured
@@ -102,7 +103,7 @@ def test_step_gathers_once_for_each_block_and_pass_and_scatters_once_for_each_bl
 
 def test_gathered_bytes_do_not_grow() -> None:
     plan = stored_plan(SPEC)
-    blocking = lowered(captured(SPEC).program, plan, partitioning_of(plan))
+    blocking = lowered(captured(SPEC).program, plan, PlanPasses.of(plan).partitioning)
     bucketed = local_program(captured(SPEC).program, plan)
     sent = [sum(s.sent_bytes for s in p.stats().collectives) for p in (blocking, bucketed)]
     assert sent[1] <= sent[0]
@@ -122,18 +123,16 @@ def test_least_memory_is_taken_where_the_cap_asks_for_it() -> None:
     plan = stored_plan(SPEC)
     program = captured(SPEC).program
     ahead = peak_memory(local_program(program, plan)).peak_bytes
-    steps = [*partitioning_of(plan), ("bucket-collectives", {}), ("start-collectives", {})]
-    capped = {"schedule": "in-order", "memory_cap": ahead - 1}
-    least = lowered(program, plan, [*steps, ("overlap-communication", capped)])
+    passes = [*PlanPasses.of(plan).partitioning, "bucket-collectives", "start-collectives"]
+    least = lowered(program, plan, [*passes, OverlapCommunicationPass("in-order", "", ahead - 1)])
     assert peak_memory(least).peak_bytes < ahead
     with pytest.raises(ValueError, match="schedule in-order needs"):
-        lowered(program, plan, [*steps, ("overlap-communication", {**capped, "memory_cap": 1})])
+        lowered(program, plan, [*passes, OverlapCommunicationPass("in-order", "", 1)])
 
 
 def test_kept_weights_are_an_option() -> None:
     plan = stored_plan(SPEC)
     program = captured(SPEC).program
-    steps = [*partitioning_of(plan)]
-    local = lowered(program, replace(plan, recompute="none"), steps)
+    local = lowered(program, replace(plan, recompute="none"), PlanPasses.of(plan).partitioning)
     kept = run_passes(local, "delete-redundant-collectives,bucket-collectives")
     assert {phase_of(op) for op in gathers(kept)} == {"forward"}

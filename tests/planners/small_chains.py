@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from itertools import pairwise, product
 
+from shardweave.benchmarks.oases_literal import published_costs
 from shardweave.planners.cost.quantity import GIB
 from shardweave.planners.oases.chain import (
     Chain,
@@ -48,7 +49,7 @@ def least_time(
     chain: Chain, budget_bytes: float, *, literal: bool = False, max_switches: int | None = None
 ) -> float | None:
     """Seconds of the best path that fits, by trying all; None if none does."""
-    costs = linearise(chain, literal=literal)
+    costs = published_costs(chain) if literal else linearise(chain)
     times = [
         costs.time_s(path)
         for path in product(*(range(len(block.choices)) for block in chain.blocks))

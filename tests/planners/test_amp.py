@@ -14,9 +14,10 @@ from shardweave.benchmarks.amp_data import (
     setup_of,
     setups,
 )
+from shardweave.benchmarks.amp_literal import literal_costs, literal_cuts
 from shardweave.benchmarks.amp_planner import DATA, estimate_runs, quality, search_s
 from shardweave.benchmarks.amp_work import LayerWork, fixed_shares
-from shardweave.planners.amp.costs import corrected_costs, literal_costs
+from shardweave.planners.amp.costs import corrected_costs
 from shardweave.planners.amp.estimate import estimate
 from shardweave.planners.amp.memory import shortfall, stage_bytes
 from shardweave.planners.amp.model import AmpError, LayeredModel, Strategy, strategies
@@ -26,7 +27,7 @@ from shardweave.planners.amp.network import (
     megatron_grid,
     ring_bandwidths,
 )
-from shardweave.planners.amp.search import Annealing, best_cuts, literal_cuts, search
+from shardweave.planners.amp.search import Annealing, best_cuts, search
 from shardweave.planners.cost.cluster import Cluster, DeviceType, NodeType
 from shardweave.planners.cost.links import hops_at_once
 

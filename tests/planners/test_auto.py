@@ -10,6 +10,7 @@ from random import Random
 
 import pytest
 
+from shardweave.benchmarks.baselines.exhaustive import plan_exhaustive
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.program import Program
 from shardweave.planners.auto import plan_auto
@@ -25,7 +26,6 @@ from shardweave.planners.auto.space.space import joint_space as auto_space
 from shardweave.planners.auto.worth import over_own, worth
 from shardweave.planners.call import call_planner
 from shardweave.planners.cost.presets import find_cluster
-from shardweave.planners.exhaustive import plan_exhaustive
 from shardweave.planners.lowering.lower import Lowerings, local_program
 from shardweave.planners.megatron.planner import plan_megatron
 from shardweave.planners.plan.plan import Plan

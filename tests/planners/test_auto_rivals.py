@@ -9,6 +9,8 @@ from random import Random
 import pytest
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from shardweave.benchmarks.baselines.exhaustive import plan_exhaustive
+from shardweave.benchmarks.baselines.random_trials import plan_random
 from shardweave.driver.models.models import build_example
 from shardweave.ir.capture.capture import capture
 from shardweave.ir.mesh.mesh import Mesh
@@ -18,6 +20,7 @@ from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.lowering.lower import Lowerings
 from shardweave.planners.megatron.planner import plan_megatron
+from shardweave.planners.oppa.planner import TrialOptions
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_parts import PlanError
 from shardweave.planners.predict.predict import simulate_plan
@@ -29,7 +32,7 @@ SMALL, MANY = 8, 40
 RIVALS = ("megatron", "exhaustive", "amp", "axonn", "oppa", "random")
 """Those that choose the mesh; `oases` is asked on a mesh that is drawn."""
 
-OPTIONS = {"oppa": {"trials": 8}, "random": {"trials": 8}, "amp": {"simulate": 1}}
+OPTIONS = {"oppa": {"trials": 8}, "amp": {"simulate": 1}}
 
 
 @dataclass(frozen=True)
@@ -83,21 +86,24 @@ def drawn(seed: int) -> Problem:
     return Problem(spec, program, replace(cluster, devices=types), mesh)
 
 
+def asked(name: str, problem: Problem, mesh: Mesh | None) -> Plan:
+    """The plan of a planner, or of a baseline."""
+    if name == "exhaustive":
+        return plan_exhaustive(problem.program, mesh, cluster=problem.cluster)
+    if name == "random":
+        options = TrialOptions(trials=8)
+        return plan_random(problem.program, mesh, cluster=problem.cluster, options=options)
+    return call_planner(
+        name, problem.program, mesh, cluster=problem.cluster, options=OPTIONS.get(name, {})
+    )
+
+
 def answers(problem: Problem) -> Iterator[tuple[str, Plan]]:
     """Other planners' plans; those that have none for a problem say so by a ValueError."""
     for name in (*RIVALS, "oases"):
         mesh = problem.mesh if name == "oases" else None
         try:
-            yield (
-                name,
-                call_planner(
-                    name,
-                    problem.program,
-                    mesh,
-                    cluster=problem.cluster,
-                    options=OPTIONS.get(name, {}),
-                ),
-            )
+            yield name, asked(name, problem, mesh)
         except ValueError:
             continue
 

@@ -9,7 +9,6 @@ from random import Random
 
 import pytest
 
-from shardweave.driver.plans import partition
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.planners.auto import plan_auto
 from shardweave.planners.auto.estimate import Estimator
@@ -21,6 +20,7 @@ from shardweave.planners.auto.space.constraints import Constraints, point_of
 from shardweave.planners.auto.space.point import JointPoint
 from shardweave.planners.auto.space.space import joint_space
 from shardweave.planners.cost.presets import find_cluster
+from shardweave.planners.lowering.partition import partition
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_parts import PlanError
 from shardweave.tests.unforeseen import HERE

@@ -9,7 +9,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from shardweave.driver.cli import main
 from shardweave.driver.models.models import build_example
-from shardweave.driver.plans import partition
 from shardweave.ir.capture.capture import capture
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.program import Program
@@ -24,6 +23,7 @@ from shardweave.planners.auto.space.point import JointPoint
 from shardweave.planners.auto.space.sizes import shard_sizes
 from shardweave.planners.auto.space.space import JointSpace, joint_space
 from shardweave.planners.cost.presets import find_cluster
+from shardweave.planners.lowering.partition import partition
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_parts import PlanError
 from shardweave.planners.schedules.bounds import bubble_bound_s

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from shardweave.backends.reference.reference import run_reference
+from shardweave.benchmarks.axonn_literal import aware_links, rank_literally
 from shardweave.benchmarks.axonn_planner import captured as stack
 from shardweave.benchmarks.axonn_planner import gpt_model
-from shardweave.ir.capture.precision import in_float64
+from shardweave.driver.checking.in_float64 import in_float64
 from shardweave.ir.dialects.annotations import phase_of
 from shardweave.ir.dialects.dist import StartedOp, WaitOp
 from shardweave.ir.program.program import Program
@@ -23,7 +24,6 @@ from shardweave.planners.axonn.model import (
     LinearLayer,
     Numbers,
     agnostic_links,
-    aware_links,
     communication_s,
     grids_of,
     volumes,
@@ -112,7 +112,7 @@ def test_without_memory_the_best_grid_is_data_parallel_and_with_it_is_not() -> N
     """The erratum: the model alone degenerates, so memory has to constrain."""
     model = gpt_model("GPT-20B", samples=64)
     cluster = find_cluster("perlmutter")
-    literal = rank_grids(model, cluster, 32, Options(literal=True))
+    literal = rank_literally(model, cluster, 32)
     assert len(literal) == 56
     assert literal[0].grid == (1, 1, 1, 32)
     limited = rank_grids(model, cluster, 32, Options(checkpointing=True))

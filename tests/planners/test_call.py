@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import pytest
 
+import shardweave as sw
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.program import Program
 from shardweave.planners.call import call_planner, chooses_mesh, planner_options
+from shardweave.planners.plan.plan import Plan
+from shardweave.planners.registry import PLANNERS, register_planner
 from shardweave.tests.zoo import SPECS, captured
+
+
+def plan_alone(program: Program, mesh: Mesh | None, *, note: str = "") -> Plan:
+    """All on one device."""
+    return Plan(mesh={"data": 1}, planner="alone", notes=(note,) if note else ())
 
 
 def program() -> Program:
@@ -49,3 +57,15 @@ def test_missing_mesh_cluster_planner_and_option_are_told_in_one_line() -> None:
         call_planner("auto", program(), None, options={"time_limit_s": float("nan")})
     with pytest.raises(ValueError, match="no option 'x'; its options are data"):
         call_planner("replicated", program(), Mesh(data=2), options={"x": 1})
+
+
+def test_planner_of_ones_own_is_known_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PLANNERS, "alone", f"{__name__}:plan_alone")
+    assert register_planner("alone", plan_alone) is plan_alone
+    assert sw.plan(program(), planner="alone", note="mine").notes == ("mine",)
+    [made] = sw.PassPipeline('plan-alone{note="mine"}').passes
+    assert made.name == "plan-alone"
+    with pytest.raises(ValueError, match=r"a planner 'auto' already, shardweave\.planners\.auto"):
+        register_planner("auto", plan_alone)
+    with pytest.raises(ValueError, match="is nested in a function"):
+        register_planner("other", lambda program, mesh: plan_alone(program, mesh))

@@ -121,16 +121,13 @@ def test_axonn_counts_the_weights_exactly_and_the_activations_within_a_factor_of
     assert 0.5 <= row.predicted.peak_bytes / found.peak_bytes <= 1.45
 
 
-@pytest.mark.parametrize(("literal", "low", "high"), [(False, 0.90, 1.10), (True, 0.60, 0.85)])
 @pytest.mark.parametrize("mesh", ["data=4,tensor=4", "data=1,tensor=8"])
-def test_oases_is_within_10_percent_and_its_released_form_within_40(
-    mesh: str, literal: bool, low: float, high: float
-) -> None:
-    """(3) + (4) leave out what runs before and after the chain; the released form also the first
-    pair and the gradients' reduction. Memory (6) counts all blocks' activations at once."""
-    plan = plan_oases(program(), Mesh.parse(mesh), cluster=FREE, literal=literal)
+def test_oases_is_within_10_percent(mesh: str) -> None:
+    """(3) + (4) leave out what runs before and after the chain. Memory (6) counts all blocks'
+    activations at once."""
+    plan = plan_oases(program(), Mesh.parse(mesh), cluster=FREE)
     estimate, found = plan.candidates[0].predicted, simulated(plan, FREE)
-    assert low <= time_ratio(estimate, found) <= high
+    assert 0.90 <= time_ratio(estimate, found) <= 1.10
     assert 0.80 <= estimate.peak_bytes / found.peak_bytes <= 1.55
 
 

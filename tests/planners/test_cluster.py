@@ -246,3 +246,9 @@ def test_text_that_yaml_cannot_read_is_refused(text: str, message: str) -> None:
 def test_number_of_nodes_that_none_has_is_refused(count: object, message: str) -> None:
     with pytest.raises(ClusterError, match=message):
         parse_cluster(GOOD.replace("count: 2", f"count: {count}"))
+
+
+@pytest.mark.parametrize("count", ["99999999999", "0.5", "1.5", "1e400", "131073"])
+def test_number_of_nodes_is_whole_and_has_a_limit(count: str) -> None:
+    with pytest.raises(ClusterError, match=r"no whole number of nodes|expected rate=RATE"):
+        find_cluster(f"h100-pod:nodes={count}")

@@ -10,12 +10,12 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import shardweave as sw
 from shardweave.driver.models.models import build_example
-from shardweave.driver.plans import partition
 from shardweave.ir.dialects.dist import DistOp
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.program import Program
 from shardweave.ir.program.staged import functions_of
 from shardweave.planners.lowering.lower import Lowerings
+from shardweave.planners.lowering.partition import partition
 from shardweave.planners.megatron.planner import plan_megatron
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_parts import Pipeline

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from shardweave.benchmarks.oases_literal import published_costs
 from shardweave.planners.cost.quantity import GIB
 from shardweave.planners.oases.chain import (
     Chain,
@@ -53,7 +54,7 @@ def test_shrinking_degree_gathers_in_the_backward_pass() -> None:
 
 def test_literal_takes_one_degree_for_both_blocks_of_a_pair() -> None:
     chain = three_blocks()
-    costs = linearise(chain, literal=True)
+    costs = published_costs(chain)
     forward = 4 + (max(2, 3) + max(2, 3)) + (max(2, 3) + 3)
     backward = (6 - 4) + (max(3, 3) + max(3, 3)) + (max(3, 3) + 3)
     assert costs.time_s(chain.path([1, 2, 2])) == forward + backward + 10 + min(1, 2)
@@ -101,4 +102,4 @@ def test_literal_costs_refuse_blocks_with_different_degrees() -> None:
     narrow = replace(chain.blocks[2], choices=chain.blocks[2].choices[:1])
     chain = Chain((*chain.blocks[:2], narrow), (chain.gather_s[0], ((0.0,), (20.0,))))
     with pytest.raises(ChainError, match=r"'c' has \[1\], 'a' has \[1, 2\]"):
-        linearise(chain, literal=True)
+        published_costs(chain)

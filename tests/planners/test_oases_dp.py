@@ -7,6 +7,7 @@ import math
 import pytest
 
 from shardweave.benchmarks.oases_data import BUDGET_BYTES, chain_of, model_of
+from shardweave.benchmarks.oases_literal import published_costs
 from shardweave.planners.cost.quantity import GIB
 from shardweave.planners.oases.chain import Chain, ChainBlock, ChainError, linearise
 from shardweave.planners.oases.dp import solve_chain
@@ -25,12 +26,13 @@ def test_search_equals_trying_all_paths(literal: bool, max_switches: int | None)
     for seed in range(40):
         chain = random_chain(seed)
         budget = random_budget(seed, chain)
+        costs = published_costs(chain) if literal else None
         wanted = least_time(chain, budget, literal=literal, max_switches=max_switches)
         if wanted is None:
             with pytest.raises(ChainError, match="GiB too much"):
-                solve_chain(chain, budget, literal=literal, max_switches=max_switches)
+                solve_chain(chain, budget, costs=costs, max_switches=max_switches)
             continue
-        found = solve_chain(chain, budget, literal=literal, max_switches=max_switches)
+        found = solve_chain(chain, budget, costs=costs, max_switches=max_switches)
         assert found.time_s == pytest.approx(wanted, rel=1e-9), f"seed {seed}"
         assert found.memory_bytes <= budget
         assert max_switches is None or switches(found.degrees) <= max_switches
@@ -91,7 +93,7 @@ def test_best_degrees_of_the_published_profile_are_these() -> None:
 def test_released_planner_loses_three_quarters_of_a_percent_on_its_own_profile() -> None:
     chain = chain_of(model_of(4096), "3090", literal=True)
     exact = linearise(chain)
-    literal = solve_chain(chain, BUDGET_BYTES, literal=True)
+    literal = solve_chain(chain, BUDGET_BYTES, costs=published_costs(chain))
     assert literal.degrees.count(2) == 2
     best = solve_chain(chain, BUDGET_BYTES)
     assert best.degrees.count(2) == 3

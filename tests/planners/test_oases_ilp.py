@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from shardweave.benchmarks.oases_literal import published_costs
 from shardweave.planners.cost.quantity import GIB
 from shardweave.planners.oases.chain import ChainError
 from shardweave.planners.oases.dp import Solution, solve_chain
@@ -20,7 +21,7 @@ SOLVERS = ("highs", "cbc")
 def check_agreement(seed: int, *, longest: int) -> None:
     chain = random_chain(seed, longest=longest)
     options: dict[str, Any] = {
-        "literal": seed % 3 == 0,
+        "costs": published_costs(chain) if seed % 3 == 0 else None,
         "max_switches": (None, None, 1, 2)[seed % 4],
     }
     budget = random_budget(seed, chain)

@@ -28,8 +28,8 @@ from shardweave.tests.zoo import captured
 SPEC = "gpt:layers=2,hidden=16,heads=4,vocab=32,seq=8,batch=8"
 CLUSTER = find_cluster("testbed")
 PLANNERS = ("megatron", "replicated", "trials", "axonn", "oases")
-"""`trials` has the space of exhaustive, oppa, random and boosted-trees; amp's stages are of the
-programs of megatron's plans."""
+"""`trials` has the space of the baselines exhaustive, random and boosted-trees; amp's stages are of
+the programs of megatron's plans."""
 
 FEW = 4
 MANY = 50

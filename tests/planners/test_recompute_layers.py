@@ -7,7 +7,6 @@ from functools import cache
 
 import pytest
 
-from shardweave.driver.plans import partition
 from shardweave.ir.dialects.annotations import phase_of
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.blocks import blocks_of
@@ -22,6 +21,7 @@ from shardweave.planners.auto.reader import CostReader, Depths
 from shardweave.planners.auto.space.constraints import point_of, with_memory
 from shardweave.planners.auto.space.point import JointPoint
 from shardweave.planners.cost.presets import find_cluster
+from shardweave.planners.lowering.partition import partition
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_check import check_plan
 from shardweave.planners.plan.plan_parts import Pipeline, PlanError, Predicted

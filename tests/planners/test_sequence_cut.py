@@ -24,7 +24,8 @@ from shardweave.ir.program.program import Program
 from shardweave.ir.program.staged import parts_of
 from shardweave.ir.program.storage import kept_bytes
 from shardweave.passes.pipeline import as_mesh
-from shardweave.planners.lowering.lower import local_program, lowered, partitioning_of
+from shardweave.planners.lowering.lower import local_program, lowered
+from shardweave.planners.lowering.plan_passes import PlanPasses
 from shardweave.planners.megatron.planner import plan_megatron
 from shardweave.planners.megatron.sequence_cut import sequence_cut
 from shardweave.planners.plan.plan import Plan
@@ -175,7 +176,7 @@ LONG = "gpt:layers=2,hidden=32,heads=4,ffn=48,vocab=16,seq=128,batch=2"
 def partitioned(spec: str, mesh: str, **options: Any) -> Program:
     """The program of each rank, in the order in which it was written."""
     plan = plan_of(spec, mesh, **options)
-    return lowered(captured(spec).program, plan, partitioning_of(plan))
+    return lowered(captured(spec).program, plan, PlanPasses.of(plan).partitioning)
 
 
 @pytest.mark.parametrize("parts", [1, 4])

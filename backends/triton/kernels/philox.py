@@ -98,5 +98,6 @@ def numbers(
             DISTRIBUTION=distribution,
             DIGITS=digits_of(dtype) if dtype.is_floating_point else 0,
             BLOCK=_BLOCK,
+            enable_fp_fusion=True,  # as in `launch_options`
         )
     return result

@@ -8,12 +8,9 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-
+from shardweave.backends.triton.installed import has_triton
 from shardweave.backends.triton.launch.launch import launch_options, load_function
 from shardweave.backends.triton.launch.occupancy import (
     VECTOR_BITS,
@@ -23,6 +20,9 @@ from shardweave.backends.triton.launch.occupancy import (
     resident_warps,
 )
 from shardweave.backends.triton.source.source import Config, KernelSource
+
+if TYPE_CHECKING:
+    from triton.backends.compiler import GPUTarget
 
 SHARED_LIMIT_BYTES = {
     "sm_75": 64 << 10,
@@ -35,8 +35,6 @@ SHARED_LIMIT_BYTES = {
     "gfx942": 64 << 10,
 }
 """Shared memory that one program may have (CUDA C++ programming guide; LDS on AMD)."""
-
-_TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
 ALIGNED = [["tt.divisibility", 16]]
 
@@ -101,11 +99,18 @@ class Built:
 
 
 def parse_target(text: str) -> GPUTarget:
-    """`sm_90` or `gfx942` as Triton's target. Raises ValueError for others."""
+    """`sm_90` or `gfx942` as Triton's target. Raises ValueError for others, and without Triton."""
     if text not in SHARED_LIMIT_BYTES:
         raise ValueError(
             f"target '{text}' is unknown; use some of {', '.join(SHARED_LIMIT_BYTES)}."
         )
+    if not has_triton():
+        raise ValueError(
+            f"compiling kernels for '{text}' takes Triton, which is not installed here; compile "
+            "them on Linux, or write their sources alone (--target '')."
+        )
+    from triton.backends.compiler import GPUTarget
+
     if text.startswith("sm_"):
         return GPUTarget("cuda", int(text.removeprefix("sm_")), 32)
     return GPUTarget("hip", text, 64)
@@ -127,6 +132,9 @@ def build(kernel: KernelSource, target: str, config: Config | None = None) -> Bu
 
 
 def _build(kernel: KernelSource, target: str, config: Config) -> Built:
+    import triton
+    from triton.compiler import ASTSource
+
     goal = parse_target(target)
     # Pipelines no deeper than the target's memory for them.
     is_shallow = goal.backend == "hip" and config.get("num_stages", 0) > 2
@@ -165,9 +173,16 @@ def _build(kernel: KernelSource, target: str, config: Config) -> Built:
     return Built(kernel, target, chosen, files, registers, shared, spilled)
 
 
+def _tools() -> Path:
+    """The folder of NVIDIA's programs that Triton brings along."""
+    import triton
+
+    return Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+
+
 def _resources_of_cubin(cubin: bytes) -> tuple[int, int]:
     """Registers and bytes of stack of one thread, as cuobjdump reads them."""
-    tool = _TOOLS / "cuobjdump"
+    tool = _tools() / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
@@ -181,7 +196,7 @@ def _resources_of_cubin(cubin: bytes) -> tuple[int, int]:
 
 def _spilled_by_ptxas(ptx: bytes, target: str) -> int:
     """Bytes of one thread that the assembler spills, as it says itself."""
-    tool = _TOOLS / ("ptxas-blackwell" if target == "sm_100" else "ptxas")
+    tool = _tools() / ("ptxas-blackwell" if target == "sm_100" else "ptxas")
     suffix = "a" if target in ("sm_90", "sm_100") else ""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.ptx"

@@ -13,6 +13,7 @@ from torch import Tensor
 from xdsl.ir import SSAValue
 
 from shardweave.backends.emit.calls import prepared
+from shardweave.backends.triton.installed import has_triton
 from shardweave.backends.triton.kernels.generate import kernel_of
 from shardweave.backends.triton.kernels.lookups import num_programs
 from shardweave.backends.triton.launch.cache import cache_folder, write_file
@@ -106,7 +107,8 @@ class FusedCall:
         if self.region is None:
             return f"ATen, op by op, since {self.reason}: {names}"
         if not _runs_kernels(device):
-            return f"ATen, op by op, since kernels need a GPU: {names}"
+            lacks = "kernels need a GPU" if has_triton() else "Triton is not installed"
+            return f"ATen, op by op, since {lacks}: {names}"
         space = self.region.space
         text = f"Triton, {space.family}, {space.rows} x {space.columns}: {names}"
         if is_sum_in_memory(self.op):
@@ -203,7 +205,8 @@ def product_precision() -> str:
 
 def _runs_kernels(device: torch.device) -> bool:
     """Whether Triton runs on tensors of a device: on a GPU, or in its interpreter."""
-    return device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
+    is_run = device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
+    return is_run and has_triton()
 
 
 Start = Callable[..., object]
@@ -331,6 +334,7 @@ def launch_options(kernel: KernelSource, config: Config) -> dict[str, int | bool
     options: dict[str, int | bool] = {
         k: config[k] for k in ("num_warps", "num_stages") if k in config
     }
+    options["enable_fp_fusion"] = True  # its default, which Triton 3.10 is to change
     return options | ({"debug": True, "sanitize_overflow": False} if kernel.asserts else {})
 
 

@@ -42,6 +42,9 @@ _STORE = re.compile(r"\bst\.global(?:\.[\w:]+)*?(?:\.v(\d))?\.[a-z](\d+)\b")
 _PLACE = re.compile(r"\.loc\s+1\s+(\d+)")
 """The line of the source that the instructions after it come from."""
 
+_ASSEMBLY = re.compile(r"// (begin|end) inline asm")
+"""Around instructions of one line of the source. Triton 3.8 counts their own lines up from it."""
+
 _ADDRESS = re.compile(r"tl\.(?:load|store)\(([^,]*)")
 _FAST = re.compile(r"\(?(?:x|i|col|k_a|k_b|place)(?: % \d+)?\)?\)?")
 """A part of an address that grows by one from element to element."""
@@ -78,10 +81,12 @@ def narrow_statements(ptx: str, source: str) -> dict[str, int]:
     thread (a sum for each column) is not among them, nor one that gathers or is for an edge alone.
     """
     accesses: dict[int, list[int]] = {}
-    line = 0
+    line, is_assembly = 0, False
     for text in ptx.splitlines():
-        place = _PLACE.search(text)
-        if place is not None:
+        mark, place = _ASSEMBLY.search(text), _PLACE.search(text)
+        if mark is not None:
+            is_assembly = mark[1] == "begin"
+        if place is not None and not is_assembly:
             line = int(place[1])
         match = _LOAD.search(text) or _STORE.search(text)
         if match is not None:

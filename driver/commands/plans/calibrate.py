@@ -13,7 +13,10 @@ def add_parser(commands: Commands) -> None:
     command = new_command(commands, "calibrate", "Refine a cluster file by measured runs.")
     command.add_argument("cluster", metavar="CLUSTER", help="a preset's name, or a YAML file")
     command.add_argument(
-        "runs", metavar="RUNS.csv", nargs="+", help="rows in the columns of docs/clusters.md"
+        "runs",
+        metavar="RUNS.csv",
+        nargs="+",
+        help="rows of model, plan (a file, or a mesh) and step_ms",
     )
     command.add_argument(
         "-o", "--output", metavar="FILE", default="calibrated.yaml", help="default: calibrated.yaml"
@@ -24,23 +27,14 @@ def add_parser(commands: Commands) -> None:
 def calibrate_command(options: argparse.Namespace) -> int:
     check_output(options.output)
     start_s = time.monotonic()
-    from shardweave.driver.runs.calibrate import KNOBS, calibrate
-    from shardweave.driver.runs.predict import RunPredictor, in_order, placed
-    from shardweave.driver.runs.rows import MeasuredRun, note_on_columns, read_runs
-    from shardweave.planners.cost.cluster import Cluster
+    from shardweave.driver.commands.plans.measured_steps import StepPredictor, read_steps
+    from shardweave.driver.profile.calibrate import KNOBS, calibrate
     from shardweave.planners.cost.cluster_file import save_cluster
     from shardweave.planners.cost.presets import find_cluster
 
-    predictor = RunPredictor()
-
-    def predict(run: MeasuredRun, cluster: Cluster) -> float:
-        return predictor.predict(run, placed(run, cluster)).step_s
-
-    paths = [Path(name) for name in options.runs]
-    runs = in_order(read_runs(paths))
-    for note in filter(None, map(note_on_columns, paths)):
-        print(note)
-    found = calibrate(find_cluster(options.cluster), runs, predict)
+    cluster = find_cluster(options.cluster)
+    steps = read_steps(map(Path, options.runs))
+    found = calibrate(cluster, steps, StepPredictor().predict)
     save_cluster(found.cluster, options.output)
     for name, factor in found.factors.items():
         shown = "as before: no run depends on it" if name in found.unmoved else f"x {factor:.3f}"

@@ -9,6 +9,7 @@ from shardweave.driver.commands.arguments import (
     MODEL_HELP,
     Commands,
     add_cluster,
+    add_load,
     add_time_limit,
     new_command,
 )
@@ -48,6 +49,12 @@ def add_parser(commands: Commands) -> None:
     command.add_argument(
         "--compare", metavar="A,B", help="two planners or plan files, side by side, instead"
     )
+    command.add_argument(
+        "--show-passes",
+        action="store_true",
+        help="print the passes that carry the plan out, as a plan's 'passes' takes them",
+    )
+    add_load(command)
     command.add_argument("--plot", metavar="FILE", help="draw the best plans there")
     command.add_argument("--dtype", choices=DTYPES, help=f"of a model (default: {DTYPES[0]})")
     command.set_defaults(func=plan_command)

@@ -13,7 +13,6 @@ from rich.console import Console
 from shardweave.driver.commands.arguments import DTYPES, check_output, check_picture, messages
 from shardweave.driver.commands.read_programs import is_text, read_or_capture
 from shardweave.driver.models.models import parse_options
-from shardweave.driver.plans import on_cluster, plan
 from shardweave.driver.processes.trials import host_of
 from shardweave.driver.report.plan import comparison_table, print_candidates, print_plan
 from shardweave.driver.report.text import status
@@ -21,9 +20,11 @@ from shardweave.ir.program.program import Program
 from shardweave.planners.call import require_cluster
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.cost.quantity import bytes_text
+from shardweave.planners.lowering.plan_passes import PlanPasses
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_check import check_plan
 from shardweave.planners.plan.plan_parts import Candidate
+from shardweave.planners.planning import on_cluster, plan
 from shardweave.planners.predict.plan_plot import plot_candidates
 from shardweave.planners.registry import DEFAULT_PLANNER, PLANNERS, no_such_plan
 
@@ -53,6 +54,8 @@ def plan_program(options: argparse.Namespace) -> int:
     if options.explain:
         print_candidates(considered, out)
     print_plan(found, out)
+    if options.show_passes:
+        print(f"passes: {PlanPasses.of(found)}", file=out)
     _plot(considered, options.plot, out)
     _check_fits(found)
     if options.output == "-":
@@ -101,10 +104,11 @@ def _check_useful_to_compare(options: argparse.Namespace) -> None:
         raise ValueError(
             "--compare shows two plans and writes none; leave -o out, or --compare to plan."
         )
-    if options.explain or options.planner:
-        useless = "--explain" if options.explain else "--planner"
+    given = (name for name in ("explain", "show_passes", "planner") if getattr(options, name))
+    useless = next(given, "").replace("_", "-")
+    if useless:
         raise ValueError(
-            f"--compare names what plans, and shows it in its own table; leave {useless} out, or "
+            f"--compare names what plans, and shows it in its own table; leave --{useless} out, or "
             "--compare to plan."
         )
     if _options(options) and not _planners(options):

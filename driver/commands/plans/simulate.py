@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from shardweave.driver.commands.arguments import (
     Commands,
     add_cluster,
+    add_load,
     add_optimizer,
     check_output,
     check_picture,
@@ -35,6 +36,7 @@ def add_parser(commands: Commands) -> None:
     command.add_argument(
         "--plan", metavar="FILE", help="simulate the program under this plan, stages and ZeRO too"
     )
+    add_load(command)
     command.add_argument("--trace", metavar="FILE", help="write a trace for ui.perfetto.dev there")
     command.add_argument("--plot", metavar="FILE", help="write a picture of the streams there")
     command.add_argument("--json", action="store_true", help="print the numbers as JSON instead")
@@ -68,7 +70,7 @@ def simulate_command(options: argparse.Namespace) -> int:
 
 def _simulated(program: Program, options: argparse.Namespace) -> Simulation | PipelineSimulation:
     from shardweave.driver.commands.read_programs import note_what_is_simulated
-    from shardweave.driver.plans import simulate_plan
+    from shardweave.planners.planning import simulate_plan
     from shardweave.planners.predict.predict import simulate_step
 
     state = optimizer_state(options)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
-import sys
-from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardweave.driver.commands.arguments import (
     Commands,
+    add_load,
     add_passes,
     add_program_output,
     add_prove_option,
@@ -49,7 +46,6 @@ def opt_command(options: argparse.Namespace) -> int:
     from shardweave.passes.observers import Observers, PassWatch
     from shardweave.passes.pipeline import as_mesh
 
-    load_passes(options.load)
     if options.list_passes:
         print(list_of_passes())
         return 0
@@ -103,13 +99,7 @@ def _print_summary(
 
 def _add_pass_options(command: argparse.ArgumentParser) -> None:
     """Declare which passes run and what is seen of them."""
-    command.add_argument(
-        "--load",
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="a Python file that registers passes of one's own (sw.register_pass)",
-    )
+    add_load(command)
     command.add_argument(
         "--stop-after", metavar="PASS", help="run no pass after the first of this name"
     )
@@ -165,27 +155,11 @@ def pipeline_of(options: argparse.Namespace) -> PassPipeline:
     return pipeline
 
 
-def load_passes(paths: Sequence[str]) -> None:
-    """Run Python files that register passes. Raises ValueError for what is no such file."""
-    for path in paths:
-        file = Path(path)
-        if not file.is_file() or file.suffix != ".py":
-            raise ValueError(f"--load {path}: expected a Python file that registers passes.")
-        # A name of its own: a file may be called as a module that is there already.
-        name = f"shardweave_loaded_{file.stem}"
-        spec = importlib.util.spec_from_file_location(name, file)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        spec.loader.exec_module(module)
-
-
 def observers_of(options: argparse.Namespace, pipeline: PassPipeline) -> list[Observer]:
     """What the options ask to see. A failing pass always leaves the program before it in a file."""
-    from shardweave.passes.observers import DumpFiles, KeepFailed, PrintChanges, PrintPrograms
+    from shardweave.passes.observers import DumpFiles, NameDump, PrintChanges, PrintPrograms
 
-    found: list[Observer] = [DumpFiles(options.dump_dir) if options.dump_dir else KeepFailed()]
+    found: list[Observer] = [DumpFiles(options.dump_dir) if options.dump_dir else NameDump()]
     if options.print_after_change:
         found.append(PrintChanges())
     every = [one.name for one in pipeline.passes] if options.print_after_all else []

@@ -37,8 +37,10 @@ def show_command(options: argparse.Namespace) -> int:
     """Print the layers of a program, or the ops that the options select."""
     from shardweave.driver.commands.read_programs import program_line, read
     from shardweave.driver.report.outline import outline, selection
+    from shardweave.ir.verify.program import check
 
     program = read(options.file)
+    check(program)
     if options.schedule:
         print(_schedule(program))
         return 0

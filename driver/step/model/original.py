@@ -7,11 +7,12 @@ is warned of, once for each model and kind, with what to write.
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
 from itertools import compress
-from typing import Any
+from typing import Any, Self
 from weakref import WeakKeyDictionary, WeakSet, ref
 
 import torch
@@ -34,14 +35,16 @@ LOOKS = 3
 """How often gradients are looked at, whether they were set to zero."""
 
 
+_NUMBER = Counter[str]()
+"""How many originals were made."""
+
+
 class Original:
     """The model that a step was made of, and how it was then.
 
     It is looked at in each call of the step, when an optimizer takes a step, and when somebody asks
-    the model for its state. number: of those that were made.
+    the model for its state.
     """
-
-    number = 0
 
     def __init__(self, model: nn.Module, step: Step) -> None:
         self.model = model
@@ -65,12 +68,16 @@ class Original:
         for other in _ORIGINALS:
             if other.model is model:  # what was changed meanwhile was for this step
                 other._take()
-        Original.number += 1
+        _NUMBER["made"] += 1
         _ORIGINALS.add(self)
         _SAID.setdefault(model, set())
         _watch_optimizers()
         if not any(isinstance(hook, _Asked) for hook in model._state_dict_pre_hooks.values()):
             model.register_state_dict_pre_hook(_Asked())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Itself: a copy of a step was made of the same model."""
+        return self
 
     def _take(self) -> None:
         """Take the model as it is for known."""
@@ -275,7 +282,7 @@ def _watch_optimizers() -> None:
 def _on_optimizer_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     del args, kwargs
     found = _OPTIMIZERS.get(optimizer)
-    size = sum(len(group["params"]) for group in optimizer.param_groups), Original.number
+    size = sum(len(group["params"]) for group in optimizer.param_groups), _NUMBER["made"]
     if found is None or found.size != size:
         own = {id(p) for group in optimizer.param_groups for p in group["params"]}
         models = WeakSet(original for original in _ORIGINALS if original.is_of_model(own))

@@ -150,7 +150,7 @@ class Finder:
             for name, value in vars(kind).items()
             if isinstance(value, (*VALUES, list, tuple, dict)) and not name.startswith("__")
         ]
-        self.held |= {f"{dot}{name}": (attributes, name) for name in names}
+        self.held.update({f"{dot}{name}": (attributes, name) for name in names})
         if not self._is_new(kind):
             return
         for name in names:

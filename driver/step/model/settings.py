@@ -88,7 +88,7 @@ class Settings:
         }
         parameters: dict[str, tuple[Mapping[str, Any], str]] = {}
         held = finder.held
-        self.beyond = finder.beyond()
+        self._beyond = finder.beyond()
         for path, module in self._model.named_modules():
             dot = f"{path}." if path else ""
             held |= {f"{dot}{name}": (module._modules, name) for name in module._modules}
@@ -113,6 +113,11 @@ class Settings:
             *(place for place in held if place in simple),
             *(place for place in held if place not in simple),
         )
+
+    @property
+    def beyond(self) -> list[str]:
+        """Notes on what code reads whose changes are not seen."""
+        return self._beyond
 
     def now(self) -> Snapshot:
         """The settings as they are. It is asked for at each call: a look-up for each of them."""

@@ -29,7 +29,12 @@ _WRONG_TYPE = re.compile(
 )
 
 _REMEDIES = (
+    (
+        "reconstruct",
+        "return tensors, numbers and containers of them, not an object that forward makes",
+    ),
     ("set_ on a graph input", "change the tensor by copy_(), not through .data"),
+    ("requires_grad_()", "torch 2.12 and newer can trace it"),
     ("branch", "choose by torch.where, which computes both sides"),
     ("failed to bind arguments", "call it with the arguments that it takes, as in eager"),
     ("assert", "take the assertion out of forward"),

@@ -26,12 +26,12 @@ from shardweave.ir.torch_private import (
     configured,
     current_modes,
     disable_current_modes,
-    fake_tensor_log,
     functional_export,
     keep_tree_specs,
     marked_outputs_allowed,
     pytree,
     replaced,
+    silent_logs,
     unordered,
     without_mkldnn,
 )
@@ -52,16 +52,10 @@ def _quiet() -> Iterator[None]:
     """Without torch's log of an error that is explained anyway, and without the warnings of dynamo:
     before torch 2.13 at a hook that forward registers, and at functions that keep what they found,
     which are traced as others are."""
-    logger = fake_tensor_log()
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", ".* should not be instantiated", DeprecationWarning)
-            warnings.filterwarnings("ignore", "Dynamo detected a call to a `functools.lru_cache`")
-            yield
-    finally:
-        logger.setLevel(level)
+    with silent_logs(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".* should not be instantiated", DeprecationWarning)
+        warnings.filterwarnings("ignore", "Dynamo detected a call to a `functools.lru_cache`")
+        yield
 
 
 @contextlib.contextmanager

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import copy
-import warnings
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import shardweave as sw
-from shardweave.driver.step.lowering import compile_program
-from shardweave.driver.step.request import Request
-from shardweave.ir.program.staged import is_staged
 from shardweave.planners.plan.plan_parts import Pipeline
 from shardweave.tests.driver.step.models import Masked, Mixed
 from shardweave.tests.eager import ROUNDING, assert_step_equals_eager
@@ -148,17 +144,6 @@ def test_layers_that_need_the_whole_batch_run_in_stages_as_one_micro_batch() -> 
     with pytest.warns(sw.PlanNote, match=said):
         step = sw.compile(copy.deepcopy(eager), (x,), mesh="stage=2", backend="reference")
     assert_step_equals_eager(step, eager, x)
-
-
-def test_program_of_a_command_runs_such_a_batch_too() -> None:
-    x = torch.randn(3, 3, 4, dtype=F64)
-    mesh = sw.Mesh.parse("data=2,stage=2")
-    request = Request(Recurrent(is_behind=True).double(), (x,), {}, mesh, backend="reference")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", sw.PlanNote)
-        program, made = compile_program(request)
-    assert any("run as one micro-batch: " in note for note in made.notes)
-    assert is_staged(program)
 
 
 @pytest.mark.parametrize("mesh", ["stage=2", "data=2,stage=2"])

@@ -9,6 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from shardweave.tests.eager import assert_three_steps_equal_eager
+from shardweave.tests.torch_versions import new_torch
+
+pytestmark = new_torch("dynamo refuses requires_grad_()", since=(2, 12))
 
 F64 = torch.float64
 

@@ -6,6 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from shardweave.tests.ir.capture.stacks import Block, Net, both_ways
+from shardweave.tests.torch_versions import copied_blocks
+
+pytestmark = copied_blocks()
 
 
 class Mapped(Block):

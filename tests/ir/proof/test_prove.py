@@ -10,7 +10,6 @@ import torch
 from xdsl.context import Context
 
 import shardweave as sw
-from shardweave.driver.plans import partition
 from shardweave.ir.dialects.literals import to_attribute
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.program import Program
@@ -18,6 +17,7 @@ from shardweave.ir.proof.ops import ProofError
 from shardweave.ir.proof.prove import prove
 from shardweave.passes.pipeline import PassPipeline
 from shardweave.planners.lowering.apply_plan import ApplyPlanPass
+from shardweave.planners.lowering.partition import partition
 from shardweave.planners.lowering.stages.balance import balanced_stages
 from shardweave.planners.megatron.planner import plan_megatron
 from shardweave.planners.plan.plan_parts import Pipeline

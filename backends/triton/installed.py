@@ -1,0 +1,15 @@
+"""Whether Triton is there: it is made for Linux alone."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.util import find_spec
+
+
+@cache
+def has_triton() -> bool:
+    """Whether Triton is installed. Where it is not, regions run op by op."""
+    try:
+        return find_spec("triton") is not None
+    except (ImportError, ValueError):  # hidden, or half removed
+        return False

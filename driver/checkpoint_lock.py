@@ -1,0 +1,121 @@
+"""A lock on a folder of checkpoints: one process at a time saves into it.
+
+The lock is a file that names its holder. A holder that was killed leaves it behind: it is stale if
+its process has ended, or, where this machine cannot see that process, if nobody has touched it for
+a while. Who takes over a stale lock says so. Every save writes under a name of its own, and asks
+for its lock again before it is complete: so a holder that was only asleep fails, and mixes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+from shardweave.backends.state.saved_state import CheckpointError
+from shardweave.backends.watch.alive import is_gone, own_identity
+from shardweave.passes.notes import warn
+
+LOCK = ".writer"
+TOUCHED_S = 10.0
+STALE_S = 120.0
+"""A file system may show the time of a file a minute late; a holder touches it more often."""
+
+
+class FolderLock:
+    """The right to save into a folder. token: a name that no other holder has."""
+
+    def __init__(self, root: Path) -> None:
+        self.token = uuid.uuid4().hex[:12]
+        self._path = root / LOCK
+        self._released = threading.Event()
+
+    def acquire(self) -> None:
+        """Raises CheckpointError, which names the holder, if another process holds the lock."""
+        while True:
+            try:
+                with self._path.open("x") as file:
+                    file.write(json.dumps(self._record()))
+                break
+            except FileExistsError:
+                self._remove_stale()
+        threading.Thread(target=self._touch, name="shardweave-checkpoint", daemon=True).start()
+
+    def check(self) -> None:
+        """Raises CheckpointError if another process has taken the lock over."""
+        holder = _holder(self._path)
+        if holder.get("token") != self.token:
+            raise CheckpointError(
+                f"{_described(holder)} took this save over, which had not gone on for "
+                f"{STALE_S:.0f} s; give each run a folder of its own."
+            )
+
+    def release(self) -> None:
+        """Let others save. Does nothing without the lock."""
+        self._released.set()
+        if _holder(self._path).get("token") == self.token:
+            self._path.unlink(missing_ok=True)
+
+    def _record(self) -> dict[str, Any]:
+        return {
+            "host": socket.gethostname(),
+            "process": os.getpid(),
+            "identity": own_identity(),
+            "time": time.strftime("%Y-%m-%d %H:%M:%S %z"),
+            "token": self.token,
+        }
+
+    def _touch(self) -> None:
+        while not self._released.wait(TOUCHED_S):
+            try:
+                os.utime(self._path)
+            except OSError:  # the folder is gone, or the lock was taken over: `check` says so
+                return
+
+    def _remove_stale(self) -> None:
+        holder = _holder(self._path)
+        ended = is_gone(str(holder.get("identity", "")))
+        if not (self._is_old() if ended is None else ended):
+            raise CheckpointError(
+                f"{_described(holder)} is saving into this folder. Give each run a folder of its "
+                f"own, and end a run before another one goes on from its checkpoints; if no such "
+                f"process is left, delete '{self._path}'."
+            )
+        why = "has ended" if ended else f"has not touched it for {STALE_S:.0f} s"
+        warn(
+            f"{_described(holder)} {why} and left the lock '{self._path}' of a save that it did "
+            "not complete; this save takes it over.",
+            UserWarning,
+        )
+        self._path.unlink(missing_ok=True)
+
+    def _is_old(self) -> bool:
+        """Whether nobody has touched the lock for a while, by the clock of its file system."""
+        now = self._path.with_name(f"{LOCK}-{self.token}")
+        now.touch()
+        try:
+            return now.stat().st_mtime - self._path.stat().st_mtime > STALE_S
+        except FileNotFoundError:  # it was released
+            return False
+        finally:
+            now.unlink()
+
+
+def _holder(path: Path) -> dict[str, Any]:
+    """What a lock says of its holder; nothing if there is no lock, or if it was cut short."""
+    try:
+        record = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def _described(holder: dict[str, Any]) -> str:
+    if not holder:
+        return "another process"
+    return f"process {holder.get('process')} on {holder.get('host')} (since {holder.get('time')})"

@@ -1,0 +1,105 @@
+"""The size of a model, known before its memory is taken: built without memory, and compared with
+what there is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import chain
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_module_registration_hook
+
+from shardweave.planners.cost.quantity import bytes_text
+
+MOST_ELEMENTS = 2**40
+"""Of all parameters, buffers and inputs: some hundred times those of the largest models."""
+
+MOST_MODULES = 100_000
+"""Python makes so many in half a minute."""
+
+MOST_LAYERS = 10_000
+LARGEST = 10**8
+"""Of any other size: a list of so many entries takes a gigabyte."""
+
+LAYERS = ("layer", "depth", "levels", "blocks", "num_hidden_groups")
+"""Words in the names of options that say how often something is repeated."""
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """What a model is made of. elements: of its parameters, buffers and inputs."""
+
+    parameters: int
+    modules: int
+    elements: int
+
+
+Built = tuple[nn.Module, Mapping[str, Tensor]]
+
+
+def check_option(where: str, key: str, value: object) -> None:
+    """Raises ValueError for a number that is larger than any size of a model."""
+    most = MOST_LAYERS if any(word in key for word in LAYERS) else LARGEST
+    if isinstance(value, int) and abs(value) > most:
+        given = str(value) if abs(value) < 10**18 else "a larger number"
+        raise ValueError(f"{where}: {key} can be {most:,} at most, found {given}.")
+
+
+def check_size(spec: str, build: Callable[[], Built], dtype: torch.dtype) -> ModelSize:
+    """The size of a model, which is built without its memory.
+
+    Raises ValueError if the memory of this machine does not hold them and the inputs.
+    """
+    num_modules = 0
+
+    def count(*_: object) -> None:
+        nonlocal num_modules
+        num_modules += 1
+        if num_modules > MOST_MODULES:
+            raise ValueError(
+                f"{spec} has more than {MOST_MODULES:,} modules, which takes too long; give fewer "
+                "layers."
+            )
+
+    handle = register_module_module_registration_hook(count)
+    try:
+        with torch.device("meta"):
+            module, inputs = build()
+    except (RuntimeError, TypeError, OverflowError) as error:
+        text = str(error)
+        if "overflow" not in text.lower() and "must be tuple of ints" not in text:
+            raise
+        raise ValueError(
+            f"{spec} has a tensor that is larger than any memory; {_ADVICE}."
+        ) from error
+    finally:
+        handle.remove()
+    num_parameters = sum(parameter.numel() for parameter in module.parameters())
+    others = sum(x.numel() for x in chain(module.buffers(), inputs.values()))
+    _check_room(spec, num_parameters + others, dtype.itemsize)
+    return ModelSize(num_parameters, num_modules, num_parameters + others)
+
+
+_ADVICE = "give smaller sizes, or a smaller batch"
+
+
+def _check_room(spec: str, num_elements: int, itemsize: int) -> None:
+    if num_elements > MOST_ELEMENTS:
+        raise ValueError(
+            f"{spec} has {num_elements:,} elements of parameters and inputs, and at most "
+            f"{MOST_ELEMENTS:,} are planned for; {_ADVICE}."
+        )
+    size, memory = num_elements * itemsize, memory_bytes()
+    if size > memory:
+        raise ValueError(
+            f"{spec} has parameters and inputs of {bytes_text(size)}, and this machine has "
+            f"{bytes_text(memory)} of memory; {_ADVICE}."
+        )
+
+
+def memory_bytes() -> int:
+    """The memory of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

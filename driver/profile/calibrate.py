@@ -1,0 +1,230 @@
+"""The fit of a cluster's numbers to measured steps.
+
+Each number is scaled by a factor. The logarithm of a run's predicted over its measured step is
+nearly linear in the factors' logarithms, so a ridge regression finds them: least squares with a
+penalty on each logarithm (Hoerl and Kennard 1970). A number that no run depends on stays as it is.
+The penalty with the least leave-one-out error is taken; a linear fit needs no refit for it, since
+the error of a run left out is its residual over one less its leverage.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardweave.planners.cost.cluster import (
+    Cluster,
+    CollectiveTimes,
+    DeviceType,
+    NodeType,
+    Points,
+)
+from shardweave.planners.cost.quantity import counted
+
+Floats = NDArray[np.float64]
+
+
+class Timed(Protocol):
+    """A run with the measured seconds of its step; 0 if none was measured."""
+
+    @property
+    def step_s(self) -> float: ...
+
+
+Run = TypeVar("Run", bound=Timed)
+Predict = Callable[[Run, Cluster], float]
+"""Seconds of a run's step on a cluster. Clusters of one name are equal."""
+
+KNOBS: Mapping[str, str] = {
+    "products": "efficiency of matrix products and of attention",
+    "memory": "memory_bandwidth_bytes_s",
+    "host": "issue_s and overhead_s",
+    "links": "bandwidth within a node, of islands and rings too",
+    "network": "nic_bandwidth_bytes_s",
+    "starting": "start_overhead_s and message_overhead_s",
+}
+"""What is scaled, by the name of its factor."""
+
+STEP = 0.1
+"""Of a factor's logarithm, by which a slope is measured: large enough that a step which is the
+longer of two things shows both."""
+
+ROUNDS = 2
+"""How often slopes are measured, the second time at what the first found."""
+
+PENALTIES = tuple(10.0**power for power in range(-4, 2))
+"""Of the square of a logarithm, beside a run's squared error; tried from the largest."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """cluster: refined. factors: by knob. before, after: mean absolute error of the runs' steps, of
+    those that it was fitted to. left_out: the same of each run by a fit to all others. unmoved:
+    knobs that no run depends on.
+    """
+
+    cluster: Cluster
+    factors: Mapping[str, float]
+    runs: int
+    before: float
+    after: float
+    left_out: float
+    penalty: float
+    unmoved: tuple[str, ...]
+
+
+def calibrate(cluster: Cluster, runs: Sequence[Run], predict: Predict[Run]) -> Calibration:
+    """Fit a cluster's numbers to runs with a measured step.
+
+    Time: `ROUNDS` times a prediction of each run for each knob and one more. Raises ValueError for
+    fewer than three such runs.
+    """
+    timed = [run for run in runs if run.step_s > 0]
+    if len(timed) < 3:
+        raise ValueError(
+            f"{counted(len(timed), 'run')} with a measured step (step_ms): the numbers would "
+            "follow noise alone; give three runs or more, better of several sizes and degrees."
+        )
+    names = list(KNOBS)
+    logs: Floats = np.zeros(len(names))
+    first: Floats | None = None
+    slopes, left_out, penalty = np.zeros((len(timed), len(names))), math.inf, PENALTIES[-1]
+    for _ in range(ROUNDS):
+        errors, slopes = _linearised(cluster, timed, predict, logs)
+        first = errors if first is None else first
+        # Errors as they were at factors of one, by the slopes here.
+        logs, left_out, penalty = _ridge(errors - slopes @ logs, slopes)
+    factors = dict(zip(names, np.exp(logs).tolist(), strict=True))
+    refined = _within_peak(scaled(cluster, factors))
+    after = _log_errors(refined, timed, predict)
+    assert first is not None, "there is a round at least"
+    return Calibration(
+        cluster=refined,
+        factors=factors,
+        runs=len(timed),
+        before=_mean_error(first),
+        after=_mean_error(after),
+        left_out=left_out,
+        penalty=penalty,
+        unmoved=tuple(
+            name
+            for name, row in zip(names, slopes.T, strict=True)
+            if not np.any(np.abs(row) > 1e-6)
+        ),
+    )
+
+
+def _linearised(
+    cluster: Cluster, runs: Sequence[Run], predict: Predict[Run], logs: Floats
+) -> tuple[Floats, Floats]:
+    """Errors of the runs where the factors are, and their slopes: runs x knobs.
+
+    Run by run, so that its program is made once.
+    """
+    names = list(KNOBS)
+    here = dict(zip(names, np.exp(logs).tolist(), strict=True))
+    clusters = [_named(scaled(cluster, here), "here")]
+    for name in names:
+        moved = {**here, name: here[name] * math.exp(STEP)}
+        clusters.append(_named(scaled(cluster, moved), name))
+    rows = [[math.log(predict(run, one) / run.step_s) for one in clusters] for run in runs]
+    table = np.array(rows)
+    return table[:, 0], (table[:, 1:] - table[:, :1]) / STEP
+
+
+def _named(cluster: Cluster, knob: str) -> Cluster:
+    numbers = [device.flops for device in cluster.devices.values()], cluster
+    return replace(cluster, name=f"{cluster.name} {knob} {hash(repr(numbers))}")
+
+
+def _log_errors(cluster: Cluster, runs: Sequence[Run], predict: Predict[Run]) -> Floats:
+    named = _named(cluster, "refined")
+    return np.array([math.log(predict(run, named) / run.step_s) for run in runs])
+
+
+def _ridge(errors: Floats, slopes: Floats) -> tuple[Floats, float, float]:
+    """The logarithms of the factors, the mean error of runs left out, and the penalty."""
+    best: tuple[Floats, float, float] | None = None
+    for penalty in reversed(PENALTIES):
+        inverse = np.linalg.inv(slopes.T @ slopes + len(errors) * penalty * np.eye(slopes.shape[1]))
+        logs = -inverse @ slopes.T @ errors
+        leverage = np.einsum("ij,jk,ik->i", slopes, inverse, slopes)
+        left_out = _mean_error((errors + slopes @ logs) / (1 - leverage))
+        if best is None or left_out < best[1]:
+            best = logs, left_out, penalty
+    assert best is not None, "there are penalties"
+    return best
+
+
+def _mean_error(log_errors: Floats) -> float:
+    return float(np.abs(np.exp(log_errors) - 1).mean())
+
+
+def _within_peak(cluster: Cluster) -> Cluster:
+    """The cluster with no product above the peak of its device, which no file may say."""
+
+    def points(curve: Points) -> Points:
+        return tuple((work, min(1.0, share)) for work, share in curve)
+
+    devices = {
+        name: replace(
+            one,
+            efficiency=points(one.efficiency),
+            attention_efficiency=points(one.attention_efficiency),
+        )
+        for name, one in cluster.devices.items()
+    }
+    return replace(cluster, devices=devices)
+
+
+def scaled(cluster: Cluster, factors: Mapping[str, float]) -> Cluster:
+    """A cluster with its numbers times the factors of `KNOBS` (1 where there is none)."""
+
+    def of(name: str) -> float:
+        return factors.get(name, 1.0)
+
+    def points(curve: Points) -> Points:
+        return tuple((work, share * of("products")) for work, share in curve)
+
+    def device(one: DeviceType) -> DeviceType:
+        return replace(
+            one,
+            efficiency=points(one.efficiency),
+            attention_efficiency=points(one.attention_efficiency),
+            memory_bandwidth_bytes_s=one.memory_bandwidth_bytes_s * of("memory"),
+            issue_s=one.issue_s * of("host"),
+            overhead_s=one.overhead_s * of("host"),
+        )
+
+    def node(one: NodeType) -> NodeType:
+        return replace(
+            one,
+            bandwidth_bytes_s=one.bandwidth_bytes_s * of("links"),
+            islands=tuple(
+                replace(each, bandwidth_bytes_s=each.bandwidth_bytes_s * of("links"))
+                for each in one.islands
+            ),
+            rings=tuple(
+                replace(each, bandwidth_bytes_s=each.bandwidth_bytes_s * of("links"))
+                for each in one.rings
+            ),
+            nic_bandwidth_bytes_s=one.nic_bandwidth_bytes_s * of("network"),
+        )
+
+    def table(one: CollectiveTimes) -> CollectiveTimes:
+        share = of("links" if one.nodes == 1 else "network")
+        return replace(one, points=tuple((size, seconds / share) for size, seconds in one.points))
+
+    return replace(
+        cluster,
+        devices={name: device(one) for name, one in cluster.devices.items()},
+        nodes=tuple(node(one) for one in cluster.nodes),
+        collectives=tuple(map(table, cluster.collectives)),
+        start_overhead_s=cluster.start_overhead_s * of("starting"),
+        message_overhead_s=cluster.message_overhead_s * of("starting"),
+    )

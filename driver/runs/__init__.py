@@ -1,1 +1,0 @@
-"""Measured training runs: read, predicted, and used to refine a cluster."""

@@ -1,0 +1,105 @@
+"""What can be refused of a request before anything is captured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from shardweave.backends.step.step import Step
+from shardweave.driver.processes import world
+from shardweave.driver.step.precision import check_precision, reducing_in
+from shardweave.driver.step.request import (
+    BACKENDS,
+    DEFAULT_PLAN,
+    Request,
+    check_given_alone,
+    loaded,
+    mesh_for,
+)
+from shardweave.ir.capture.arguments import check_batch, check_loss
+from shardweave.planners.planning import check_resolvable
+from shardweave.planners.registry import DEFAULT_PLANNER, PLANNERS
+
+
+def check(request: Request) -> Request:
+    """The request with its mesh and program, by whatever names they were given.
+
+    Raises ValueError or TypeError for models that are not compiled, and for options that mean
+    nothing, alone or together.
+    """
+    _check_model(request.model)
+    check_batch(request.args)
+    if request.backend not in BACKENDS:
+        raise ValueError(
+            f"backend '{request.backend}' is unknown; use one of {', '.join(BACKENDS)}."
+        )
+    check_given_alone(request)
+    _check_planned(request)
+    is_real = request.backend != "reference"
+    checked = replace(
+        request,
+        kwargs=request.kwargs or {},
+        mesh=mesh_for(request, world.world_size() if is_real else None),
+        program=None if request.program is None else loaded(request.program),
+    )
+    if request.reduce_dtype is not None and checked.devices.num_devices > 1:
+        checked = replace(checked, passes=reducing_in(request.reduce_dtype, request.passes))
+    _check_options(checked)
+    return checked
+
+
+def _check_planned(request: Request) -> None:
+    """Raises ValueError if there is nothing to plan for a cluster, since a plan is given."""
+    plan = request.plan
+    is_planner = plan is None or (isinstance(plan, str) and plan in PLANNERS)
+    if request.cluster is not None and not is_planner:
+        raise ValueError(
+            "cluster is what a planner plans for, and the plan is given; leave the cluster out, or "
+            f"name a planner ({', '.join(PLANNERS)})."
+        )
+
+
+def _check_options(request: Request) -> None:
+    check_loss(request.loss)
+    check_precision(request.precision)
+    if request.max_programs < 1:
+        raise ValueError(f"max_programs={request.max_programs} keeps no program; give 1 or more.")
+    if request.zero not in range(4):
+        raise ValueError(f"zero={request.zero!r} is no ZeRO stage; give 0, 1, 2 or 3.")
+    if request.zero and request.cluster is not None:
+        raise ValueError(
+            f"zero={request.zero} has no effect: a planner chooses for the cluster (`shardweave "
+            "plan --fix zero=..`); leave it out."
+        )
+    if request.program is None:
+        default = DEFAULT_PLAN if request.cluster is None else DEFAULT_PLANNER
+        plan = default if request.plan is None else request.plan
+        check_resolvable(plan, request.cluster, sequence_parallel=request.sequence_parallel)
+
+
+def _check_model(model: nn.Module) -> None:
+    if isinstance(model, Step):
+        raise ValueError("the model is a step of sw.compile already; pass the model that it is of.")
+    if isinstance(model, DistributedDataParallel | nn.DataParallel):
+        raise ValueError(
+            f"the model is wrapped in {type(model).__name__}, whose work a step does itself; pass "
+            "model.module."
+        )
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ValueError("the model is one of TorchScript's; pass the one in Python that it is of.")
+    if "_orig_mod" in model._modules:
+        raise ValueError(
+            "the model is one of torch.compile's, which a step does not run; pass the model that "
+            "was compiled, model._orig_mod."
+        )
+    sharded = [name for name, p in model.named_parameters() if isinstance(p, DTensor)]
+    if sharded:
+        raise ValueError(
+            f"'{sharded[0]}' of the model is a DTensor already, as fully_shard and "
+            "parallelize_module make them; pass the plain model, and say by mesh= and plan= how it "
+            "is sharded."
+        )

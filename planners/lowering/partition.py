@@ -1,0 +1,76 @@
+"""Lowering a global program by a plan to the program that every rank runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from xdsl.passes import ModulePass
+
+from shardweave.ir.dialects.attributes import ShardingAttr
+from shardweave.ir.dialects.types import shape_of
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.mesh.placement import Sharding
+from shardweave.ir.program.program import Program
+from shardweave.passes.notes import Listener, drop, heard_from
+from shardweave.passes.observers import Observer
+from shardweave.passes.pipeline import PassPipeline
+from shardweave.planners.lowering.apply_plan import ApplyPlanPass
+from shardweave.planners.lowering.plan_passes import chosen_by, passes_after, passes_before
+from shardweave.planners.plan.plan import Plan
+
+Passes = str | Iterable[ModulePass | str]
+
+ONE_DEVICE_PASSES = "cse,dce"
+
+
+def partition(
+    program: Program,
+    mesh: Mesh,
+    plan: Plan | None,
+    passes: Passes = (),
+    observer: Observer | None = None,
+    buffers: Mapping[str, Sharding] | None = None,
+    tell: Listener = drop,
+) -> Program:
+    """The program that every rank of `mesh` runs.
+
+    `passes` come after those that shard the program and before those that decide when messages
+    travel (bucket-collectives, start-collectives, overlap-communication), which they may hold
+    themselves. If `insert-collectives` is among them, they are the whole way from the annotated
+    program to the local one, and what the plan says beside shardings is theirs to do. Without a
+    plan (for one device alone) the program is only cleaned up. observer: sees each pass. buffers:
+    how these are stored already. tell: hears the notes of passes that do what the plan chooses
+    (`chosen_by`); those of the default passes are dropped.
+    """
+    given = PassPipeline([passes] if isinstance(passes, str) else passes).passes
+    first, last = PassPipeline(ONE_DEVICE_PASSES), PassPipeline([])
+    if plan is not None:
+        names = {one.name for one in given}
+        if "insert-collectives" in names:
+            first = PassPipeline([ApplyPlanPass.of(plan)])
+        else:
+            first = PassPipeline(passes_before(plan))
+            last = PassPipeline(passes_after(plan, names))
+        program = program.clone()
+        program.set_mesh(mesh)
+        if buffers:
+            program.set_mesh(mesh.refined(plan.mesh))
+            _pin_buffers(program, buffers)
+    chosen = set[str]() if plan is None else chosen_by(plan)
+    with heard_from(chosen, tell):
+        local = first.run(program, observer=observer)
+    local = PassPipeline(given).run(local, observer=observer) if given else local
+    with heard_from(chosen, tell):
+        return last.run(local, observer=observer) if last.passes else local
+
+
+def _pin_buffers(program: Program, buffers: Mapping[str, Sharding]) -> None:
+    """Annotate buffers, which plans do not name."""
+    program.set_argument_attributes(
+        "dist.sharding",
+        {
+            index: ShardingAttr.of(buffers[slot.name], shape_of(slot.value))
+            for index, slot in enumerate(program.arguments)
+            if slot.kind == "buffer" and slot.name in buffers
+        },
+    )

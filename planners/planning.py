@@ -1,0 +1,179 @@
+"""Making a plan by any of its names, and saying what a step takes under it on a cluster."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.program.program import Program
+from shardweave.ir.sharding.rules import notes_on_rules
+from shardweave.passes.pipeline import MeshLike, as_mesh
+from shardweave.planners.call import ClusterLike, call_planner, check_options, require_cluster
+from shardweave.planners.cost.presets import find_cluster
+from shardweave.planners.plan.plan import Plan, PlanError
+from shardweave.planners.plan.plan_check import check_plan
+from shardweave.planners.plan.plan_names import Lookup
+from shardweave.planners.plan.replicated import batch_shardings, notes_on_empty_parts
+from shardweave.planners.plan.zero import BATCH_AXES
+from shardweave.planners.predict.pipeline.simulation import PipelineSimulation
+from shardweave.planners.predict.predict import predicted_of, simulation_of
+from shardweave.planners.registry import PLANNERS, no_such_plan
+from shardweave.planners.simulate.simulation import Simulation
+from shardweave.planners.trials.trials import Host
+
+PlanLike = Plan | str | Path | Mapping[str, str]
+"""A plan, a planner's name, a JSON file's path, or shardings by name (or name pattern)."""
+
+
+def plan(
+    program: Program,
+    mesh: MeshLike | None = None,
+    planner: str = "",
+    *,
+    cluster: ClusterLike | None = None,
+    host: Host | None = None,
+    **options: Any,
+) -> Plan:
+    """Let a planner choose how to train a global program.
+
+    planner: "auto" where there is a cluster, else "megatron". mesh: None lets a planner choose it
+    that can, from the devices of the cluster. cluster: what to plan for: a Cluster, a preset's name
+    or a YAML file; with one, the plan says what a step is predicted to take. host: lets planners
+    try plans out (`driver.processes.trials.host_of`). options: the planner's own.
+
+    Raises ValueError for an unknown planner, or an option that it does not have, or if it needs
+    a mesh or a cluster that is not given.
+    """
+    goal = None if mesh is None else as_mesh(mesh)
+    planner = planner or ("megatron" if cluster is None else "auto")
+    found = call_planner(planner, program, goal, cluster=cluster, host=host, options=options)
+    if math.prod(found.mesh.values()) > 1:
+        found = replace(found, notes=(*found.notes, *notes_on_rules(program.ops)))
+    if cluster is None:
+        return found
+    return on_cluster(program, found, cluster)
+
+
+def on_cluster(program: Program, plan: Plan, cluster: ClusterLike) -> Plan:
+    """The plan with a note on devices that it leaves idle, once, and with what it takes there."""
+    notes = dict.fromkeys((*plan.notes, *_notes_on_idle_devices(plan, cluster)))
+    return simulated(program, replace(plan, notes=tuple(notes)), cluster)
+
+
+def _notes_on_idle_devices(plan: Plan, cluster: ClusterLike) -> list[str]:
+    """A note if a plan's mesh has fewer devices than the cluster."""
+    goal, used = find_cluster(cluster), math.prod(plan.mesh.values())
+    if used >= goal.num_devices:
+        return []
+    return [
+        f"the mesh {Mesh(**plan.mesh)} uses {used} of the {goal.num_devices} devices of cluster "
+        f"'{goal.name}', and the others stay idle; give a mesh of all of them, or plan for a "
+        "smaller cluster"
+    ]
+
+
+def simulate_plan(
+    program: Program,
+    plan: Plan | str | Path,
+    cluster: ClusterLike,
+    *,
+    optimizer_multiplier: float | None = None,
+) -> Simulation | PipelineSimulation:
+    """Simulate a step of a global program on a cluster under a plan, or a plan's file.
+
+    Plans that a backend can run are simulated by a rank's program, plans with stages or ZeRO by
+    blocks and micro-batches. optimizer_multiplier: bytes of optimizer state per byte of parameters
+    (2 for Adam); None: those of Adam in the plan's precision. Raises ValueError if the plan does
+    not fit.
+    """
+    found = plan if isinstance(plan, Plan) else Plan.load(plan)
+    check_plan(found, program)
+    goal = find_cluster(cluster)
+    return simulation_of(program, found, goal, optimizer_multiplier=optimizer_multiplier)
+
+
+def simulated(program: Program, plan: Plan, cluster: ClusterLike) -> Plan:
+    """The plan with what it takes in the simulator, unless it has been simulated or measured, or
+    its planner was told to leave stages at an estimate."""
+    found = plan.predicted
+    if found is not None and (found.source in ("simulated", "measured") or plan.num_stages > 1):
+        return plan
+    return replace(plan, predicted=predicted_of(simulate_plan(program, plan, cluster)))
+
+
+def mesh_of_plan(given: PlanLike | None) -> Mesh | None:
+    """The mesh that a Plan or a plan's file was made for; None if it names none."""
+    if isinstance(given, str | Path) and str(given) not in PLANNERS and Path(given).is_file():
+        given = Plan.load(given)
+    if not isinstance(given, Plan):
+        return None
+    return Mesh(**given.mesh) if given.mesh else None
+
+
+def check_resolvable(
+    given: PlanLike, cluster: ClusterLike | None = None, *, sequence_parallel: bool = False
+) -> None:
+    """Raises ValueError for what is no plan of any program: known before a model is captured."""
+    if isinstance(given, str) and given in PLANNERS:
+        require_cluster(given, cluster, is_mesh_given=True)
+        check_options(given, _options(sequence_parallel))
+    elif sequence_parallel:
+        raise ValueError(
+            "sequence_parallel is an option of planners, not of a given plan; name a planner "
+            f"({', '.join(PLANNERS)}), or shard 'activations' in the plan."
+        )
+
+
+def _options(sequence_parallel: bool) -> dict[str, Any]:
+    return {"sequence_parallel": True} if sequence_parallel else {}
+
+
+def resolve_plan(
+    given: PlanLike, program: Program, mesh: Mesh, *, sequence_parallel: bool = False
+) -> Plan:
+    """The Plan that `given` stands for, made by a planner, read from a file, or as it is.
+
+    Shardings by name are of parameters, or of inputs where no parameter has the name. Other inputs
+    are sharded along dim 0 over the axes "replica" and "data", if the mesh has them.
+    """
+    check_resolvable(given, sequence_parallel=sequence_parallel)
+    if isinstance(given, str) and given in PLANNERS:
+        return plan(program, mesh, given, **_options(sequence_parallel))
+    if isinstance(given, Plan):
+        return given
+    if isinstance(given, Mapping):
+        values = cast("Mapping[str, object]", given)  # users give other values than text, too
+        not_texts = [key for key, value in values.items() if not isinstance(value, str)]
+        if not_texts:
+            raise PlanError(
+                "the plan is a dict, that is shardings by parameter, such as '[{\"tensor\"}, {}]'; "
+                f"'{not_texts[0]}' has none. Give a whole plan as sw.Plan(..), "
+                "sw.Plan.from_dict(..) or a file."
+            )
+        return _plan_by_name(given, program, mesh)
+    if not Path(given).is_file():
+        raise ValueError(no_such_plan(str(given)))
+    return Plan.load(given)
+
+
+def _plan_by_name(shardings: Mapping[str, str], program: Program, mesh: Mesh) -> Plan:
+    names: dict[str, list[str]] = {"param": [], "input": []}
+    for slot in program.arguments:
+        names.get(slot.kind, []).extend((slot.name, *slot.aliases))
+    not_parameters = Lookup(shardings).unmatched(names["param"])
+    not_inputs = Lookup(shardings).unmatched(names["input"])
+    # What fits neither stays with the parameters, where it is reported.
+    of_inputs = {key: shardings[key] for key in not_parameters if key not in not_inputs}
+    by_default, notes = batch_shardings(program, mesh, *BATCH_AXES)
+    given = Lookup(of_inputs)
+    rest = {name: text for name, text in by_default.items() if given.find(name) is None}
+    found = Plan(
+        mesh={axis.name: axis.size for axis in mesh.axes},
+        parameters={key: text for key, text in shardings.items() if key not in of_inputs},
+        inputs=of_inputs | rest,
+    )
+    return replace(found, notes=(*notes, *notes_on_empty_parts(found, program)))
