@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from shardweave.ir.capture.seeded import SeededRandom as random
     from shardweave.ir.mesh.mesh import Axis, Mesh
     from shardweave.ir.mesh.placement import Sharding
+    from shardweave.ir.ops.registry import register_op
+    from shardweave.ir.ops.spec import OpSpec
     from shardweave.ir.program.program import Program
     from shardweave.ir.program.text import ProgramTextError
     from shardweave.ir.proof.ops import ProofError
@@ -53,6 +55,7 @@ __all__ = [
     "Exploration",
     "GradScaler",
     "Mesh",
+    "OpSpec",
     "PassError",
     "PassPipeline",
     "PipelineSimulation",
@@ -83,6 +86,7 @@ __all__ = [
     "plan",
     "prove",
     "random",
+    "register_op",
     "register_pass",
     "register_planner",
     "run_passes",
@@ -102,6 +106,7 @@ _HOMES = {
     "Exploration": "driver.explore:Exploration",
     "GradScaler": "backends.step.grad_scaler:GradScaler",
     "Mesh": "ir.mesh.mesh:Mesh",
+    "OpSpec": "ir.ops.spec:OpSpec",
     "PassError": "passes.pipeline:PassError",
     "PassPipeline": "passes.pipeline:PassPipeline",
     "PipelineSimulation": "planners.predict.pipeline.simulation:PipelineSimulation",
@@ -131,6 +136,7 @@ _HOMES = {
     "plan": "planners.planning:plan",
     "prove": "ir.proof.prove:prove",
     "random": "ir.capture.seeded:SeededRandom",
+    "register_op": "ir.ops.registry:register_op",
     "register_pass": "passes.registry:register_pass",
     "register_planner": "planners.registry:register_planner",
     "run_passes": "driver.checking.validate:run_passes",

@@ -41,9 +41,13 @@ _RECORDS: dict[str, OpSpec] = {}
 
 
 def register_op(spec: OpSpec, *, replace: bool = False) -> OpSpec:
-    """Make a record known, before the first program that has the op is captured or read.
+    """Make the record of an op known; returns it. Programs made from now on use it.
 
-    replace: whether the op may have a record already. Returns the record.
+    Args:
+        spec: The record. Its `rule` is a function, or its `notation` says the rule.
+        replace: Whether to replace a record that the op has already.
+
+    Raises ValueError for an op that has a record, unless `replace` is set.
     """
     if spec.name in _RECORDS and not replace:
         raise ValueError(

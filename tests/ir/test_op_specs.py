@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+from unittest.mock import patch
+
 import pytest
 
-from shardweave.ir.dialects.aten import aten_class, overload_named
+import shardweave as sw
+from shardweave.ir.dialects.aten import AtenOp, aten_class, overload_named
+from shardweave.ir.ops import registry
 from shardweave.ir.ops.registry import is_random, spec_named, spec_of, specs, weight_of
+from shardweave.ir.sharding.rules import rule_of
+from shardweave.ir.sharding.rules.lookup import rule_function
 from shardweave.tests.ir_text import step
 
 
@@ -75,3 +83,43 @@ def test_product_says_where_its_factors_and_its_weight_are(
     assert names == (["p", "q"] if name == "bmm" else ["x", "w"])
     assert (product.addend is None) == (name != "addmm")
     assert product.plain == ("aten.mm" if name == "addmm" else "")
+
+
+MATRIX = "aten.matrix_exp"
+
+
+@pytest.fixture
+def records() -> Iterator[None]:
+    """The records of ops, as they were, after the test."""
+    with patch.dict(registry._RECORDS):
+        yield
+
+
+@pytest.mark.usefixtures("records")
+def test_registered_record_shards_an_op_and_lets_unreduced_sums_pass() -> None:
+    text = """
+        input %x : tensor<2x4x4xf64>
+        %y = aten.matrix_exp(%x) : tensor<2x4x4xf64>
+        output %y
+    """
+    spec = sw.register_op(sw.OpSpec(MATRIX, notation="b . . -> b . .", linear=(0,)))
+    (op,) = step(text).ops
+    assert isinstance(op, AtenOp)
+    assert spec_of(op) is spec
+    rule = rule_of(op)
+    assert [factor.size for factor in rule.factors] == [2]
+    assert rule.linear == {0}
+
+
+@pytest.mark.usefixtures("records")
+def test_op_has_one_record_unless_it_is_replaced() -> None:
+    first = sw.register_op(sw.OpSpec(MATRIX, notation="b . . -> b . ."))
+    with pytest.raises(ValueError, match=r"aten\.matrix_exp has a record already"):
+        sw.register_op(sw.OpSpec(MATRIX))
+    assert sw.register_op(replace(first, zero="all"), replace=True).notation == first.notation
+    assert spec_named(MATRIX).zero == "all"
+
+
+def test_record_with_a_rule_that_does_not_exist_is_refused_where_it_is_used() -> None:
+    with pytest.raises(ValueError, match="names the rule 'rows', which does not exist"):
+        rule_function(sw.OpSpec(MATRIX, rule="rows"))
