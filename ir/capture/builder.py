@@ -24,7 +24,7 @@ from shardweave.ir.ops.infer import infer_types
 from shardweave.ir.ops.strides import common_runs, refines
 
 
-class Builder:
+class ImportBuilder:
     """Appends ops to a block. `annotations`, `location` and `name` apply to what comes next.
 
     next_draw: gives the state of random numbers, and a number for one more draw.

@@ -17,7 +17,7 @@ import torch
 from xdsl.dialects import builtin, func
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 
-from shardweave.ir.capture.builder import Builder
+from shardweave.ir.capture.builder import ImportBuilder
 from shardweave.ir.capture.canonical import Call, lookup
 from shardweave.ir.capture.canonical.strided import check_strided
 from shardweave.ir.capture.site import CaptureError, module_path, site_of_node, users_line
@@ -72,7 +72,7 @@ class _Importer:
         self.traced = traced
         self.aliases = aliases
         self.block = Block()
-        self.builder = Builder(self.block, self._next_draw)
+        self.builder = ImportBuilder(self.block, self._next_draw)
         self.state: SSAValue | None = None
         self.num_draws = 0
         self.values: dict[torch.fx.Node, Any] = {}

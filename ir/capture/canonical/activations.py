@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from xdsl.ir import SSAValue
 
-from shardweave.ir.capture.builder import Builder
+from shardweave.ir.capture.builder import ImportBuilder
 from shardweave.ir.capture.canonical.base import Call, Result, form, normalized
 from shardweave.ir.capture.canonical.layout import sliced
 from shardweave.ir.dialects.types import shape_of
 
 
-def log_sigmoid_of(b: Builder, source: SSAValue) -> SSAValue:
+def log_sigmoid_of(b: ImportBuilder, source: SSAValue) -> SSAValue:
     """min(x, 0) - log(1 + exp(-|x|))."""
     power = b.call("aten.exp", b.call("aten.neg", b.call("aten.abs", source)))
     below = b.call("aten.clamp", source, max=0.0)

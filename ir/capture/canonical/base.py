@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from xdsl.ir import SSAValue
 
-from shardweave.ir.capture.builder import Builder
+from shardweave.ir.capture.builder import ImportBuilder
 from shardweave.ir.dialects.aten import overload_named, signature_of
 from shardweave.ir.dialects.syntax import Operands
 from shardweave.ir.dialects.types import AnyTensor, dtype_of_type, shape_of_type
@@ -31,7 +31,7 @@ class Call:
     name: str
     arguments: dict[str, Any]
     types: list[AnyTensor | None]
-    builder: Builder
+    builder: ImportBuilder
 
     def __getitem__(self, name: str) -> Any:
         return self.arguments[name]

@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from xdsl.ir import SSAValue
 
-from shardweave.ir.capture.builder import Builder
+from shardweave.ir.capture.builder import ImportBuilder
 from shardweave.ir.capture.canonical.base import Call, form
 from shardweave.ir.dialects.types import dtype_of_type, dtype_of_value, shape_of
 
@@ -80,7 +80,7 @@ def _has_few_digits(value: Any) -> bool:
     return dtype_of_value(cast("SSAValue", value)) in _FEW_DIGITS
 
 
-def _wide(build: Builder, value: Any) -> Any:
+def _wide(build: ImportBuilder, value: Any) -> Any:
     return build.cast(value, torch.float32) if _has_few_digits(value) else value
 
 
