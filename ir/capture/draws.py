@@ -15,7 +15,7 @@ from shardweave.ir.library.philox import Distribution
 
 
 class Maker(Protocol):
-    """Where a recipe's ops go: to a program (`Builder`), or to tensors."""
+    """Where a recipe's ops go: to a program (`ImportBuilder`), or to tensors."""
 
     def call(self, name: str, *operands: Any, **values: Any) -> Any:
         """The first result of an ATen op."""
