@@ -23,17 +23,18 @@ from shardweave.passes.notes import heard_by
 
 TASKS = {
     "train a model": ("run",),
-    "choose how": ("plans.plan", "plans.simulate", "plans.profile", "plans.calibrate"),
-    "look at it": ("programs.explore", "plans.report", "programs.show", "programs.diff"),
-    "make and change the program": (
-        "programs.capture",
-        "programs.opt",
-        "programs.prove",
-        "programs.kernels",
-    ),
+    "choose how": ("plan", "simulate", "profile", "calibrate"),
+    "look at it": ("explore", "report", "show", "diff"),
+    "make and change the program": ("capture", "opt", "prove", "kernels"),
     "set up the shell": ("completion",),
 }
-"""The commands by task, each named by its file below `commands`."""
+"""The commands by what a person wants to do."""
+
+FOLDERS = {
+    "plans.": ("plan", "simulate", "report", "profile", "calibrate"),
+    "programs.": ("explore", "show", "diff", "capture", "opt", "prove", "kernels"),
+}
+"""The folders of `commands` that hold the files of commands; others stand in `commands` itself."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -90,7 +91,8 @@ def command_line() -> argparse.ArgumentParser:
         dest="command", required=True, metavar="COMMAND", prog="shardweave", help=argparse.SUPPRESS
     )
     for name in (name for names in TASKS.values() for name in names):
-        import_module(f"shardweave.driver.commands.{name}").add_parser(commands)
+        folder = next((folder for folder, names in FOLDERS.items() if name in names), "")
+        import_module(f"shardweave.driver.commands.{folder}{name}").add_parser(commands)
     parser.epilog = _listed(commands.choices)
     return parser
 
@@ -100,6 +102,5 @@ def _listed(parsers: Mapping[str, argparse.ArgumentParser]) -> str:
     lines: list[str] = []
     for task, names in TASKS.items():
         lines.append(f"{task}:")
-        commands = [name.rpartition(".")[2] for name in names]
-        lines += [f"  {name:10}  {parsers[name].description}" for name in commands]
+        lines += [f"  {name:10}  {parsers[name].description}" for name in names]
     return "\n".join([*lines, "", "'shardweave COMMAND --help' says what a command takes."])
