@@ -37,14 +37,29 @@ class FolderLock:
 
     def acquire(self) -> None:
         """Raises CheckpointError, which names the holder, if another process holds the lock."""
-        while True:
+        # A link is there with all its text at once: a process killed here leaves no empty lock.
+        own = self._path.with_name(f"{LOCK}-{self.token}")
+        own.write_text(json.dumps(self._record()))
+        try:
+            while not self._linked(own):
+                self._remove_stale()
+        finally:
+            own.unlink()
+        threading.Thread(target=self._touch, name="shardweave-checkpoint", daemon=True).start()
+
+    def _linked(self, own: Path) -> bool:
+        """Whether the lock is this process's now; False if there is one already."""
+        try:
+            os.link(own, self._path)
+        except FileExistsError:
+            return False
+        except OSError:  # a file system without links
             try:
                 with self._path.open("x") as file:
-                    file.write(json.dumps(self._record()))
-                break
+                    file.write(own.read_text())
             except FileExistsError:
-                self._remove_stale()
-        threading.Thread(target=self._touch, name="shardweave-checkpoint", daemon=True).start()
+                return False
+        return True
 
     def check(self) -> None:
         """Raises CheckpointError if another process has taken the lock over."""
@@ -79,6 +94,8 @@ class FolderLock:
 
     def _remove_stale(self) -> None:
         holder = _holder(self._path)
+        if not self._path.exists():  # it was released
+            return
         ended = is_gone(str(holder.get("identity", "")))
         if not (self._is_old() if ended is None else ended):
             raise CheckpointError(
@@ -96,7 +113,7 @@ class FolderLock:
 
     def _is_old(self) -> bool:
         """Whether nobody has touched the lock for a while, by the clock of its file system."""
-        now = self._path.with_name(f"{LOCK}-{self.token}")
+        now = self._path.with_name(f"{LOCK}-{self.token}-now")
         now.touch()
         try:
             return now.stat().st_mtime - self._path.stat().st_mtime > STALE_S
