@@ -158,6 +158,7 @@ def work(pipe: Connection, name: str, seed: int, numbers: Sequence[int]) -> None
     signal.signal(signal.SIGPROF, _alarm)
     taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (taken + MEMORY_BYTES, taken + MEMORY_BYTES))
+    sys.dont_write_bytecode = True  # what Python itself writes is no finding
     sys.addaudithook(_Guard.hook)
     for number in numbers:
         pipe.send(run_case(name, seed, number))
