@@ -67,7 +67,7 @@ def _numbers(  # pyright: ignore[reportUnusedFunction]
             found *= 1.1102230246251565e-16
     else:
         word = tl.where(place == 0, a, tl.where(place == 1, b, tl.where(place == 2, c, d)))
-        found = (word >> (32 - DIGITS)).to(tl.float32) * (1.0 / (1 << DIGITS))
+        found = (word >> (32 - DIGITS)).to(tl.float32) * (1.0 / (1 << DIGITS))  # pyright: ignore[reportOperatorIssue]
     tl.store(out + offsets, found.to(out.dtype.element_ty), mask=is_in)
 
 
