@@ -33,30 +33,30 @@ class FolderLock:
     def __init__(self, root: Path) -> None:
         self.token = uuid.uuid4().hex[:12]
         self._path = root / LOCK
+        self._own = root / f"{LOCK}-{self.token}"
         self._released = threading.Event()
 
     def acquire(self) -> None:
         """Raises CheckpointError, which names the holder, if another process holds the lock."""
         # A link is there with all its text at once: a process killed here leaves no empty lock.
-        own = self._path.with_name(f"{LOCK}-{self.token}")
-        own.write_text(json.dumps(self._record()))
+        self._own.write_text(json.dumps(self._record()))
         try:
-            while not self._linked(own):
+            while not self._linked():
                 self._remove_stale()
         finally:
-            own.unlink()
+            self._own.unlink()
         threading.Thread(target=self._touch, name="shardweave-checkpoint", daemon=True).start()
 
-    def _linked(self, own: Path) -> bool:
+    def _linked(self) -> bool:
         """Whether the lock is this process's now; False if there is one already."""
         try:
-            os.link(own, self._path)
+            os.link(self._own, self._path)
         except FileExistsError:
             return False
         except OSError:  # a file system without links
             try:
                 with self._path.open("x") as file:
-                    file.write(own.read_text())
+                    file.write(self._own.read_text())
             except FileExistsError:
                 return False
         return True
@@ -113,14 +113,11 @@ class FolderLock:
 
     def _is_old(self) -> bool:
         """Whether nobody has touched the lock for a while, by the clock of its file system."""
-        now = self._path.with_name(f"{LOCK}-{self.token}-now")
-        now.touch()
+        self._own.touch()
         try:
-            return now.stat().st_mtime - self._path.stat().st_mtime > STALE_S
+            return self._own.stat().st_mtime - self._path.stat().st_mtime > STALE_S
         except FileNotFoundError:  # it was released
             return False
-        finally:
-            now.unlink()
 
 
 def _holder(path: Path) -> dict[str, Any]:
