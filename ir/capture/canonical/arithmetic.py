@@ -44,7 +44,7 @@ def binary(call: Call) -> Result:
 
 
 @form("aten.mean", "aten.mean.dim")
-def mean(call: Call) -> Result:
+def _mean(call: Call) -> Result:
     """The sum over the global extent, divided by that extent."""
     source = call["self"]
     shape = shape_of(source)
@@ -57,7 +57,7 @@ def mean(call: Call) -> Result:
 
 
 @form("aten.sum", "aten.sum.dim_IntList")
-def sum_(call: Call) -> Result:
+def _sum_(call: Call) -> Result:
     source = call["self"]
     rank = len(shape_of(source))
     dims = sorted(normalized(d, rank) for d in call.arguments.get("dim") or range(rank))
@@ -68,7 +68,7 @@ def sum_(call: Call) -> Result:
 
 
 @form("aten.norm.Scalar", "aten.norm.ScalarOpt_dim")
-def norm(call: Call) -> Result:
+def _norm(call: Call) -> Result:
     """The norm of vectors, under its name of today."""
     dims = call.arguments.get("dim") or None
     values = {"dim": dims, "keepdim": call.arguments.get("keepdim", False)}
@@ -78,7 +78,7 @@ def norm(call: Call) -> Result:
 
 
 @form("aten.var.correction", "aten.var_mean.correction")
-def variance(call: Call) -> Result:
+def _variance(call: Call) -> Result:
     """The mean square distance from the global mean."""
     source = call["self"]
     shape = shape_of(source)
