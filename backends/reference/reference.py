@@ -18,7 +18,7 @@ from shardweave.backends.reference.virtual_ranks import (
     collect,
     global_argument,
     run_ops,
-    scatter,
+    scatter_shards,
     virtual_mesh,
 )
 from shardweave.backends.reference.virtual_stages import run_staged
@@ -47,7 +47,7 @@ def run_reference(program: Program, values: Mapping[Key, Tensor]) -> dict[Key, T
         return run_staged(program, values)
     mesh = virtual_mesh(program)
     environment = {
-        slot.value: scatter(
+        slot.value: scatter_shards(
             global_argument(program, slot, values), sharding_held(program, slot), mesh
         )
         for slot in program.arguments

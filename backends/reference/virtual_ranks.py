@@ -88,7 +88,7 @@ def global_argument(program: Program, slot: Slot, values: Mapping[Key, Tensor]) 
     return tensor.detach()
 
 
-def scatter(
+def scatter_shards(
     tensor: Tensor, sharding: Sharding, mesh: Mesh, also: Mapping[str, int] | None = None
 ) -> PerRank:
     """The shard of each rank, with its padding; ranks with equal shards share one tensor.

@@ -19,7 +19,7 @@ from shardweave.backends.reference.virtual_ranks import (
     once_per_key,
     relative_difference,
     run_ops,
-    scatter,
+    scatter_shards,
 )
 from shardweave.ir.dialects import dist
 from shardweave.ir.dialects.types import dtype_of_value
@@ -118,7 +118,7 @@ class _StagedRun:
         sharding = sharding_held(function, slot)
         if slot.kind in _STATE:
             also = {} if self.axis is None or number is None else {self.axis.name: number}
-            return scatter(self.values[slot.kind, slot.name], sharding, self.mesh, also)
+            return scatter_shards(self.values[slot.kind, slot.name], sharding, self.mesh, also)
         if slot.kind == "micro_batch":
             index = torch.tensor(number, dtype=dtype_of_value(slot.value))
             return [index] * self.mesh.num_devices

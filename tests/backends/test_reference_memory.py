@@ -14,7 +14,7 @@ from shardweave.backends.programs import sharding_held
 from shardweave.backends.reference.virtual_ranks import (
     global_argument,
     run_ops,
-    scatter,
+    scatter_shards,
     virtual_mesh,
 )
 from shardweave.ir.program.program import Program
@@ -62,7 +62,7 @@ def counted(program: Program, model: str) -> int:
     mesh, held = virtual_mesh(program), Held()
     for slot in program.arguments:
         whole = global_argument(program, slot, case.values)
-        shards = scatter(whole, sharding_held(program, slot), mesh)
+        shards = scatter_shards(whole, sharding_held(program, slot), mesh)
         held[slot.value] = [shard.clone() for shard in shards]
     run_ops(program, held, mesh)
     return held.most
