@@ -136,7 +136,7 @@ def _explaining_empty_inputs(call: StepCall) -> Iterator[None]:
         ) from error
 
 
-def capture(request: Request, call: StepCall) -> Captured:
+def capture_call(request: Request, call: StepCall) -> Captured:
     """The global program of a call, in its modes."""
     # Takes a second to import, which the ranks other than 0 need not spend.
     from shardweave.ir.capture.capture import capture_step, in_modes
@@ -268,7 +268,7 @@ def _validator(program: Program, request: Request, call: StepCall) -> tuple[Obse
     model = in_precision(example.module, request.precision)
     small = replace(request, model=model, args=(), kwargs=example.kwargs)
     own = example_call(small)
-    twin = capture(small, own).program
+    twin = capture_call(small, own).program
     validator = Validator(inputs=own.inputs, limit=limit)
     with unheard():  # notes are given on the model itself
         partition(twin, small.devices, choose_plan(twin, small), small.passes, validator)

@@ -13,7 +13,7 @@ from torch import Tensor
 from shardweave.ir.capture.canonical.random import NO_RECIPE
 from shardweave.ir.capture.draws import RECIPES, Draw, is_in_place
 from shardweave.ir.dialects.aten import op_name, overload_named
-from shardweave.ir.library.philox import Distribution, positions_of, random_numbers, random_state
+from shardweave.ir.library.philox import Distribution, numbers_at, positions_of, random_state
 from shardweave.ir.torch_private import (
     HigherOrderOperator,
     OpOverload,
@@ -130,8 +130,6 @@ class _OnTensors:
 
     def draw(self, shape: Sequence[int], distribution: Distribution, dtype: torch.dtype) -> Tensor:
         positions = positions_of(shape, distribution, dtype, self.device)
-        numbers = random_numbers(
-            self.state, positions, draw=0, distribution=distribution, dtype=dtype
-        )
+        numbers = numbers_at(self.state, positions, draw=0, distribution=distribution, dtype=dtype)
         self.state[1] += 1
         return numbers.to(self.device)

@@ -32,7 +32,7 @@ from shardweave.planners.plan.plan_parts import PlanError
 from shardweave.planners.plan.zero import DATA_AXIS
 
 
-def annotate(plan: Plan, program: Program) -> None:
+def annotate_shardings(plan: Plan, program: Program) -> None:
     """Attach a plan's shardings. Raises PlanError for what the program or its mesh lacks."""
     given = program.mesh
     mesh = Mesh(**plan.mesh) if given is None else given.refined(plan.mesh)
@@ -212,4 +212,6 @@ class ApplyPlanPass(PassOnProgram):
         if bool(self.file) == bool(self.json):
             raise ValueError('give one of file="plan.json" and json="...".')
         check_not_propagated(program, self.name)
-        annotate(Plan.load(self.file) if self.file else Plan.from_json(self.json), program)
+        annotate_shardings(
+            Plan.load(self.file) if self.file else Plan.from_json(self.json), program
+        )

@@ -52,7 +52,7 @@ def _reduced(call: Call) -> tuple[list[int], int]:
 
 
 @form("aten.mean", "aten.mean.dim")
-def mean(call: Call) -> Result:
+def _mean(call: Call) -> Result:
     """The sum over the global extent, divided by that extent."""
     b = call.builder
     source = b.cast(call["self"], call.dtype)
@@ -62,7 +62,7 @@ def mean(call: Call) -> Result:
 
 
 @form("aten.sum", "aten.sum.dim_IntList")
-def sum_(call: Call) -> Result:
+def _sum_(call: Call) -> Result:
     source = call["self"]
     values = {"dim": _reduced(call)[0], "keepdim": call.arguments.get("keepdim", False)}
     if call.arguments.get("dtype") not in (None, dtype_of_value(source)):
@@ -71,7 +71,7 @@ def sum_(call: Call) -> Result:
 
 
 @form("aten.norm.Scalar", "aten.norm.ScalarOpt_dim")
-def norm(call: Call) -> Result:
+def _norm(call: Call) -> Result:
     """The norm of vectors, under its name of today."""
     dims = call.arguments.get("dim") or None
     values = {"dim": dims, "keepdim": call.arguments.get("keepdim", False)}
@@ -81,7 +81,7 @@ def norm(call: Call) -> Result:
 
 
 @form("aten.var.correction", "aten.var_mean.correction")
-def variance(call: Call) -> Result:
+def _variance(call: Call) -> Result:
     """The mean square distance from the global mean."""
     b, source = call.builder, call["self"]
     dims, count = _reduced(call)

@@ -102,7 +102,7 @@ def batch_norm_with_update(call: Call) -> list[SSAValue | None]:
 
 @form("aten._native_batch_norm_legit_functional")
 @_widely
-def batch_norm(call: Call) -> list[SSAValue | None]:
+def _batch_norm(call: Call) -> list[SSAValue | None]:
     """Output, batch mean, 1 / standard deviation, and the new running mean and variance."""
     b = call.builder
     source = call["input"]
@@ -129,7 +129,7 @@ def batch_norm(call: Call) -> list[SSAValue | None]:
 
 @form("aten._native_batch_norm_legit.no_stats")
 @_widely
-def batch_norm_without_buffers(call: Call) -> list[SSAValue | None]:
+def _batch_norm_without_buffers(call: Call) -> list[SSAValue | None]:
     """Output, batch mean and 1 / standard deviation; instance norms are made of it."""
     channels = _Channels(call, shape_of(call["input"]))
     mean, variance = _statistics(call, channels)
@@ -139,7 +139,7 @@ def batch_norm_without_buffers(call: Call) -> list[SSAValue | None]:
 
 @form("aten._native_batch_norm_legit_no_training", "aten.native_batch_norm")
 @_widely
-def batch_norm_inference(call: Call) -> list[SSAValue | None]:
+def _batch_norm_inference(call: Call) -> list[SSAValue | None]:
     """The affine map of the running statistics."""
     channels = _Channels(call, shape_of(call["input"]))
     assert not call.arguments.get("training", False)
@@ -179,7 +179,7 @@ def _normalize(call: Call, channels: _Channels, mean: SSAValue, rstd: SSAValue) 
 
 @form("aten.native_batch_norm_backward", "aten.batch_norm_backward")
 @_widely
-def batch_norm_backward(call: Call) -> list[SSAValue | None]:
+def _batch_norm_backward(call: Call) -> list[SSAValue | None]:
     """Gradients of input, weight and bias.
 
     With x^ = (x - mean) rstd and g the output's gradient: dbias = sum g, dweight = sum g x^,
