@@ -90,10 +90,10 @@ def _wide(build: ImportBuilder, value: Any) -> Any:
 
 
 @form("aten._batch_norm_with_update_functional")
-def batch_norm_with_update(call: Call) -> list[SSAValue | None]:
-    """As `batch_norm`, with what a kernel keeps for its backward pass: nothing here."""
+def _batch_norm_with_update(call: Call) -> list[SSAValue | None]:
+    """As `_batch_norm`, with what a kernel keeps for its backward pass: nothing here."""
     *types, reserve, mean_type, variance_type = call.types
-    output, mean, rstd, *running = batch_norm(
+    output, mean, rstd, *running = _batch_norm(
         replace(call, types=[*types, mean_type, variance_type])
     )
     kept = reserve and call.builder.full(shape_of_type(reserve), 0, dtype_of_type(reserve))
