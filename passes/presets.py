@@ -55,7 +55,7 @@ _STRING_OR_PRESET = re.compile(r'"(?:[^"\\]|\\.)*"|\bpreset:')
 _NAME_PREFIX = "preset-"
 
 
-def readable(spec: str) -> str:
+def readable_spec(spec: str) -> str:
     """The spec with `preset:x` as `preset-x`, which xDSL reads as a name; columns stay."""
     return _STRING_OR_PRESET.sub(lambda m: _NAME_PREFIX if m[0] == PREFIX else m[0], spec)
 

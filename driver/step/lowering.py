@@ -136,7 +136,7 @@ def _explaining_empty_inputs(call: StepCall) -> Iterator[None]:
         ) from error
 
 
-def capture(request: Request, call: StepCall) -> Captured:
+def capture_call(request: Request, call: StepCall) -> Captured:
     """The global program of a call, in its modes."""
     # Takes a second to import, which the ranks other than 0 need not spend.
     from shardweave.ir.capture.capture import capture_step, in_modes
@@ -179,7 +179,7 @@ def lower(
     undone = plan.undone if plan is not None and is_first and is_made_here else ()
     request = request.on_mesh_of(plan)
     local, validated, joined = _in_micro_batches(program, plan, request, call, stored)
-    told = [*unread(program), *undone, *warnings, *joined]
+    told = [*captured.notes, *unread(program), *undone, *warnings, *joined]
     if is_first:
         told += [*idle_axes(local, planned), *undivided(local, plan)]
     told += without_rules(program, local)
@@ -268,7 +268,7 @@ def _validator(program: Program, request: Request, call: StepCall) -> tuple[Obse
     model = in_precision(example.module, request.precision)
     small = replace(request, model=model, args=(), kwargs=example.kwargs)
     own = example_call(small)
-    twin = capture(small, own).program
+    twin = capture_call(small, own).program
     validator = Validator(inputs=own.inputs, limit=limit)
     with unheard():  # notes are given on the model itself
         partition(twin, small.devices, choose_plan(twin, small), small.passes, validator)

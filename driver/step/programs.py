@@ -18,7 +18,7 @@ from shardweave.backends.step.step_call import StepCall
 from shardweave.backends.step.step_programs import OPTIONS, Programs, Stored, check_given
 from shardweave.driver.processes import world
 from shardweave.driver.step.binding import binding_of
-from shardweave.driver.step.lowering import Lowered, capture, lower, on_rank_0
+from shardweave.driver.step.lowering import Lowered, capture_call, lower, on_rank_0
 from shardweave.driver.step.model.settings import Settings, Snapshot, changes
 from shardweave.driver.step.precision import AUTOCAST, inputs_in_precision
 from shardweave.driver.step.request import Request
@@ -185,7 +185,7 @@ class CompiledPrograms(Programs):
 
     def _lowered(self, request: Request, call: StepCall, stored: Stored) -> Lowered:
         """The program of a call by the step's plan, fitted to it, on rank 0."""
-        captured = capture(request, call)
+        captured = capture_call(request, call)
         if self.plan is None:
             return lower(request, call, captured, None, stored=stored)
         mesh = request.devices.refined(self.plan.mesh)

@@ -16,12 +16,12 @@ from shardweave.planners.amp.memory import capacities, stage_bytes
 from shardweave.planners.amp.model import AmpError, Strategy, strategies
 from shardweave.planners.amp.network import ClusterArrays, Grid
 from shardweave.planners.amp.profile import ProgramProfile, profile_program
-from shardweave.planners.amp.search import Annealing, Placed, search
+from shardweave.planners.amp.search import Annealing, Placed, search_strategies
 from shardweave.planners.amp.shares import with_shares
 from shardweave.planners.amp.tried import fastest_tried
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.degrees import asked_degrees, divisors
-from shardweave.planners.cost.memory import check_precision
+from shardweave.planners.cost.memory import check_plan_precision
 from shardweave.planners.cost.quantity import counted, seconds_text
 from shardweave.planners.lowering.lower import Lowerings
 from shardweave.planners.megatron.one_by_one import why_not_one_by_one
@@ -77,7 +77,7 @@ def plan_amp(
         raise AmpError(f"zero is {zero}; use 0, 1, 2 or 3.")
     sizes = asked_degrees(mesh, AXES, "amp", AmpError)
     degrees = _tensor_degrees(cluster, sizes, max_tensor)
-    check_precision(precision)
+    check_plan_precision(precision)
     lowerings = Lowerings.of(program)
     program = lowerings.program
     profile = profile_program(lowerings, cluster, degrees, precision)
@@ -86,7 +86,7 @@ def plan_amp(
         one for one in strategies(profile.model, cluster) if _is_wanted(sizes, max_stages, one)
     ]
     joined = _why_joined(program, profile, cluster, wanted)
-    found = search(
+    found = search_strategies(
         profile.model,
         cluster,
         [one for one in wanted if not (joined and _runs_in_turn(one, profile))],

@@ -19,7 +19,7 @@ from shardweave.planners.axonn.model import AXES, LinearLayer
 from shardweave.planners.axonn.search import AxonnError, Model, Options, Ranked, rank_grids
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.degrees import asked_degrees
-from shardweave.planners.cost.memory import check_precision, state_bytes
+from shardweave.planners.cost.memory import check_plan_precision, state_bytes
 from shardweave.planners.cost.quantity import counted
 from shardweave.planners.cost.workload import Workload, workload_of
 from shardweave.planners.plan.plan import Plan
@@ -58,7 +58,7 @@ def plan_axonn(
 
     Raises AxonnError if no grid divides the program or fits, with the smallest shortfall in GiB.
     """
-    check_precision(precision)
+    check_plan_precision(precision)
     if mesh is not None:
         return replace(_plan(program, _grid_of(mesh), checkpointing), precision=precision)
     assert cluster is not None
@@ -112,7 +112,7 @@ def _grid_of(mesh: Mesh) -> Grid:
 
 def model_of(program: Program, workload: Workload, precision: str = "") -> Model:
     """The layers and the memory of a program, with Adam's state."""
-    layers = layers_of(program, _widest_pairs(program))
+    layers = axonn_layers_of(program, _widest_pairs(program))
     if not layers:
         raise AxonnError(
             "the program has no linear map and no convolution to plan for; plan with 'auto' or "
@@ -132,7 +132,7 @@ def model_of(program: Program, workload: Workload, precision: str = "") -> Model
     )
 
 
-def layers_of(program: Program, pairs: Mapping[SSAValue, Cut]) -> list[LinearLayer]:
+def axonn_layers_of(program: Program, pairs: Mapping[SSAValue, Cut]) -> list[LinearLayer]:
     """A program's linear maps as AxoNN's layers, in order, given its pairs' cuts.
 
     Maps that x cuts along their outputs begin a pair of column- and row-parallel maps

@@ -103,7 +103,7 @@ def rank_grids(
                 f"no grid of {devices} devices divides the batch and the features of the layers; "
                 "use another number of devices, or another batch."
             )
-    memory = memory_of(model, grids, options)
+    memory = grid_memory_of(model, grids, options)
     fits = _fitting(memory, grids, cluster, devices)
     grids, memory = grids[fits], {part: size[fits] for part, size in memory.items()}
     seconds = communication_s(
@@ -132,7 +132,7 @@ def distinct(layers: Iterable[LinearLayer]) -> list[LinearLayer]:
     return [replace(layer, repeats=count) for layer, count in counts.items()]
 
 
-def memory_of(model: Model, grids: Grids, options: Options) -> dict[str, Numbers]:
+def grid_memory_of(model: Model, grids: Grids, options: Options) -> dict[str, Numbers]:
     """Bytes of one device by part, per grid.
 
     What is kept for the backward pass is dealt to layers in proportion to their inputs, and cut

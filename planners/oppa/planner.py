@@ -17,7 +17,7 @@ from shardweave.planners.oppa.choosers import BayesianChooser, Chooser
 from shardweave.planners.oppa.gp import Kernel
 from shardweave.planners.oppa.joint import JointPlans
 from shardweave.planners.oppa.prior import Form
-from shardweave.planners.oppa.search import Found, search
+from shardweave.planners.oppa.search import Found, run_trials
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_parts import Candidate, PlanError, Predicted
 from shardweave.planners.predict.predict import predict_plan, with_candidates
@@ -137,7 +137,7 @@ def plan_by_trials(
         notes = tuple(file.notes) if file else ()
         earlier = [one.outcome for one in file.records] if file else []
         trial = _real_trial(plans, options, host, earlier) if options.real else simulated.run
-        found = search(
+        found = run_trials(
             configurations,
             trial,
             chooser,

@@ -25,7 +25,7 @@ Progress = Callable[[Sequence[Record]], None]
 """Told after every trial of all trials so far."""
 
 
-def search(
+def run_trials(
     configurations: Sequence[Configuration],
     trial: Trial,
     chooser: Chooser,

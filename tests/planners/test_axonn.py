@@ -28,8 +28,8 @@ from shardweave.planners.axonn.model import (
     grids_of,
     volumes,
 )
-from shardweave.planners.axonn.planner import layers_of
-from shardweave.planners.axonn.search import AxonnError, Options, memory_of, rank_grids
+from shardweave.planners.axonn.planner import axonn_layers_of
+from shardweave.planners.axonn.search import AxonnError, Options, grid_memory_of, rank_grids
 from shardweave.planners.call import call_planner
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.lowering.apply_plan import ApplyPlanPass
@@ -141,7 +141,7 @@ def test_memory_too_small_names_the_smallest_shortfall() -> None:
 
 def test_memory_of_one_device_is_that_of_the_whole_model() -> None:
     model = gpt_model("GPT-5B", samples=4)
-    parts = memory_of(model, grids((1, 1, 1, 1)), Options())
+    parts = grid_memory_of(model, grids((1, 1, 1, 1)), Options())
     weights = sum(layer.repeats * layer.weights for layer in model.layers)
     assert one(parts["parameters"]) == model.state_bytes * weights + model.other_bytes
     assert one(parts["activations"]) == pytest.approx(model.kept_bytes)
@@ -150,7 +150,7 @@ def test_memory_of_one_device_is_that_of_the_whole_model() -> None:
 
 def test_layers_of_a_gpt_alternate() -> None:
     program = captured(SPECS["gpt"]).program
-    layers = layers_of(program, parallel_pairs(program, "x", 2))
+    layers = axonn_layers_of(program, parallel_pairs(program, "x", 2))
     assert [(one_.k, one_.n, one_.is_transposed) for one_ in layers[:6]] == [
         *[(16, 16, False)] * 3,
         (16, 16, True),
@@ -162,7 +162,7 @@ def test_layers_of_a_gpt_alternate() -> None:
 
 def test_layers_of_a_cnn_are_convolutions_and_a_linear_map() -> None:
     program = captured(SPECS["cnn"]).program
-    layers = layers_of(program, parallel_pairs(program, "x", 2))
+    layers = axonn_layers_of(program, parallel_pairs(program, "x", 2))
     assert layers[0].k == 3
     assert {layer.kernel for layer in layers} == {1, 9}
     assert any(layer.is_transposed for layer in layers)
