@@ -15,12 +15,11 @@ from shardweave.backends.reference.reference import ReplicaMismatchError, run_re
 from shardweave.driver.step.compile import compile
 from shardweave.ir.dialects.annotations import layer_of, set_phase
 from shardweave.ir.dialects.dist import RecvOp, RunOp, SendOp
-from shardweave.ir.mesh.mesh import Axis, Mesh
+from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.program import Program
 from shardweave.ir.program.staged import StagePlaces, functions_of, num_ops_on_a_rank
 from shardweave.ir.verify.program import verify
 from shardweave.passes.pipeline import PassError, run_passes
-from shardweave.passes.stages.batches import JoinedMicroBatches, micro_batches_of
 from shardweave.planners.lowering.lower import local_program
 from shardweave.planners.lowering.partition import partition
 from shardweave.planners.lowering.stages.balance import balanced_stages
@@ -28,7 +27,6 @@ from shardweave.planners.megatron.planner import plan_megatron
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_parts import PIPELINE_SCHEDULES, Pipeline
 from shardweave.planners.schedules.schedules import find_schedule
-from shardweave.tests.ir_text import step
 from shardweave.tests.zoo import SPECS, assert_equals_eager, captured, megatron, partitioned
 
 GPT = "gpt:layers=4,hidden=16,heads=4,vocab=32,seq=8,batch=8"
@@ -357,31 +355,6 @@ def test_batch_norm_in_training_is_refused_with_its_layer() -> None:
     plan = plan_of(SPECS["cnn"], "stage=2", "1f1b", 4)
     with pytest.raises(PassError, match=r"a sum over all micro-batches that depends on param"):
         cut(SPECS["cnn"], plan)
-
-
-@pytest.mark.parametrize("source", ["param", "input"])
-def test_samples_of_all_micro_batches_are_brought_together_if_they_are_of_inputs_alone(
-    source: str,
-) -> None:
-    program = step(
-        f"""
-        {source} %x : tensor<4x8xf64> [{{"micro"}}, {{}}]
-        %h = aten.relu(%x) : tensor<4x8xf64>
-        %all = dist.all_gather(%h, axes = ["micro"], dim = 0, block = 4) : tensor<8x8xf64>
-        %y = aten.neg(%all) : tensor<8x8xf64>
-        output %y
-        """,
-        "micro=2",
-        local=True,
-    )
-    program.set_mesh(Mesh([Axis("micro", 2, "time")]))
-    if source == "input":
-        assert [value.name_hint for value in micro_batches_of(program).whole] == ["all"]
-        return
-    with pytest.raises(
-        JoinedMicroBatches, match=r"\(%all\) brings the samples of all micro-batches together"
-    ):
-        micro_batches_of(program)
 
 
 def test_forward_pass_that_reads_the_backward_pass_is_refused() -> None:
