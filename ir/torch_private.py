@@ -278,32 +278,34 @@ def configured(**options: Any) -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def marked_outputs_allowed() -> Iterator[None]:
+def marked_outputs_allowed() -> contextlib.AbstractContextManager[Any]:
     """Let a model return a tensor that its forward pass marks as requiring a gradient.
 
     Torch checks it from 2.12 on.
     """
     name = "_check_requires_grad_intermediate_outputs"
     graph = _value_at("torch._dynamo.output_graph:OutputGraph")
-    if not hasattr(graph, name):
-        yield
-        return
-    with mock.patch.object(graph, name):
-        yield
+    return mock.patch.object(graph, name) if hasattr(graph, name) else contextlib.nullcontext()
 
 
-@contextlib.contextmanager
-def unordered(op: str) -> Iterator[None]:
+def not_exporting() -> contextlib.AbstractContextManager[Any]:
+    """Let traced code hear that it is not exported; before torch 2.12 it always hears that it is.
+
+    From then on dynamo asks torch, whose answer "export state" changes.
+    """
+    place = _place_of((f"{_DYNAMO}.torch:tracing_state_functions",))
+    answers = _value_at(place)() if place else {}
+    return mock.patch.dict(answers, {torch.compiler.is_exporting: False})
+
+
+def unordered(op: str) -> contextlib.AbstractContextManager[Any]:
     """Let graphs leave the calls of an op that only raises unordered."""
     try:
         holder = _value_at("torch._library.simple_registry:singleton").find(op).effect
-        patch = mock.patch.object(holder, "_effect", None)
+        return mock.patch.object(holder, "_effect", None)
     except (ImportError, AttributeError):
         _note("has no effects of ops: models that solve linear systems may not be captured.")
-        patch = contextlib.nullcontext()
-    with patch:
-        yield
+        return contextlib.nullcontext()
 
 
 @contextlib.contextmanager
@@ -471,3 +473,28 @@ def take_strided_shards_as_they_are() -> None:
         make(spec)
 
     kind.__post_init__ = make_by_shards
+
+
+_ATEN = torch.library.Library("aten", "IMPL", "Meta")
+
+
+def correct_attention_types() -> None:
+    """Let torch infer that attention in float64 gives its logsumexp in float64, as its kernel does.
+
+    Before torch 2.13 the function that infers types says float32.
+    """
+    op = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+    query = torch.empty(1, 1, 1, 1, dtype=torch.float64, device="meta")
+    key = torch._C.DispatchKey.Meta
+    infer = op.py_kernels.get(key)
+    if infer is None or op(query, query, query)[1].dtype == query.dtype:
+        return
+
+    def infer_as_the_kernel(query: torch.Tensor, *args: Any, **options: Any) -> Any:
+        output, logsumexp = infer(query, *args, **options)
+        is_double = query.dtype == torch.float64
+        return output, logsumexp.double() if is_double else logsumexp
+
+    _ATEN.impl(op, infer_as_the_kernel, allow_override=True)
+    op.py_kernels[key] = infer_as_the_kernel  # for the dispatcher in Python, which traces use
+    op._dispatch_cache.pop(key, None)

@@ -16,8 +16,11 @@ from shardweave.ir.torch_private import (
     DynamicOutputShapeException,
     FakeTensorMode,
     UnsupportedOperatorException,
+    correct_attention_types,
     silent_logs,
 )
+
+correct_attention_types()
 
 _inferred: dict[OpKey, tuple[AnyTensor, ...] | str] = {}
 

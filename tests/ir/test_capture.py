@@ -47,8 +47,8 @@ class Model(nn.Module):
         return self.function(self, *args, **kwargs)
 
 
-def _raise(message: str) -> bool:
-    raise ValueError(message)
+def _raise(message: str, *more: object) -> bool:
+    raise ValueError(message, *more)
 
 
 def x() -> Tensor:
@@ -390,6 +390,22 @@ def test_gradients_are_those_of_eager(function: Callable[..., Any]) -> None:
         (
             lambda self, a: self.linear(a).sum() if a.ndim > 2 else _raise("expected 7 dims"),
             r"^the model \(test_capture\.py:\d+: `.*`\): forward raises ValueError: expected 7 dims$",
+        ),
+        (
+            lambda self, a: self.linear(a).sum() if a.ndim > 2 else _raise('it\'s ("seven")'),
+            r": forward raises ValueError: it's \(\"seven\"\)$",
+        ),
+        (
+            lambda self, a: self.linear(a).sum() if a.ndim > 2 else _raise("(dims)", 7, None),
+            r": forward raises ValueError: '\(dims\)', 7, None$",
+        ),
+        (
+            lambda self, a: (
+                self.linear(a).sum()
+                if torch.compiler.is_compiling() and torch.compiler.is_exporting()
+                else _raise("compiled, and not exported")
+            ),
+            r": forward raises ValueError: compiled, and not exported$",
         ),
         (
             lambda self, a: checkpoint_sequential(self.linear, 1, a, use_reentrant=False).sum(),

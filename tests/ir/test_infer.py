@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 
 import pytest
+import torch
 
 from shardweave.ir.dialects.aten import AtenOp
+from shardweave.ir.dialects.types import tensor_type
 from shardweave.ir.ops.infer import infer_types
 from shardweave.tests.ir_text import step
 
@@ -23,6 +25,23 @@ def test_types_follow_from_the_operands_whatever_the_text_says() -> None:
         "input %x : tensor<3x5xf32>", "aten.sum.dim_IntList(%x, dim = [1]) : tensor<9xf64>"
     )
     assert found == ("tensor<3xf32>",)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("stated", ["f64", "f32"])
+def test_types_of_attention_are_those_that_its_kernel_gives(
+    dtype: torch.dtype, stated: str
+) -> None:
+    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    query = torch.zeros(2, 4, 8, 4, dtype=dtype)
+    types = tuple(str(tensor_type(x.shape, x.dtype)) for x in kernel(query, query, query))
+    attention = "%y, %l = aten._scaled_dot_product_flash_attention_for_cpu(%x, %x, %x)"
+    program = step(
+        f"input %x : {types[0]}\n{attention} : {types[0]}, tensor<2x4x8x{stated}>\noutput %y"
+    )
+    (only,) = program.ops
+    assert isinstance(only, AtenOp)
+    assert tuple(map(str, infer_types(only))) == types
 
 
 def test_shape_of_a_view_is_its_result_type() -> None:

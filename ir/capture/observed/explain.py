@@ -22,6 +22,9 @@ from shardweave.ir.capture.site import (
 )
 
 _RAISED = re.compile(r"raised exception (\w+)\((.*)\)$", re.MULTILINE)
+_VALUE = re.compile(
+    r"""ConstantVariable\(\w+: ('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[^()]*)\)""", re.DOTALL
+)
 _EAGER = re.compile(r"\): got (\w+)\((.*)\)$", re.MULTILINE)
 _READER = re.compile(r"^Caused by: .*\((\S+\.py):(\d+) in \w+\)$", re.MULTILINE)
 _WRONG_TYPE = re.compile(
@@ -75,7 +78,7 @@ def explained(error: Exception, observation: Observation) -> CaptureError:
     site = _site(error, observation.failed_in)
     raised = _RAISED.search(text)
     if raised is not None:
-        message = _unquoted(raised[2])
+        message = _message_of(raised[2])
         is_ours = not site.file
         hint = _ONLY_TRACED if raised[1] in ("AttributeError", "TypeError") else ""
         return CaptureError(
@@ -141,6 +144,17 @@ def _site(error: Exception, module: str) -> Site:
         return site_of_frames(module, frames)
     file, line = users_line(str(error)) or ("", 0)
     return Site(module, file, line)
+
+
+def _message_of(arguments: str) -> str:
+    """The message of an exception with these arguments.
+
+    Before torch 2.12 they are a list of dynamo's objects.
+    """
+    values, number = _VALUE.subn(r"\1", arguments)
+    if number or arguments == "[]":
+        values = values[1:-1]
+    return _VALUE.sub(r"\1", _unquoted(values))
 
 
 def _unquoted(text: str) -> str:

@@ -29,6 +29,7 @@ from shardweave.ir.torch_private import (
     functional_export,
     keep_tree_specs,
     marked_outputs_allowed,
+    not_exporting,
     pytree,
     replaced,
     silent_logs,
@@ -203,6 +204,7 @@ def _patched() -> Iterator[None]:
         # What is computed of a tensor that forward marks has no gradient by it outside; nobody asks
         # for that of what a step returns.
         marked_outputs_allowed(),
+        not_exporting(),
         configured(allow_rnn=True, trace_autograd_ops=True, ignore_logging_functions=_WORDS),
     ):
         yield

@@ -18,7 +18,6 @@ from shardweave.ir.dialects.types import dtype_of_value, shape_of
 from shardweave.ir.library.positional_attention import (
     ATTENTION,
     ATTENTION_BACKWARD,
-    logsumexp_dtype,
 )
 from shardweave.ir.ops.registry import first_of_attention, is_attention, is_positional
 from shardweave.ir.sharding.rules.base import Localize, Localizer, Notation, Rule, rule
@@ -119,18 +118,11 @@ def _causal_by_positions(queries: int) -> Localize:
         given = list(local.operands)
         mask = given.pop() if num_more else None
         dtypes = [dtype_of_value(result) for result in op.results]
-        if not first:
-            dtypes[1] = logsumexp_dtype(dtypes[0])
-        made = local.emit(
+        return local.emit(
             ATTENTION_BACKWARD if first else ATTENTION,
             [*given, mask, rows, keys],
             *((local.result_shape(i), dtype) for i, dtype in enumerate(dtypes)),
             scale=op.value("scale"),
         )
-        if dtypes[-1] != dtype_of_value(op.results[-1]):
-            # torch 2.11 infers the dtype of 16-bit queries for the log-sum-exp of its kernel.
-            stated = local.result_shape(1), dtype_of_value(op.results[1])
-            made[1:] = local.emit("aten._to_copy", made[1:], stated)
-        return made
 
     return localize
