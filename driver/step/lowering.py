@@ -179,7 +179,7 @@ def lower(
     undone = plan.undone if plan is not None and is_first and is_made_here else ()
     request = request.on_mesh_of(plan)
     local, validated, joined = _in_micro_batches(program, plan, request, call, stored)
-    told = [*unread(program), *undone, *warnings, *joined]
+    told = [*captured.notes, *unread(program), *undone, *warnings, *joined]
     if is_first:
         told += [*idle_axes(local, planned), *undivided(local, plan)]
     told += without_rules(program, local)

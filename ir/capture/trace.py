@@ -21,6 +21,7 @@ from shardweave.ir.capture.arguments import Form, children_of
 from shardweave.ir.capture.module_tree import block_paths
 from shardweave.ir.capture.observed.explain import check_data_dependence, explained
 from shardweave.ir.capture.observed.hooks import Hook, check_hooks, check_leaf_hooks, install_hooks
+from shardweave.ir.capture.observed.layouts import check_layouts, dense_gradients
 from shardweave.ir.capture.observed.loose_tensors import check_all_registered
 from shardweave.ir.capture.observed.observe import Observation, Write, observed
 from shardweave.ir.capture.observed.settings import settings
@@ -73,6 +74,8 @@ class Traced:
     constants: Mapping[str, torch.Tensor]
     returned: Outputs | None = None
     """What the model returns, made of the outputs; None where the loss alone is traced."""
+    notes: tuple[str, ...] = ()
+    """Sentences for the user on what the trace has otherwise than the model."""
 
 
 @dataclass(frozen=True)
@@ -203,6 +206,7 @@ def _trace(
         tuple([(kind, first.get(name, name)) for kind, name in outputs]),
         constants,
         returned,
+        tuple(dict.fromkeys(seen.notes)),
     )
 
 
@@ -238,6 +242,8 @@ def _exported(
     check_leaf_hooks(seen.leaf_hooks)
     drop_unread_numbers(exported.graph)
     check_data_dependence(exported.graph)
+    check_layouts(exported.graph)
+    seen.notes += dense_gradients(exported.graph)
     replace_attention(exported)
     replace_calls(exported)
     check_all_registered(wrapped.model, exported)

@@ -43,15 +43,20 @@ def binary(call: Call) -> Result:
     return call.add(f"{base}.Scalar", [source], values)
 
 
+def _reduced(call: Call) -> tuple[list[int], int]:
+    """The dims that a reduction of `self` sums over, and their elements; none of a scalar."""
+    shape = shape_of(call["self"])
+    given = call.arguments.get("dim") or range(len(shape))
+    dims = sorted(normalized(d, len(shape)) for d in given) if shape else []
+    return dims, math.prod(shape[d] for d in dims)
+
+
 @form("aten.mean", "aten.mean.dim")
 def _mean(call: Call) -> Result:
     """The sum over the global extent, divided by that extent."""
-    source = call["self"]
-    shape = shape_of(source)
-    dims = [normalized(d, len(shape)) for d in call.arguments.get("dim") or range(len(shape))]
-    count = math.prod(shape[d] for d in dims)
     b = call.builder
-    source = b.cast(source, call.dtype)
+    source = b.cast(call["self"], call.dtype)
+    dims, count = _reduced(call)
     total = b.sum(source, dims, call.arguments.get("keepdim", False))
     return b.call("aten.div.Scalar", total, other=count)
 
@@ -59,9 +64,7 @@ def _mean(call: Call) -> Result:
 @form("aten.sum", "aten.sum.dim_IntList")
 def _sum_(call: Call) -> Result:
     source = call["self"]
-    rank = len(shape_of(source))
-    dims = sorted(normalized(d, rank) for d in call.arguments.get("dim") or range(rank))
-    values = {"dim": dims, "keepdim": call.arguments.get("keepdim", False)}
+    values = {"dim": _reduced(call)[0], "keepdim": call.arguments.get("keepdim", False)}
     if call.arguments.get("dtype") not in (None, dtype_of_value(source)):
         values["dtype"] = call["dtype"]
     return call.add("aten.sum.dim_IntList", [source], values)
@@ -80,12 +83,9 @@ def _norm(call: Call) -> Result:
 @form("aten.var.correction", "aten.var_mean.correction")
 def _variance(call: Call) -> Result:
     """The mean square distance from the global mean."""
-    source = call["self"]
-    shape = shape_of(source)
-    dims = [normalized(d, len(shape)) for d in call.arguments.get("dim") or range(len(shape))]
-    count = math.prod(shape[d] for d in dims)
+    b, source = call.builder, call["self"]
+    dims, count = _reduced(call)
     correction = call.arguments.get("correction")
-    b = call.builder
     center = b.call("aten.div.Scalar", b.sum(source, dims, True), other=count)
     distance = b.call("aten.sub.Tensor", source, center)
     square = b.call("aten.mul.Tensor", distance, distance)

@@ -55,13 +55,17 @@ class Write:
 
 @dataclass
 class Observation:
-    """What was seen of a trace. failed_in: the innermost module in which it raised an error."""
+    """What was seen of a trace.
+
+    failed_in: the innermost module in which it raised an error. notes: sentences for the user.
+    """
 
     writes: list[Write] = field(default_factory=list)
     leaf_hooks: list[tuple[str, Site]] = field(default_factory=list)
     """Names of parameters and inputs on which the code registers hooks while it runs, and where."""
 
     failed_in: str = ""
+    notes: list[str] = field(default_factory=list)
 
 
 @contextlib.contextmanager

@@ -54,4 +54,10 @@ SPECS = (
     ),
     *_windows("max_pool3d_with_indices_backward", 3, has_indices=True),
     *family("im2col col2im", rule="patches"),
+    *family(
+        """
+        adaptive_max_pool3d_backward fractional_max_pool2d_backward fractional_max_pool3d_backward
+        """,
+        needs_contiguous=True,
+    ),
 )

@@ -81,4 +81,8 @@ SPECS = (
     ),
     OpSpec("aten.index.Tensor", rule="index", is_lookup=True, has_indices=True),
     OpSpec("aten.index_put", rule="index", has_indices=True, overwrites=True),
+    *family(
+        "nll_loss2d_backward _embedding_bag _embedding_bag_backward _ctc_loss",
+        needs_contiguous=True,
+    ),
 )

@@ -77,4 +77,5 @@ SPECS = (
     ),
     # Factors are those of the matrix as memory has it.
     *family("_linalg_det _linalg_slogdet", needs_contiguous=True),
+    *family("_pdist_forward _pdist_backward", needs_contiguous=True),
 )

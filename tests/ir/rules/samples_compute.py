@@ -219,6 +219,7 @@ NORMALIZATIONS = (
     sample("native_layer_norm", normal(*X), [6], normal(6), normal(6), 1e-5),
     sample("native_layer_norm", normal(*X), [6], None, None, 1e-5),
     sample("native_layer_norm", normal(*X), [4, 6], normal(4, 6), None, 1e-5),
+    sample("native_layer_norm", normal(*X), [4, 6], None, normal(4, 6), 1e-5),
     sample("native_layer_norm", normal(2, 1, 6), [6], None, None, 1e-5),
     sample(
         "native_layer_norm_backward",
