@@ -73,11 +73,13 @@ def _made(spec: ArgSpec) -> tuple[ModulePass, ...]:
                 f"options are {options or 'none'}."
             )
     try:
+        why = _wrong_kind(kind, spec)  # xDSL takes a truth value for a number
+        if why:
+            raise ValueError(why)
         return (kind.from_spec(spec),)
     except (TypeError, AttributeError, ValueError) as error:
-        why = _wrong_kind(kind, spec) or f"{error}"
         raise ValueError(
-            f"pass '{spec.name}': {why}; its options are {options or 'none'}."
+            f"pass '{spec.name}': {error}; its options are {options or 'none'}."
         ) from error
 
 

@@ -251,3 +251,20 @@ def test_loss_of_a_large_vocabulary_reads_the_logits_twice_and_writes_once() -> 
     """Once for the largest and the sum of exponentials, once to store the log-probabilities."""
     kernel = generate(region(ROWS["cross-entropy"], 4, 20000, 1, torch.float32))
     assert kernel.source.count("for start in range(0, n_cols, BLOCK_C):") == 2
+
+
+@pytest.mark.parametrize(
+    ("dtype", "compared"),
+    [
+        ("f64", "x_1 > 0.1 "),
+        ("f32", "x_1 > 0.10000000149011612 "),
+        ("i64", "x_1.to(tl.float32) > 0.1 "),
+    ],
+)
+def test_number_is_compared_in_the_dtype_in_which_torch_does(dtype: str, compared: str) -> None:
+    text = f"""
+        input %x : tensor<8x8x{dtype}>
+        %y = aten.gt.Scalar(%x, other = 0.1) : tensor<8x8xi1>
+        output %y
+    """
+    assert compared in generate(fused(text)).source
