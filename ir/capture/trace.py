@@ -37,6 +37,7 @@ from shardweave.ir.capture.outputs import (
 )
 from shardweave.ir.capture.repeats import joint_graph, repeats_of
 from shardweave.ir.capture.site import CaptureError, Site, qualified, site_of_node
+from shardweave.ir.capture.substitutes.boolean_rows import replace_boolean_rows
 from shardweave.ir.capture.substitutes.dense_attention import replace_attention
 from shardweave.ir.capture.substitutes.huggingface import (
     eager_masks,
@@ -244,6 +245,7 @@ def _exported(
         return _exported(wrapped, args, kwargs, seen)
     check_leaf_hooks(seen.leaf_hooks)
     drop_unread_numbers(exported.graph)
+    replace_boolean_rows(exported)
     check_data_dependence(exported.graph)
     check_layouts(exported.graph)
     seen.notes += dense_gradients(exported.graph)
