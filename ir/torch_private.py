@@ -141,6 +141,10 @@ _REPLACED: dict[str, tuple[tuple[str, ...], str]] = {
         (f"{_DYNAMO}.nn_module:record_nn_module_stack",),
         "errors do not say in which module a capture failed",
     ),
+    "array": (
+        (f"{_DYNAMO}.builder:cache_real_value_when_export",),
+        "models whose forward reads numpy arrays are not captured",
+    ),
     # Time and memory
     "cloned input": (
         (f"{_DYNAMO}.builder:_clone_input",),

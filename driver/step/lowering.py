@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +51,8 @@ class Lowered:
 
     warnings: the notes on what was asked for and not done. returned: how the outputs make up what
     the model returns. num_captured_ops, capture_s, lowering_s: ops before the passes, and the
-    seconds that capture took, and plan and passes.
+    seconds that capture took, and plan and passes. constants: tensors of the model's code that its
+    capture made buffers.
     """
 
     program: Program
@@ -62,6 +63,7 @@ class Lowered:
     num_captured_ops: int = 0
     capture_s: float = 0.0
     lowering_s: float = 0.0
+    constants: Mapping[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
 
     def with_warning(self, text: str) -> Lowered:
         """The same, with one more warning."""
@@ -192,6 +194,7 @@ def lower(
         captured.returned,
         sum(1 for _ in program.ops),
         captured.seconds,
+        constants=captured.constants,
     )
 
 

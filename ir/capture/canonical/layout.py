@@ -111,6 +111,13 @@ def _channel_shuffle(call: Call) -> Result:
     return b.view(b.permute(parts, order), call.shape)
 
 
+@form("aten.diagonal", "aten.unfold")
+def _copied_view(call: Call) -> Result:
+    """A view that has no strides of its own here: its copy."""
+    values = {name: value for name, value in call.arguments.items() if name != "self"}
+    return call.add(f"{call.name}_copy", [call["self"]], values)
+
+
 @form("aten.slice.Tensor")
 def _slice_(call: Call) -> Result:
     """A slice with an explicit start; one that takes the whole dim is nothing."""
