@@ -135,7 +135,7 @@ def _digest_of(path: Path) -> Described:
 # Loading
 
 
-class Choice(NamedTuple):
+class ChosenCheckpoint(NamedTuple):
     """A checkpoint to load. warning: what to say of it, if anything."""
 
     number: int
@@ -143,7 +143,9 @@ class Choice(NamedTuple):
     warning: str = ""
 
 
-def choose_checkpoint(root: Path, number: int | None, damaged: Mapping[int, str]) -> Choice | None:
+def choose_checkpoint(
+    root: Path, number: int | None, damaged: Mapping[int, str]
+) -> ChosenCheckpoint | None:
     """Choose a complete checkpoint: that of the number, else the last of the folder.
 
     None if the folder holds no checkpoint. damaged: reasons, by number, not to take some. The
@@ -164,7 +166,7 @@ def choose_checkpoint(root: Path, number: int | None, damaged: Mapping[int, str]
         if number not in paths:
             there = ", ".join(map(str, sorted(paths.keys() - damage))) or "none"
             raise CheckpointError(f"there is no complete checkpoint {number}, only {there}.")
-        return Choice(number, paths[number])
+        return ChosenCheckpoint(number, paths[number])
     damage |= damaged
     last = max(paths.keys() - damage, default=-1)
     skipped = [f"'{paths[n]}' ({damage[n]})" for n in sorted(damage, reverse=True) if n > last]
@@ -179,7 +181,7 @@ def choose_checkpoint(root: Path, number: int | None, damaged: Mapping[int, str]
         if skipped
         else ""
     )
-    return None if last < 0 else Choice(last, paths[last], warning)
+    return None if last < 0 else ChosenCheckpoint(last, paths[last], warning)
 
 
 def _is_checkpoint(path: Path) -> bool:
@@ -187,7 +189,7 @@ def _is_checkpoint(path: Path) -> bool:
     return any((path / name).exists() for name in (MANIFEST, INDEX, METADATA))
 
 
-def _chosen_itself(path: Path, number: int | None) -> Choice:
+def _chosen_itself(path: Path, number: int | None) -> ChosenCheckpoint:
     """Raises CheckpointError if the checkpoint is damaged, or has another number."""
     damage = _damage(path)
     if damage:
@@ -196,7 +198,7 @@ def _chosen_itself(path: Path, number: int | None) -> Choice:
     own = int(match[1]) if match else json.loads((path / MANIFEST).read_bytes()).get("number", 0)
     if number not in (None, own):
         raise CheckpointError(f"it is checkpoint {own}, not {number}; give the folder it is in.")
-    return Choice(
+    return ChosenCheckpoint(
         own,
         path,
         f"'{path}' is one checkpoint, and is loaded; to load the last one, and to save more, give "

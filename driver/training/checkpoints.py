@@ -38,7 +38,7 @@ from shardweave.driver.checkpoint_lock import FolderLock
 from shardweave.driver.processes import world
 from shardweave.driver.training.checkpoint_files import (
     INDEX,
-    Choice,
+    ChosenCheckpoint,
     begin_checkpoint,
     check_files,
     choose_checkpoint,
@@ -126,7 +126,7 @@ def load_checkpoint(
     return Checkpoint(chosen.number, chosen.path, values)
 
 
-def _chosen(root: Path, wanted: int | None) -> Choice | None:
+def _chosen(root: Path, wanted: int | None) -> ChosenCheckpoint | None:
     """The checkpoint of a number, or the last one whose files are what was written. Collective."""
     damaged: dict[int, str] = {}
     while True:
