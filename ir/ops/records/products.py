@@ -56,6 +56,7 @@ SPECS = (
         notation="i k, e k j, e, e -> i j",
         zero="any",
         product=Product((0, 1), weight=1),
+        grouped="rows",
         flops=_grouped_flops,
     ),
     OpSpec(
@@ -63,6 +64,7 @@ SPECS = (
         rule="grouped",
         notation="i k, i j, e, e -> e k j",
         zero="any",
+        grouped="matrices",
         flops=_grouped_flops,
     ),
     OpSpec("aten.mv", notation="i k, k -> i", zero="any"),
