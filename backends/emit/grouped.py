@@ -1,7 +1,7 @@
 """`dist.grouped_mm` and `dist.grouped_outer`: products of rows with the matrix of their group.
 
-Only rows that belong to a group are computed. Where these begin and end is read once for each call; on
-a GPU that waits for the device, as PyTorch's own fallbacks do.
+Only rows that belong to a group are computed. Each call reads where these begin and end; on a GPU
+that waits for the device, as PyTorch's own fallbacks do.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 """The schemas of grouped products: of the ops `dist.grouped_mm` and `dist.grouped_outer`.
 
 Rows belong to groups, such as the tokens of an expert: those of group g are `starts[g]` up to, and
-without, `ends[g]`. Each group has a matrix of its own. A row that belongs to no group gives zeros, so
-that devices which hold different groups add up their results.
+without, `ends[g]`. Each group has a matrix of its own. A row that belongs to no group gives zeros:
+devices which hold different groups add up their results.
 
 A block is a run of groups: those of one device. With several blocks, rows come once for each block,
 one block after another, and so do results; in those of a block, rows of other blocks are zero. What

@@ -1,11 +1,11 @@
 """Rows of grouped products by blocks of groups, so that each device computes its own experts' rows.
 
 Where the weights of experts are sharded, a grouped product is zero in the rows of other devices'
-experts, and an unreduced sum. An activation of it would need the sum. But row by row only one device
-has a term, and the next grouped product of that device reads those rows alone. So the rows get one
-more dim, of blocks of experts, before the rows: `(r i)`. It is sharded as the experts are. Between
-two grouped products everything is computed row by row, block by block, without a message. Where a
-value leaves these rows, rows that are not of the block are made zero, and blocks are added up.
+experts, and an unreduced sum. An activation of it would need the sum. But each row has only one
+term, and the next grouped product on its device reads those rows alone. So the rows get one more
+dim, of blocks of experts, before the rows: `(r i)`. It is sharded as the experts are. Between two
+grouped products everything is computed row by row, block by block, without a message. Where a value
+leaves these rows, rows that are not of the block are made zero, and blocks are added up.
 """
 
 from __future__ import annotations

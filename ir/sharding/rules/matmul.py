@@ -34,7 +34,7 @@ def added_product(op: AtenOp) -> Rule:
 def grouped(op: AtenOp) -> Rule:
     """`i k, e k j, e, e -> i j`, or `i k, i j, e, e -> e k j`: shards of e have their own groups.
 
-    Rows of other groups are zeros there, so that e reduces. With blocks, i is `(r i)` and e `(r e)`:
+    Rows of other groups are zeros there: e reduces. With blocks, i is `(r i)` and e is `(r e)`, for
     each block of groups has rows of its own.
     """
     text, blocks = spec_of(op).notation, op.value("blocks")
