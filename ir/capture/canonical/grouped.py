@@ -105,8 +105,9 @@ def gradient_of_lookup(call: Call, rows: SSAValue, source: SSAValue) -> Result:
 def is_zeros(value: SSAValue) -> bool:
     """Whether a value is zeros of a floating-point dtype, as it is made."""
     owner = value.owner
-    is_full = isinstance(owner, AtenOp) and owner.name == "aten.full"
-    return is_full and owner.value("fill_value") == 0 and dtype_of_value(value).is_floating_point
+    if not isinstance(owner, AtenOp) or owner.name != "aten.full":
+        return False
+    return owner.value("fill_value") == 0 and dtype_of_value(value).is_floating_point
 
 
 def _rows_of(index: SSAValue) -> SSAValue | None:
