@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +54,8 @@ class Lowered:
 
     warnings: the notes on what was asked for and not done. returned: how the outputs make up what
     the model returns. num_captured_ops, capture_s, lowering_s: ops before the passes, and the
-    seconds that capture took, and plan and passes.
+    seconds that capture took, and plan and passes. constants: tensors of the model's code that its
+    capture made buffers.
     """
 
     program: Program
@@ -65,6 +66,7 @@ class Lowered:
     num_captured_ops: int = 0
     capture_s: float = 0.0
     lowering_s: float = 0.0
+    constants: Mapping[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
 
     def with_warning(self, text: str) -> Lowered:
         """The same, with one more warning."""
@@ -139,7 +141,7 @@ def _explaining_empty_inputs(call: StepCall) -> Iterator[None]:
         ) from error
 
 
-def capture(request: Request, call: StepCall) -> Captured:
+def capture_call(request: Request, call: StepCall) -> Captured:
     """The global program of a call, in its modes."""
     # Takes a second to import, which the ranks other than 0 need not spend.
     from shardweave.ir.capture.capture import capture_step, in_modes
@@ -182,7 +184,7 @@ def lower(
     undone = plan.undone if plan is not None and is_first and is_made_here else ()
     request = request.on_mesh_of(plan)
     local, validated, joined = _in_micro_batches(program, plan, request, call, stored)
-    told = [*unread(program), *undone, *warnings, *joined]
+    told = [*captured.notes, *unread(program), *undone, *warnings, *joined]
     if is_first:
         told += [*idle_axes(local, planned), *undivided(local, plan)]
     told += without_rules(program, local)
@@ -195,6 +197,7 @@ def lower(
         captured.returned,
         sum(1 for _ in program.ops),
         captured.seconds,
+        constants=captured.constants,
     )
 
 
@@ -288,7 +291,7 @@ def _validator(program: Program, request: Request, call: StepCall) -> tuple[Obse
     model = in_precision(example.module, request.precision)
     small = replace(request, model=model, args=(), kwargs=example.kwargs)
     own = example_call(small)
-    twin = capture(small, own).program
+    twin = capture_call(small, own).program
     validator = Validator(inputs=own.inputs, limit=limit)
     with unheard():  # notes are given on the model itself
         partition(twin, small.devices, choose_plan(twin, small), small.passes, validator)

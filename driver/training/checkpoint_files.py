@@ -53,7 +53,7 @@ def _named(root: Path) -> dict[int, Path]:
 # Saving
 
 
-def begin(root: Path, number: int, lock: FolderLock) -> Path:
+def begin_checkpoint(root: Path, number: int, lock: FolderLock) -> Path:
     """Take the lock of a root, made if need be, and make a folder in it for a checkpoint.
 
     What a killed process left in the root is deleted. Returns the folder's path.
@@ -136,7 +136,7 @@ def _digest_of(path: Path) -> Described:
 # Loading
 
 
-def choose(root: Path, number: int | None) -> tuple[int, Path] | None:
+def choose_checkpoint(root: Path, number: int | None) -> tuple[int, Path] | None:
     """Number and folder of a complete checkpoint: that of the number, else the last of the folder.
 
     None if the folder holds no checkpoint. A root that is itself a checkpoint is taken, with a

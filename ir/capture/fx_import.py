@@ -20,6 +20,7 @@ from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from shardweave.ir.capture.builder import ImportBuilder
 from shardweave.ir.capture.canonical import Call, lookup
 from shardweave.ir.capture.canonical.strided import check_strided
+from shardweave.ir.capture.observed.layouts import refusal
 from shardweave.ir.capture.site import CaptureError, module_path, site_of_node, users_line
 from shardweave.ir.capture.substitutes.unwritten import Unwritten
 from shardweave.ir.capture.trace import OutputKind, Traced
@@ -306,6 +307,8 @@ def _result_types(node: torch.fx.Node) -> list[AnyTensor | None]:
     for part in parts:
         if isinstance(part, torch.Tensor):
             element_of(part.dtype)
+            if part.layout != torch.strided:
+                raise CaptureError(refusal(site_of_node(node), part.layout, "makes"))
     return [tensor_type(p.shape, p.dtype) if isinstance(p, torch.Tensor) else None for p in parts]
 
 

@@ -20,7 +20,7 @@ from shardweave.ir.library.grouped import GROUPED_MM, GROUPED_OUTER
 
 
 @form("aten._grouped_mm")
-def grouped_mm(call: Call) -> Result:
+def _grouped_mm(call: Call) -> Result:
     """Products of groups of rows, of columns, or of groups of the dim that is contracted."""
     b, left, right, ends = call.builder, call["self"], call["mat2"], call["offs"]
     if call["bias"] is not None:
@@ -41,12 +41,12 @@ def grouped_mm(call: Call) -> Result:
 
 
 @form("transformers.grouped_mm_fallback")
-def fallback(call: Call) -> Result:
+def _fallback(call: Call) -> Result:
     return _product(call.builder, GROUPED_MM, call["input"], call["weight"], call["offs"])
 
 
 @form("transformers.grouped_mm_fallback_backward")
-def fallback_backward(call: Call) -> Result:
+def _fallback_backward(call: Call) -> Result:
     """The gradients of rows and weights."""
     b, grad, ends = call.builder, call["grad_output"], call["offs"]
     turned = b.permute(call["weight"], (0, 2, 1))
@@ -72,16 +72,16 @@ def _starts(b: ImportBuilder, ends: SSAValue) -> SSAValue:
 
 
 @form("torchtitan.deterministic_scatter_add")
-def deterministic_scatter_add(call: Call) -> Result:
-    return added_rows(call, call["out"], call["index"], call["src"], dim=0)
+def _deterministic_scatter_add(call: Call) -> Result:
+    return _added_rows(call, call["out"], call["index"], call["src"], dim=0)
 
 
 @form("aten.scatter_add")
-def scatter_add(call: Call) -> Result:
-    return added_rows(call, call["self"], call["index"], call["src"], dim=call["dim"])
+def _scatter_add(call: Call) -> Result:
+    return _added_rows(call, call["self"], call["index"], call["src"], dim=call["dim"])
 
 
-def added_rows(call: Call, base: SSAValue, index: SSAValue, source: SSAValue, dim: int) -> Result:
+def _added_rows(call: Call, base: SSAValue, index: SSAValue, source: SSAValue, dim: int) -> Result:
     """Entries added to where they belong; rows added to zeros as the gradient of a lookup."""
     rows = _rows_of(index) if dim == 0 and is_zeros(base) else None
     if rows is None or shape_of(index) != shape_of(source):

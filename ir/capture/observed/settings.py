@@ -54,6 +54,7 @@ def _quiet() -> Iterator[None]:
     which are traced as others are."""
     with silent_logs(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".* should not be instantiated", DeprecationWarning)
+        warnings.filterwarnings("ignore", "Sparse .* support is in beta")  # refused with its line
         warnings.filterwarnings("ignore", "Dynamo detected a call to a `functools.lru_cache`")
         yield
 

@@ -102,5 +102,16 @@ SPECS = (
         flops=_convolution_backward_flops,
     ),
     # Factors are those of the matrix as memory has it.
-    *family("_linalg_det _linalg_slogdet", needs_contiguous=True),
+    *family("_linalg_det _linalg_slogdet", rule="matrices", needs_contiguous=True),
+    *family(
+        """
+        linalg_inv_ex linalg_cholesky_ex _linalg_solve_ex _linalg_svd linalg_qr linalg_lu
+        linalg_lu_factor_ex linalg_lu_solve linalg_solve_triangular triangular_solve
+        cholesky_inverse cholesky_solve _linalg_eigh linalg_eig linalg_matrix_exp
+        """,
+        rule="matrices",
+    ),
+    *family("_pdist_forward _pdist_backward", needs_contiguous=True),
+    *family("_cdist_forward _cdist_backward", rule="distances"),
+    OpSpec("aten.linalg_cross", rule="cross"),
 )
