@@ -24,6 +24,7 @@ from shardweave.ir.capture.outputs import Outputs
 from shardweave.ir.dialects.types import form_of
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.mesh.placement import Sharding
+from shardweave.ir.ops.registry import spec_of
 from shardweave.ir.program.program import Program
 from shardweave.ir.program.text import print_module
 from shardweave.ir.sharding.padding import notes_on_padding
@@ -32,9 +33,11 @@ from shardweave.passes.kernels.unfuse_kernels import has_regions
 from shardweave.passes.notes import unheard
 from shardweave.passes.observers import Observer
 from shardweave.passes.pipeline import PassError, run_passes
+from shardweave.passes.prepare.block_experts import BlockExpertsPass
 from shardweave.passes.stages.batches import JoinedMicroBatches
 from shardweave.planners.lowering.other_shapes import in_one_micro_batch
 from shardweave.planners.lowering.partition import partition
+from shardweave.planners.lowering.plan_passes import plan_passes
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.registry import PLANNERS
 
@@ -247,16 +250,33 @@ def _partitioned(
         with unheard():
             local = run_passes(local, "preset:kernels")
     if request.prove:
-        notes.append(_proof_of(local, program))
+        notes.append(_proof_of(local, program, plan))
     return local, tuple(notes)
 
 
-def _proof_of(local: Program, program: Program) -> str:
+def _proof_of(local: Program, program: Program, plan: Plan | None) -> str:
     """A note that a local program is proved to compute a captured one. Raises ProofError."""
     from shardweave.ir.proof.prove import prove
 
-    proof = prove(local, against=program)
-    return f"the {proof.num_ops} ops of each rank are proved to compute the model's results"
+    goal = _blocked(program, plan)
+    proof = prove(local, against=goal)
+    given = "" if goal is program else ", as block-experts gives them, which is not proved"
+    return f"the {proof.num_ops} ops of each rank are proved to compute the model's results{given}"
+
+
+def _blocked(program: Program, plan: Plan | None) -> Program:
+    """The program after block-experts, if that changes it, else the program itself."""
+    if plan is None:
+        return program
+    passes = plan_passes(plan)
+    names = [each.name for each in passes]
+    if BlockExpertsPass.name not in names or not any(spec_of(op).grouped for op in program.ops):
+        return program
+    last = names.index(BlockExpertsPass.name)
+    with unheard():
+        before = run_passes(program, passes[:last])
+        after = run_passes(before, passes[last : last + 1])
+    return program if after == before else after
 
 
 def _validator(program: Program, request: Request, call: StepCall) -> tuple[Observer | None, str]:

@@ -309,7 +309,8 @@ def index(op: AtenOp) -> Rule:
     if is_put:
         shape = [*(table[d] for d in kept[:at]), *joint, *(table[d] for d in kept[at:])]
         operands.append(broadcast(shape_of(op.operands[-1]), shape, selected))
-    return named_rule(passed | factors, operands, [names if is_put else selected])
+    linear = () if is_put else (0,)
+    return named_rule(passed | factors, operands, [names if is_put else selected], linear=linear)
 
 
 @rule

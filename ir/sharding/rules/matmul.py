@@ -1,4 +1,4 @@
-"""Rules of products with an addition, of factorisations, distances and cross products.
+"""Rules of products with an addition, grouped ones, factorisations, distances and cross products.
 
 Plain products are notation alone.
 """
@@ -6,11 +6,17 @@ Plain products are notation alone.
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Sequence
 from dataclasses import replace
 
+import torch
+from xdsl.ir import SSAValue
+
 from shardweave.ir.dialects.aten import AtenOp
-from shardweave.ir.dialects.types import shape_of
+from shardweave.ir.dialects.types import dtype_of_value, shape_of
 from shardweave.ir.ops.registry import spec_of
+from shardweave.ir.sharding.localizer import Localizer
 from shardweave.ir.sharding.rules.base import (
     Names,
     Notation,
@@ -34,6 +40,37 @@ def added_product(op: AtenOp) -> Rule:
     offset = len(shape) - len(added)
     bias = [names[offset + d] if n == shape[offset + d] else "." for d, n in enumerate(added)]
     return Notation(op, f"{' '.join(bias)}, {text}").rule(reductions={"k": None})
+
+
+@rule
+def grouped(op: AtenOp) -> Rule:
+    """`i k, e k j, e, e -> i j`, or `i k, i j, e, e -> e k j`: shards of e have their own groups.
+
+    Rows of other groups are zeros there: e reduces. With blocks, i is `(r i)` and e is `(r e)`, for
+    each block of groups has rows of its own.
+    """
+    text, blocks = spec_of(op).notation, op.value("blocks")
+    if blocks > 1:
+        text = re.sub(r"\b[ie]\b", lambda name: f"(r {name[0]})", text)
+    return Notation(op, text, {"r": blocks}).rule(contiguous=["i"], localize=_localize_grouped)
+
+
+def _localize_grouped(local: Localizer) -> Sequence[SSAValue]:
+    """Groups begin and end where they do in the shard's rows."""
+    rows, other, starts, ends = local.operands
+    blocks = local.op.value("blocks")
+    first, *rest = local.placements
+    by_block, by_row = (first, rest[0]) if blocks > 1 else ((), first)
+    blocks //= math.prod(placement.size for placement in by_block)
+    if by_row:
+        shard = local.shard_index(by_row)
+        (start,) = local.emit(
+            "aten.mul.Scalar", [shard], ((), torch.int64), other=shape_of(rows)[0] // blocks
+        )
+        types = [(shape_of(v), dtype_of_value(v)) for v in (starts, ends)]
+        (starts,) = local.emit("aten.sub.Tensor", [starts, start], types[0])
+        (ends,) = local.emit("aten.sub.Tensor", [ends, start], types[1])
+    return local.clone([rows, other, starts, ends], blocks=blocks)
 
 
 @rule

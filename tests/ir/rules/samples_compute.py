@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from shardweave.ir.library.grouped import GROUPED_MM, GROUPED_OUTER
 from shardweave.ir.library.positional_attention import ATTENTION, ATTENTION_BACKWARD
 from shardweave.tests.ir.rules.sharded_op import Sample, sample
 from shardweave.tests.ir.rules.tensors import above_one, booleans, integers, normal
@@ -263,6 +264,18 @@ TRANSFORMS = (
     sample("_fft_c2r", torch.complex(normal(4, 5), normal(4, 5)), [1], 2, 8),
 )
 
+STARTS, ENDS = (torch.tensor(bounds, dtype=torch.int32) for bounds in ([0, 3, 3, 6], [3, 3, 6, 11]))
+"""Four groups of 12 rows: the second is empty, and the last row belongs to none."""
+
+GROUPED = (
+    sample(GROUPED_MM, normal(12, 6), normal(4, 6, 8), STARTS, ENDS, groups=4),
+    sample(GROUPED_MM, normal(24, 6), normal(4, 6, 8), STARTS, ENDS, groups=4, blocks=2),
+    sample(GROUPED_OUTER, normal(12, 6), normal(12, 8), STARTS, ENDS, groups=4),
+    sample(GROUPED_OUTER, normal(24, 6), normal(24, 8), STARTS, ENDS, groups=4, blocks=2),
+    sample("histc", normal(12), 4, -2, 2),
+    sample("histc", normal(12), 4, 0, 0),
+)
+
 MATRICES = torch.eye(4, dtype=torch.float64) * 9 + normal(4, 4, 4)
 SYMMETRIC = MATRICES @ MATRICES.mT
 LU = torch.ops.aten.linalg_lu_factor_ex(MATRICES)
@@ -337,6 +350,7 @@ RESAMPLED = (
 
 COMPUTE = (
     *PRODUCTS,
+    *GROUPED,
     *CONVOLUTIONS,
     *POOLS,
     *FLASH_ATTENTION,
