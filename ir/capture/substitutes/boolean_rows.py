@@ -16,25 +16,12 @@ import torch
 from torch import Tensor
 
 from shardweave.ir.capture.site import CaptureError, site_of_node
+from shardweave.ir.ops.registry import spec_named
 
-_OPERATORS = """
-    add sub mul truediv neg pow abs iadd isub imul itruediv
-""".split()
-_FUNCTIONS = """
-    add sub mul div neg pow abs exp log sqrt rsqrt square relu tanh sigmoid clamp where sin cos
-    minimum maximum
-""".split()
-_BY_ROW: frozenset[Any] = frozenset(
-    [*(getattr(operator, name) for name in _OPERATORS), *(getattr(torch, n) for n in _FUNCTIONS)]
-)
-"""What computes each row by itself."""
-
-_COMPARED = _BY_ROW | {
+_COMPARED: frozenset[Any] = frozenset(
     getattr(operator, name) for name in "gt ge lt le eq ne and_ or_ invert getitem".split()
-}
+)
 """What gives the same of the same operands."""
-
-_METHODS = frozenset((*_FUNCTIONS, *"add_ sub_ mul_ div_ clamp_ float double half to".split()))
 
 _FILLER = 0.5
 """In place of rows that are not named, so that what is computed on them has a finite gradient."""
@@ -108,11 +95,23 @@ def _users_after(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
 
 
 def _is_by_row(node: torch.fx.Node, computed: set[torch.fx.Node], num_rest: int) -> bool:
-    known = node.target in (_BY_ROW if node.op == "call_function" else _METHODS)
     others = [other for other in node.all_input_nodes if other not in computed]
     values = [other.meta.get("example_value") for other in others]
     is_one = all(isinstance(value, Tensor) and value.dim() <= num_rest for value in values)
-    return known and node.op.startswith("call") and is_one
+    return is_one and _is_pointwise(node)
+
+
+def _is_pointwise(node: torch.fx.Node) -> bool:
+    """Whether a call computes each element by itself, as a kernel may hold it."""
+    name = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
+    if node.op == "call_function" and node.target is getattr(operator, name, None):
+        is_in_place = name[:1] == "i" and hasattr(operator, name[1:])
+        name = name[is_in_place:].replace("truediv", "div")
+    elif node.op == "call_function" and node.target is not getattr(torch, name, None):
+        return False
+    name = name.removesuffix("_")
+    overloads = (f"aten.{name}{suffix}" for suffix in ("", ".Tensor", ".Tensor_Scalar", ".self"))
+    return any(spec_named(overload).role == "pointwise" for overload in overloads)
 
 
 def _is_written(mask: torch.fx.Node) -> bool:

@@ -36,7 +36,7 @@ CHANGES: dict[str, Change] = {
     "add-number": lambda self, y, x: _add(y, x > 0, 2.0),
     "scale": lambda self, y, x: _scale(y, x[:, 1] > 0, 3),
     "root-of-what-is-positive": lambda self, y, x: _set(y, x > 0, (y[x > 0].abs() + 0.1).log()),
-    "square-of-rows": lambda self, y, x: _set(y, x[:, 0] > 0, y[x[:, 0] > 0].square() + 1),
+    "exponential-of-rows": lambda self, y, x: _set(y, x[:, 0] > 0, y[x[:, 0] > 0].mul(2).exp() + 1),
     "filtered-twice": lambda self, y, x: (_add(y, x > 0, 1), _scale(y, x < 0, 2)),
 }
 
