@@ -33,6 +33,7 @@ from shardweave.driver.step.precision import dtype_named, in_precision
 from shardweave.driver.step.programs import CompiledPrograms, seed_of
 from shardweave.driver.step.request import Request
 from shardweave.driver.step.request_text import describe_request
+from shardweave.ir.capture.observed.loose_tensors import register_constants
 from shardweave.ir.program.program import Program
 from shardweave.ir.program.staged import is_staged
 
@@ -116,6 +117,7 @@ def compile(request: Request) -> Step:
         return lower(request, call, captured, plan)
 
     lowered = on_rank_0(request, call, program, is_first=True)
+    register_constants(request.model, lowered.constants)
     return bind(request, call, lowered, load(request, lowered, device))
 
 

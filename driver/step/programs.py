@@ -174,6 +174,12 @@ class CompiledPrograms(Programs):
             self.request, call, lambda request: self._lowered(request, call, stored)
         )
         self._note(lowered)
+        if lowered.constants:
+            raise ValueError(
+                f"this call reads a constant tensor that the example's did not, '"
+                f"{next(iter(lowered.constants))}'; register it as a buffer in __init__ "
+                "(self.register_buffer(.., persistent=False)), and compile the model anew."
+            )
         bound = BoundProgram(lowered.program, self.first.backend, lowered.returned)
         self._keep(call, bound)
         wrong = [key for key, s in bound.state_shardings.items() if s != stored[key]]

@@ -38,6 +38,7 @@ from shardweave.driver.checkpoint_lock import FolderLock
 from shardweave.driver.processes import world
 from shardweave.driver.training.checkpoint_files import (
     INDEX,
+    ChosenCheckpoint,
     begin_checkpoint,
     check_files,
     choose_checkpoint,
@@ -115,14 +116,33 @@ def load_checkpoint(
         wanted = None if number is None else _whole("a number >= 0", number, 0)
         _check_joined()
         watchdog.meet("sw.load_checkpoint", "the last one" if wanted is None else str(wanted))
-        chosen = _on_rank_0(lambda: choose_checkpoint(root, wanted))
+    chosen = _chosen(root, wanted)
     if chosen is None:
         return None
-    number, path = chosen
-    with _explained(f"checkpoint '{path}' was not loaded"):
-        _on_each_rank(lambda: check_files(path, world.rank(), world.world_size()))
-        values = _load(path, state)
-    return Checkpoint(number, path, values)
+    if chosen.warning and world.rank() == 0:
+        warn(chosen.warning, UserWarning)
+    with _explained(f"checkpoint '{chosen.path}' was not loaded"):
+        values = _load(chosen.path, state)
+    return Checkpoint(chosen.number, chosen.path, values)
+
+
+def _chosen(root: Path, wanted: int | None) -> ChosenCheckpoint | None:
+    """The checkpoint of a number, or the last one whose files are what was written. Collective."""
+    damaged: dict[int, str] = {}
+    while True:
+        with _explained(f"no checkpoint was loaded from '{root}'"):
+            chosen = _on_rank_0(lambda: choose_checkpoint(root, wanted, damaged))
+        if chosen is None:
+            return None
+        path = chosen.path
+        try:
+            _on_each_rank(lambda path=path: check_files(path, world.rank(), world.world_size()))
+        except CheckpointError as error:
+            if wanted is not None or path == root:
+                raise CheckpointError(f"checkpoint '{path}' was not loaded: {error}") from error
+            damaged[chosen.number] = str(error).partition(";")[0]
+        else:
+            return chosen
 
 
 # Saving

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -64,12 +64,14 @@ class Captured:
     """The global program of a call of a model, and what the model returns, made of its outputs.
 
     seconds: that capturing took. notes: sentences for the user on what it has otherwise.
+    constants: tensors of the model's code that are buffers of the model from now on.
     """
 
     program: Program
     returned: Outputs
     seconds: float = 0.0
     notes: tuple[str, ...] = ()
+    constants: Mapping[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
 
 
 def capture_step(
@@ -85,7 +87,8 @@ def capture_step(
     else:
         traced = trace(model, tensors, {}, kind, form)
     assert traced.returned is not None
-    return Captured(_program(traced, model), traced.returned, notes=traced.notes)
+    program = _program(traced, model)
+    return Captured(program, traced.returned, notes=traced.notes, constants=traced.kept)
 
 
 @contextmanager

@@ -172,14 +172,13 @@ class _Importer:
         target: Any = node.target
         if not isinstance(target, OpOverload):  # pyright: ignore[reportUnknownMemberType]
             raise CaptureError(f"the traced graph calls {node.target}, which is not an ATen op.")
-        if target.namespace != "aten":
-            raise CaptureError(
-                f"the model calls {target}, which torch does not express in ATen ops; replace it "
-                "by plain torch operators (for Hugging Face experts: shardweave.choose_experts, or "
-                'experts_implementation="batched_mm" in the config).'
-            )
         name = op_name(cast("OpOverload[..., Any]", target))
         form = lookup(name)
+        if form is None and target.namespace != "aten":
+            raise CaptureError(
+                f"the model calls {target}, which torch does not express in ATen ops; replace it "
+                "by plain torch operators."
+            )
         if form is None and name not in pure_ops():
             raise CaptureError(
                 f"{site_of_node(node)}: {name} {NOT_PURE}; pass its result as input."

@@ -18,7 +18,8 @@ PRODUCTS = "after-products"
 RECOMPUTE = (*PAPERS_RECOMPUTE, PRODUCTS)
 """Policies of `rematerialize` that a plan may name."""
 
-SCHEDULES = ("", "blocking", "sub-batch", "cross-pass", "in-order", "list")
+AXONN_SCHEDULES = ("axonn-a", "axonn-ab", "axonn-abc")
+SCHEDULES = ("", "blocking", "sub-batch", "cross-pass", "in-order", "list", *AXONN_SCHEDULES)
 """Schedules of `overlap-communication`; empty: as "in-order"."""
 
 PIPELINE_SCHEDULES = (

@@ -365,3 +365,10 @@ def test_no_trials_are_told(program: Program) -> None:
 def test_real_trials_need_a_model(program: Program) -> None:
     with pytest.raises(ValueError, match="real trials train a model"):
         plan(program, None, "oppa", cluster="perlmutter:nodes=1", real=True)
+
+
+def test_time_limit_ends_the_search_and_is_said(program: Program) -> None:
+    options: dict[str, Any] = {"trials": 20, "time_limit_s": 1e-9}
+    made = plan(program, None, "oppa", cluster="perlmutter:nodes=1", **options)
+    assert "the fastest of 1 trial" in made.reasons[0]
+    assert made.reasons[0].endswith("the time limit of 1e-09 s ended the search")

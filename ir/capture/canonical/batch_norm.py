@@ -93,9 +93,9 @@ def _wide(build: ImportBuilder, value: Any) -> Any:
 def _batch_norm_with_update(call: Call) -> list[SSAValue | None]:
     """As `_batch_norm`, with what a kernel keeps for its backward pass: nothing here."""
     *types, reserve, mean_type, variance_type = call.types
-    output, mean, rstd, *running = _batch_norm(
-        replace(call, types=[*types, mean_type, variance_type])
-    )
+    computed = _batch_norm(replace(call, types=[*types, mean_type, variance_type]))
+    assert isinstance(computed, list)
+    output, mean, rstd, *running = computed
     kept = reserve and call.builder.full(shape_of_type(reserve), 0, dtype_of_type(reserve))
     return [output, mean, rstd, kept, *running]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import torch
 from xdsl.ir import SSAValue
 
 from shardweave.ir.capture.canonical.base import (
@@ -12,6 +13,7 @@ from shardweave.ir.capture.canonical.base import (
     form,
     normalized,
 )
+from shardweave.ir.capture.canonical.grouped import gradient_of_lookup, is_zeros
 from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.types import dtype_of_value, shape_of, shape_of_type, tensor_type
 
@@ -109,6 +111,13 @@ def _channel_shuffle(call: Call) -> Result:
     parts = b.view(call["self"], (samples, call["groups"], channels // call["groups"], *rest))
     order = [0, 2, 1, *range(3, 3 + len(rest))]
     return b.view(b.permute(parts, order), call.shape)
+
+
+@form("aten.diagonal", "aten.unfold")
+def _copied_view(call: Call) -> Result:
+    """A view that has no strides of its own here: its copy."""
+    values = {name: value for name, value in call.arguments.items() if name != "self"}
+    return call.add(f"{call.name}_copy", [call["self"]], values)
 
 
 @form("aten.slice.Tensor")
@@ -219,9 +228,25 @@ def _index(call: Call) -> Result:
 
 @form("aten.index_put", "aten._unsafe_index_put")
 def _index_put(call: Call) -> Result:
+    """What is written; rows that are added to zeros, as the gradient of a lookup."""
+    rows = _numbers_of_rows(call)
+    if rows is not None and call["accumulate"] and is_zeros(call["self"]):
+        # An index may count from the end.
+        rows = call.builder.call("aten.remainder.Scalar", rows, other=call.shape[0])
+        return gradient_of_lookup(call, rows, call["values"])
     operands = [call["self"], list(call["indices"]), call["values"]]
     values = {"accumulate": call["accumulate"]}
     return call.add("aten.index_put", operands, values)
+
+
+def _numbers_of_rows(call: Call) -> SSAValue | None:
+    """The only index, if it is one of whole rows that are all given; else None."""
+    rows, *others = call["indices"]
+    if rows is None or any(other is not None for other in others):
+        return None
+    is_number = dtype_of_value(rows) in (torch.int32, torch.int64)
+    shape = (*shape_of(rows), *call.shape[1:])
+    return rows if is_number and shape_of(call["values"]) == shape else None
 
 
 def _counts_every_dim(

@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from shardweave.ir.capture.arguments import children_of
+from shardweave.ir.capture.observed.constant_numbers import constant_numbers
 from shardweave.ir.capture.observed.value_checks import without_value_checks
 from shardweave.ir.capture.substitutes.dense_attention import traced_anywhere
 from shardweave.ir.capture.substitutes.written_out import written_out
@@ -227,6 +228,7 @@ def settings(model: torch.nn.Module, train: bool, grad: bool) -> Iterator[None]:
         stack.enter_context(traced_anywhere())
         stack.enter_context(written_out())
         stack.enter_context(without_value_checks())
+        stack.enter_context(constant_numbers())
         stack.enter_context(_plain_encoders())
         stack.enter_context(_plain_recurrence())
         mode = _fake_mode_of(model)
