@@ -116,11 +116,11 @@ class AdamMini(Rule):
         p.addcdiv_(state["m"], state["v"].sqrt().add_(1e-6), value=-group["lr"])
 
 
-class ByFanIn(Rule):
-    """Signs, with a rate by the width of the parameter: elementwise but for a shape."""
+class BySize(Rule):
+    """Signs, with a rate by the size of the parameter: elementwise but for a shape."""
 
     def update(self, p: Tensor, grad: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
-        p.add_(grad.sign(), alpha=-group["lr"] / p.shape[-1])
+        p.add_(grad.sign(), alpha=-group["lr"] * 8 / p.numel())
 
 
 class SometimesNormed(Rule):
@@ -205,7 +205,7 @@ OWN = (
     Shampoo,
     Soap,
     AdamMini,
-    ByFanIn,
+    BySize,
     SometimesNormed,
     AcrossParameters,
     Noisy,

@@ -64,7 +64,7 @@ class PlainParameters:
 
     def _value(self, real: DTensor, index: int) -> Tensor:
         if index in self._full:
-            return full_value(real.detach())
+            return full_value(cast("DTensor", real.detach()))
         return local_part(real).detach().view(local_shape(real))
 
     def _take_gradient(self, index: int) -> None:

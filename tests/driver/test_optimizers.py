@@ -9,7 +9,7 @@ import pytest
 from shardweave.tests.driver.optimizer_steps import cases, errors_of
 from shardweave.tests.spawn import run_ranks
 
-FEW = ("Muon", "Adafactor", "Rprop", "AdamW", "ByFanIn", "SometimesNormed", "Noisy", "Lookahead")
+FEW = ("Muon", "Adafactor", "Rprop", "AdamW", "BySize", "SometimesNormed", "Noisy", "Lookahead")
 
 LAYOUTS: list[tuple[dict[str, Any], bool]] = [
     ({"mesh": "data=2", "zero": 1}, False),

@@ -31,7 +31,7 @@ def test_elementwise_update_needs_no_full_values(make: Any) -> None:
     assert not reads(make).full
 
 
-@pytest.mark.parametrize("make", [torch.optim.Muon, own.Soap, own.Shampoo, own.ByFanIn])
+@pytest.mark.parametrize("make", [torch.optim.Muon, own.Soap, own.Shampoo, own.BySize])
 def test_update_of_one_matrix_needs_its_full_value_alone(make: Any) -> None:
     told = reads(make)
     assert (told.full, told.joint, told.may_draw) == ({0, 1}, set(), False)
