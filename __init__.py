@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from shardweave.backends.step.grad_scaler import GradScaler
     from shardweave.backends.step.step import Step
     from shardweave.backends.step.whole import full_tensor
-    from shardweave.driver.checking.validate import ValidationError, run_passes
+    from shardweave.driver.checking.validate import ValidationError
+    from shardweave.driver.checking.validate import run_and_validate as run_passes
     from shardweave.driver.diff import diff
     from shardweave.driver.explore import Exploration, explore, explore_plans
     from shardweave.driver.models.hf_experts import choose_experts
@@ -139,7 +140,7 @@ _HOMES = {
     "register_op": "ir.ops.registry:register_op",
     "register_pass": "passes.registry:register_pass",
     "register_planner": "planners.registry:register_planner",
-    "run_passes": "driver.checking.validate:run_passes",
+    "run_passes": "driver.checking.validate:run_and_validate",
     "save_checkpoint": "driver.training.checkpoints:save_checkpoint",
     "simulate": "planners.predict.predict:simulate_step",
     "simulate_plan": "planners.planning:simulate_plan",

@@ -40,7 +40,7 @@ from shardweave.planners.amp.estimate import StageCosts, estimate
 from shardweave.planners.amp.model import Strategy, strategies
 from shardweave.planners.amp.network import ClusterArrays, megatron_grid
 from shardweave.planners.amp.partition import Problem
-from shardweave.planners.amp.search import search
+from shardweave.planners.amp.search import search_strategies
 
 TOP = 10
 EVALUATIONS = 1000
@@ -106,7 +106,7 @@ def fits(problem: Problem, cuts: Sequence[int]) -> bool:
 
 def by_amp(space: Space, seed: int) -> Best:
     """The planner: exact, so that the seed is not used."""
-    found = search(space.setup.model, space.setup.cluster)
+    found = search_strategies(space.setup.model, space.setup.cluster)
     return {one.estimate.strategy: one.seconds for one in found}
 
 
@@ -211,7 +211,7 @@ def optimise_s(setup: Setup, rounds: int) -> tuple[int, float]:
     times: list[float] = []
     for _ in range(rounds):
         begin_s = time.process_time()
-        search(setup.model, setup.cluster)
+        search_strategies(setup.model, setup.cluster)
         times.append(time.process_time() - begin_s)
     return sum(1 for _ in strategies(setup.model, setup.cluster)), min(times)
 

@@ -10,11 +10,11 @@ from shardweave.planners.amp.estimate import (
     StageCosts,
     boundaries,
     estimate,
-    micro_batches,
+    num_micro_batches,
 )
 from shardweave.planners.amp.model import LayeredModel, Strategy, strategies
 from shardweave.planners.amp.network import ClusterArrays, Grid, megatron_grid
-from shardweave.planners.amp.partition import Floats, Problem, partition
+from shardweave.planners.amp.partition import Floats, Problem, exact_cuts
 from shardweave.planners.cost.cluster import Cluster
 
 BYTES = 4.0
@@ -50,7 +50,7 @@ def literal_costs(
         times=times[None],
         kinds=(0,) * strategy.pipeline,
         boundary=boundaries(outputs, (1 / between).mean(axis=1)),
-        repeats=float(micro_batches(model, strategy) - 1),
+        repeats=float(num_micro_batches(model, strategy) - 1),
     )
     return StageCosts(problem, 2 * (data - 1) / data / last_hop)
 
@@ -67,7 +67,7 @@ def literal_cuts(model: LayeredModel, strategy: Strategy, costs: StageCosts) -> 
     """The published planner's choice: the best cuts without the synchronisation."""
     if strategy.pipeline > 1 and costs.problem.repeats == 0:
         return estimate(model, strategy, costs, uniform_cuts(model, strategy.pipeline))
-    found = partition(costs.problem)
+    found = exact_cuts(costs.problem)
     assert found is not None, "without memory limits there are cuts"
     return estimate(model, strategy, costs, found.cuts)
 

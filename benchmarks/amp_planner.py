@@ -36,7 +36,7 @@ from shardweave.planners.amp.costs import Costs, corrected_costs
 from shardweave.planners.amp.estimate import Estimate, estimate
 from shardweave.planners.amp.memory import stage_bytes
 from shardweave.planners.amp.network import ClusterArrays, megatron_grid
-from shardweave.planners.amp.search import best_cuts, search
+from shardweave.planners.amp.search import best_cuts, search_strategies
 
 ROUNDS, QUICK_ROUNDS = 5, 1
 SHOWN = 10
@@ -121,7 +121,7 @@ def search_s(setup: Setup, rounds: int, *, literal: bool) -> float:
     found: list[float] = []
     for _ in range(rounds):
         start = time.process_time()
-        (search_literally if literal else search)(setup.model, setup.cluster)
+        (search_literally if literal else search_strategies)(setup.model, setup.cluster)
         found.append(time.process_time() - start)
     return min(found)
 

@@ -3,10 +3,13 @@
 `python benchmarks/planners.py axonn [--quick] [--json FILE]`. Each GPT is planned for as many GPUs
 of Perlmutter as in the weak-scaling runs, with 4M tokens a batch, mixed precision and activation
 checkpointing. The best grids by the communication model are then compiled: stacks of 1 and 2
-layers are captured with fake weights, cut, recomputed with gathered weights and reduced outputs
-kept, scheduled by `list` and simulated, and the line through both is followed to the
-whole depth; the best of them in that simulation is the row. Nothing is fitted to the table.
-Utilisation is of hardware: recomputation counts as work. The data's file names its source.
+layers are captured with fake weights, cut, recomputed with reduced outputs kept, scheduled by
+`list` and simulated, once with gathered weights kept and once without, and the lines through both
+are followed to the whole depth: the layers whose gathered weights fit (the paper keeps 28 of 32),
+and the others. The best of the grids in that simulation is the row. Nothing is fitted to the table.
+Utilisation is the paper's (VI-C): the FLOPs of Narayanan et al.'s formula, which counts each
+layer's recomputation, over the step and the peak; the stacks have no head, so its last term is left
+out. The data's file names its source.
 """
 
 from __future__ import annotations
@@ -46,7 +49,9 @@ STATE_BYTES = 2 + 2 + 12
 
 ITEMSIZE = 2
 OPTIONS = Options(checkpointing=True, keep_gathered=True)
-PASSES = "cse,dce,rematerialize{policy=layer},delete-redundant-collectives,start-collectives"
+PASSES = (
+    "cse,dce,rematerialize{{policy=layer}},delete-redundant-collectives{kind},start-collectives"
+)
 
 
 @cache
@@ -104,50 +109,51 @@ def captured(name: str, num_layers: int, samples: int) -> Program:
         torch.set_default_dtype(default)
 
 
-@dataclass(frozen=True)
-class Simulated:
-    """A step of the whole depth. flops: of one device, recomputation too."""
-
-    time_s: float
-    flops: float
-
-    def utilisation(self, peak: float) -> float:
-        """Share of a device's peak FLOP/s."""
-        return self.flops / self.time_s / peak
-
-
-def simulated(name: str, grid: Ranked, cluster: Cluster, cluster_text: str) -> Simulated:
-    """Simulate 1 and 2 layers on a grid and follow the line to all of them."""
+def simulated(name: str, grid: Ranked, cluster: Cluster, cluster_text: str) -> float:
+    """Seconds of a step: 1 and 2 layers simulated on a grid, and the line through both."""
     samples = tables()["weak_scaling"]["batch_tokens"] // tables()["weak_scaling"]["seq_len"]
     mesh = Mesh(**grid.mesh)
     memory = cluster.devices["A100-40GB"].memory_bytes
     overlap = f'overlap-communication{{schedule=list cluster="{cluster_text}" memory-cap={memory}}}'
-    times: list[float] = []
-    flops: list[float] = []
-    for num_layers in (1, 2):
+    depth = shape_of_model(name)[0] - 1
+
+    @cache
+    def measured(num_layers: int, *, keeps: bool) -> float:
         program = captured(name, num_layers, samples)
         plan = replace(plan_axonn(program, mesh), recompute="none")
+        passes = PASSES.format(kind="" if keeps else "{kind=all_reduce}")
         local = run_passes(
-            program, [ApplyPlanPass.of(plan), *PARTITIONING, PASSES, overlap], mesh=mesh
+            program, [ApplyPlanPass.of(plan), *PARTITIONING, passes, overlap], mesh=mesh
         )
-        times.append(simulate(local, cluster).time_s)
-        flops.append(float(sum(local.stats().flops.values())))
-    depth = shape_of_model(name)[0] - 1
-    return Simulated(
-        times[0] + depth * (times[1] - times[0]), flops[0] + depth * (flops[1] - flops[0])
+        return simulate(local, cluster).time_s
+
+    kept = min(grid.kept_blocks, depth)
+    return measured(1, keeps=True) + sum(
+        count * (measured(2, keeps=keeps) - measured(1, keeps=keeps))
+        for count, keeps in ((kept, True), (depth - kept, False))
+        if count
     )
+
+
+def utilisation(name: str, time_s: float, gpus: int, peak: float) -> float:
+    """Share of the GPUs' peak FLOP/s, by equation 3 of Narayanan et al. 2021 without the head."""
+    num_layers, hidden, _ = shape_of_model(name)
+    scaling = tables()["weak_scaling"]
+    layers = 96 * scaling["batch_tokens"] * num_layers * hidden**2
+    return layers * (1 + scaling["seq_len"] / (6 * hidden)) / gpus / time_s / peak
 
 
 @dataclass(frozen=True)
 class Row:
     """One model. best_rank: which of the grids by estimate was the best simulated. published: of
-    Table III, in percent, as is utilisation_pct."""
+    Table III, in percent, as is utilisation_pct. kept_layers: whose gathered weights are kept."""
 
     model: str
     gpus: int
     num_grids: int
     rank_ms: float
     grid: dict[str, int]
+    kept_layers: int
     communication_s: dict[str, float]
     step_s: float
     utilisation_pct: float
@@ -166,16 +172,17 @@ def measure(name: str, gpus: int, published: dict[str, float], tries: int) -> Ro
     rank_ms = (time.perf_counter() - begin) * 1e3
     peak = cluster.devices["A100-40GB"].flops["bfloat16"]
     found = [simulated(name, one, cluster, cluster_text) for one in ranked[:tries]]
-    best = min(range(len(found)), key=lambda index: found[index].time_s)
+    best = min(range(len(found)), key=found.__getitem__)
     return Row(
         model=name,
         gpus=gpus,
         num_grids=len(ranked),
         rank_ms=rank_ms,
         grid=ranked[best].mesh,
+        kept_layers=ranked[best].kept_blocks,
         communication_s=dict(ranked[best].communication_s),
-        step_s=found[best].time_s,
-        utilisation_pct=100 * found[best].utilisation(peak),
+        step_s=found[best],
+        utilisation_pct=100 * utilisation(name, found[best], gpus, peak),
         best_rank=best + 1,
         published=published,
     )

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from xdsl.ir import Operation
 
 from shardweave.backends.triton.kernels.generate import generate
-from shardweave.backends.triton.source.joining import parts_of
+from shardweave.backends.triton.source.joining import partial_results_of
 from shardweave.backends.triton.source.parts import is_sum_in_memory, joined_together
 from shardweave.backends.triton.source.source import Kernel
 from shardweave.backends.triton.source.writer import UnfitError
@@ -88,7 +88,7 @@ def _add_region(counts: Counts, op: FusedOp) -> Kernel | None:
     moved = sum(size * passes_over(kernel.source, pointers[v]) for v, size in read.items())
     in_parts = {kernel.region.stored[number] for number in kernel.partial}
     moved += sum(size for value, size in written.items() if value not in in_parts)
-    moved += sum(parts.num_bytes for parts in parts_of(kernel, kernel.configs[0]))
+    moved += sum(parts.num_bytes for parts in partial_results_of(kernel, kernel.configs[0]))
     counts.add("kernel", kernel.name, moved)
     return kernel
 

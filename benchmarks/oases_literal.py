@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from shardweave.planners.oases.chain import Chain, ChainCosts, ChainError, DegreeOption, costs_of
+from shardweave.planners.oases.chain import (
+    Chain,
+    ChainCosts,
+    ChainError,
+    DegreeOption,
+    chain_costs_of,
+)
 
 
 def published_costs(chain: Chain) -> ChainCosts:
     """(3) + (4) as the released planner has them. Raises ChainError for unequal degrees."""
     _check_equal_degrees(chain)
-    return costs_of(chain, _published_unary(chain), _published_change_s)
+    return chain_costs_of(chain, _published_unary(chain), _published_change_s)
 
 
 def _published_unary(chain: Chain) -> list[list[float]]:

@@ -36,7 +36,7 @@ from shardweave.planners.oppa.choosers import (
     BayesianChooser,
     Chooser,
 )
-from shardweave.planners.oppa.search import search
+from shardweave.planners.oppa.search import run_trials
 from shardweave.planners.trials.space import Configuration
 from shardweave.planners.trials.trials import Record
 
@@ -161,7 +161,7 @@ def one_search(
     start_s = time.monotonic()
     try:
         limit = simulated.memory_bytes
-        search(
+        run_trials(
             list(shares),
             trial.run,
             chooser,

@@ -43,8 +43,9 @@ class FolderLock:
         try:
             while not self._linked():
                 self._remove_stale()
+            self._delete_left()
         finally:
-            self._own.unlink()
+            self._own.unlink(missing_ok=True)
         threading.Thread(target=self._touch, name="shardweave-checkpoint", daemon=True).start()
 
     def _linked(self) -> bool:
@@ -97,7 +98,7 @@ class FolderLock:
         if not self._path.exists():  # it was released
             return
         ended = is_gone(str(holder.get("identity", "")))
-        if not (self._is_old() if ended is None else ended):
+        if not (self._is_old(self._path) if ended is None else ended):
             raise CheckpointError(
                 f"{_described(holder)} is saving into this folder. Give each run a folder of its "
                 f"own, and end a run before another one goes on from its checkpoints; if no such "
@@ -111,11 +112,18 @@ class FolderLock:
         )
         self._path.unlink(missing_ok=True)
 
-    def _is_old(self) -> bool:
-        """Whether nobody has touched the lock for a while, by the clock of its file system."""
+    def _delete_left(self) -> None:
+        """Delete what processes that were killed as they asked for the lock left behind."""
+        for path in self._path.parent.glob(f"{LOCK}-*"):
+            ended = is_gone(str(_holder(path).get("identity", "")))
+            if self._is_old(path) if ended is None else ended:
+                path.unlink(missing_ok=True)
+
+    def _is_old(self, path: Path) -> bool:
+        """Whether nobody has touched a lock for a while, by the clock of its file system."""
         self._own.touch()
         try:
-            return self._own.stat().st_mtime - self._path.stat().st_mtime > STALE_S
+            return self._own.stat().st_mtime - path.stat().st_mtime > STALE_S
         except FileNotFoundError:  # it was released
             return False
 

@@ -22,6 +22,10 @@ class TorchNote(UserWarning):
     """The installed torch is newer than those tested, or lacks a name that saves time or memory."""
 
 
+class CaptureNote(UserWarning):
+    """A captured program has something otherwise than the model's code; the message says what."""
+
+
 def warn(text: str, category: type[UserWarning]) -> None:
     """Warn at the innermost line that is neither the package's nor torch's."""
     torch = sys.modules.get("torch")  # which calls steps, and takes seconds to import

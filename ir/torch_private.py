@@ -54,6 +54,7 @@ _EXPORT = "torch._dynamo.functional_export"
 _PLACES: dict[str, tuple[str, ...]] = {
     # Dispatch and autograd
     "is_under_transform": (f"{_C}_are_functorch_transforms_active",),
+    "HigherOrderOperator": ("torch._ops:HigherOrderOperator",),
     "backward_pass_number": (f"{_C}_current_graph_task_id",),
     "disable_current_modes": ("torch.utils._python_dispatch:_disable_current_modes",),
     "current_modes": ("torch.utils._python_dispatch:_get_current_dispatch_mode_stack",),
@@ -136,9 +137,17 @@ _REPLACED: dict[str, tuple[tuple[str, ...], str]] = {
         ("torch.nn.attention.flex_attention:_validate_embed_dim",),
         "flex_attention is captured for the head dims of its kernels alone",
     ),
+    "grouped product": (
+        ("torch._meta_registrations:_meta_grouped_mm_common",),
+        "torch._grouped_mm is captured in bfloat16 alone",
+    ),
     "module stack": (
         (f"{_DYNAMO}.nn_module:record_nn_module_stack",),
         "errors do not say in which module a capture failed",
+    ),
+    "array": (
+        (f"{_DYNAMO}.builder:cache_real_value_when_export",),
+        "models whose forward reads numpy arrays are not captured",
     ),
     # Time and memory
     "cloned input": (

@@ -22,7 +22,7 @@ from shardweave.ir.verify.program import verify
 from shardweave.passes.analyses import Analyses
 from shardweave.passes.notes import heard_by, note, unheard
 from shardweave.passes.observers import DumpFiles, Observer, Observers
-from shardweave.passes.presets import preset_of, readable
+from shardweave.passes.presets import preset_of, readable_spec
 from shardweave.passes.program_pass import PassWithAnalyses
 from shardweave.passes.registry import find_pass
 
@@ -42,7 +42,7 @@ def parse_passes(spec: str) -> tuple[ModulePass, ...]:
     if re.search(r"\d{19}", spec):
         raise ValueError("the passes have a number of more than 18 digits; no option takes one.")
     try:
-        specs = list(parse_pipeline(readable(spec)))
+        specs = list(parse_pipeline(readable_spec(spec)))
     except (ParseError, ArgSpecParseError) as error:  # the latter is no Exception
         found = str(error).strip().splitlines()
         reason, place = found[-1].strip(), found[1].rpartition(":")[2]
@@ -73,11 +73,13 @@ def _made(spec: ArgSpec) -> tuple[ModulePass, ...]:
                 f"options are {options or 'none'}."
             )
     try:
+        why = _wrong_kind(kind, spec)  # xDSL takes a truth value for a number
+        if why:
+            raise ValueError(why)
         return (kind.from_spec(spec),)
     except (TypeError, AttributeError, ValueError) as error:
-        why = _wrong_kind(kind, spec) or f"{error}"
         raise ValueError(
-            f"pass '{spec.name}': {why}; its options are {options or 'none'}."
+            f"pass '{spec.name}': {error}; its options are {options or 'none'}."
         ) from error
 
 

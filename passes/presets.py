@@ -12,7 +12,7 @@ PREFIX = "preset:"
 
 PRESETS: dict[str, str] = {
     "partition": (
-        "split-addmm,repeat-key-heads,add-pending-sums,propagate-shardings,insert-collectives,"
+        "split-addmm,repeat-key-heads,block-experts,add-pending-sums,propagate-shardings,insert-collectives,"
         "cse,dce,merge-collectives"
     ),
     "default": (
@@ -20,7 +20,7 @@ PRESETS: dict[str, str] = {
         'overlap-communication{schedule="in-order"}'
     ),
     "sub-batches": (
-        "split-batch{n=2},split-addmm,repeat-key-heads,add-pending-sums,propagate-shardings,"
+        "split-batch{n=2},split-addmm,repeat-key-heads,block-experts,add-pending-sums,propagate-shardings,"
         "insert-collectives,unroll-time-axes,cse,dce,merge-collectives"
     ),
     "kernels": ("sum-by-local-maxima,recompute-producers{matmul=false},fuse-kernels{matmul=false}"),
@@ -33,6 +33,11 @@ PRESETS: dict[str, str] = {
         "preset:sub-batches,preset:recompute,start-collectives,"
         'overlap-communication{schedule="sub-batch"}'
     ),
+    "axonn": (
+        "preset:partition,preset:recompute,delete-redundant-collectives{kind=all_gather},"
+        'start-collectives,overlap-communication{schedule="axonn-abc"}'
+    ),
+    "domino": ('preset:sub-batches,start-collectives,overlap-communication{schedule="sub-batch"}'),
     "oases": (
         "preset:sub-batches,preset:recompute,delete-redundant-collectives,start-collectives,"
         'overlap-communication{schedule="cross-pass"}'
@@ -48,14 +53,16 @@ SUMMARIES: dict[str, str] = {
     "recompute": "Keep the inputs of layers only, and compute the rest again (Megatron's default).",
     "megatron": "Shard, recompute layers, wait for every collective at once.",
     "merak": "Two sub-batches that hide each other's communication within each pass (Merak).",
-    "oases": "The same across passes, without recomputed collectives (Oases).",
+    "domino": "The same, and nothing is recomputed (Domino).",
+    "axonn": "Recompute layers, keep gathered weights, AxoNN's order of messages.",
+    "oases": "As merak, across passes, without recomputed collectives (Oases).",
 }
 
 _STRING_OR_PRESET = re.compile(r'"(?:[^"\\]|\\.)*"|\bpreset:')
 _NAME_PREFIX = "preset-"
 
 
-def readable(spec: str) -> str:
+def readable_spec(spec: str) -> str:
     """The spec with `preset:x` as `preset-x`, which xDSL reads as a name; columns stay."""
     return _STRING_OR_PRESET.sub(lambda m: _NAME_PREFIX if m[0] == PREFIX else m[0], spec)
 

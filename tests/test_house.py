@@ -157,13 +157,27 @@ def test_files_are_short() -> None:
     assert lengths[int(0.95 * (len(lengths) - 1))] <= P95_LINES
 
 
-def test_class_name_means_one_thing() -> None:
+ENTRIES = {"add_parser"}
+"""Functions that every module of a kind defines: `driver.cli` calls each command's by this name."""
+
+
+def homes_of(kind: type[ast.FunctionDef] | type[ast.ClassDef]) -> dict[str, list[str]]:
+    """The modules that define each public function or class of more than one home."""
     homes: dict[str, list[str]] = defaultdict(list)
     for module, tree in trees().items():
         for node in tree.body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            if isinstance(node, kind) and not node.name.startswith("_"):
                 homes[node.name].append(module)
-    assert {name: modules for name, modules in homes.items() if len(modules) > 1} == {}
+    return {name: modules for name, modules in homes.items() if len(modules) > 1}
+
+
+def test_public_function_has_one_home() -> None:
+    several = homes_of(ast.FunctionDef)
+    assert {name: several[name] for name in several.keys() - ENTRIES} == {}
+
+
+def test_class_name_means_one_thing() -> None:
+    assert homes_of(ast.ClassDef) == {}
 
 
 HOMES = {

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shardweave.backends.distributed.maxima import ordered, unordered
+from shardweave.backends.distributed.maxima import as_ordered_integers, from_ordered_integers
 from shardweave.ir.mesh.shards import merge_blocks
 
 
@@ -113,9 +113,9 @@ def _is_ordered(x: Tensor, op: str) -> bool:
 
 def start_maximum(x: Tensor, group: dist.ProcessGroup | None = None) -> InFlight:
     """The maximum of floating-point numbers over a group, by default all ranks; NaN if one is."""
-    numbers = ordered(x)
+    numbers = as_ordered_integers(x)
     work = dist.all_reduce(numbers, dist.ReduceOp.MAX, group=group, async_op=True)
-    return InFlight(work, lambda: unordered(numbers, x.dtype))
+    return InFlight(work, lambda: from_ordered_integers(numbers, x.dtype))
 
 
 def start_all_reduces(tensors: Sequence[Tensor], group: Group, op: str) -> list[InFlight]:
@@ -139,11 +139,13 @@ def start_all_reduces(tensors: Sequence[Tensor], group: Group, op: str) -> list[
 
 def _start_maxima(tensors: Sequence[Tensor], group: Group) -> list[InFlight]:
     """`start_all_reduces` of maxima, with floating-point numbers as whole ones in their order."""
-    numbers = [ordered(x) if x.is_floating_point() else x for x in tensors]
+    numbers = [as_ordered_integers(x) if x.is_floating_point() else x for x in tensors]
     started = start_all_reduces(numbers, group, "max")
 
     def arrive(x: Tensor, one: InFlight) -> Tensor:
-        return unordered(one.arrive(), x.dtype) if x.is_floating_point() else one.arrive()
+        return (
+            from_ordered_integers(one.arrive(), x.dtype) if x.is_floating_point() else one.arrive()
+        )
 
     return [
         InFlight(one.work, partial(arrive, x, one)) for x, one in zip(tensors, started, strict=True)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 
-def ordered(x: Tensor) -> Tensor:
+def as_ordered_integers(x: Tensor) -> Tensor:
     """Whole numbers, of the same shape, that compare as the floating-point ones do.
 
     Their negative numbers are counted from the end, as their bits are those of a magnitude.
@@ -22,7 +22,7 @@ def ordered(x: Tensor) -> Tensor:
     return numbers.masked_fill_(wide.isnan(), torch.iinfo(dtype).max)
 
 
-def unordered(numbers: Tensor, dtype: torch.dtype) -> Tensor:
+def from_ordered_integers(numbers: Tensor, dtype: torch.dtype) -> Tensor:
     """Inverse of `ordered`, for numbers of a dtype."""
     wide = torch.float64 if numbers.dtype == torch.int64 else torch.float32
     return _turned(numbers).view(wide).to(dtype)

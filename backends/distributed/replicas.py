@@ -14,7 +14,7 @@ from shardweave.backends.programs import Key
 from shardweave.backends.watch import watchdog
 from shardweave.backends.watch.agreement import (
     AgreementError,
-    gathered,
+    gathered_from_ranks,
     tensor_digest,
     who_has_what,
 )
@@ -70,7 +70,7 @@ def check_replicas(tensors: Mapping[str, Tensor], advice: str) -> None:
     """Raises AgreementError on every rank unless ranks with the same part of a tensor have the same
     values. Collective."""
     parts = [_Part(name, _shard(x), _digest(x)) for name, x in tensors.items()]
-    everyone = gathered(parts)
+    everyone = gathered_from_ranks(parts)
     for number, (name, _, _) in enumerate(parts):
         held = [each[number] for each in everyone]
         for shard in {part.shard for part in held}:

@@ -43,7 +43,7 @@ def flash_attention(
         return fused_attention.flash(query, key, value, is_causal, scale)
     if kind == "efficient":
         return fused_attention.efficient(query, key, value, is_causal, attn_mask, scale)
-    run = _KERNEL if query.device.type == "cpu" else attention
+    run = _KERNEL if query.device.type == "cpu" else plain_attention
     return run(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)
 
 
@@ -70,14 +70,14 @@ def flash_attention_backward(
         return fused_attention.efficient_backward(
             grad_out, operands, saved, is_causal, attn_mask, scale
         )
-    run = _KERNEL_BACKWARD if query.device.type == "cpu" else attention_backward
+    run = _KERNEL_BACKWARD if query.device.type == "cpu" else plain_attention_backward
     return run(
         grad_out, query, key, value, out, logsumexp, dropout_p, is_causal,
         attn_mask=attn_mask, scale=scale,
     )  # fmt: skip
 
 
-def attention(
+def plain_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -98,7 +98,7 @@ def attention(
     return output.flatten(1, 2).to(query.dtype), logsumexp.flatten(1, 2)
 
 
-def attention_backward(
+def plain_attention_backward(
     grad_out: Tensor,
     query: Tensor,
     key: Tensor,

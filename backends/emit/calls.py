@@ -10,12 +10,14 @@ from torch import Tensor
 from xdsl.ir import SSAValue
 
 from shardweave.backends.emit.attention import flash_attention, flash_attention_backward
+from shardweave.backends.emit.grouped import grouped_mm, grouped_outer
 from shardweave.backends.emit.positional_attention import (
     positional_attention,
     positional_attention_backward,
 )
 from shardweave.backends.emit.random_numbers import random_numbers
 from shardweave.ir.dialects.aten import AtenOp
+from shardweave.ir.library.grouped import GROUPED_MM, GROUPED_OUTER
 from shardweave.ir.library.philox import RANDOM
 from shardweave.ir.library.positional_attention import ATTENTION, ATTENTION_BACKWARD
 from shardweave.ir.ops.aten_args import arguments, overload_of
@@ -28,6 +30,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     RANDOM: random_numbers,
     ATTENTION: positional_attention,
     ATTENTION_BACKWARD: positional_attention_backward,
+    GROUPED_MM: grouped_mm,
+    GROUPED_OUTER: grouped_outer,
 }
 """Ops that run as a function of ours."""
 

@@ -52,6 +52,7 @@ from math import inf, nan
 import torch
 
 from shardweave.backends.emit.attention import flash_attention, flash_attention_backward
+from shardweave.backends.emit.grouped import grouped_mm, grouped_outer
 from shardweave.backends.emit.positional_attention import (
     positional_attention,
     positional_attention_backward,

@@ -19,11 +19,9 @@ def random_numbers(
     distribution: str = "uniform",
     dtype: torch.dtype,
 ) -> Tensor:
-    """The numbers at some positions of a global tensor: see `ir.library.philox.random_numbers`."""
+    """The numbers at some positions of a global tensor: see `ir.library.philox.numbers_at`."""
     if state.device.type == "cuda" and has_triton():
         from shardweave.backends.triton.kernels.philox import numbers
 
         return numbers(state, positions, draw=draw, distribution=distribution, dtype=dtype)
-    return philox.random_numbers(
-        state, positions, draw=draw, distribution=distribution, dtype=dtype
-    )
+    return philox.numbers_at(state, positions, draw=draw, distribution=distribution, dtype=dtype)

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from shardweave.backends.programs import Key, sharding_held
 from shardweave.backends.reference.virtual_ranks import (
     ReplicaMismatchError,
-    argument_of,
     collect,
+    global_argument,
     run_ops,
-    spread,
+    scatter_shards,
     virtual_mesh,
 )
 from shardweave.backends.reference.virtual_stages import run_staged
@@ -47,7 +47,9 @@ def run_reference(program: Program, values: Mapping[Key, Tensor]) -> dict[Key, T
         return run_staged(program, values)
     mesh = virtual_mesh(program)
     environment = {
-        slot.value: spread(argument_of(program, slot, values), sharding_held(program, slot), mesh)
+        slot.value: scatter_shards(
+            global_argument(program, slot, values), sharding_held(program, slot), mesh
+        )
         for slot in program.arguments
     }
     run_ops(program, environment, mesh)

@@ -68,7 +68,7 @@ def virtual_mesh(program: Program) -> Mesh:
     return Mesh(Axis(axis.name, axis.size) for axis in program.mesh.axes)
 
 
-def argument_of(program: Program, slot: Slot, values: Mapping[Key, Tensor]) -> Tensor:
+def global_argument(program: Program, slot: Slot, values: Mapping[Key, Tensor]) -> Tensor:
     """The global tensor given for an argument."""
     shape = sharding_held(program, slot).global_shape(shape_of(slot.value))
     dtype = dtype_of_value(slot.value)
@@ -88,7 +88,7 @@ def argument_of(program: Program, slot: Slot, values: Mapping[Key, Tensor]) -> T
     return tensor.detach()
 
 
-def spread(
+def scatter_shards(
     tensor: Tensor, sharding: Sharding, mesh: Mesh, also: Mapping[str, int] | None = None
 ) -> PerRank:
     """The shard of each rank, with its padding; ranks with equal shards share one tensor.
@@ -165,7 +165,7 @@ def collect(slot: Slot, tensors: PerRank, program: Program, mesh: Mesh) -> Tenso
     first: dict[tuple[int, ...], int] = {}
     for rank, tensor in enumerate(parts):
         owner = first.setdefault(_shard_key(sharding, mesh.coordinates(rank)), rank)
-        error = difference(parts[owner], tensor)
+        error = relative_difference(parts[owner], tensor)
         if error > TOLERANCES.get(tensor.dtype, 0.0):
             raise ReplicaMismatchError(
                 f"{slot.kind} '{slot.name}': ranks {owner} and {rank} of mesh {mesh} should hold "
@@ -175,7 +175,7 @@ def collect(slot: Slot, tensors: PerRank, program: Program, mesh: Mesh) -> Tenso
     return assemble(lambda at: tensors[mesh.rank(at)], sharding, mesh)
 
 
-def difference(a: Tensor, b: Tensor) -> float:
+def relative_difference(a: Tensor, b: Tensor) -> float:
     """Largest difference of two tensors, relative to the largest element; inf for odd ones."""
     if a is b or torch.equal(a, b):
         return 0.0

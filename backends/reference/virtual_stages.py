@@ -14,12 +14,12 @@ from shardweave.backends.reference.virtual_ranks import (
     TOLERANCES,
     PerRank,
     ReplicaMismatchError,
-    argument_of,
     collect,
-    difference,
+    global_argument,
     once_per_key,
+    relative_difference,
     run_ops,
-    spread,
+    scatter_shards,
 )
 from shardweave.ir.dialects import dist
 from shardweave.ir.dialects.types import dtype_of_value
@@ -56,7 +56,8 @@ class _StagedRun:
         self.functions = functions_of(program)
         self.stages = {name: one.stage for name, one in self.functions.items()}
         self.values = {
-            (slot.kind, slot.name): argument_of(program, slot, values) for slot in program.arguments
+            (slot.kind, slot.name): global_argument(program, slot, values)
+            for slot in program.arguments
         }
         self.readers = Counter(
             (self.stages[name], slot.name)
@@ -117,7 +118,7 @@ class _StagedRun:
         sharding = sharding_held(function, slot)
         if slot.kind in _STATE:
             also = {} if self.axis is None or number is None else {self.axis.name: number}
-            return spread(self.values[slot.kind, slot.name], sharding, self.mesh, also)
+            return scatter_shards(self.values[slot.kind, slot.name], sharding, self.mesh, also)
         if slot.kind == "micro_batch":
             index = torch.tensor(number, dtype=dtype_of_value(slot.value))
             return [index] * self.mesh.num_devices
@@ -183,7 +184,7 @@ class _StagedRun:
 
 def _check_same(slot: Slot, one: tuple[int, Tensor], other: tuple[int, Tensor]) -> None:
     """Stages that all have a parameter, or the loss, must have the same."""
-    error = difference(one[1], other[1])
+    error = relative_difference(one[1], other[1])
     if error > TOLERANCES.get(one[1].dtype, 0.0):
         raise ReplicaMismatchError(
             f"{slot.kind} '{slot.name}': stages {one[0]} and {other[0]} should have the same, but "

@@ -15,7 +15,7 @@ from shardweave.backends.state.checkpoint import checkpointable
 from shardweave.backends.step.backend import Backend
 from shardweave.backends.step.stand_in import StandIn, mirrored, require_unchanged
 from shardweave.backends.watch import watchdog
-from shardweave.backends.watch.agreement import broadcast, require_same_values
+from shardweave.backends.watch.agreement import broadcast_from_rank_0, require_same_values
 from shardweave.ir.library.philox import STATE, random_state
 from shardweave.ir.mesh.placement import Sharding
 from shardweave.ir.torch_private import memory_key
@@ -111,7 +111,7 @@ class ShardedState(StandIn):
         tensors = own_tensors(model)
         values = iter(tensors.values())
         if backend.is_joint and sync:
-            values = broadcast(list(tensors.values()), backend.device)
+            values = broadcast_from_rank_0(list(tensors.values()), backend.device)
         elif backend.is_joint:
             require_same_values(tensors)
         self._mirror(model, values)

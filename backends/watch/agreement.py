@@ -33,7 +33,7 @@ def is_alone() -> bool:
     return not dist.is_initialized() or dist.get_world_size() == 1
 
 
-def gathered(here: T) -> list[T]:
+def gathered_from_ranks(here: T) -> list[T]:
     """The values of all ranks, by rank. They must be ones that pickle takes. Collective."""
     if is_alone():
         return [here]
@@ -50,9 +50,9 @@ def require_same(
     Digests travel, and the text only where they differ. lines_of: the text as lines, of which the
     first that differs is shown.
     """
-    if is_alone() or len({*gathered(digest_of(text.encode()))}) == 1:
+    if is_alone() or len({*gathered_from_ranks(digest_of(text.encode()))}) == 1:
         return
-    difference = first_difference(gathered(lines_of(text)))
+    difference = first_difference(gathered_from_ranks(lines_of(text)))
     raise AgreementError(f"ranks differ in {what}: {difference}; {advice}.")
 
 
@@ -150,7 +150,7 @@ def require_same_values(tensors: Mapping[str, Tensor]) -> None:
     require_same("the model's values", "\n".join(digests), advice)
 
 
-def broadcast(tensors: Sequence[Tensor], device: torch.device) -> Iterator[Tensor]:
+def broadcast_from_rank_0(tensors: Sequence[Tensor], device: torch.device) -> Iterator[Tensor]:
     """The values that tensors have on rank 0, one after the other, in a few messages. Collective.
 
     On rank 0 they are the tensors themselves. All are to be taken.

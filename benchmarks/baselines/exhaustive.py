@@ -11,7 +11,7 @@ from shardweave.ir.program.program import Program
 from shardweave.planners.auto.reader import REPEATING
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.degrees import asked_degrees, divisors
-from shardweave.planners.cost.memory import check_precision
+from shardweave.planners.cost.memory import check_plan_precision
 from shardweave.planners.cost.quantity import counted
 from shardweave.planners.cost.workload import Workload, batch_of, workload_of
 from shardweave.planners.lowering.lower import RECENT, Lowerings
@@ -75,7 +75,7 @@ def plan_exhaustive(
 
     Raises PlanError if none can be made or none fits, with the smallest shortfall of memory.
     """
-    check_precision(precision)
+    check_plan_precision(precision)
     if zero not in range(len(DIVIDED)) or simulate < 1:
         raise PlanError(
             f"exhaustive: zero is {zero} and simulate {simulate}; give a stage of ZeRO, 0 to "

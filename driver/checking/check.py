@@ -298,13 +298,29 @@ def _named(tensors: Mapping[str, Tensor], name: str, like: Tensor) -> Tensor:
 
 
 def _error(found: Tensor, expected: Tensor, floor: float) -> float:
-    difference = _norm(found.to(expected.device, torch.float64) - expected.double())
+    found, expected = _wide(found).to(expected.device), _wide(expected)
+    is_finite = expected.isfinite()
+    # What is infinite or not a number in eager has to be the same; a mask of -inf is.
+    rest = found[~is_finite], expected[~is_finite]
+    if not torch.equal(rest[0].nan_to_num(), rest[1].nan_to_num()) or not torch.equal(
+        rest[0].isnan(), rest[1].isnan()
+    ):
+        return math.inf
+    difference = torch.linalg.vector_norm(found[is_finite] - expected[is_finite]).item()
     scale = max(_norm(expected), floor)
     return difference / scale if scale else difference
 
 
 def _norm(tensor: Tensor) -> float:
-    return torch.linalg.vector_norm(tensor.detach().double()).item()
+    """The norm of a tensor's finite elements."""
+    wide = _wide(tensor)
+    return torch.linalg.vector_norm(wide[wide.isfinite()]).item()
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """The tensor in 64 bits a number, and dense."""
+    dense = tensor.detach() if tensor.layout == torch.strided else tensor.detach().to_dense()
+    return dense.to(torch.complex128 if dense.is_complex() else torch.float64)
 
 
 def _is_float(tensor: Tensor) -> bool:

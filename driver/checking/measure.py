@@ -46,7 +46,7 @@ from shardweave.driver.step.precision import (
 from shardweave.driver.step.programs import CompiledPrograms
 from shardweave.driver.step.request import CompileOptions
 from shardweave.driver.step.run_options import RunOptions
-from shardweave.driver.training.training import Training, train, work_of
+from shardweave.driver.training.training import Training, tokens_or_samples, train
 from shardweave.ir.capture.seeded import SeededRandom
 from shardweave.ir.inspect.stats import stats
 from shardweave.ir.program.program import Program
@@ -90,7 +90,7 @@ def run(options: RunOptions) -> RunReport:
         num_local_ops=num_ops_on_a_rank(program),
         collectives=stats(program).collectives,
         between=between_stages(program),
-        work=work_of(example.kwargs),
+        work=tokens_or_samples(example.kwargs),
         loss=loss,
         check=check,
         training=training,

@@ -9,6 +9,7 @@ from shardweave.ir.proof.ops import ProofError
 from shardweave.ir.proof.prove import Proof, prove
 from shardweave.passes.observers import Observer
 from shardweave.passes.pipeline import PassError
+from shardweave.passes.prepare.block_experts import BlockExpertsPass
 
 
 class ProvedPassError(PassError):
@@ -18,7 +19,8 @@ class ProvedPassError(PassError):
 class Prover(Observer):
     """Proves the program after each pass that changed it, against the one before the first.
 
-    last: the last proof. Raises ProvedPassError, with the name of the pass.
+    block-experts begins a proof of its own, against what it gives. last: the last proof. Raises
+    ProvedPassError, with the name of the pass.
     """
 
     def __init__(self) -> None:
@@ -32,6 +34,8 @@ class Prover(Observer):
 
     def after(self, one: ModulePass, program: Program) -> None:
         assert self._goal is not None
+        if one.name == BlockExpertsPass.name:
+            self._goal = program.clone()
         try:
             self.last = prove(program, against=self._goal)
         except ProofError as error:

@@ -235,7 +235,7 @@ def _check_not_random(program: Program) -> None:
             )
 
 
-def run_passes(
+def run_and_validate(
     program: Program,
     passes: str | Iterable[ModulePass | str],
     *,

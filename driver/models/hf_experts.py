@@ -39,7 +39,7 @@ def choose_experts(
         if not is_normed:
             _prepare(part, capacity, groups)
     how = "as batched_mm" if is_normed else _form(capacity, groups)
-    return [f"experts run {how}: {form}, the default, has no ATen ops"]
+    return [f"experts run {how}, in place of {form}, the default"]
 
 
 def check_given_experts(module: nn.Module, capacity: float | None) -> None:

@@ -81,7 +81,7 @@ def launch(
                 workers.append(_start(command, rank, num_processes, Path(folder)))
             _wait(workers, time_limit_s)
         finally:
-            stop([worker.process for worker in workers], STOP_GRACE_S)
+            stop_processes([worker.process for worker in workers], STOP_GRACE_S)
 
 
 def is_worker() -> bool:
@@ -291,7 +291,7 @@ def _last_lines(text: str) -> str:
     return "\n".join(text.rstrip().splitlines()[-TAIL_LINES:])
 
 
-def stop(processes: Sequence[subprocess.Popen[bytes]], grace_s: float) -> None:
+def stop_processes(processes: Sequence[subprocess.Popen[bytes]], grace_s: float) -> None:
     """End what still runs: ask first, then kill."""
     for process in processes:
         if process.poll() is None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from shardweave.driver.processes.launch import stop, terminated_as_exit
+from shardweave.driver.processes.launch import stop_processes, terminated_as_exit
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.trials.trials import Host, Limits, Outcome
 
@@ -92,7 +92,7 @@ def _run(command: Sequence[str], log: Path, time_limit_s: float) -> int | None:
 
 def _stop_group(process: subprocess.Popen[bytes]) -> None:
     """End what is left of a process' group: its leader, which stops its ranks, then all."""
-    stop([process], STOP_GRACE_S)
+    stop_processes([process], STOP_GRACE_S)
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:  # none is left

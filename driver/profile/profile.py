@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from shardweave.driver.processes.launch import launch, num_cores
-from shardweave.driver.profile.profile_pieces import pieces_of
+from shardweave.driver.profile.profile_pieces import profiled_programs
 from shardweave.ir.program.program import Program
 from shardweave.passes.notes import note
 from shardweave.planners.cost.cluster import Cluster, CollectiveTimes, DeviceType, NodeType, Points
@@ -76,7 +76,7 @@ def _shared_cores(num_processes: int, launcher: str | None) -> str:
 def _measured(program: Program | str | Path, num_processes: int) -> list[Program]:
     """The programs whose ops are measured for one that is asked for."""
     found = program if isinstance(program, Program) else Program.load(program)
-    return [found] if found.is_local else pieces_of(found, num_processes)
+    return [found] if found.is_local else profiled_programs(found, num_processes)
 
 
 def _saved(program: Program, path: Path) -> str:

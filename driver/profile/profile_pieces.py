@@ -13,7 +13,7 @@ from shardweave.planners.lowering.lower import local_program
 from shardweave.planners.plan.plan_parts import PlanError
 
 
-def pieces_of(program: Program, num_processes: int) -> list[Program]:
+def profiled_programs(program: Program, num_processes: int) -> list[Program]:
     """A local program for each partition that `auto` looks at for so many devices of one node,
     with a few blocks of a deep model; those that cannot be are left out.
 

@@ -40,7 +40,7 @@ PROGRAM_SECONDS = 20.0
 """Of measuring all given programs together."""
 
 
-def main() -> int:
+def measure_and_report() -> int:
     """Measure with all other ranks; a failure is told to the launcher."""
     try:
         request: dict[str, Any] = json.loads(Path(sys.argv[1]).read_text())
@@ -143,4 +143,4 @@ def _averaged(own: dict[str, Points]) -> dict[str, Points]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(measure_and_report())

@@ -14,7 +14,7 @@ from typing import Any
 from shardweave.driver.report.html import Cell, section, table, tiles
 from shardweave.driver.report.pictures import memory_html, timeline_html
 from shardweave.driver.report.reshards import Row
-from shardweave.driver.report.shardings import pictures_of, ranks_text, sharding_svg
+from shardweave.driver.report.shardings import pictures_of, rank_ranges, sharding_svg
 from shardweave.driver.report.stages import stage_sections
 from shardweave.driver.report.style import STYLE
 from shardweave.driver.report.text import flops_text
@@ -183,7 +183,7 @@ _SHOWN_GROUPS = 8
 
 def groups_text(mesh: Mesh, axis: str) -> str:
     """The devices of the first groups along an axis: `0-1; 2-3`."""
-    groups = [ranks_text(sorted(group)) for group in mesh.groups((axis,))]
+    groups = [rank_ranges(sorted(group)) for group in mesh.groups((axis,))]
     return "; ".join(groups[:_SHOWN_GROUPS]) + ("; ..." if len(groups) > _SHOWN_GROUPS else "")
 
 

@@ -75,7 +75,7 @@ def _short(slot: Slot, blocks: Blocks) -> str:
 
 
 @lru_cache(maxsize=4096)
-def runs_of(dim: DimSharding, size: int, mesh: Mesh) -> list[Run]:
+def index_runs(dim: DimSharding, size: int, mesh: Mesh) -> list[Run]:
     """A dim from its first index to its last, cut where other devices begin to hold it."""
     axes = sorted({placement.axis for placement in dim})
     holders = torch.zeros(size, dtype=torch.int64)
@@ -105,8 +105,8 @@ def sharding_svg(picture: Picture, mesh: Mesh) -> str:
     shown = sorted([*cut, *(i for i in range(len(shape)) if i not in cut)][:2])
     rows = [(0, 1, frozenset(range(mesh.num_devices)))]
     if len(shown) == 2:
-        rows = runs_of(sharding.dims[shown[0]], shape[shown[0]], mesh)
-    columns = runs_of(sharding.dims[shown[-1]], shape[shown[-1]], mesh)
+        rows = index_runs(sharding.dims[shown[0]], shape[shown[0]], mesh)
+    columns = index_runs(sharding.dims[shown[-1]], shape[shown[-1]], mesh)
     height = HEIGHT if len(shown) == 2 else FLAT_HEIGHT
     cells = _cells(rows[:_MAX_RUNS], columns[:_MAX_RUNS], height)
     label = ": ".join([*picture.names[:1], picture.text])
@@ -125,7 +125,7 @@ def _cells(rows: Sequence[Run], columns: Sequence[Run], height: int) -> str:
         ranks = sorted(of_row & of_column)
         x, y = left / wide * WIDTH, top / tall * height
         width, depth = (right - left) / wide * WIDTH, (bottom - top) / tall * height
-        text = ranks_text(ranks)
+        text = rank_ranges(ranks)
         place = f"[{top}:{bottom}, {left}:{right}]" if len(rows) > 1 else f"[{left}:{right}]"
         colour = f"c{ranks[0] % NUM_COLOURS}" if ranks else "none"
         parts.append(
@@ -155,7 +155,7 @@ def _caption(picture: Picture, shown: Sequence[int], num_rows: int, num_columns:
     return f"<figcaption>{title}{size} <code>{escape(picture.text)}</code>{said}</figcaption>"
 
 
-def ranks_text(ranks: Sequence[int]) -> str:
+def rank_ranges(ranks: Sequence[int]) -> str:
     """`0-3,8` of 0, 1, 2, 3, 8."""
     # Along consecutive ranks, what a rank is above its place in the list stays the same.
     runs = groupby(enumerate(ranks), key=lambda pair: pair[1] - pair[0])

@@ -8,7 +8,7 @@ from shardweave.driver.report.html import Cell, section, table, tiles
 from shardweave.driver.report.pictures import timeline_html
 from shardweave.ir.program.program import Program
 from shardweave.planners.cost.quantity import bytes_text, seconds_text
-from shardweave.planners.lowering.stages.picture import picture_of, table_of
+from shardweave.planners.lowering.stages.picture import picture_of, schedule_table_of
 from shardweave.planners.predict.pipeline.simulation import PipelineSimulation, StageResult
 
 
@@ -17,7 +17,9 @@ def stage_sections(program: Program, simulation: PipelineSimulation) -> list[str
     return [
         _tiles(simulation),
         section("Stages over time", timeline_html(simulation)),
-        section("Schedule", f"<pre class='wide'>{escape(picture_of(*table_of(program)))}</pre>"),
+        section(
+            "Schedule", f"<pre class='wide'>{escape(picture_of(*schedule_table_of(program)))}</pre>"
+        ),
         section("Stages", _stages(simulation)),
         section("Memory of each stage", _memory(simulation)),
     ]

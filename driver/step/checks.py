@@ -25,7 +25,7 @@ from shardweave.planners.planning import check_resolvable
 from shardweave.planners.registry import DEFAULT_PLANNER, PLANNERS
 
 
-def check(request: Request) -> Request:
+def check_request(request: Request) -> Request:
     """The request with its mesh and program, by whatever names they were given.
 
     Raises ValueError or TypeError for models that are not compiled, and for options that mean

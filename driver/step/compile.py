@@ -19,11 +19,11 @@ from shardweave.backends.watch.agreement import require_same, require_same_model
 from shardweave.driver.processes import world
 from shardweave.driver.signature import taking
 from shardweave.driver.step.binding import example_call
-from shardweave.driver.step.checks import check
+from shardweave.driver.step.checks import check_request
 from shardweave.driver.step.lowering import (
     Lowered,
     as_given,
-    capture,
+    capture_call,
     lower,
     on_rank_0,
 )
@@ -32,7 +32,8 @@ from shardweave.driver.step.plan_choice import choose_plan
 from shardweave.driver.step.precision import dtype_named, in_precision
 from shardweave.driver.step.programs import CompiledPrograms, seed_of
 from shardweave.driver.step.request import Request
-from shardweave.driver.step.request_text import describe
+from shardweave.driver.step.request_text import describe_request
+from shardweave.ir.capture.observed.loose_tensors import register_constants
 from shardweave.ir.program.program import Program
 from shardweave.ir.program.staged import is_staged
 
@@ -103,23 +104,24 @@ def compile(request: Request) -> Step:
     options; ValueError if the processes are not as many as the mesh's devices, CaptureError,
     PlanError or PassError (all ValueErrors) for what cannot be captured or sharded.
     """
-    request = check(request)
-    device = join(request)
+    request = check_request(request)
+    device = join_mesh(request)
     agree(request)
     call = example_call(request)
 
     def program(request: Request) -> Lowered:
         if request.given is not None:
             return as_given(request.given)
-        captured = capture(request, call)
+        captured = capture_call(request, call)
         plan = choose_plan(captured.program, request)
         return lower(request, call, captured, plan)
 
     lowered = on_rank_0(request, call, program, is_first=True)
+    register_constants(request.model, lowered.constants)
     return bind(request, call, lowered, load(request, lowered, device))
 
 
-def join(request: Request) -> torch.device:
+def join_mesh(request: Request) -> torch.device:
     """Join the processes of the mesh; the device of this one. Collective."""
     device = world.with_index(torch.device(request.device or device_of(request.model)))
     if request.backend != "reference":
@@ -132,7 +134,7 @@ def agree(request: Request) -> None:
     """Raises AgreementError, on every rank, unless all compile the same. Collective."""
     if request.backend != "reference" and request.devices.num_devices > 1:
         require_same_model(request.model)
-        what = describe(request)
+        what = describe_request(request)
         require_same("what is compiled", what, "call compile alike on every rank")
 
 

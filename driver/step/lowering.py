@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ from shardweave.ir.capture.outputs import Outputs
 from shardweave.ir.dialects.types import form_of
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.mesh.placement import Sharding
+from shardweave.ir.ops.registry import spec_of
 from shardweave.ir.program.program import Program
 from shardweave.ir.program.text import print_module
 from shardweave.ir.sharding.padding import notes_on_padding
@@ -32,9 +33,11 @@ from shardweave.passes.kernels.unfuse_kernels import has_regions
 from shardweave.passes.notes import unheard
 from shardweave.passes.observers import Observer
 from shardweave.passes.pipeline import PassError, run_passes
+from shardweave.passes.prepare.block_experts import BlockExpertsPass
 from shardweave.passes.stages.batches import JoinedMicroBatches
 from shardweave.planners.lowering.other_shapes import in_one_micro_batch
 from shardweave.planners.lowering.partition import partition
+from shardweave.planners.lowering.plan_passes import plan_passes
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.registry import PLANNERS
 
@@ -51,7 +54,8 @@ class Lowered:
 
     warnings: the notes on what was asked for and not done. returned: how the outputs make up what
     the model returns. num_captured_ops, capture_s, lowering_s: ops before the passes, and the
-    seconds that capture took, and plan and passes.
+    seconds that capture took, and plan and passes. constants: tensors of the model's code that its
+    capture made buffers.
     """
 
     program: Program
@@ -62,6 +66,7 @@ class Lowered:
     num_captured_ops: int = 0
     capture_s: float = 0.0
     lowering_s: float = 0.0
+    constants: Mapping[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
 
     def with_warning(self, text: str) -> Lowered:
         """The same, with one more warning."""
@@ -136,7 +141,7 @@ def _explaining_empty_inputs(call: StepCall) -> Iterator[None]:
         ) from error
 
 
-def capture(request: Request, call: StepCall) -> Captured:
+def capture_call(request: Request, call: StepCall) -> Captured:
     """The global program of a call, in its modes."""
     # Takes a second to import, which the ranks other than 0 need not spend.
     from shardweave.ir.capture.capture import capture_step, in_modes
@@ -179,7 +184,7 @@ def lower(
     undone = plan.undone if plan is not None and is_first and is_made_here else ()
     request = request.on_mesh_of(plan)
     local, validated, joined = _in_micro_batches(program, plan, request, call, stored)
-    told = [*unread(program), *undone, *warnings, *joined]
+    told = [*captured.notes, *unread(program), *undone, *warnings, *joined]
     if is_first:
         told += [*idle_axes(local, planned), *undivided(local, plan)]
     told += without_rules(program, local)
@@ -192,6 +197,7 @@ def lower(
         captured.returned,
         sum(1 for _ in program.ops),
         captured.seconds,
+        constants=captured.constants,
     )
 
 
@@ -244,16 +250,33 @@ def _partitioned(
         with unheard():
             local = run_passes(local, "preset:kernels")
     if request.prove:
-        notes.append(_proof_of(local, program))
+        notes.append(_proof_of(local, program, plan))
     return local, tuple(notes)
 
 
-def _proof_of(local: Program, program: Program) -> str:
+def _proof_of(local: Program, program: Program, plan: Plan | None) -> str:
     """A note that a local program is proved to compute a captured one. Raises ProofError."""
     from shardweave.ir.proof.prove import prove
 
-    proof = prove(local, against=program)
-    return f"the {proof.num_ops} ops of each rank are proved to compute the model's results"
+    goal = _blocked(program, plan)
+    proof = prove(local, against=goal)
+    given = "" if goal is program else ", as block-experts gives them, which is not proved"
+    return f"the {proof.num_ops} ops of each rank are proved to compute the model's results{given}"
+
+
+def _blocked(program: Program, plan: Plan | None) -> Program:
+    """The program after block-experts, if that changes it, else the program itself."""
+    if plan is None:
+        return program
+    passes = plan_passes(plan)
+    names = [each.name for each in passes]
+    if BlockExpertsPass.name not in names or not any(spec_of(op).grouped for op in program.ops):
+        return program
+    last = names.index(BlockExpertsPass.name)
+    with unheard():
+        before = run_passes(program, passes[:last])
+        after = run_passes(before, passes[last : last + 1])
+    return program if after == before else after
 
 
 def _validator(program: Program, request: Request, call: StepCall) -> tuple[Observer | None, str]:
@@ -268,7 +291,7 @@ def _validator(program: Program, request: Request, call: StepCall) -> tuple[Obse
     model = in_precision(example.module, request.precision)
     small = replace(request, model=model, args=(), kwargs=example.kwargs)
     own = example_call(small)
-    twin = capture(small, own).program
+    twin = capture_call(small, own).program
     validator = Validator(inputs=own.inputs, limit=limit)
     with unheard():  # notes are given on the model itself
         partition(twin, small.devices, choose_plan(twin, small), small.passes, validator)

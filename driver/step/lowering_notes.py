@@ -52,6 +52,13 @@ def undivided(program: Program, plan: Plan | None) -> list[str]:
     """A note if ZeRO leaves much of a local program's parameters whole."""
     if plan is None or not plan.zero:
         return []
+    mesh = program.needed_mesh()
+    num_replicas = mesh.size(DATA_AXIS) if DATA_AXIS in mesh.names else 1
+    if num_replicas == 1:
+        return [
+            f"zero={plan.zero} divides nothing: the mesh {mesh} has one replica, which holds all; "
+            f"give axis '{DATA_AXIS}' more devices"
+        ]
     sizes: dict[str, int] = {}
     whole: list[str] = []
     for slot in program.arguments:
@@ -66,7 +73,7 @@ def undivided(program: Program, plan: Plan | None) -> list[str]:
     return [
         f"zero={plan.zero} leaves {len(whole)} of {len(sizes)} parameters, {left / total:.0%} of "
         f"their bytes, whole on each rank, such as '{max(whole, key=sizes.__getitem__)}': none of "
-        f"their dims divides by {DATA_AXIS}={program.needed_mesh().size(DATA_AXIS)}"
+        f"their dims divides by {DATA_AXIS}={num_replicas}"
     ]
 
 

@@ -58,7 +58,7 @@ def _with_names_of_forward(plan: Plan, program: Program, request: Request) -> Pl
 
 def _in_shards(plan: Plan, request: Request) -> Plan:
     """A plan with the ZeRO stage that is asked for. Raises ValueError where there is no room."""
-    if DATA_AXIS not in request.devices.names:
+    if DATA_AXIS not in request.devices.names and request.devices.num_devices > 1:
         raise ValueError(
             f"zero={request.zero} stores parameters in shards over an axis '{DATA_AXIS}', which "
             f"the mesh {request.devices} does not have; give it one, or leave zero out."

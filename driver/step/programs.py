@@ -18,7 +18,7 @@ from shardweave.backends.step.step_call import StepCall
 from shardweave.backends.step.step_programs import OPTIONS, Programs, Stored, check_given
 from shardweave.driver.processes import world
 from shardweave.driver.step.binding import binding_of
-from shardweave.driver.step.lowering import Lowered, capture, lower, on_rank_0
+from shardweave.driver.step.lowering import Lowered, capture_call, lower, on_rank_0
 from shardweave.driver.step.model.settings import Settings, Snapshot, changes
 from shardweave.driver.step.precision import AUTOCAST, inputs_in_precision
 from shardweave.driver.step.request import Request
@@ -174,6 +174,12 @@ class CompiledPrograms(Programs):
             self.request, call, lambda request: self._lowered(request, call, stored)
         )
         self._note(lowered)
+        if lowered.constants:
+            raise ValueError(
+                f"this call reads a constant tensor that the example's did not, '"
+                f"{next(iter(lowered.constants))}'; register it as a buffer in __init__ "
+                "(self.register_buffer(.., persistent=False)), and compile the model anew."
+            )
         bound = BoundProgram(lowered.program, self.first.backend, lowered.returned)
         self._keep(call, bound)
         wrong = [key for key, s in bound.state_shardings.items() if s != stored[key]]
@@ -185,7 +191,7 @@ class CompiledPrograms(Programs):
 
     def _lowered(self, request: Request, call: StepCall, stored: Stored) -> Lowered:
         """The program of a call by the step's plan, fitted to it, on rank 0."""
-        captured = capture(request, call)
+        captured = capture_call(request, call)
         if self.plan is None:
             return lower(request, call, captured, None, stored=stored)
         mesh = request.devices.refined(self.plan.mesh)

@@ -127,7 +127,7 @@ class CompileOptions:
 class Request(CompileOptions):
     """A model to compile, its example batch, and the options.
 
-    Checked (`checks.check`), `mesh` is a Mesh, or None while a planner is to choose it, and
+    Checked (`checks.check_request`), `mesh` is a Mesh, or None while a planner is to choose it, and
     `program` a Program.
     """
 

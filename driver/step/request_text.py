@@ -19,7 +19,7 @@ OF_A_RANK = ("device", "timeout", "twin")
 """Options that may differ between ranks."""
 
 
-def describe(request: Request) -> str:
+def describe_request(request: Request) -> str:
     """The options of a checked request, by lines; its model has a description of its own."""
     names = [option.name for option in fields(CompileOptions) if option.name not in OF_A_RANK]
     lines = [

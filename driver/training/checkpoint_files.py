@@ -12,13 +12,12 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from shardweave.backends.state.saved_state import CheckpointError
 from shardweave.driver.checkpoint_lock import FolderLock
-from shardweave.passes.notes import warn
 
 MANIFEST = "checkpoint.json"
 INDEX = "values.pt"
@@ -53,7 +52,7 @@ def _named(root: Path) -> dict[int, Path]:
 # Saving
 
 
-def begin(root: Path, number: int, lock: FolderLock) -> Path:
+def begin_checkpoint(root: Path, number: int, lock: FolderLock) -> Path:
     """Take the lock of a root, made if need be, and make a folder in it for a checkpoint.
 
     What a killed process left in the root is deleted. Returns the folder's path.
@@ -136,11 +135,22 @@ def _digest_of(path: Path) -> Described:
 # Loading
 
 
-def choose(root: Path, number: int | None) -> tuple[int, Path] | None:
-    """Number and folder of a complete checkpoint: that of the number, else the last of the folder.
+class ChosenCheckpoint(NamedTuple):
+    """A checkpoint to load. warning: what to say of it, if anything."""
 
-    None if the folder holds no checkpoint. A root that is itself a checkpoint is taken, with a
-    warning; so are the damaged checkpoints named that are newer than the last complete one.
+    number: int
+    path: Path
+    warning: str = ""
+
+
+def choose_checkpoint(
+    root: Path, number: int | None, damaged: Mapping[int, str]
+) -> ChosenCheckpoint | None:
+    """Choose a complete checkpoint: that of the number, else the last of the folder.
+
+    None if the folder holds no checkpoint. damaged: reasons, by number, not to take some. The
+    warning names damaged checkpoints that are newer than the choice, or says that the root is
+    itself a checkpoint.
 
     Raises CheckpointError for a number that is not there, and if all checkpoints are damaged.
     """
@@ -156,7 +166,8 @@ def choose(root: Path, number: int | None) -> tuple[int, Path] | None:
         if number not in paths:
             there = ", ".join(map(str, sorted(paths.keys() - damage))) or "none"
             raise CheckpointError(f"there is no complete checkpoint {number}, only {there}.")
-        return number, paths[number]
+        return ChosenCheckpoint(number, paths[number])
+    damage |= damaged
     last = max(paths.keys() - damage, default=-1)
     skipped = [f"'{paths[n]}' ({damage[n]})" for n in sorted(damage, reverse=True) if n > last]
     if skipped and last < 0:
@@ -164,12 +175,13 @@ def choose(root: Path, number: int | None) -> tuple[int, Path] | None:
             f"no checkpoint of it is complete: {', '.join(skipped)}. Give another folder, or "
             "delete what is damaged to start anew."
         )
-    if skipped:
-        text = (
-            f"damaged, and skipped: {', '.join(skipped)}; loading '{paths[last]}', which is older"
-        )
-        warn(f"the newest checkpoint is {text}.", UserWarning)
-    return None if last < 0 else (last, paths[last])
+    warning = (
+        f"the newest checkpoint is damaged, and skipped: {', '.join(skipped)}; loading "
+        f"'{paths[last]}', which is older."
+        if skipped
+        else ""
+    )
+    return None if last < 0 else ChosenCheckpoint(last, paths[last], warning)
 
 
 def _is_checkpoint(path: Path) -> bool:
@@ -177,7 +189,7 @@ def _is_checkpoint(path: Path) -> bool:
     return any((path / name).exists() for name in (MANIFEST, INDEX, METADATA))
 
 
-def _chosen_itself(path: Path, number: int | None) -> tuple[int, Path]:
+def _chosen_itself(path: Path, number: int | None) -> ChosenCheckpoint:
     """Raises CheckpointError if the checkpoint is damaged, or has another number."""
     damage = _damage(path)
     if damage:
@@ -186,12 +198,12 @@ def _chosen_itself(path: Path, number: int | None) -> tuple[int, Path]:
     own = int(match[1]) if match else json.loads((path / MANIFEST).read_bytes()).get("number", 0)
     if number not in (None, own):
         raise CheckpointError(f"it is checkpoint {own}, not {number}; give the folder it is in.")
-    warn(
+    return ChosenCheckpoint(
+        own,
+        path,
         f"'{path}' is one checkpoint, and is loaded; to load the last one, and to save more, give "
         f"the folder that it is in, '{path.parent}'.",
-        UserWarning,
     )
-    return own, path
 
 
 def _damage(path: Path) -> str:

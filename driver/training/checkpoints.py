@@ -33,14 +33,15 @@ from shardweave.backends.state.saved_state import (
 )
 from shardweave.backends.step.step import Step
 from shardweave.backends.watch import watchdog
-from shardweave.backends.watch.agreement import gathered
+from shardweave.backends.watch.agreement import gathered_from_ranks
 from shardweave.driver.checkpoint_lock import FolderLock
 from shardweave.driver.processes import world
 from shardweave.driver.training.checkpoint_files import (
     INDEX,
-    begin,
+    ChosenCheckpoint,
+    begin_checkpoint,
     check_files,
-    choose,
+    choose_checkpoint,
     delete_before,
     digests_of,
     finish,
@@ -91,7 +92,7 @@ def save_checkpoint(
         with _locked(root, number, size) as (unfinished, lock):
             _on_each_rank(lambda: _write_tensors(saved.tensors, unfinished))
             own = _on_each_rank(lambda: digests_of(unfinished, f"__{world.rank()}_*"))
-            files = {name: of for each in gathered(own) for name, of in each.items()}
+            files = {name: of for each in gathered_from_ranks(own) for name, of in each.items()}
             _on_rank_0(lambda: finish(unfinished, goal, index, files, lock))
             if keep is not None:
                 _on_rank_0(lambda: delete_before(root, keep))
@@ -115,14 +116,33 @@ def load_checkpoint(
         wanted = None if number is None else _whole("a number >= 0", number, 0)
         _check_joined()
         watchdog.meet("sw.load_checkpoint", "the last one" if wanted is None else str(wanted))
-        chosen = _on_rank_0(lambda: choose(root, wanted))
+    chosen = _chosen(root, wanted)
     if chosen is None:
         return None
-    number, path = chosen
-    with _explained(f"checkpoint '{path}' was not loaded"):
-        _on_each_rank(lambda: check_files(path, world.rank(), world.world_size()))
-        values = _load(path, state)
-    return Checkpoint(number, path, values)
+    if chosen.warning and world.rank() == 0:
+        warn(chosen.warning, UserWarning)
+    with _explained(f"checkpoint '{chosen.path}' was not loaded"):
+        values = _load(chosen.path, state)
+    return Checkpoint(chosen.number, chosen.path, values)
+
+
+def _chosen(root: Path, wanted: int | None) -> ChosenCheckpoint | None:
+    """The checkpoint of a number, or the last one whose files are what was written. Collective."""
+    damaged: dict[int, str] = {}
+    while True:
+        with _explained(f"no checkpoint was loaded from '{root}'"):
+            chosen = _on_rank_0(lambda: choose_checkpoint(root, wanted, damaged))
+        if chosen is None:
+            return None
+        path = chosen.path
+        try:
+            _on_each_rank(lambda path=path: check_files(path, world.rank(), world.world_size()))
+        except CheckpointError as error:
+            if wanted is not None or path == root:
+                raise CheckpointError(f"checkpoint '{path}' was not loaded: {error}") from error
+            damaged[chosen.number] = str(error).partition(";")[0]
+        else:
+            return chosen
 
 
 # Saving
@@ -137,7 +157,7 @@ def _locked(root: Path, number: int, size: int) -> Iterator[tuple[Path, FolderLo
     lock, unfinished, free = FolderLock(root), None, size
     try:
         unfinished, free = _on_rank_0(
-            lambda: (begin(root, number, lock), shutil.disk_usage(root).free)
+            lambda: (begin_checkpoint(root, number, lock), shutil.disk_usage(root).free)
         )
         yield unfinished, lock
     except CheckpointError as error:
@@ -266,7 +286,7 @@ def _on_each_rank(make: Callable[[], T]) -> T:
         result = _tried(make)
     except Exception as own:  # noqa: BLE001  the others wait for this rank: it tells them first
         error = own
-    texts = gathered("" if error is None else str(error) or type(error).__name__)
+    texts = gathered_from_ranks("" if error is None else str(error) or type(error).__name__)
     failed = next((rank for rank, text in enumerate(texts) if text), None)
     if error is not None and not isinstance(error, CheckpointError):
         raise error

@@ -60,7 +60,7 @@ class Progress:
     def __call__(self, number: int, loss: Tensor, num_units: int) -> None:
         """After step `number`, of the first 1, that has this loss and so many tokens, or others."""
         if self.cluster is not None and self._prediction is None:
-            self._prediction = predict(self.step, self.cluster, self.accumulate)
+            self._prediction = predict_step(self.step, self.cluster, self.accumulate)
         self._timed += 1
         self._num_units += num_units
         is_shown = number % self.every == 0 or number == self.num_steps
@@ -93,7 +93,7 @@ class Progress:
         )
 
 
-def predict(step: Step, cluster: Cluster, accumulate: int = 1) -> Prediction:
+def predict_step(step: Step, cluster: Cluster, accumulate: int = 1) -> Prediction:
     """What the last call of a step takes on a cluster, if it was of so many micro-batches.
 
     The gradients of all but the last micro-batch are taken to wait, where they can.

@@ -42,7 +42,7 @@ class Work:
     unit: str
 
 
-def work_of(batch: Mapping[str, Tensor]) -> Work:
+def tokens_or_samples(batch: Mapping[str, Tensor]) -> Work:
     """Tokens of a batch that has `input_ids`; else its samples, the size of dim 0."""
     ids = batch.get("input_ids")
     if ids is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from shardweave.ir.capture.site import CaptureError
 from shardweave.ir.capture.trace import Kind, Traced, called_again, trace
 from shardweave.ir.dialects.annotations import describe
 from shardweave.ir.dialects.types import dtype_of_value
+from shardweave.ir.notes import CaptureNote, warn
 from shardweave.ir.ops.registry import spec_of
 from shardweave.ir.program.blocks import store_blocks
 from shardweave.ir.program.dead_code import remove_dead_ops
@@ -52,19 +53,25 @@ def capture(
     forward does not take.
     """
     check_batch(args)
-    return _program(trace(model, args, kwargs or {}, Kind(train=train)), model)
+    traced = trace(model, args, kwargs or {}, Kind(train=train))
+    for note in traced.notes:
+        warn(note, CaptureNote)
+    return _program(traced, model)
 
 
 @dataclass(frozen=True)
 class Captured:
     """The global program of a call of a model, and what the model returns, made of its outputs.
 
-    seconds: that capturing took.
+    seconds: that capturing took. notes: sentences for the user on what it has otherwise.
+    constants: tensors of the model's code that are buffers of the model from now on.
     """
 
     program: Program
     returned: Outputs
     seconds: float = 0.0
+    notes: tuple[str, ...] = ()
+    constants: Mapping[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
 
 
 def capture_step(
@@ -80,7 +87,8 @@ def capture_step(
     else:
         traced = trace(model, tensors, {}, kind, form)
     assert traced.returned is not None
-    return Captured(_program(traced, model), traced.returned)
+    program = _program(traced, model)
+    return Captured(program, traced.returned, notes=traced.notes, constants=traced.kept)
 
 
 @contextmanager

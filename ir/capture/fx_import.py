@@ -20,6 +20,7 @@ from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from shardweave.ir.capture.builder import ImportBuilder
 from shardweave.ir.capture.canonical import Call, lookup
 from shardweave.ir.capture.canonical.strided import check_strided
+from shardweave.ir.capture.observed.layouts import refusal
 from shardweave.ir.capture.site import CaptureError, module_path, site_of_node, users_line
 from shardweave.ir.capture.substitutes.unwritten import Unwritten
 from shardweave.ir.capture.trace import OutputKind, Traced
@@ -171,14 +172,13 @@ class _Importer:
         target: Any = node.target
         if not isinstance(target, OpOverload):  # pyright: ignore[reportUnknownMemberType]
             raise CaptureError(f"the traced graph calls {node.target}, which is not an ATen op.")
-        if target.namespace != "aten":
-            raise CaptureError(
-                f"the model calls {target}, which torch does not express in ATen ops; replace it "
-                "by plain torch operators (for Hugging Face experts: shardweave.choose_experts, or "
-                'experts_implementation="batched_mm" in the config).'
-            )
         name = op_name(cast("OpOverload[..., Any]", target))
         form = lookup(name)
+        if form is None and target.namespace != "aten":
+            raise CaptureError(
+                f"the model calls {target}, which torch does not express in ATen ops; replace it "
+                "by plain torch operators."
+            )
         if form is None and name not in pure_ops():
             raise CaptureError(
                 f"{site_of_node(node)}: {name} {NOT_PURE}; pass its result as input."
@@ -307,6 +307,8 @@ def _result_types(node: torch.fx.Node) -> list[AnyTensor | None]:
     for part in parts:
         if isinstance(part, torch.Tensor):
             element_of(part.dtype)
+            if part.layout != torch.strided:
+                raise CaptureError(refusal(site_of_node(node), part.layout, "makes"))
     return [tensor_type(p.shape, p.dtype) if isinstance(p, torch.Tensor) else None for p in parts]
 
 

@@ -13,8 +13,9 @@ from torch import Tensor
 from shardweave.ir.capture.canonical.random import NO_RECIPE
 from shardweave.ir.capture.draws import RECIPES, Draw, is_in_place
 from shardweave.ir.dialects.aten import op_name, overload_named
-from shardweave.ir.library.philox import Distribution, positions_of, random_numbers, random_state
+from shardweave.ir.library.philox import Distribution, numbers_at, positions_of, random_state
 from shardweave.ir.torch_private import (
+    HigherOrderOperator,
     OpOverload,
     TorchDispatchMode,
     backward_pass_number,
@@ -35,6 +36,8 @@ class SeededRandom(TorchDispatchMode):
     alone.
     """
 
+    supports_higher_order_operators = True
+
     def __init__(self, seed: int | Tensor) -> None:
         super().__init__()
         is_state = isinstance(seed, Tensor)
@@ -48,6 +51,13 @@ class SeededRandom(TorchDispatchMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
+        if isinstance(func, HigherOrderOperator):
+            if not func.name().startswith("flex_attention"):
+                raise ValueError(
+                    f"sw.random: what torch.{func.name()} calls may draw otherwise than a step; "
+                    "leave it out to compare."
+                )
+            return func(*args, **kwargs)  # scores and masks draw nothing
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **kwargs)
         given = _bound(func, args, kwargs)
@@ -120,8 +130,6 @@ class _OnTensors:
 
     def draw(self, shape: Sequence[int], distribution: Distribution, dtype: torch.dtype) -> Tensor:
         positions = positions_of(shape, distribution, dtype, self.device)
-        numbers = random_numbers(
-            self.state, positions, draw=0, distribution=distribution, dtype=dtype
-        )
+        numbers = numbers_at(self.state, positions, draw=0, distribution=distribution, dtype=dtype)
         self.state[1] += 1
         return numbers.to(self.device)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, cast
 
@@ -21,7 +21,8 @@ from shardweave.ir.capture.arguments import Form, children_of
 from shardweave.ir.capture.module_tree import block_paths
 from shardweave.ir.capture.observed.explain import check_data_dependence, explained
 from shardweave.ir.capture.observed.hooks import Hook, check_hooks, check_leaf_hooks, install_hooks
-from shardweave.ir.capture.observed.loose_tensors import check_all_registered
+from shardweave.ir.capture.observed.layouts import check_layouts, dense_gradients
+from shardweave.ir.capture.observed.loose_tensors import check_all_registered, keep_constants
 from shardweave.ir.capture.observed.observe import Observation, Write, observed
 from shardweave.ir.capture.observed.settings import settings
 from shardweave.ir.capture.observed.state import assigned_buffers, check_settles, python_state
@@ -36,6 +37,7 @@ from shardweave.ir.capture.outputs import (
 )
 from shardweave.ir.capture.repeats import joint_graph, repeats_of
 from shardweave.ir.capture.site import CaptureError, Site, qualified, site_of_node
+from shardweave.ir.capture.substitutes.boolean_rows import replace_boolean_rows
 from shardweave.ir.capture.substitutes.dense_attention import replace_attention
 from shardweave.ir.capture.substitutes.huggingface import (
     eager_masks,
@@ -73,6 +75,10 @@ class Traced:
     constants: Mapping[str, torch.Tensor]
     returned: Outputs | None = None
     """What the model returns, made of the outputs; None where the loss alone is traced."""
+    notes: tuple[str, ...] = ()
+    """Sentences for the user on what the trace has otherwise than the model."""
+    kept: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """Constants of the model's code that are buffers of the model from now on."""
 
 
 @dataclass(frozen=True)
@@ -203,6 +209,8 @@ def _trace(
         tuple([(kind, first.get(name, name)) for kind, name in outputs]),
         constants,
         returned,
+        tuple(dict.fromkeys(seen.notes)),
+        seen.constants,
     )
 
 
@@ -237,10 +245,17 @@ def _exported(
         return _exported(wrapped, args, kwargs, seen)
     check_leaf_hooks(seen.leaf_hooks)
     drop_unread_numbers(exported.graph)
+    replace_boolean_rows(exported)
     check_data_dependence(exported.graph)
+    check_layouts(exported.graph)
+    seen.notes += dense_gradients(exported.graph)
     replace_attention(exported)
     replace_calls(exported)
-    check_all_registered(wrapped.model, exported)
+    kept, notes = keep_constants(wrapped.model, exported, seen.arrays)
+    if kept:  # as buffers they have names, by which blocks are told apart
+        seen.constants |= kept
+        seen.notes += notes
+        return _exported(wrapped, args, kwargs, seen)
     restore_state_dict(wrapped, exported)
     install_hooks(wrapped.model, exported, partial(_exported_hook, wrapped.model, seen))
     return exported

@@ -24,6 +24,7 @@ from shardweave.ir.dialects.annotations import ANNOTATIONS, annotation_problem
 from shardweave.ir.dialects.literals import Literal, to_attribute, to_python
 from shardweave.ir.dialects.syntax import STRUCTURE, CallOp, Operands, flatten
 from shardweave.ir.dialects.types import number_of_type
+from shardweave.ir.library.grouped import GROUPED_MM, GROUPED_OUTER
 from shardweave.ir.library.philox import RANDOM
 from shardweave.ir.library.positional_attention import ATTENTION, ATTENTION_BACKWARD
 from shardweave.ir.library.pure_ops import NOT_PURE, pure_ops
@@ -33,7 +34,7 @@ NOT_STORED = frozenset({"device", "layout", "pin_memory", "memory_format", "gene
 """Arguments about placement and memory layout, which the backend decides."""
 
 
-OWN_OPS = (RANDOM, ATTENTION, ATTENTION_BACKWARD)
+OWN_OPS = (RANDOM, ATTENTION, ATTENTION_BACKWARD, GROUPED_MM, GROUPED_OUTER)
 """Ops made like those of ATen, from schemas of ours."""
 
 _ANNOTATIONS = frozenset(ANNOTATIONS)
@@ -74,8 +75,9 @@ def overload_named(name: str) -> OpOverload[..., Any]:
     """The torch overload of an op name: `aten.sum` is the default one, `aten.add.Tensor` named."""
     if name in OWN_OPS:
         return getattr(torch.ops.shardweave, name.removeprefix("dist.")).default
-    _, packet, *overload = name.split(".")
-    return getattr(getattr(torch.ops.aten, packet), overload[0] if overload else "default")
+    namespace, packet, *overload = name.split(".")
+    packets = getattr(torch.ops, namespace)
+    return getattr(getattr(packets, packet), overload[0] if overload else "default")
 
 
 def op_name(overload: OpOverload[..., Any]) -> str:

@@ -306,7 +306,7 @@ class RunOp(DistOp):
 _Op = TypeVar("_Op", bound=DistOp)
 
 
-def create(
+def create_dist(
     kind: type[_Op],
     operands: Sequence[SSAValue],
     result_types: Sequence[Attribute],

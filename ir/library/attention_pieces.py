@@ -56,7 +56,7 @@ class Piece:
     is_causal: bool
 
 
-def runs_of(positions: Sequence[int]) -> list[Progression]:
+def position_runs(positions: Sequence[int]) -> list[Progression]:
     """Rising positions as runs, each as long as can be, from the first on."""
     runs: list[Progression] = []
     begin = 0
@@ -75,7 +75,7 @@ def pieces_of(query_positions: Sequence[int], key_positions: Sequence[int]) -> l
 
     Each pair of a query and a key at its position or before is in exactly one piece, and no other.
     """
-    queries, keys = runs_of(query_positions), runs_of(key_positions)
+    queries, keys = position_runs(query_positions), position_runs(key_positions)
     if len(queries) * len(keys) > MAX_PIECES or any(run.step < 1 for run in (*queries, *keys)):
         return None
     pieces: list[Piece] = []

@@ -97,7 +97,7 @@ def rows_and_last(positions: Sequence[Tensor], device: torch.device) -> tuple[Te
     return starts, last
 
 
-def random_numbers(
+def numbers_at(
     state: Tensor,
     positions: Sequence[Tensor],
     *,
@@ -200,7 +200,7 @@ def _meta(
 
 
 _LIBRARY.impl("random", _meta, "Meta")
-_LIBRARY.impl("random", random_numbers, "CompositeExplicitAutograd")
+_LIBRARY.impl("random", numbers_at, "CompositeExplicitAutograd")
 
 RANDOM = "dist.random"
 """The op's name in programs."""

@@ -10,6 +10,7 @@ import torch
 from xdsl.ir import Operation
 
 from shardweave.ir.dialects.aten import AtenOp, overload_named
+from shardweave.ir.library.pure_ops import pure_ops
 from shardweave.ir.ops.records import (
     attention,
     creation,
@@ -38,6 +39,9 @@ FAMILIES = (
 _UNKNOWN = OpSpec("")
 
 _RECORDS: dict[str, OpSpec] = {}
+
+_TAGGED: dict[str, OpSpec] = {}
+"""By name, the records of ops that nobody wrote one for, as torch's tags say."""
 
 
 def register_op(spec: OpSpec, *, replace: bool = False) -> OpSpec:
@@ -72,12 +76,22 @@ for _family in FAMILIES:
 
 def spec_of(op: Operation) -> OpSpec:
     """The record of an op; for an op without one, a record without any property."""
-    return _RECORDS.get(op.name, _UNKNOWN)
+    return spec_named(op.name)
 
 
 def spec_named(name: str) -> OpSpec:
     """The record of an op name such as `aten.add.Tensor`, as `spec_of` gives it."""
-    return _RECORDS.get(name, _UNKNOWN)
+    return _RECORDS.get(name) or _TAGGED.get(name) or _by_tag(name)
+
+
+def _by_tag(name: str) -> OpSpec:
+    """A record with the rule of pointwise ops for one that torch tags so, else without any fact."""
+    _TAGGED[name] = _UNKNOWN
+    if name in pure_ops():
+        tags = overload_named(name).tags
+        if torch.Tag.pointwise in tags and torch.Tag.nondeterministic_seeded not in tags:
+            _TAGGED[name] = OpSpec(name, rule="pointwise", refuses_values=True)
+    return _TAGGED[name]
 
 
 def specs() -> Iterator[OpSpec]:

@@ -84,6 +84,8 @@ class OpSpec:
         `permute`: all, in another order. `expand`: some repeated. `part`: some of them. `pairs`:
         complex numbers as their two parts, or back. `cast`: all, in another dtype and new memory.
     product: For matrix products and convolutions.
+    grouped: For products of rows with the matrix of their group, which end with where groups start
+        and end: whether results are rows, or gradients of the matrices.
     is_lookup: Of operand 0 the op reads only the elements that it returns.
     resizes: The result is operand 0 with elements removed or added at the ends of dims.
     places: The result is zeros with operand 0 in one part: the gradient of a view `part`.
@@ -131,6 +133,7 @@ class OpSpec:
     has_indices: bool = False
     view: View | None = None
     product: Product | None = None
+    grouped: Literal["rows", "matrices"] | None = None
     is_lookup: bool = False
     resizes: bool = False
     places: bool = False

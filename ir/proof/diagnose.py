@@ -20,7 +20,7 @@ from shardweave.ir.proof.steps.begun import compared_parts, is_begun
 from shardweave.ir.proof.walk import Walk
 
 
-def explain(walk: Walk, slot: Slot, declared: Sharding, wanted: int) -> str:
+def explain_mismatch(walk: Walk, slot: Slot, declared: Sharding, wanted: int) -> str:
     """Why a result does not relate to what it should."""
     goal = f"{slot.kind} '{slot.name}' is to be that of {walk.table.describe(wanted)}"
     fault = _fault_of(walk, slot.value)

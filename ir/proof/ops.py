@@ -25,7 +25,7 @@ class ProofError(ValueError):
     """A program that could not be shown to compute what another does."""
 
 
-def kind_of(value: SSAValue) -> str:
+def dtype_kind_of(value: SSAValue) -> str:
     """What of a value's dtype counts: `float` for any of its kind, else the dtype."""
     dtype = dtype_of_value(value)
     return "float" if dtype.is_floating_point else str(dtype)
@@ -41,15 +41,15 @@ def is_cast(op: Operation) -> bool:
     """Whether an op gives the same real numbers in another floating-point type."""
     return (
         spec_of(op).view == "cast"
-        and kind_of(op.operands[0]) == "float"
-        and kind_of(op.results[0]) == "float"
+        and dtype_kind_of(op.operands[0]) == "float"
+        and dtype_kind_of(op.results[0]) == "float"
     )
 
 
 def signs_of(op: Operation) -> tuple[float, float] | None:
     """The coefficients of an op's two terms, if it is a sum of two floating-point tensors."""
     sign = spec_of(op).sign
-    if sign is None or kind_of(op.results[0]) != "float" or len(op.operands) != 2:
+    if sign is None or dtype_kind_of(op.results[0]) != "float" or len(op.operands) != 2:
         return None
     assert isinstance(op, AtenOp)
     return 1.0, float(sign * op.value("alpha"))

@@ -11,8 +11,8 @@ from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.program import Program, Slot
 from shardweave.ir.program.staged import is_staged, parts_of
 from shardweave.ir.proof.diagnose import (
-    explain,
     explain_collective,
+    explain_mismatch,
     explain_same,
     relation_of,
 )
@@ -137,4 +137,4 @@ def _problem(walk: Walk, part: Program, slot: Slot, wanted: int) -> str | None:
     if isinstance(value, Relation) and value.held.number == wanted and value.held.layout is None:
         if is_declared(value.held.sharding, declared) and not value.at:
             return None
-    return explain(walk, slot, declared, wanted)
+    return explain_mismatch(walk, slot, declared, wanted)

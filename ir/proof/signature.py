@@ -6,7 +6,7 @@ from shardweave.ir.dialects.types import shape_of
 from shardweave.ir.mesh.placement import Sharding
 from shardweave.ir.program.program import Program, Slot
 from shardweave.ir.proof.model.expressions import Expressions
-from shardweave.ir.proof.ops import ProofError, kind_of
+from shardweave.ir.proof.ops import ProofError, dtype_kind_of
 from shardweave.ir.proof.relations.held import Fill, Held, Relation, stands_for
 
 Key = tuple[str, str]
@@ -44,10 +44,10 @@ def check_signature(program: Program, against: Program) -> None:
         raise ProofError(f"the program is for mesh {program.mesh}, the other for {against.mesh}.")
     for slot in program.arguments:
         twin = known[slot.kind, slot.name]
-        if kind_of(twin.value) != kind_of(slot.value):
+        if dtype_kind_of(twin.value) != dtype_kind_of(slot.value):
             raise ProofError(
-                f"{slot.kind} '{slot.name}' has elements of {kind_of(slot.value)}, expected "
-                f"{kind_of(twin.value)}."
+                f"{slot.kind} '{slot.name}' has elements of {dtype_kind_of(slot.value)}, expected "
+                f"{dtype_kind_of(twin.value)}."
             )
         same_cut = not program.is_local or (
             program.sharding_of_slot(slot) == against.sharding_of_slot(twin)

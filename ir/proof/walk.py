@@ -24,8 +24,8 @@ from shardweave.ir.proof.ops import (
     ProofError,
     check_order,
     draws,
+    dtype_kind_of,
     is_cast,
-    kind_of,
     rule_of_sum,
     signs_of,
 )
@@ -50,7 +50,7 @@ from shardweave.ir.proof.relations.padding import (
     zeros_after,
 )
 from shardweave.ir.proof.relations.positions import rank_position
-from shardweave.ir.proof.relations.sub_batches import added_terms, family, united
+from shardweave.ir.proof.relations.sub_batches import added_terms, family_of, united
 from shardweave.ir.proof.steps import attention, moves
 from shardweave.ir.proof.steps.forms import (
     candidates,
@@ -176,7 +176,7 @@ class Walk:
             return self._on_part_of_keys(op, operands)
         if op.name == SCALED:
             return self._sum_in_one(op, operands)
-        whole = attention.merged(op, operands)
+        whole = attention.merged_parts(op, operands)
         if whole is None and op.name == FILL:
             whole = masked(op, operands, self.table)
         if whole is None:
@@ -274,7 +274,7 @@ class Walk:
             if made is None:
                 self.refusals[op] = Refusal("has other arguments than its shards call for")
             return made
-        kinds = [kind_of(result) for result in form.op.results]
+        kinds = [dtype_kind_of(result) for result in form.op.results]
         if form.arguments != key[1] or kinds != [kind for _, kind in key[3]]:
             self.refusals.setdefault(op, Refusal(other_arguments(op, form)))
             return None
@@ -294,7 +294,7 @@ class Walk:
             wholes = self._held(form.op, rule, applied, cut.parts, results, shapes, (results,))
             if wholes is None:
                 continue
-            split = (results, cut.placement), tuple([family(p.held) for p in cut.parts])
+            split = (results, cut.placement), tuple([family_of(p.held) for p in cut.parts])
             made = attention.of_part(cut, wholes, op, self._split(split))
             if made is not None:
                 return made
@@ -346,7 +346,7 @@ class Walk:
         ):
             terms = 0
             if has_terms(sharding):
-                terms = self._split((what, tuple([family(p.held) for p in parts])))
+                terms = self._split((what, tuple([family_of(p.held) for p in parts])))
             own = tuple([item for item in together if item[0] in sharding.axes])
             times = {axis for axis in sharding.axes if axis.startswith(SUB_BATCH)}
             assert times == {axis for axis, _ in own}, f"sub-batches of {describe(op)}"
@@ -419,7 +419,7 @@ class Walk:
 
 def key_of(op: Operation, operands: tuple[Value, ...]) -> Key:
     """The key of an op that reads values with these relations."""
-    types = tuple([(shape_of(result), kind_of(result)) for result in op.results])
+    types = tuple([(shape_of(result), dtype_kind_of(result)) for result in op.results])
     return op.name, arguments_of(op), operands, types
 
 

@@ -59,7 +59,7 @@ class Localizer:
         """This rank's position (scalar i64) on the axes of a plainly sharded factor."""
         axes = [p.axis for p in placements]
         scalar = tensor_type((), torch.int64)
-        return self._add(dist.create(dist.ShardIndexOp, [], [scalar], axes=axes))[0]
+        return self._add(dist.create_dist(dist.ShardIndexOp, [], [scalar], axes=axes))[0]
 
     def shard(self, value: SSAValue, placements: DimSharding) -> SSAValue:
         """This rank's part of a value of one dim that every rank of these axes holds whole."""
@@ -71,7 +71,7 @@ class Localizer:
         for placement in placements:  # major first: the blocks of a minor one are then its stride
             (size,), dtype = shape_of(value), dtype_of_value(value)
             value = self._add(
-                dist.create(
+                dist.create_dist(
                     dist.SliceOp,
                     [value],
                     [tensor_type((size // placement.size,), dtype)],

@@ -221,7 +221,7 @@ def _filled(form: Localizer, value: SSAValue, place: _Place, identity: float) ->
     shape, dtype = shape_of(value), dtype_of_value(value)
     length = shape[place.dim]
     size = place.shape[place.dim]
-    positions = positions_of(form, place.placements, size)
+    positions = held_indices(form, place.placements, size)
     (is_padding,) = form.emit("aten.ge.Scalar", [positions], ((length,), torch.bool), other=size)
     column = (length, *(1 for _ in shape[place.dim + 1 :]))
     if len(column) > 1:
@@ -236,7 +236,7 @@ def _filled(form: Localizer, value: SSAValue, place: _Place, identity: float) ->
     return filled
 
 
-def positions_of(form: Localizer, placements: DimSharding, size: int) -> SSAValue:
+def held_indices(form: Localizer, placements: DimSharding, size: int) -> SSAValue:
     """The indices in the whole dim, of `size`, of the elements that this rank holds (i64)."""
     length = part_size(placements, size)
     type_ = (length,), torch.int64

@@ -22,7 +22,7 @@ from shardweave.ir.dialects.types import dtype_of_value
 from shardweave.ir.ops.registry import spec_of
 from shardweave.ir.program.blocks import blocks_of
 from shardweave.ir.program.program import Program
-from shardweave.passes.messages.merge_collectives import Buckets, join, operand_bytes
+from shardweave.passes.messages.merge_collectives import Buckets, merge_group, operand_bytes
 from shardweave.passes.messages.rows import join_scatters
 
 
@@ -71,7 +71,7 @@ def _bucket(
             sums.add(key, op)
     for members in sums.close():
         _put_casts_behind(members)
-        join(members)
+        merge_group(members)
     for members in scatters.close():
         _put_casts_behind(members)
         join_scatters(cast("list[dist.ReduceScatterOp]", members))

@@ -77,7 +77,7 @@ def operand_bytes(op: Operation) -> int:
     return sum(num_bytes(tensor_type_of(value)) for value in op.operands)
 
 
-def join(members: Sequence[dist.DistOp]) -> None:
+def merge_group(members: Sequence[dist.DistOp]) -> None:
     """Replace collectives of one kind and the same arguments by one, where the last stands."""
     if len(members) == 1:
         return
@@ -103,7 +103,7 @@ def merge_all_reduces(program: Program, bucket_bytes: int = BUCKET_BYTES) -> Non
             dtype = dtype_of_value(op.operands[0])
             buckets.add((op.axes, op.reduction, dtype, copy_of(op)), op)
     for members in buckets.close():
-        join(members)
+        merge_group(members)
 
 
 @dataclass(frozen=True)

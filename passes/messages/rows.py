@@ -77,7 +77,7 @@ def _send(
     """The message of a matrix, of the layer of its members, or what their layers have in common."""
     last = members[-1]
     type_ = with_shape(tensor_type_of(matrix), shape)
-    sent = dist.create(kind, [matrix], [type_], axes=last.axes, dim=0, block=1)
+    sent = dist.create_dist(kind, [matrix], [type_], axes=last.axes, dim=0, block=1)
     Builder.before(before, last).insert(sent, last.results[0])
     set_layer(sent, common_path(map(layer_of, members)))
     return sent

@@ -38,7 +38,7 @@ from shardweave.passes.notes import is_heard, note
 from shardweave.passes.program_pass import PassOnProgram
 
 
-def partition(program: Program) -> None:
+def make_local(program: Program) -> None:
     """Make a propagated global program local. Linear in the ops.
 
     Raises ValueError without a mesh, for a program that is local or not propagated, and where an
@@ -145,7 +145,7 @@ class _Partition:
         zero = self.padding.zero.get(current, frozenset())
         current = self._padded(op, current, before, step)
         type_ = with_shape(tensor_type_of(value), step.result)
-        collective = dist.create(
+        collective = dist.create_dist(
             step.op, [current], [type_], axes=list(step.axes), **step.arguments
         )
         made = self._add(op, collective, step.after, step.op.kind())
@@ -221,6 +221,6 @@ class InsertCollectivesPass(PassOnProgram):
     name = "insert-collectives"
 
     def run(self, program: Program) -> None:
-        partition(program)
+        make_local(program)
         for text in notes_on_padding(program) if is_heard() else ():
             note(text)

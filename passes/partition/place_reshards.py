@@ -25,7 +25,7 @@ from shardweave.ir.dialects.annotations import (
 )
 from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.builder import Builder
-from shardweave.ir.dialects.dist import ReshardOp, create
+from shardweave.ir.dialects.dist import ReshardOp, create_dist
 from shardweave.ir.dialects.types import shape_of
 from shardweave.ir.mesh.placement import Sharding
 from shardweave.ir.ops.registry import first_of_attention, is_attention
@@ -293,7 +293,7 @@ class _Placing:
     def _reshard(
         self, value: SSAValue, source: SSAValue, wanted: Sharding, user: Operation, why: str
     ) -> ReshardOp:
-        op = create(ReshardOp, [source], [value.type], why=why)
+        op = create_dist(ReshardOp, [source], [value.type], why=why)
         producer = value.owner
         is_end = isinstance(user, func.ReturnOp)
         like = producer if is_end and isinstance(producer, Operation) else user

@@ -140,7 +140,9 @@ class TimeOps:
         scalar = tensor_type((), torch.int64)
         total: SSAValue | None = None
         for axis, weight in weights:
-            part = self._add(dist.create(dist.ShardIndexOp, [], [scalar], axes=[axis]), "index")
+            part = self._add(
+                dist.create_dist(dist.ShardIndexOp, [], [scalar], axes=[axis]), "index"
+            )
             if weight > 1:
                 scaled = create("aten.mul.Scalar", [part], [scalar], {"other": weight})
                 part = self._add(scaled, "index")

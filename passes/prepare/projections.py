@@ -106,7 +106,10 @@ def fused_projections(program: Program, among: Collection[AtenOp]) -> dict[AtenO
     return {
         op: min(found)
         for op, found in counts.items()
-        if len(found) == 1 and min(found) > 1 and _is_read_by(op.results[0], reads)
+        if spec_of(op).works_in_parts  # a convolution does not
+        and len(found) == 1
+        and min(found) > 1
+        and _is_read_by(op.results[0], reads)
     }
 
 

@@ -199,7 +199,7 @@ class FunctionBuilder:
         for value in needed:
             if value in self.local or value not in self.members.received:
                 continue
-            recv = dist.create(
+            recv = dist.create_dist(
                 dist.RecvOp,
                 [],
                 [value.type],
@@ -212,7 +212,7 @@ class FunctionBuilder:
     def _send(self, value: SSAValue) -> None:
         for stage in self.members.sent.get(value, ()):
             name = self.values.name(value)
-            send = dist.create(dist.SendOp, [self.local[value]], [], to=stage, name=name)
+            send = dist.create_dist(dist.SendOp, [self.local[value]], [], to=stage, name=name)
             if isinstance(value.owner, Operation):
                 annotate(send, value.owner)
             self.block.add_op(send)
@@ -283,7 +283,7 @@ class FunctionBuilder:
         weights = {name: mesh.sizes(op.axes[i + 1 :]) for i, name in enumerate(op.axes)}
         total = self._scaled(total, weights[axis], op)
         for name in rest:
-            index = dist.create(dist.ShardIndexOp, [], [scalar], axes=[name])
+            index = dist.create_dist(dist.ShardIndexOp, [], [scalar], axes=[name])
             part = self._scaled(self._added(index, op), weights[name], op)
             total = self._added(create("aten.add.Tensor", [total, part], [scalar]), op)
         return total

@@ -200,7 +200,7 @@ class _Cut:
         seat = sharding.seat_of(axis)
         assert seat is not None
         dim, placement = seat
-        gather = dist.create(
+        gather = dist.create_dist(
             dist.AllGatherOp,
             [copy],
             [self.values.joined(value, sharding)],
@@ -251,7 +251,7 @@ class _Cut:
         options = {} if run.micro_batch is None else {"micro_batch": run.micro_batch}
         is_last = run.function.startswith("after")
         types = list(function.function_type.outputs.data) if is_last else []
-        made = dist.create(dist.RunOp, [], types, function=run.function, at=run.at, **options)
+        made = dist.create_dist(dist.RunOp, [], types, function=run.function, at=run.at, **options)
         last = function.body.block.last_op
         assert last is not None
         for result, value in zip(made.results, last.operands, strict=False):

@@ -236,7 +236,7 @@ class Membership:
         stages: dict[SSAValue, set[int]] = {}
         for one in self.functions.values():
             for value, kind in one.given.items():
-                for argument in arguments_of(value) if kind == "whole" else [value]:
+                for argument in arguments_behind(value) if kind == "whole" else [value]:
                     stages.setdefault(argument, set()).add(one.stage)
         return {
             (slot.kind, slot.name): tuple(sorted(stages.get(slot.value, ())))
@@ -244,7 +244,7 @@ class Membership:
         }
 
 
-def arguments_of(value: SSAValue) -> Iterator[SSAValue]:
+def arguments_behind(value: SSAValue) -> Iterator[SSAValue]:
     """The arguments of the program of which a value is made."""
     stack, seen = [value], {value}
     while stack:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from shardweave.planners.amp.estimate import BACKWARD, StageCosts, boundaries, micro_batches
+from shardweave.planners.amp.estimate import BACKWARD, StageCosts, boundaries, num_micro_batches
 from shardweave.planners.amp.memory import first_layers
 from shardweave.planners.amp.model import LayeredModel, Strategy
 from shardweave.planners.amp.network import (
@@ -16,7 +16,7 @@ from shardweave.planners.amp.network import (
     ring_bandwidths,
 )
 from shardweave.planners.amp.partition import Floats, Problem
-from shardweave.planners.plan.zero import passes
+from shardweave.planners.plan.zero import ring_passes
 
 Costs = Callable[[LayeredModel, ClusterArrays, Strategy, Grid], StageCosts]
 """How the stages of a strategy on a placement are costed."""
@@ -45,10 +45,10 @@ def corrected_costs(
         times=np.stack([slowest_times(model, devices, strategy) for devices in names]),
         kinds=tuple(kinds.index(mix) for mix in mixes),
         boundary=boundaries(sent, 2 / boundary_bandwidths(links, grid)),
-        repeats=float(micro_batches(model, strategy) - 1),
+        repeats=float(num_micro_batches(model, strategy) - 1),
         first=first_layers(model, links, strategy, grid),
     )
-    rounds = passes(model.zero, micro_batches(model, strategy))
+    rounds = ring_passes(model.zero, num_micro_batches(model, strategy))
     share = (strategy.data - 1) / strategy.data
     return StageCosts(problem, rounds * share * model.itemsize / ring_bandwidths(links, grid))
 

@@ -91,7 +91,7 @@ def boundaries(volumes: Floats, seconds_per_unit: Floats) -> Floats:
     return np.multiply.outer(seconds_per_unit, after)
 
 
-def micro_batches(model: LayeredModel, strategy: Strategy) -> int:
+def num_micro_batches(model: LayeredModel, strategy: Strategy) -> int:
     """Micro-batches of a step. Raises AmpError if they do not divide the batch."""
     samples = strategy.data * strategy.micro_batch
     if model.batch % samples:

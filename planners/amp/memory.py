@@ -9,7 +9,7 @@ import numpy as np
 
 from shardweave.planners.amp.model import LayeredModel, Strategy
 from shardweave.planners.amp.network import ClusterArrays, Grid
-from shardweave.planners.amp.partition import Floats, Ints, Problem, earliest, partition
+from shardweave.planners.amp.partition import Floats, Ints, Problem, earliest, exact_cuts
 from shardweave.planners.cost.quantity import gib
 from shardweave.planners.plan.zero import whole_for_a_while
 
@@ -109,7 +109,9 @@ def shortfall(
     no_cost = np.zeros((strategy.pipeline - 1, model.num_layers + 1))
     # The bottleneck outweighs all else that the partition minimises.
     weight = 1e6
-    found = partition(Problem(sizes / capacity[:, None], range(strategy.pipeline), no_cost, weight))
+    found = exact_cuts(
+        Problem(sizes / capacity[:, None], range(strategy.pipeline), no_cost, weight)
+    )
     assert found is not None, "a strategy has no more stages than layers"
     used = stage_bytes(model, strategy, found.cuts)
     totals = [sum(parts.values()) / capacity[s] for s, parts in enumerate(used)]

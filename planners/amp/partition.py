@@ -52,7 +52,7 @@ class Partition:
     seconds: float
 
 
-def partition(problem: Problem) -> Partition | None:
+def exact_cuts(problem: Problem) -> Partition | None:
     """The best cuts, exactly (up to rounding); None if no cuts keep to `first`.
 
     Objective: repeats * (slowest stage) + all stages + all boundaries, in seconds.

@@ -16,12 +16,12 @@ from shardweave.planners.amp.memory import capacities, stage_bytes
 from shardweave.planners.amp.model import AmpError, Strategy, strategies
 from shardweave.planners.amp.network import ClusterArrays, Grid
 from shardweave.planners.amp.profile import ProgramProfile, profile_program
-from shardweave.planners.amp.search import Annealing, Placed, search
+from shardweave.planners.amp.search import Annealing, Placed, search_strategies
 from shardweave.planners.amp.shares import with_shares
-from shardweave.planners.amp.tried import fastest_tried
+from shardweave.planners.amp.tried import Deadline, fastest_tried
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.degrees import asked_degrees, divisors
-from shardweave.planners.cost.memory import check_precision
+from shardweave.planners.cost.memory import check_plan_precision
 from shardweave.planners.cost.quantity import counted, seconds_text
 from shardweave.planners.lowering.lower import Lowerings
 from shardweave.planners.megatron.one_by_one import why_not_one_by_one
@@ -50,7 +50,8 @@ def plan_amp(
     simulate: int = 3,
     trials: int = 0,
     steps: int = 5,
-    time_limit_s: float = 120.0,
+    time_limit_s: float = 0.0,
+    trial_limit_s: float = 120.0,
     slow: float = 2.0,
     top: int = 5,
 ) -> Plan:
@@ -66,18 +67,20 @@ def plan_amp(
     memory and in what replicas send. precision: as of a plan, for the memory of the optimizer.
     simulate: how many of the best estimates are simulated, where replicas differ in speed also with
     micro-batches in proportion (`amp.shares`); the fastest of those is the plan, and what it is
-    predicted to take; 0 leaves it at the estimate. trials: how many of the best
-    estimates train on local processes instead, each for `steps` steps within `time_limit_s` seconds
-    and ended early by `slow` (`oppa.planner.TrialOptions`). top: candidates that the plan lists.
+    predicted to take; 0 leaves it at the estimate. trials: how many of the best estimates train on
+    local processes instead, each for `steps` steps within `trial_limit_s` seconds and ended early
+    by `slow` (`oppa.planner.TrialOptions`). time_limit_s: no simulation and no trial begins after
+    so many seconds, but for the first; 0: no limit. top: candidates that the plan lists.
 
     Raises AmpError if no strategy fits, with the smallest shortfall of memory in GiB by part, and
     PlanError if there is nothing to train, or no trial runs.
     """
+    limit = Deadline(time_limit_s)
     if zero not in range(len(DIVIDED)):
         raise AmpError(f"zero is {zero}; use 0, 1, 2 or 3.")
     sizes = asked_degrees(mesh, AXES, "amp", AmpError)
     degrees = _tensor_degrees(cluster, sizes, max_tensor)
-    check_precision(precision)
+    check_plan_precision(precision)
     lowerings = Lowerings.of(program)
     program = lowerings.program
     profile = profile_program(lowerings, cluster, degrees, precision)
@@ -86,7 +89,7 @@ def plan_amp(
         one for one in strategies(profile.model, cluster) if _is_wanted(sizes, max_stages, one)
     ]
     joined = _why_joined(program, profile, cluster, wanted)
-    found = search(
+    found = search_strategies(
         profile.model,
         cluster,
         [one for one in wanted if not (joined and _runs_in_turn(one, profile))],
@@ -108,8 +111,8 @@ def plan_amp(
         for one in found[: trials or max(1, simulate)]
     ]
     if trials:
-        real = RealTrials(launch_of(host, "amp"), steps, time_limit_s, slow)
-        return fastest_tried(real, plans, rows, top)
+        real = RealTrials(launch_of(host, "amp"), steps, trial_limit_s, slow)
+        return fastest_tried(real, plans, rows, top, limit)
     if simulate < 1:
         plan = with_candidates(plans[0], rows[: max(1, top)])
         why = "the estimate of this one is the least"
@@ -120,7 +123,7 @@ def plan_amp(
             if not joined
             and (one := with_shares(plan, program, found[index], profile.model, links)) is not None
         }
-        plan, why = _fastest(lowerings, cluster, rows, plans, shared, max(1, top))
+        plan, why = _fastest(lowerings, cluster, rows, plans, shared, max(1, top), limit)
     return replace(plan, reasons=(reason + why, *plan.reasons))
 
 
@@ -131,6 +134,7 @@ def _fastest(
     plans: Sequence[Plan],
     shared: Mapping[int, Plan],
     top: int,
+    limit: Deadline,
 ) -> tuple[Plan, str]:
     """The fastest of the plans of the first candidates, simulated, and why.
 
@@ -139,7 +143,8 @@ def _fastest(
     """
     tried = [(index, "", plan) for index, plan in enumerate(plans)]
     tried += [(index, ", micro-batches in proportion", plan) for index, plan in shared.items()]
-    simulated = [predict_plan(lowerings, plan, cluster) for _, _, plan in tried]
+    simulated = list(limit.each(lambda one: predict_plan(lowerings, one[2], cluster), tried))
+    tried, plans = tried[: len(simulated)], plans[: len(simulated)]
     # A sort is stable: of plans that take as long, the least estimate comes first.
     order = sorted(range(len(tried)), key=lambda i: (not simulated[i].fits, simulated[i].time_s))
     first, how, fastest = tried[order[0]]

@@ -14,7 +14,7 @@ from shardweave.planners.amp.estimate import Estimate, StageCosts, estimate
 from shardweave.planners.amp.memory import Shortfall, shortfall
 from shardweave.planners.amp.model import AmpError, LayeredModel, Strategy, strategies
 from shardweave.planners.amp.network import ClusterArrays, Grid, megatron_grid
-from shardweave.planners.amp.partition import Ints, Problem, earliest, partition
+from shardweave.planners.amp.partition import Ints, Problem, earliest, exact_cuts
 from shardweave.planners.cost.cluster import Cluster
 
 
@@ -75,7 +75,7 @@ class Placed:
         return self.estimate.seconds
 
 
-def search(
+def search_strategies(
     model: LayeredModel,
     cluster: Cluster,
     among: Iterable[Strategy] | None = None,
@@ -159,7 +159,7 @@ def best_cuts(model: LayeredModel, strategy: Strategy, costs: StageCosts) -> Est
     counts = np.array(model.parameters[strategy.tensor])
     least = float(counts.sum() / (1 / costs.sync_s).sum()) if costs.sync_s.all() else 0.0
     while True:
-        found = partition(problem)
+        found = exact_cuts(problem)
         if found is None:
             return best
         if best is not None and found.seconds + least >= best.seconds:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from shardweave.planners.cost.quantity import counted
 from shardweave.planners.plan.plan import Plan
@@ -11,16 +14,38 @@ from shardweave.planners.plan.plan_parts import Candidate, PlanError
 from shardweave.planners.predict.predict import with_candidates
 from shardweave.planners.trials.real_trials import RealTrials, measured
 
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Deadline:
+    """The end of a search, so many seconds from now; 0: never."""
+
+    def __init__(self, limit_s: float) -> None:
+        self.end_s = time.monotonic() + limit_s if limit_s else math.inf
+
+    def each(self, function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
+        """What a function makes of the first item, and of those that begin in time."""
+        for number, item in enumerate(items):
+            if number and time.monotonic() >= self.end_s:
+                return
+            yield function(item)
+
 
 def fastest_tried(
-    trials: RealTrials, plans: Sequence[Plan], estimated: Sequence[Candidate], top: int
+    trials: RealTrials,
+    plans: Sequence[Plan],
+    estimated: Sequence[Candidate],
+    top: int,
+    limit: Deadline,
 ) -> Plan:
     """The fastest plan as measured, with what the others took, and why some did not run.
 
     plans, estimated: in the order of their estimates. Raises PlanError if none of them runs.
     """
     names = [one.name for one in estimated]
-    outcomes = [trials.run(plan) for plan in plans]
+    outcomes = list(limit.each(trials.run, plans))
+    plans = plans[: len(outcomes)]
     ran = [index for index, one in enumerate(outcomes) if one.status == "ok"]
     failed = [
         f"{names[index]}: {one.status.replace('_', ' ')}: {one.message}"

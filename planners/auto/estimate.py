@@ -23,7 +23,7 @@ from shardweave.planners.plan.zero import (
     DATA_AXIS,
     REPLICA_AXIS,
     divided,
-    passes,
+    ring_passes,
     whole_for_a_while,
 )
 from shardweave.planners.predict.pipeline.stages import OVERLAPPING
@@ -141,7 +141,7 @@ class Estimator:
         by_bytes, begin_s = self._once(point, size)
         count, copied = self._messages(point)
         once = by_bytes + count * begin_s
-        times = passes(point.zero, point.micro_batches)
+        times = ring_passes(point.zero, point.micro_batches)
         sent = times * once
         # Gathers may be spared; what an all-reduce sends may not.
         least = min(times, 2) * by_bytes
@@ -172,7 +172,7 @@ class Estimator:
         rate, begin_s = self._ring(point, (DATA_AXIS,))
         # Of what the shards add up to, once, whatever ZeRO's stage and the micro-batches.
         again, _ = self._ring(point, (REPLICA_AXIS, CONTEXT))
-        again *= 2 / passes(point.zero, point.micro_batches)
+        again *= 2 / ring_passes(point.zero, point.micro_batches)
         return rate * size + again * size / point.data, begin_s
 
     def _ring(self, point: JointPoint, over: tuple[str, ...]) -> tuple[float, float]:

@@ -21,7 +21,7 @@ from shardweave.planners.auto.space.point import BUCKETS, JointPoint
 from shardweave.planners.auto.space.space import joint_space
 from shardweave.planners.auto.worth import looked_at, over_own, worth
 from shardweave.planners.cost.cluster import Cluster
-from shardweave.planners.cost.memory import check_precision
+from shardweave.planners.cost.memory import check_plan_precision
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.cost.quantity import counted, gib
 from shardweave.planners.plan.plan import Plan
@@ -82,7 +82,7 @@ def plan_auto(
 
     Raises PlanError if the constraints leave nothing, or nothing fits, with the smallest shortfall.
     """
-    check_precision(options.precision)
+    check_plan_precision(options.precision)
     start_s = time.monotonic()
     cluster = with_memory(cluster, options.memory)
     constraints = Constraints.parse(options.fix, options.forbid)

@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 
 from shardweave.ir.program.program import Program
-from shardweave.planners.amp.partition import Problem, partition
+from shardweave.planners.amp.partition import Problem, exact_cuts
 from shardweave.planners.auto.estimate import Estimator, recomputed_share
 from shardweave.planners.auto.reader import PieceCost
 from shardweave.planners.auto.space.point import BUCKETS, JointPoint
@@ -69,7 +69,7 @@ class PlanMaker:
         """The exact cuts into stages for the blocks' costs (`amp.partition`)."""
         cost = self.estimator.cost_of(point)
         count = point.stages * point.stages_each
-        found = partition(_problem(point, cost, count))
+        found = exact_cuts(_problem(point, cost, count))
         if found is None:
             raise PlanError(f"{count} stages, but the program has {len(cost.blocks)} blocks.")
         return tuple(

@@ -117,12 +117,12 @@ def communication_s(
     links: AxisLinks,
     *,
     reductions: float = 1.0,
-    gathers: float = 1.0,
+    gathers: float | Numbers = 1.0,
 ) -> Numbers:
     """Equation 6 and what follows: seconds of communication by axis, shape (4, grids).
 
     reductions: of O in a step, 2 with recomputation. gathers: of W, 2 where the backward pass, or
-    recomputation, gathers it again. The paper's model has one of each.
+    recomputation, gathers it again; one number, or one per grid. The paper's model has one of each.
     """
     total = np.zeros((4, len(grids)))
     for layer in layers:

@@ -15,13 +15,16 @@ from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.mesh.placement import DimSharding, Placement, ordered
 from shardweave.ir.program.blocks import blocks_of
 from shardweave.ir.program.program import Program
+from shardweave.passes.messages.delete_redundant_collectives import DeleteRedundantCollectivesPass
+from shardweave.passes.pipeline import PassPipeline
 from shardweave.planners.axonn.model import AXES, LinearLayer
 from shardweave.planners.axonn.search import AxonnError, Model, Options, Ranked, rank_grids
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.degrees import asked_degrees
-from shardweave.planners.cost.memory import check_precision, state_bytes
+from shardweave.planners.cost.memory import check_plan_precision, state_bytes
 from shardweave.planners.cost.quantity import counted
 from shardweave.planners.cost.workload import Workload, workload_of
+from shardweave.planners.lowering.plan_passes import PlanPasses
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_names import sharding_text
 from shardweave.planners.plan.plan_parts import Candidate, Predicted
@@ -51,16 +54,18 @@ def plan_axonn(
     model. With `mesh` (axes x, y, z, data) the grid is given and nothing is chosen. Source: Singh
     et al., arXiv 2305.13525; departures are in docs/planners.md.
 
-    top: candidates that the plan lists. aware:
-    bandwidth by placement. checkpointing: the forward pass is recomputed. keep_gathered: gathered
-    weights are kept (`delete-redundant-collectives` does it). precision: as of a plan, for the
-    memory of the optimizer.
+    top: candidates that the plan lists. aware: bandwidth by placement. checkpointing: the forward
+    pass is recomputed. keep_gathered: the backward pass reads the weights that the forward pass
+    gathered, of as many blocks as fit; on a mesh that is given, of all. precision: as of a
+    plan, for the memory of the optimizer. The plan's passes do it in the paper's order of messages
+    (`axonn-abc`).
 
     Raises AxonnError if no grid divides the program or fits, with the smallest shortfall in GiB.
     """
-    check_precision(precision)
+    check_plan_precision(precision)
     if mesh is not None:
-        return replace(_plan(program, _grid_of(mesh), checkpointing), precision=precision)
+        plan = replace(_plan(program, _grid_of(mesh), checkpointing), precision=precision)
+        return _keeping(plan, None) if keep_gathered else plan
     assert cluster is not None
     devices = cluster.num_devices
     workload = workload_of(program, cluster, Mesh())
@@ -72,10 +77,16 @@ def plan_axonn(
     slowest = max(workload.compute_s(device) for device in cluster.devices) / devices
     rows = [_candidate(one, slowest, capacity) for one in ranked[: max(1, top)]]
     plan = with_candidates(_plan(program, ranked[0].grid, checkpointing), rows)
+    kept = ranked[0].kept_blocks
+    if kept:
+        plan = _keeping(plan, ranked[0].kept_bytes)
     grids = counted(len(ranked), f"grid of {counted(devices, 'device')}", "divides")
     fit = "fits" if len(ranked) == 1 else "fit"
     reason = f"{grids} the program and {fit} into memory"
     reasons = (f"{reason}; this one communicates least", *plan.reasons)
+    if keep_gathered:
+        blocks = len({layer.block for layer in model.layers})
+        reasons = (*reasons, f"gathered weights are kept of {kept} of {blocks} blocks")
     return replace(plan, precision=precision, reasons=reasons)
 
 
@@ -112,7 +123,7 @@ def _grid_of(mesh: Mesh) -> Grid:
 
 def model_of(program: Program, workload: Workload, precision: str = "") -> Model:
     """The layers and the memory of a program, with Adam's state."""
-    layers = layers_of(program, _widest_pairs(program))
+    layers = axonn_layers_of(program, _widest_pairs(program))
     if not layers:
         raise AxonnError(
             "the program has no linear map and no convolution to plan for; plan with 'auto' or "
@@ -132,7 +143,7 @@ def model_of(program: Program, workload: Workload, precision: str = "") -> Model
     )
 
 
-def layers_of(program: Program, pairs: Mapping[SSAValue, Cut]) -> list[LinearLayer]:
+def axonn_layers_of(program: Program, pairs: Mapping[SSAValue, Cut]) -> list[LinearLayer]:
     """A program's linear maps as AxoNN's layers, in order, given its pairs' cuts.
 
     Maps that x cuts along their outputs begin a pair of column- and row-parallel maps
@@ -249,7 +260,16 @@ def _plan(program: Program, grid: Grid, checkpointing: bool) -> Plan:
         planner="axonn",
         notes=(*more, *notes),
         recompute="layer" if checkpointing else "none",
+        schedule="axonn-abc",
     )
+
+
+def _keeping(plan: Plan, budget: int | None) -> Plan:
+    """The plan with the pass that keeps gathered weights, of so many bytes at most."""
+    parts = PlanPasses.of(plan)
+    keep = DeleteRedundantCollectivesPass(budget=budget, kind="all_gather")
+    passes = (*parts.partitioning, *parts.recomputation, keep, *parts.finishing)
+    return replace(plan, passes=str(PassPipeline(passes)))
 
 
 def _cut_by_y(

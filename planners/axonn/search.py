@@ -54,7 +54,8 @@ class Model:
 @dataclass(frozen=True)
 class Options:
     """aware: bandwidths by place (measured rings), else one for all. checkpointing: the forward
-    pass runs again. keep_gathered: gathered weights are kept for the backward pass."""
+    pass runs again. keep_gathered: gathered weights are kept for the backward pass, those of as
+    many blocks as fit."""
 
     aware: bool = True
     checkpointing: bool = False
@@ -63,11 +64,14 @@ class Options:
 
 @dataclass(frozen=True)
 class Ranked:
-    """One grid. communication_s: seconds by axis. memory_bytes: of a device by part."""
+    """One grid. communication_s: seconds by axis. memory_bytes: of a device by part. kept_blocks:
+    how many blocks' gathered weights are kept, of kept_bytes on a device in all."""
 
     grid: tuple[int, int, int, int]
     communication_s: Mapping[str, float]
     memory_bytes: Mapping[str, float]
+    kept_blocks: int = 0
+    kept_bytes: int = 0
 
     @property
     def time_s(self) -> float:
@@ -103,15 +107,22 @@ def rank_grids(
                 f"no grid of {devices} devices divides the batch and the features of the layers; "
                 "use another number of devices, or another batch."
             )
-    memory = memory_of(model, grids, options)
+    memory = grid_memory_of(model, grids, options)
     fits = _fitting(memory, grids, cluster, devices)
     grids, memory = grids[fits], {part: size[fits] for part, size in memory.items()}
+    blocks = len({layer.block for layer in model.layers})
+    kept = np.zeros(len(grids))
+    if options.keep_gathered:
+        each = _gathered_bytes(model, grids) / blocks
+        free = _capacity(cluster, devices) - np.sum(list(memory.values()), axis=0)
+        kept = np.where(each > 0, np.clip(free // np.maximum(each, 1), 0, blocks), 0)
+        memory["kept gathered"] = kept * each
     seconds = communication_s(
         distinct(model.layers),
         grids,
         links_of(cluster, devices, grids, model.itemsize, options),
         reductions=2.0 if options.checkpointing else 1.0,
-        gathers=1.0 if options.keep_gathered else 2.0,
+        gathers=2.0 - kept / blocks,
     )
     order = np.argsort(seconds.sum(axis=0), kind="stable")
     return [
@@ -119,6 +130,8 @@ def rank_grids(
             (int(grids[i, 0]), int(grids[i, 1]), int(grids[i, 2]), int(grids[i, 3])),
             {axis: float(seconds[row, i]) for row, axis in enumerate(AXES)},
             {part: float(size[i]) for part, size in memory.items()},
+            int(kept[i]),
+            int(memory["kept gathered"][i]) if options.keep_gathered else 0,
         )
         for i in order
     ]
@@ -132,7 +145,7 @@ def distinct(layers: Iterable[LinearLayer]) -> list[LinearLayer]:
     return [replace(layer, repeats=count) for layer, count in counts.items()]
 
 
-def memory_of(model: Model, grids: Grids, options: Options) -> dict[str, Numbers]:
+def grid_memory_of(model: Model, grids: Grids, options: Options) -> dict[str, Numbers]:
     """Bytes of one device by part, per grid.
 
     What is kept for the backward pass is dealt to layers in proportion to their inputs, and cut
@@ -142,7 +155,7 @@ def memory_of(model: Model, grids: Grids, options: Options) -> dict[str, Numbers
     gx, gy, gz, gdata = grids.astype(np.float64).T
     shards = [layer.repeats * layer.weights / (gx * gy) for layer in model.layers]
     weights = np.sum(shards, axis=0)
-    kept = weights if options.keep_gathered else 2 * np.max(shards, axis=0)
+    passing = 2 * np.max(shards, axis=0)
     inputs = np.array([layer.repeats * layer.rows_in * layer.k for layer in model.layers])
     cut = [gdata * gz * (gx if layer.is_transposed else gy) for layer in model.layers]
     per_input = max(model.kept_bytes, model.itemsize * inputs.sum()) / inputs.sum()
@@ -160,16 +173,27 @@ def memory_of(model: Model, grids: Grids, options: Options) -> dict[str, Numbers
         activations = entering + largest
     return {
         "parameters": model.state_bytes * weights / gz + model.other_bytes / gy,
-        "gathered": model.itemsize * kept * (gz > 1),
+        "gathered": model.itemsize * passing * (gz > 1),
         "activations": activations,
     }
+
+
+def _gathered_bytes(model: Model, grids: Grids) -> Numbers:
+    """Bytes on a device of all weights that are gathered over z, per grid."""
+    gx, gy, gz, _ = grids.astype(np.float64).T
+    weights = sum(layer.repeats * layer.weights for layer in model.layers)
+    return model.itemsize * weights / (gx * gy) * (gz > 1)
+
+
+def _capacity(cluster: Cluster, devices: int) -> float:
+    return min(device.memory_bytes for device in cluster.device_types(devices))
 
 
 def _fitting(
     memory: Mapping[str, Numbers], grids: Grids, cluster: Cluster, devices: int
 ) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     """Which grids fit into a device's memory. Raises AxonnError if none does."""
-    capacity = min(device.memory_bytes for device in cluster.device_types(devices))
+    capacity = _capacity(cluster, devices)
     total = np.sum(list(memory.values()), axis=0)
     fits = total <= capacity
     if not fits.any():

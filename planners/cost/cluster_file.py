@@ -212,6 +212,13 @@ class _Reader:
             raise self.missing("bandwidth_bytes_s", where)
         if cluster.num_nodes > 1 and not node.nic_bandwidth_bytes_s:
             raise self.missing("nic_bandwidth_bytes_s", where)
+        for key in ("islands", "rings"):
+            for index, links in enumerate(getattr(node, key)):
+                if not links.bandwidth_bytes_s:
+                    raise ClusterError(
+                        f"{where}.{key}[{index}].bandwidth_bytes_s: found 0; write "
+                        f"{WHAT_TO_WRITE['bandwidth_bytes_s']}, or leave the entry out."
+                    )
 
     def build(self, kind: type[T], table: Mapping[str, Any], where: str) -> T:
         """A dataclass from its fields, each read by its type."""

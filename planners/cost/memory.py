@@ -74,7 +74,7 @@ class _Tally:
             self.at_peak = dict(self.parts)
 
 
-def check_precision(precision: str) -> None:
+def check_plan_precision(precision: str) -> None:
     """Raises ValueError for a precision that no plan can have."""
     if precision not in PRECISIONS:
         shown = ", ".join(filter(None, PRECISIONS))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from xdsl.ir import Operation
@@ -32,7 +32,7 @@ from shardweave.planners.plan.plan_parts import PlanError
 from shardweave.planners.plan.zero import DATA_AXIS
 
 
-def annotate(plan: Plan, program: Program) -> None:
+def annotate_shardings(plan: Plan, program: Program) -> None:
     """Attach a plan's shardings. Raises PlanError for what the program or its mesh lacks."""
     given = program.mesh
     mesh = Mesh(**plan.mesh) if given is None else given.refined(plan.mesh)
@@ -71,7 +71,7 @@ def _annotate_arguments(plan: Plan, program: Program, mesh: Mesh) -> None:
             found[index] = read
     program.set_argument_attributes(USED, found)
     if plan.zero:
-        _divide_parameters(program, mesh, found)
+        _divide_parameters(program, mesh, found.keys() | used.keys())
     if plan.projections:
         _annotate_projections(plan, program)
 
@@ -95,12 +95,16 @@ def _annotate_projections(plan: Plan, program: Program) -> None:
     program.set_argument_attributes(PART, used)
 
 
-def _divide_parameters(program: Program, mesh: Mesh, used: Mapping[int, ShardingAttr]) -> None:
+def _divide_parameters(program: Program, mesh: Mesh, used: Collection[int]) -> None:
     """ZeRO: store parameters in shards over the replicas as well, and read them as before.
 
-    One that does not divide stays as it is, as does one that the plan stores otherwise.
+    One that does not divide stays as it is, as does one without elements. So do those in `used`:
+    a plan that says how a parameter is read has said how it is stored, as one that is fitted to
+    another call of a step does.
     """
-    if DATA_AXIS not in mesh.names or mesh.size(DATA_AXIS) == 1:
+    if mesh.num_devices == 1 or (DATA_AXIS in mesh.names and mesh.size(DATA_AXIS) == 1):
+        return  # one replica holds everything, and `undivided` says so
+    if DATA_AXIS not in mesh.names:
         raise PlanError(
             f"the plan asks for ZeRO, which divides over axis '{DATA_AXIS}', but the mesh is "
             f"{mesh}; give it such an axis, or set zero to 0."
@@ -124,6 +128,8 @@ def divided_over(
 ) -> Sharding | None:
     """The sharding cut further over an axis along the first dim that divides; None without one."""
     size = mesh.size(axis)
+    if 0 in shape:
+        return None
     for dim, placements in enumerate(sharding.dims):
         stride = min((p.stride for p in placements), default=shape[dim])
         if axis not in sharding.axes and stride % size == 0:
@@ -206,4 +212,6 @@ class ApplyPlanPass(PassOnProgram):
         if bool(self.file) == bool(self.json):
             raise ValueError('give one of file="plan.json" and json="...".')
         check_not_propagated(program, self.name)
-        annotate(Plan.load(self.file) if self.file else Plan.from_json(self.json), program)
+        annotate_shardings(
+            Plan.load(self.file) if self.file else Plan.from_json(self.json), program
+        )

@@ -18,7 +18,7 @@ from shardweave.ir.program.text import without_gc
 from shardweave.passes.pipeline import PassPipeline
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.workload import Workload, workload_of
-from shardweave.planners.lowering.apply_plan import annotate
+from shardweave.planners.lowering.apply_plan import annotate_shardings
 from shardweave.planners.lowering.plan_passes import PlanPasses
 from shardweave.planners.lowering.stages.cut_stages import store_stages
 from shardweave.planners.plan.plan import Plan
@@ -143,7 +143,7 @@ def lowered(program: Program, plan: Plan, passes: Passes) -> Program:
     target = program.clone()
     target.set_mesh(Mesh(**plan.mesh))
     with without_gc():
-        annotate(plan, target)
+        annotate_shardings(plan, target)
     PassPipeline(passes).change(target)
     return target
 

@@ -16,7 +16,7 @@ from shardweave.ir.mesh.placement import Sharding, part_size
 from shardweave.ir.program.program import Program, Slot
 from shardweave.planners.lowering.apply_plan import is_layer_output
 from shardweave.planners.lowering.plan_passes import PlanPasses
-from shardweave.planners.lowering.stages.choose import rows_of, shortened
+from shardweave.planners.lowering.stages.choose import fewer_micro_batches, rows_of
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_names import (
     OP_MARK,
@@ -82,7 +82,7 @@ def _pipeline(
     if found is None:
         return None
     rows = rows_of(replace(plan, inputs=inputs), program, mesh)
-    return shortened(found, min(found.micro_batches, rows), rows, mesh.num_stages)
+    return fewer_micro_batches(found, min(found.micro_batches, rows), rows, mesh.num_stages)
 
 
 def in_one_micro_batch(plan: Plan, mesh: Mesh) -> Plan:
@@ -91,7 +91,9 @@ def in_one_micro_batch(plan: Plan, mesh: Mesh) -> Plan:
     Raises PlanError if its schedule has no such order, as where a stage is at several coordinates.
     """
     assert plan.pipeline is not None
-    return replace(plan, pipeline=shortened(plan.pipeline, 1, 1, mesh.num_stages), passes="")
+    return replace(
+        plan, pipeline=fewer_micro_batches(plan.pipeline, 1, 1, mesh.num_stages), passes=""
+    )
 
 
 def _parameters(

@@ -26,6 +26,7 @@ from shardweave.planners.schedules.uneven import shares_text
 PARTITIONING = (
     "split-addmm",
     "repeat-key-heads",
+    "block-experts",
     "add-pending-sums",
     "propagate-shardings",
     "insert-collectives",

@@ -17,7 +17,7 @@ from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.program import Program
 from shardweave.passes.notes import note
 from shardweave.planners.call import call_planner, planner_options
-from shardweave.planners.lowering.apply_plan import annotate
+from shardweave.planners.lowering.apply_plan import annotate_shardings
 from shardweave.planners.registry import PLANNER_PREFIX, PLANNERS
 
 _PLAIN = (int, float, bool, str)
@@ -65,7 +65,7 @@ def _apply_of(planner: str) -> Callable[[Any, Context, builtin.ModuleOp], None]:
         options = {one.name: getattr(self, one.name) for one in fields(self)}
         cluster = options.pop("cluster") or None
         plan = call_planner(planner, program, mesh, cluster=cluster, options=options)
-        annotate(plan, program)
+        annotate_shardings(plan, program)
         for text in plan.undone:
             note(text)
 

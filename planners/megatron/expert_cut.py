@@ -3,7 +3,8 @@
 The experts of a layer are linear maps with their weights in one parameter, experts x inputs x
 outputs: a batched product, or one product whose features are those of all experts. Either is cut
 along the experts as a linear map is along its features (`planners.structure.structure`), to where
-outputs are added up over the experts.
+outputs are added up over the experts. Grouped products, of rows sorted by expert, need no such end:
+each device computes the rows of its experts.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.types import shape_of
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.mesh.placement import Placement
+from shardweave.ir.ops.registry import spec_of
 from shardweave.ir.program.program import Program
 from shardweave.ir.sharding.rules import rule_of
 from shardweave.planners.structure.linear_maps import Cut, LinearMap, linear_maps
@@ -44,13 +46,20 @@ def expert_cut(program: Program, mesh: Mesh, axis: str) -> ExpertCut:
         return ExpertCut()
     size = mesh.size(axis)
     maps = dict(_expert_maps(program, axis, size))
-    cuts = parallel_pairs(program, axis, size, among=maps)
+    cuts = parallel_pairs(program, axis, size, among=maps) | dict(_grouped(program, axis, size))
     stacked = {
         one.op: _experts(one)
         for one in maps
         if one.parameter in cuts and one.rule.factors[one.produced].size > _experts(one)
     }
     return ExpertCut(cuts, stacked, () if cuts else (_why_idle(program, f"{axis}={size}"),))
+
+
+def _grouped(program: Program, axis: str, size: int) -> Iterator[tuple[SSAValue, Cut]]:
+    """The parameters of grouped products, with the shards of whole experts."""
+    for one in linear_maps(program):
+        if spec_of(one.op).grouped and _experts(one) >= size:
+            yield one.parameter, ((Placement(axis, size, -(-_experts(one) // size)),), (), ())
 
 
 def _why_idle(program: Program, axis: str) -> str:

@@ -150,14 +150,14 @@ def linearise(chain: Chain) -> ChainCosts:
     degree changes, (4) adds the all-gather and min(c_{i-1}^1, d_i^0), the overlap that it
     destroys, in the pass that gathers.
     """
-    return costs_of(
+    return chain_costs_of(
         chain,
         _unary(chain),
         lambda left, right, gather_s: _pair_s(left, right) + _change_s(left, right, gather_s),
     )
 
 
-def costs_of(
+def chain_costs_of(
     chain: Chain,
     unary: Sequence[Sequence[float]],
     edge_s: Callable[[DegreeOption, DegreeOption, float], float],

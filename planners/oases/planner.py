@@ -13,7 +13,7 @@ from functools import partial
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.program import Program
 from shardweave.planners.cost.cluster import Cluster
-from shardweave.planners.cost.memory import check_precision
+from shardweave.planners.cost.memory import check_plan_precision
 from shardweave.planners.cost.quantity import counted, gib, seconds_text
 from shardweave.planners.lowering.lower import RECENT, Lowerings
 from shardweave.planners.oases.chain import MEMORY_PARTS, Chain, ChainCosts, linearise, runs
@@ -65,7 +65,7 @@ def plan_oases(
     (ChainError) if no degrees fit into memory.
     """
     _check(batch_split, solver, memory_share)
-    check_precision(precision)
+    check_plan_precision(precision)
     axes = Axes.of(mesh, tensor, data, batch_split)
     options = ChainOptions(recompute, optimizer_multiplier, precision)
     found = chain_of_program(program, axes, cluster, options)

@@ -17,7 +17,7 @@ from shardweave.planners.oppa.choosers import BayesianChooser, Chooser
 from shardweave.planners.oppa.gp import Kernel
 from shardweave.planners.oppa.joint import JointPlans
 from shardweave.planners.oppa.prior import Form
-from shardweave.planners.oppa.search import Found, search
+from shardweave.planners.oppa.search import Found, run_trials
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_parts import Candidate, PlanError, Predicted
 from shardweave.planners.predict.predict import predict_plan, with_candidates
@@ -31,16 +31,18 @@ class TrialOptions:
     """The options of a planner that tries plans out.
 
     trials: how many, those in `file` included; `file` keeps them, and a search goes on from it.
-    real: train for `steps` steps on local processes, each trial within `time_limit_s` seconds,
-    instead of simulating. slow: a real trial ends after the first steps that take more than so many
-    times a step of the fastest; 0: none does. top: candidates that the plan lists.
+    time_limit_s: no trial begins after so many seconds of the search, but for the first; 0: no
+    limit. real: train for `steps` steps on local processes, each trial within `trial_limit_s`
+    seconds, instead of simulating. slow: a real trial ends after the first steps that take more
+    than so many times a step of the fastest; 0: none does. top: candidates that the plan lists.
     """
 
     trials: int = 20
     file: str = ""
     real: bool = False
     steps: int = 5
-    time_limit_s: float = 120.0
+    time_limit_s: float = 0.0
+    trial_limit_s: float = 120.0
     slow: float = 2.0
     seed: int = 0
     top: int = 5
@@ -73,7 +75,8 @@ def plan_oppa(
 
     Objective: steps per second of a trial, of plans that fit into memory, over the space that
     `auto` searches on all devices of the cluster, or those of `mesh`, without schedules `list`.
-    Not exact. Source: Hemachandra et al., OPPA, 2025; departures are in docs/planners.md. Needs
+    Not exact. It ends after so many trials, or by elapsed time, as the paper's Algorithm 1 does.
+    Source: Hemachandra et al., OPPA, 2025; departures are in docs/planners.md. Needs
     botorch.
 
     Time: a trial each, and about a second to choose.
@@ -137,12 +140,13 @@ def plan_by_trials(
         notes = tuple(file.notes) if file else ()
         earlier = [one.outcome for one in file.records] if file else []
         trial = _real_trial(plans, options, host, earlier) if options.real else simulated.run
-        found = search(
+        found = run_trials(
             configurations,
             trial,
             chooser,
             options.trials,
             memory_bytes=memory_bytes,
+            time_limit_s=options.time_limit_s,
             seed=options.seed,
             file=file,
             progress=_progress(options.trials, host),
@@ -192,7 +196,7 @@ def _real_trial(
 ) -> Trial:
     """A trial on real processes, which knows what earlier ones took."""
     launch = launch_of(host, plans.planner)
-    real = RealTrials(launch, options.steps, options.time_limit_s, options.slow)
+    real = RealTrials(launch, options.steps, options.trial_limit_s, options.slow)
     real.learn(earlier)
     return lambda one: real.run(plans.plan(one))
 
@@ -239,5 +243,7 @@ def _plan_of(
     ]
     reason = f"the fastest of {counted(len(found.records), 'trial')} ({told}) of "
     reason += counted(size, "configuration")
+    if options.time_limit_s and len(found.records) < min(options.trials, size):
+        reason += f"; the time limit of {options.time_limit_s:g} s ended the search"
     plan = replace(plans.plan(found.best.configuration), reasons=(reason,))
     return with_candidates(plan, rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,20 +26,22 @@ Progress = Callable[[Sequence[Record]], None]
 """Told after every trial of all trials so far."""
 
 
-def search(
+def run_trials(
     configurations: Sequence[Configuration],
     trial: Trial,
     chooser: Chooser,
     trials: int,
     *,
     memory_bytes: float | None = None,
+    time_limit_s: float = 0.0,
     seed: int = 0,
     file: TrialFile | None = None,
     progress: Progress | None = None,
 ) -> Found:
     """Try configurations until there are so many trials, or all were tried.
 
-    trials: those of earlier searches included. memory_bytes: of a device; what needs more counts
+    trials: those of earlier searches included. time_limit_s: no trial begins after so many seconds,
+    but for the first of all; 0: no limit. memory_bytes: of a device; what needs more counts
     as not fitting. file: where trials are kept; a search goes on after those in it, and makes the
     choices that it would have made without the interruption (each has random numbers of its own, by
     seed and number of the trial).
@@ -49,7 +52,10 @@ def search(
     row_of = {one: row for row, one in enumerate(configurations)}
     records = list(file.records) if file else []
     rows = _rows(file, row_of) if file else []
+    end_s = time.monotonic() + time_limit_s if time_limit_s else math.inf
     while len(rows) < min(trials, len(configurations)):
+        if rows and time.monotonic() >= end_s:
+            break
         history = History(table, rows, records, memory_bytes)
         choice = chooser.choose(history, np.random.default_rng([seed, len(rows)]))
         start_s = time.monotonic()

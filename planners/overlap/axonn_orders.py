@@ -19,11 +19,10 @@ from shardweave.ir.program.blocks import blocks_of
 from shardweave.ir.program.program import Program
 from shardweave.planners.overlap.graph import leading_to, wait_of
 from shardweave.planners.overlap.in_order import Weights, is_last
+from shardweave.planners.plan.plan_parts import AXONN_SCHEDULES
 
 AXONN_ORDERS: Mapping[str, frozenset[str]] = {
-    "axonn-a": frozenset("a"),
-    "axonn-ab": frozenset("ab"),
-    "axonn-abc": frozenset("abc"),
+    name: frozenset(name.removeprefix("axonn-")) for name in AXONN_SCHEDULES
 }
 """By name, the overlaps of an order, as the paper's Figure 3 adds them up."""
 

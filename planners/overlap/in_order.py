@@ -36,7 +36,7 @@ Place = tuple[str | None, str, Copy | None]
 """Block, phase and sub-batch."""
 
 
-def in_order(
+def started_in_order(
     program: Program, ops: Sequence[Operation], *, is_ahead: bool = True
 ) -> list[Operation]:
     """The order of the ops of a started program, which are given in the order of computing.

@@ -21,7 +21,7 @@ from shardweave.planners.cost.model import CostModel
 from shardweave.planners.cost.presets import cluster_to_order
 from shardweave.planners.overlap.axonn_orders import AXONN_ORDERS, axonn_order
 from shardweave.planners.overlap.graph import Graph, build_graph, wait_of
-from shardweave.planners.overlap.in_order import in_order
+from shardweave.planners.overlap.in_order import started_in_order
 from shardweave.planners.overlap.interleave import interleave, pass_regions, whole_regions
 from shardweave.planners.overlap.list_memory import MemoryBudget, liveness, recompute_gates
 from shardweave.planners.overlap.list_schedule import list_schedule
@@ -63,9 +63,9 @@ def reschedule(
 
 def _in_order(program: Program, ops: Sequence[Operation], memory_cap: int | None) -> None:
     """In order, with as much on its way as the cap allows."""
-    program.reorder(in_order(program, ops))
+    program.reorder(started_in_order(program, ops))
     if memory_cap is not None and peak_memory(program).peak_bytes > memory_cap:
-        program.reorder(in_order(program, ops, is_ahead=False))
+        program.reorder(started_in_order(program, ops, is_ahead=False))
 
 
 def _check_memory(program: Program, schedule: str, memory_cap: int) -> None:
@@ -86,12 +86,12 @@ def _best_order(
     program.reorder(fixed[-1])
     model = CostModel(cluster, program.mesh or Mesh())
     graph = build_graph(list(program.ops), model)
-    fixed.append(in_order(program, ops))
+    fixed.append(started_in_order(program, ops))
     trials = _Trials(program, model)
     trials.add(fixed)
     enough = trials.largest_peak
     cap = enough if memory_cap is None else memory_cap
-    trials.add([in_order(program, ops, is_ahead=False)])
+    trials.add([started_in_order(program, ops, is_ahead=False)])
     trials.add(axonn_order(program, ops, overlaps) for overlaps in AXONN_ORDERS.values())
     trials.add(_list_orders(program, graph, cap))
     if trials.least_peak > cap:  # for the error, what is really needed

@@ -183,16 +183,16 @@ class Plan:
 _ALWAYS = ("mesh", "parameters", "inputs", "activations", "planner", "notes")
 _TABLES = ("mesh", "parameters", "used", "inputs", "activations", "projections")
 _READERS: dict[str, parts.Reader] = {
-    "mesh": parts.table_of(parts.at_least(1), "axis sizes"),
-    "parameters": parts.table_of(parts.text, "shardings"),
-    "used": parts.table_of(parts.text, "shardings"),
-    "inputs": parts.table_of(parts.text, "shardings"),
-    "activations": parts.table_of(parts.text, "shardings"),
+    "mesh": parts.object_of(parts.at_least(1), "axis sizes"),
+    "parameters": parts.object_of(parts.text, "shardings"),
+    "used": parts.object_of(parts.text, "shardings"),
+    "inputs": parts.object_of(parts.text, "shardings"),
+    "activations": parts.object_of(parts.text, "shardings"),
     "planner": parts.text,
     "notes": parts.list_of(parts.text, "strings"),
     "batch_split": parts.at_least(1),
     "attention_parts": parts.at_least(1),
-    "projections": parts.table_of(parts.projection, "projections"),
+    "projections": parts.object_of(parts.projection, "projections"),
     "alone_bytes": parts.at_least(0),
     "passes": parts.text,
     "recompute": parts.one_of(parts.RECOMPUTE),

@@ -18,7 +18,8 @@ PRODUCTS = "after-products"
 RECOMPUTE = (*PAPERS_RECOMPUTE, PRODUCTS)
 """Policies of `rematerialize` that a plan may name."""
 
-SCHEDULES = ("", "blocking", "sub-batch", "cross-pass", "in-order", "list")
+AXONN_SCHEDULES = ("axonn-a", "axonn-ab", "axonn-abc")
+SCHEDULES = ("", "blocking", "sub-batch", "cross-pass", "in-order", "list", *AXONN_SCHEDULES)
 """Schedules of `overlap-communication`; empty: as "in-order"."""
 
 PIPELINE_SCHEDULES = (
@@ -166,7 +167,7 @@ def list_of(reader: Reader, what: str) -> Reader:
     return read
 
 
-def table_of(reader: Reader, what: str) -> Reader:
+def object_of(reader: Reader, what: str) -> Reader:
     """A JSON object whose values are all alike."""
 
     def read(value: object, where: str) -> Any:
@@ -254,10 +255,10 @@ predicted: Reader = record_of(
     {
         "time_s": number,
         "compute_s": number,
-        "communication_s": table_of(number, "seconds"),
+        "communication_s": object_of(number, "seconds"),
         "exposed_s": number,
         "bubble_s": number,
-        "memory_bytes": table_of(number, "bytes"),
+        "memory_bytes": object_of(number, "bytes"),
         "capacity_bytes": number,
         "source": one_of(SOURCES),
     },

@@ -41,7 +41,7 @@ def whole_for_a_while(zero: int) -> int:
     return max(0, zero - 1)
 
 
-def passes(zero: int, micro_batches: int) -> int:
+def ring_passes(zero: int, micro_batches: int) -> int:
     """How many times a step sends the parameters' bytes around the ring of replicas.
 
     An all-reduce takes two, a reduce-scatter or an all-gather one. Stage 1 scatters gradients and

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, product
 
-from shardweave.planners.schedules.table import Action, Kind, Table, in_order, needs_of
+from shardweave.planners.schedules.table import Action, Kind, Table, actions_in_order, needs_of
 
 GAPS = (0.0, 0.5, 1.0)
 """A weight gradient waits if what comes before it is known to be there after less than this share
@@ -76,7 +76,7 @@ def list_table(
         if table is not None:
             candidates.append(table)
     ranked = {
-        table: (_rounded(time_of(table, num_stages, found)), most_in_flight(table))
+        table: (_rounded(time_of(table, num_stages, found)), most_weight_passes_in_flight(table))
         for table in dict.fromkeys(candidates)
     }
     limit = 2 * ranks * chunks
@@ -101,7 +101,7 @@ def _rounded(seconds: float) -> float:
     return float(f"{seconds:.3g}")
 
 
-def most_in_flight(table: Table) -> int:
+def most_weight_passes_in_flight(table: Table) -> int:
     """The most passes whose weight gradients are still to come that a rank has at once."""
     most = 0
     for actions in table:
@@ -117,7 +117,7 @@ def time_of(table: Table, num_stages: int, costs: PassCosts) -> float:
     """Seconds until the last rank is done, if each starts what comes next as soon as it can."""
     done: dict[tuple[int, str, int], tuple[int, float]] = {}
     free = [0.0] * len(table)
-    for rank, action in in_order(table, num_stages):
+    for rank, action in actions_in_order(table, num_stages):
         stage, kind, number = action
         start_s = free[rank]
         for source, what, _ in needs_of(action, num_stages):

@@ -28,7 +28,7 @@ Table = tuple[tuple[Action, ...], ...]
 """By rank, what it runs, first to last."""
 
 
-def in_order(table: Table, num_stages: int) -> list[tuple[int, Action]]:
+def actions_in_order(table: Table, num_stages: int) -> list[tuple[int, Action]]:
     """All actions with their ranks, in an order in which one process could run them.
 
     That in which they start if each takes as long and messages take no time. Raises ValueError for

@@ -7,6 +7,7 @@ later, which sharing links by time would not promise.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
@@ -85,6 +86,8 @@ class Streams:
 
         devices, is_compute: see `Flight`, for `advance`. slowdown: None takes that of all.
         """
+        if seconds == math.inf:
+            raise ValueError("a message takes for ever on the cluster's links; give faster ones.")
         beside = self.slowdown if slowdown is None else slowdown
         flight = Flight(tuple(resources), seconds, devices, is_compute, beside)
         is_free = True

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from shardweave.backends.triton.kernels.generate import generate
-from shardweave.backends.triton.launch.launch import launch, run_on_aten
+from shardweave.backends.triton.launch.launch import launch_kernel, run_on_aten
 from shardweave.ir.dialects.kernel import FusedOp
 from shardweave.passes.pipeline import run_passes
 from shardweave.tests.backends import interpreter as _  # noqa: F401
@@ -54,5 +54,5 @@ def test_tables_are_computed_beside_rows(rows: int, count: int, width: int) -> N
     tensors = [drawn[str(value.name_hint)] for value in op.operands]
     wanted = run_on_aten(op, tensors)
     for config in kernel.configs:
-        for one, other in zip(launch(kernel, config, tensors), wanted, strict=True):
+        for one, other in zip(launch_kernel(kernel, config, tensors), wanted, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)

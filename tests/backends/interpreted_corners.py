@@ -17,7 +17,7 @@ from torch import Tensor
 from triton.runtime.interpreter import InterpreterError, interpreter_builder
 
 from shardweave.backends.triton.kernels import loops
-from shardweave.backends.triton.launch.launch import FusedCall, launch, run_on_aten
+from shardweave.backends.triton.launch.launch import FusedCall, launch_kernel, run_on_aten
 from shardweave.backends.triton.source.region import region_of
 from shardweave.ir.dialects.kernel import FusedOp
 from shardweave.ir.dialects.types import dtype_of_value
@@ -84,7 +84,7 @@ def test_extremes_keep_nan(op: str, dim: int) -> None:
     if dim == 1:
         kernel = loops.reduction_kernel(region_of(fused(text)), whole_row=2)
         kernel = replace(kernel, configs=({"BLOCK_R": 1, "BLOCK_C": 2, "num_warps": 1},))
-        (found,) = launch(kernel, kernel.configs[0], [x])
+        (found,) = launch_kernel(kernel, kernel.configs[0], [x])
         torch.testing.assert_close(found, getattr(x, op)(1), equal_nan=True)
 
 
@@ -249,7 +249,7 @@ def test_sums_of_columns_in_blocks_of_one_grid() -> None:
     x = torch.randn(70, 150)
     kernel = loops.reduction_kernel(region_of(op))
     for config in kernel.configs:
-        (found,) = launch(kernel, config, [x])
+        (found,) = launch_kernel(kernel, config, [x])
         torch.testing.assert_close(found, -x.sum(0), rtol=1e-5, atol=1e-4)
 
 
@@ -465,6 +465,6 @@ def test_normaliser_of_long_rows_takes_one_pass(text: str, num_loops: int) -> No
     kernel = loops.reduction_kernel(region_of(op), whole_row=10)
     assert kernel.source.count("for start in range(0, n_cols, BLOCK_C):") == num_loops
     config = {"BLOCK_R": 1, "BLOCK_C": 64, "num_warps": 1}
-    (found,) = launch(kernel, config, [x])
+    (found,) = launch_kernel(kernel, config, [x])
     (wanted,) = run_on_aten(op, [x])
     torch.testing.assert_close(found, wanted, equal_nan=True)

@@ -11,7 +11,12 @@ import pytest
 import torch
 
 from shardweave.backends.triton.kernels.generate import generate
-from shardweave.backends.triton.launch.launch import FusedCall, join_parts, launch, run_on_aten
+from shardweave.backends.triton.launch.launch import (
+    FusedCall,
+    join_parts,
+    launch_kernel,
+    run_on_aten,
+)
 from shardweave.backends.triton.source.joining import PartialResult
 from shardweave.backends.triton.source.parts import PartsQueue, Place
 from shardweave.tests.backends import interpreter as _  # noqa: F401
@@ -163,7 +168,7 @@ def test_sums_of_columns_whose_rows_begin_anywhere(rows: int, columns: int, dtyp
     tensors = [t.to(wide) for t in (x, w, b)]
     wanted = run_on_aten(op, tensors)
     for config in kernel.configs:
-        for one, other in zip(launch(kernel, config, tensors), wanted, strict=True):
+        for one, other in zip(launch_kernel(kernel, config, tensors), wanted, strict=True):
             torch.testing.assert_close(one, other, equal_nan=True)
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from shardweave.backends.triton.kernels import loops
 from shardweave.backends.triton.kernels.generate import generate
-from shardweave.backends.triton.launch.launch import launch, run_on_aten
+from shardweave.backends.triton.launch.launch import launch_kernel, run_on_aten
 from shardweave.backends.triton.source.region import region_of
 from shardweave.tests.backends import interpreter as _  # noqa: F401
 from shardweave.tests.backends.kernel_cases import (
@@ -67,7 +67,7 @@ def test_rows_read_in_parts_give_the_same(text: str, columns: int) -> None:
     kernel = loops.reduction_kernel(region_of(op), whole_row=100)
     assert "n_cols" in kernel.sizes
     assert ("in_place" in kernel.source) == (columns % 4 > 0 and text in ROWS.values())
-    found = launch(kernel, kernel.configs[0] | {"BLOCK_C": 512}, given_)
+    found = launch_kernel(kernel, kernel.configs[0] | {"BLOCK_C": 512}, given_)
     assert error(found, run_on_aten(op, given_)) <= BOUNDS[torch.float32]
 
 
@@ -78,7 +78,7 @@ def test_every_configuration_gives_the_same(text: str) -> None:
     kernel = generate(op)
     wanted = run_on_aten(op, given_)
     for config in kernel.configs:
-        assert error(launch(kernel, config, given_), wanted) <= BOUNDS[torch.float32], config
+        assert error(launch_kernel(kernel, config, given_), wanted) <= BOUNDS[torch.float32], config
 
 
 def test_strided_inputs_are_read_where_they_are() -> None:
@@ -87,5 +87,5 @@ def test_strided_inputs_are_read_where_they_are() -> None:
     x, b, y = inputs_of(op, 2)
     strided = [x.t().contiguous().t(), b, y.repeat(1, 2)[:, ::2]]
     kernel = generate(op, [t.stride() for t in strided])
-    found = launch(kernel, kernel.configs[0], strided)
+    found = launch_kernel(kernel, kernel.configs[0], strided)
     assert error(found, run_on_aten(op, strided)) <= BOUNDS[torch.float32]

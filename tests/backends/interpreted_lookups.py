@@ -17,7 +17,7 @@ from shardweave.backends.triton.launch.launch import (
     FusedCall,
     Start,
     join_parts,
-    launch,
+    launch_kernel,
     run_on_aten,
 )
 from shardweave.backends.triton.source.joining import PartialResult
@@ -65,7 +65,7 @@ def launched(op: FusedOp, tensors: dict[str, Tensor]) -> Tensor:
     """What the kernel gives, in blocks smaller than what it is given."""
     kernel = generate(op)
     config = {**kernel.configs[0], "BLOCK_I": 16, "BLOCK_K": 4}
-    (found,) = launch(kernel, config, operands_of(op, tensors))
+    (found,) = launch_kernel(kernel, config, operands_of(op, tensors))
     return found
 
 

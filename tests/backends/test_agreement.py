@@ -16,7 +16,7 @@ from shardweave.backends.distributed.replicas import CHECK
 from shardweave.backends.watch.agreement import (
     MESSAGE_BYTES,
     AgreementError,
-    broadcast,
+    broadcast_from_rank_0,
     first_difference,
     ranks_text,
 )
@@ -130,7 +130,7 @@ def mixed() -> list[list[Tensor]]:
             torch.rand(4, 6).t(),
         ]
         results.append(tensors)
-    results[0] = list(broadcast(results[0], torch.device("cpu")))
+    results[0] = list(broadcast_from_rank_0(results[0], torch.device("cpu")))
     assert results[0][6].is_contiguous(memory_format=torch.channels_last)
     return [[t[:100] if t.numel() > 1000 else t for t in each] for each in results]
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from shardweave.backends.emit.attention import (
-    attention,
-    attention_backward,
     flash_attention,
     flash_attention_backward,
+    plain_attention,
+    plain_attention_backward,
 )
 
 CASES = {
@@ -57,7 +57,7 @@ def test_plain_attention_equals_the_fused_kernel(
 ) -> None:
     query, key, value = operands(dtype, key_heads)
     given = options(case, dtype)
-    output, logsumexp = attention(query, key, value, **given)  # pyright: ignore[reportArgumentType]
+    output, logsumexp = plain_attention(query, key, value, **given)  # pyright: ignore[reportArgumentType]
     wanted = flash_attention(query, key, value, **given)  # pyright: ignore[reportArgumentType]
     assert_near((output, logsumexp), wanted, dtype)
 
@@ -74,7 +74,7 @@ def test_plain_gradients_equal_the_fused_kernels(
     grad = torch.randn_like(saved[0])
     is_causal = bool(given.pop("is_causal", False))
     args = (grad, query, key, value, *saved, 0.0, is_causal)
-    found = attention_backward(*args, **given)  # pyright: ignore[reportArgumentType]
+    found = plain_attention_backward(*args, **given)  # pyright: ignore[reportArgumentType]
     wanted = flash_attention_backward(*args, **given)  # pyright: ignore[reportArgumentType]
     assert_near(found, wanted, dtype)
 
@@ -82,7 +82,7 @@ def test_plain_gradients_equal_the_fused_kernels(
 def test_dropout_is_refused() -> None:
     query, key, value = operands(torch.float32)
     with pytest.raises(ValueError, match=r"found dropout 0\.1, expected 0"):
-        attention(query, key, value, 0.1)
+        plain_attention(query, key, value, 0.1)
 
 
 @pytest.mark.gpu
@@ -108,9 +108,9 @@ def test_fused_attention_on_a_gpu_equals_plain_ops_there(
         torch.nn.functional.pad(x, (0, -x.shape[-1] % 8)).cuda() for x in operands(dtype, key_heads)
     )
     saved = flash_attention(query, key, value, **given)  # pyright: ignore[reportArgumentType]
-    wanted = attention(query, key, value, **given)  # pyright: ignore[reportArgumentType]
+    wanted = plain_attention(query, key, value, **given)  # pyright: ignore[reportArgumentType]
     assert_near(saved, wanted, dtype)
     is_causal = bool(given.pop("is_causal", False))
     args = (torch.randn_like(saved[0]), query, key, value, *saved, 0.0, is_causal)
     found = flash_attention_backward(*args, **given)  # pyright: ignore[reportArgumentType]
-    assert_near(found, attention_backward(*args, **given), dtype)  # pyright: ignore[reportArgumentType]
+    assert_near(found, plain_attention_backward(*args, **given), dtype)  # pyright: ignore[reportArgumentType]

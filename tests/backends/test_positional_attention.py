@@ -17,7 +17,7 @@ from shardweave.backends.emit.positional_attention import (
     positional_attention,
     positional_attention_backward,
 )
-from shardweave.ir.library.attention_pieces import MAX_PIECES, Piece, pieces_of, runs_of
+from shardweave.ir.library.attention_pieces import MAX_PIECES, Piece, pieces_of, position_runs
 
 RUN = st.tuples(st.integers(0, 9), st.integers(1, 4), st.integers(1, 6))
 """Start, step and length of a run of positions."""
@@ -57,7 +57,7 @@ def test_pieces_of_rising_positions_have_what_queries_see_once(
     keys = sorted(data.draw(st.lists(st.integers(0, 12), min_size=1, unique=True)))
     pieces = pieces_of(queries, keys)
     if pieces is None:
-        assert len(runs_of(queries)) * len(runs_of(keys)) > 1
+        assert len(position_runs(queries)) * len(position_runs(keys)) > 1
         return
     assert len(pieces) <= MAX_PIECES
     seen = torch.tensor(queries)[:, None] >= torch.tensor(keys)

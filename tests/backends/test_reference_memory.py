@@ -11,7 +11,12 @@ from torch import Tensor
 from xdsl.ir import SSAValue
 
 from shardweave.backends.programs import sharding_held
-from shardweave.backends.reference.virtual_ranks import argument_of, run_ops, spread, virtual_mesh
+from shardweave.backends.reference.virtual_ranks import (
+    global_argument,
+    run_ops,
+    scatter_shards,
+    virtual_mesh,
+)
 from shardweave.ir.program.program import Program
 from shardweave.planners.cost.memory import peak_memory
 from shardweave.planners.lowering.lower import local_program
@@ -56,8 +61,8 @@ def counted(program: Program, model: str) -> int:
     case = captured(SPECS[model])
     mesh, held = virtual_mesh(program), Held()
     for slot in program.arguments:
-        whole = argument_of(program, slot, case.values)
-        shards = spread(whole, sharding_held(program, slot), mesh)
+        whole = global_argument(program, slot, case.values)
+        shards = scatter_shards(whole, sharding_held(program, slot), mesh)
         held[slot.value] = [shard.clone() for shard in shards]
     run_ops(program, held, mesh)
     return held.most

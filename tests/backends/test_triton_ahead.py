@@ -17,7 +17,7 @@ from shardweave.backends.triton.launch.launch import grid_of
 from shardweave.backends.triton.source.joining import (
     finishing_grid,
     finishing_kernel,
-    parts_of,
+    partial_results_of,
     with_joining,
 )
 from shardweave.backends.triton.source.source import KernelSource
@@ -123,7 +123,7 @@ def test_sums_over_rows_that_begin_anywhere_read_and_write_in_vectors() -> None:
     ptx = built.files["ptx"].decode()
     assert "ld.global.v4.b32" in ptx
     assert "st.global.v4.b32" in ptx
-    joining = finishing_kernel(parts_of(kernel, built.config))
+    joining = finishing_kernel(partial_results_of(kernel, built.config))
     assert build(joining, "sm_90").narrow == {}
 
 
@@ -146,7 +146,7 @@ def test_lookup_that_joins_parts_beside_compiles_without_spills_in_vectors() -> 
     kernel = generate(op)
     assert kernel.overwrites is None
     norm = generate(region(COLUMNS["gradient of a bias"], 8192, 1001, 1, torch.bfloat16))
-    results = parts_of(norm, norm.configs[0])
+    results = partial_results_of(norm, norm.configs[0])
     config = kernel.configs[0]
     both, count = with_joining(kernel, config, grid_of(kernel, config)[0], results)
     assert count == both.sizes["num_before"] + finishing_grid(results)[0]

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from shardweave.backends.triton.source.index import (
     Base,
     Index,
-    divided,
     of_base,
+    quotient_and_remainder,
     raveled,
     unraveled,
 )
@@ -75,7 +75,7 @@ def test_any_division_is_exact(
     namer = Names(values)
     flat = of_base(Base("x", size, frozenset({"x"}))) + Index(constant=offset)
     number = values["x"] + offset
-    quotient, remainder = divided(flat, 7, namer)
+    quotient, remainder = quotient_and_remainder(flat, 7, namer)
     assert (evaluate(quotient, values), evaluate(remainder, values)) == divmod(number, 7)
     for index, size_ in zip(
         reversed(unraveled(flat, [size, *other], namer)), [*reversed(other)], strict=False

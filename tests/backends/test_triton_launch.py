@@ -52,7 +52,7 @@ def test_candidate_that_fails_is_left_out_with_a_note(monkeypatch: pytest.Monkey
         return 2.0 if config == tune.ATEN else 1.0 if config == kernel.configs[3] else 3.0
 
     monkeypatch.setattr("triton.testing.do_bench", times_by(seconds))
-    choice = tune.measure(kernel, lambda config: lambda: config)
+    choice = tune.fastest_config(kernel, lambda config: lambda: config)
     assert choice.config == kernel.configs[3]
     assert len(choice.failures) == 1
     assert "RuntimeError PassManager::run failed" in choice.failures[0]
@@ -68,7 +68,7 @@ def test_aten_that_fails_is_left_out_too(monkeypatch: pytest.MonkeyPatch) -> Non
         return 1.0
 
     monkeypatch.setattr("triton.testing.do_bench", times_by(seconds))
-    choice = tune.measure(kernel, lambda config: lambda: config)
+    choice = tune.fastest_config(kernel, lambda config: lambda: config)
     assert choice.config == kernel.configs[0]
     assert choice.failures == ("ATen: RuntimeError expected scalar type Float but found BFloat16",)
 
@@ -79,7 +79,7 @@ def test_kernel_of_which_nothing_runs_says_why(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr("triton.testing.do_bench", times_by(seconds))
     with pytest.raises(tune.NothingRunsError, match="ATen: RuntimeError no driver"):
-        tune.measure(generate(gelu()), lambda config: lambda: config)
+        tune.fastest_config(generate(gelu()), lambda config: lambda: config)
 
 
 class Ranks:
@@ -251,3 +251,20 @@ def test_loss_of_a_large_vocabulary_reads_the_logits_twice_and_writes_once() -> 
     """Once for the largest and the sum of exponentials, once to store the log-probabilities."""
     kernel = generate(region(ROWS["cross-entropy"], 4, 20000, 1, torch.float32))
     assert kernel.source.count("for start in range(0, n_cols, BLOCK_C):") == 2
+
+
+@pytest.mark.parametrize(
+    ("dtype", "compared"),
+    [
+        ("f64", "x_1 > 0.1 "),
+        ("f32", "x_1 > 0.10000000149011612 "),
+        ("i64", "x_1.to(tl.float32) > 0.1 "),
+    ],
+)
+def test_number_is_compared_in_the_dtype_in_which_torch_does(dtype: str, compared: str) -> None:
+    text = f"""
+        input %x : tensor<8x8x{dtype}>
+        %y = aten.gt.Scalar(%x, other = 0.1) : tensor<8x8xi1>
+        output %y
+    """
+    assert compared in generate(fused(text)).source

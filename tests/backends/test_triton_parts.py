@@ -15,7 +15,7 @@ from shardweave.backends.triton.source.joining import (
     PartialResult,
     finishing_grid,
     finishing_kernel,
-    parts_of,
+    partial_results_of,
 )
 from shardweave.backends.triton.source.parts import (
     MAX_BYTES,
@@ -164,7 +164,7 @@ def test_wide_columns_are_shared_among_enough_programs_and_no_more() -> None:
     for columns in (1024, 8192, 30528, 128256):
         (op,) = (o for o in fused(text.format(columns=columns)).ops if isinstance(o, FusedOp))
         kernel = generate(op)
-        shares[columns] = parts_of(kernel, kernel.configs[0])[0].num_parts
+        shares[columns] = partial_results_of(kernel, kernel.configs[0])[0].num_parts
     assert shares == {1024: 64, 8192: 64, 30528: 18, 128256: 5}
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from shardweave.benchmarks.baselines.exhaustive import plan_exhaustive
+from shardweave.benchmarks.baselines.plain import PlainPlans
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.passes.pipeline import PassPipeline
 from shardweave.planners.cost.presets import find_cluster
@@ -17,6 +18,7 @@ from shardweave.planners.lowering.lower import local_program
 from shardweave.planners.megatron.planner import plan_megatron
 from shardweave.planners.plan.plan_parts import PlanError
 from shardweave.planners.simulate.simulate import simulate
+from shardweave.planners.trials.space import Configuration
 from shardweave.tests.marks import slow
 from shardweave.tests.zoo import assert_equals_eager, captured
 
@@ -53,6 +55,19 @@ def brute_force(spec: str, data: int, tensor: int) -> float:
             continue
         best = min(best, simulate(local, CLUSTER).time_s)
     return best
+
+
+def test_space_has_schedules_of_sub_batches_where_there_are_several() -> None:
+    program = captured(SPEC.replace("batch=8", "batch=2")).program
+    schedules: dict[object, list[str]] = {}
+    for one in PlainPlans("exhaustive", program, CLUSTER, None).configurations():
+        assert one.tensor > 1 or not one.sequence_parallel
+        schedules.setdefault(replace(one, schedule="none"), []).append(one.schedule)
+    assert {one.micro_batches for one in schedules if isinstance(one, Configuration)} == {1, 2}
+    for one, names in schedules.items():
+        assert isinstance(one, Configuration)
+        several = ["none", "sub-batch", "cross-pass"]
+        assert names == (["none"] if one.micro_batches == 1 else several)
 
 
 @pytest.mark.parametrize(("batch", "count"), [(2, 8), slow(8, 24)])

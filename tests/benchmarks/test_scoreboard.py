@@ -22,13 +22,14 @@ from shardweave.benchmarks.runs.frameworks import (
     VTRAIN,
     framework_of,
 )
-from shardweave.benchmarks.runs.predict import PredictedRun, RunPredictor, placed
+from shardweave.benchmarks.runs.predict import PredictedRun, RunPredictor, placed, stacked
 from shardweave.benchmarks.runs.rows import MeasuredRun, read_runs
 from shardweave.benchmarks.runs.spec import DecoderSpec
 from shardweave.benchmarks.scoreboard import FOLDER, main
 from shardweave.benchmarks.scoreboard_score import formula, score_of
 from shardweave.benchmarks.scoreboard_twins import end_s, messages_s, oracle_regret
 from shardweave.planners.cost.presets import find_cluster
+from shardweave.planners.cost.workload import BlockWork, Shared, Workload
 
 ROWS = FOLDER / "vtrain_single.csv"
 ROOT = Path(__file__).resolve().parents[2]
@@ -352,3 +353,21 @@ def test_decoder_copies_the_gradient_of_masked_scores() -> None:
     view, own = (captured_decoder(replace(spec, masks_view=way), 1).ops for way in (True, False))
     count = sum(1 for _ in view) - sum(1 for _ in own)
     assert count == LAYERS * (COPIES_OF_VIEW - COPIES)
+
+
+@pytest.mark.parametrize(
+    ("layers", "copies"),
+    [(1, [1]), (2, [1, 3]), (3, [1, 2, 3]), (5, [1, 2, 2, 2, 3])],
+)
+def test_decoder_of_any_depth_has_first_inner_and_last_blocks(
+    layers: int, copies: list[int]
+) -> None:
+    def block(number: int) -> BlockWork:
+        return BlockWork(f"b{number}", 0 < number <= LAYERS, (), {}, {}, number, 0, 0, 0, {})
+
+    last = LAYERS + 1
+    work = Workload(tuple(block(i) for i in range(last + 1)), (Shared(0, last, 4), Shared(1, 2, 8)))
+    deep = stacked(work, layers)
+    assert [one.parameter_bytes for one in deep.blocks] == [0, *copies, last]
+    assert [one.name for one in deep.blocks[1:-1]] == [f"h.{i}" for i in range(layers)]
+    assert deep.shared == (Shared(0, layers + 1, 4), Shared(1, 2, 8))

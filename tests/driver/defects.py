@@ -173,7 +173,7 @@ def mean_over_each_rank_instead_of_all(program: Program) -> None:
 @defect("gpt", "insert-collectives")
 def double_reduction(program: Program) -> None:
     op = one(program, "dist.all_reduce", "forward", "h.0.mlp", axes=["tensor"])
-    new = dist.create(dist.AllReduceOp, [op.results[0]], [op.results[0].type], axes=["tensor"])
+    new = dist.create_dist(dist.AllReduceOp, [op.results[0]], [op.results[0].type], axes=["tensor"])
     insert_after(op, new)
 
 

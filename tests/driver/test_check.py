@@ -112,6 +112,24 @@ def test_wrong_buffer_fails_and_is_named() -> None:
     assert result.worst_buffer == "running_mean"
 
 
+def test_buffer_with_infinite_values_is_compared_where_it_is_finite_and_has_to_be_the_same() -> (
+    None
+):
+    mask = torch.tensor([0.0, -math.inf, math.nan, 1.0])
+    eager = Expected(1.0, {}, {"mask": mask})
+    assert compare(Expected(1.0, {}, {"mask": mask.clone()}), eager, F64).ok
+    for index, other in ((1, math.inf), (1, 0.0), (2, 0.0), (0, -math.inf), (3, 1.1)):
+        wrong = mask.clone()
+        wrong[index] = other
+        assert not compare(Expected(1.0, {}, {"mask": wrong}), eager, F64).ok
+
+
+def test_sparse_buffer_is_compared_by_its_elements() -> None:
+    eager = Expected(1.0, {}, {"heads": torch.eye(3).to_sparse()})
+    assert compare(Expected(1.0, {}, {"heads": torch.eye(3).to_sparse()}), eager, F64).ok
+    assert not compare(Expected(1.0, {}, {"heads": torch.ones(3, 3)}), eager, F64).ok
+
+
 def test_missing_parameter_is_an_error_that_names_it() -> None:
     with pytest.raises(ValueError, match="no value for 'a'"):
         compare(expected(), expected(a=[1.0]), F64)

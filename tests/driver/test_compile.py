@@ -189,6 +189,19 @@ def test_plan_brings_its_mesh_sub_batches_and_recomputation(
     torch.testing.assert_close(step(**batch), mlp(**batch))
 
 
+@pytest.mark.parametrize(("kind", "name"), [("param", "'fc_in.bias'"), ("buffer", "'fc_in.scale'")])
+def test_value_that_is_on_the_meta_device_is_refused_by_name(
+    mlp: MLP, batch: dict[str, Tensor], kind: str, name: str
+) -> None:
+    absent = torch.empty(8, device="meta", dtype=torch.float64)
+    if kind == "param":
+        mlp.fc_in.bias = nn.Parameter(absent)
+    else:
+        mlp.fc_in.register_buffer("scale", absent)
+    with pytest.raises(ValueError, match=f"^{kind} {name} is on the meta device, without values"):
+        sw.compile(mlp, kwargs=batch, mesh={"data": 2}, backend="reference")
+
+
 def test_zero_without_replicas_is_refused(mlp: MLP, batch: dict[str, Tensor]) -> None:
     with pytest.raises(ValueError, match="ZeRO, which divides over axis 'data', but the mesh is"):
         sw.compile(mlp, kwargs=batch, plan=sw.Plan(zero=3), backend="reference")

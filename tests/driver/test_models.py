@@ -16,7 +16,7 @@ from shardweave.driver import model_size
 from shardweave.driver.model_size import check_size
 from shardweave.driver.models.hf import build_hf
 from shardweave.driver.models.models import Example, announce, build_example, parse_options
-from shardweave.ir.capture.capture import CaptureError, capture
+from shardweave.ir.capture.capture import capture
 
 OWN_SPECS = {
     "gpt": "gpt:layers=2,hidden=16,heads=2,vocab=32,seq=8,batch=2",
@@ -242,8 +242,8 @@ def test_batched_experts_train() -> None:
 
 def test_experts_run_in_a_form_that_can_be_captured_and_equals_eager() -> None:
     example = build_example(MIXTRAL, dtype=torch.float64)
-    note = "experts run in one product, every expert computing every token: grouped_mm, the default"
-    assert f"{note}, has no ATen ops" in example.notes
+    note = "experts run in one product, every expert computing every token"
+    assert f"{note}, in place of grouped_mm, the default" in example.notes
     program = capture(example.module, kwargs=example.kwargs)
     values = values_of(program, example.module, example.kwargs)
     results = run_reference(program, values)
@@ -254,14 +254,17 @@ def test_experts_run_in_a_form_that_can_be_captured_and_equals_eager() -> None:
         torch.testing.assert_close(results["grad", name], parameter.grad, msg=name)
 
 
-def test_experts_that_torch_does_not_express_in_aten_are_refused_with_the_remedy() -> None:
-    example = build_example(MIXTRAL + ",experts_implementation=grouped_mm")
-    with pytest.raises(CaptureError) as error:
-        capture(example.module, kwargs=example.kwargs)
-    message = str(error.value)
-    assert "the model calls transformers.grouped_mm_fallback.default, which torch does" in message
-    assert 'experts_implementation="batched_mm" in the config' in message
-    assert "\n" not in message
+def test_experts_in_the_default_form_of_hugging_face_are_captured_and_equal_eager() -> None:
+    example = build_example(MIXTRAL + ",experts_implementation=grouped_mm", dtype=torch.float64)
+    program = capture(example.module, kwargs=example.kwargs)
+    assert "dist.grouped_mm" in str(program)
+    results = run_reference(program, values_of(program, example.module, example.kwargs))
+    other = build_example(MIXTRAL + ",experts_implementation=batched_mm", dtype=torch.float64)
+    loss = loss_of(other)
+    loss.backward()
+    torch.testing.assert_close(results["output", "0"], loss.detach())
+    for name, parameter in other.module.named_parameters():
+        torch.testing.assert_close(results["grad", name], parameter.grad, msg=name)
 
 
 @pytest.mark.parametrize("spec", HF_SPECS.values(), ids=HF_SPECS.keys())

@@ -17,9 +17,9 @@ from shardweave.driver.checking import measure
 from shardweave.driver.cli import command_line, main
 from shardweave.driver.commands.arguments import commands_of
 from shardweave.driver.models.models import build_example
-from shardweave.driver.step.checks import check
+from shardweave.driver.step.checks import check_request
 from shardweave.driver.step.request import CompileOptions, Request
-from shardweave.driver.step.request_text import OF_A_RANK, describe
+from shardweave.driver.step.request_text import OF_A_RANK, describe_request
 
 MESH, BACKEND = "data=2,tensor=2", "reference"
 WITHOUT_FLAG = {"cluster", "train", "seed", "dynamic", "max_programs", "sync", "timeout", "twin"}
@@ -118,9 +118,9 @@ OTHER: dict[str, Any] = {
 
 
 def test_ranks_agree_on_every_option() -> None:
-    request = check(Request(nn.Linear(2, 2), backend=BACKEND))
-    told = describe(request)
+    request = check_request(Request(nn.Linear(2, 2), backend=BACKEND))
+    told = describe_request(request)
     for option in fields(CompileOptions):
         if option.name not in (*OF_A_RANK, "program"):
             other = replace(request, **{option.name: OTHER[option.name]})
-            assert describe(other) != told, option.name
+            assert describe_request(other) != told, option.name

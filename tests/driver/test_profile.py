@@ -12,7 +12,7 @@ from shardweave.driver.models.models import build_example
 from shardweave.driver.processes.launch import WorkerError
 from shardweave.driver.profile import profile, profile_ops
 from shardweave.driver.profile.profile import cluster_of, profile_machine
-from shardweave.driver.profile.profile_pieces import pieces_of
+from shardweave.driver.profile.profile_pieces import profiled_programs
 from shardweave.ir.capture.capture import capture
 from shardweave.ir.dialects.types import shape_of
 from shardweave.ir.mesh.mesh import Mesh
@@ -99,7 +99,7 @@ def test_ops_of_a_program_are_measured_where_they_run() -> None:
 def test_of_a_global_program_what_ranks_run_under_plans_is_measured() -> None:
     example = build_example("gpt:layers=1,hidden=16,heads=2,vocab=32,seq=8,batch=4")
     program = capture(example.module, kwargs=example.kwargs)
-    measured = {signature_text(op) for one in pieces_of(program, 2) for op in one.ops}
+    measured = {signature_text(op) for one in profiled_programs(program, 2) for op in one.ops}
     for plan in (
         Plan(mesh={"data": 2}, pipeline=Pipeline((("*",),), 2)),
         replace(plan_megatron(program, Mesh(data=1, tensor=2)), recompute="layer"),
@@ -115,7 +115,7 @@ def test_of_a_global_program_what_ranks_run_under_plans_is_measured() -> None:
 def test_of_a_program_without_a_batch_the_program_itself_is_measured() -> None:
     text = "    param %w : tensor<4x4xf32>\n    %a = aten.relu(%w) : tensor<4x4xf32>\n    output %a"
     program = step(text)
-    assert pieces_of(program, 2) == [program]
+    assert profiled_programs(program, 2) == [program]
 
 
 def test_ops_by_size_are_measured_in_the_work_of_the_cost_model(

@@ -10,7 +10,7 @@ import torch
 
 import shardweave as sw
 from shardweave.driver.training import progress as module
-from shardweave.driver.training.progress import predict
+from shardweave.driver.training.progress import predict_step
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.cost.quantity import bytes_text, seconds_text
 from shardweave.tests.driver.step.models import Normed, batch, compiled
@@ -71,9 +71,9 @@ def test_prediction_is_that_of_the_micro_batches_of_a_step(capsys: Captured) -> 
     whole = sw.simulate(step.program, cluster)
     pending = sw.simulate(step.bound.pending.program, cluster)
     assert pending.time_s < whole.time_s
-    found = predict(step, cluster, 2)
+    found = predict_step(step, cluster, 2)
     assert found.time_s == whole.time_s + pending.time_s
-    assert predict(step, cluster).time_s == whole.time_s
+    assert predict_step(step, cluster).time_s == whole.time_s
     line = capsys.readouterr().out
     assert f"(simulated {seconds_text(found.time_s)})" in line
     assert line.endswith(f"(simulated {bytes_text(found.memory_bytes)})\n")

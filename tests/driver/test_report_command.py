@@ -12,7 +12,7 @@ import matplotlib.image
 import pytest
 
 from shardweave.driver.cli import main
-from shardweave.driver.report.shardings import Picture, ranks_text, runs_of, sharding_svg
+from shardweave.driver.report.shardings import Picture, index_runs, rank_ranges, sharding_svg
 from shardweave.ir.dialects.attributes import ShardingAttr
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.passes.pipeline import run_passes
@@ -212,7 +212,7 @@ def test_picture_of_the_page_shows_phases_in_their_colours(page: Path) -> None:
 def test_cells_name_the_devices_that_hold_them() -> None:
     mesh = Mesh(data=2, tensor=2)
     sharding = ShardingAttr.parse_text('[{"tensor"}, {"data"}]').on((8, 6), mesh)
-    assert runs_of(sharding.dims[0], 8, mesh) == [
+    assert index_runs(sharding.dims[0], 8, mesh) == [
         (0, 4, frozenset({0, 2})),
         (4, 8, frozenset({1, 3})),
     ]
@@ -229,7 +229,9 @@ def test_cells_name_the_devices_that_hold_them() -> None:
 def test_strided_shards_are_drawn_where_they_lie() -> None:
     mesh = Mesh(tensor=2)
     sharding = ShardingAttr.parse_text('[{"tensor":2}]').on((12,), mesh)
-    starts = [(start, end, min(ranks)) for start, end, ranks in runs_of(sharding.dims[0], 12, mesh)]
+    starts = [
+        (start, end, min(ranks)) for start, end, ranks in index_runs(sharding.dims[0], 12, mesh)
+    ]
     assert starts == [(0, 2, 0), (2, 4, 1), (4, 6, 0), (6, 8, 1), (8, 10, 0), (10, 12, 1)]
 
 
@@ -241,7 +243,7 @@ def test_whole_tensor_is_one_cell_of_all_devices() -> None:
 
 
 def test_ranks_are_written_as_ranges() -> None:
-    assert ranks_text([0, 1, 2, 5, 7, 8]) == "0-2,5,7-8"
+    assert rank_ranges([0, 1, 2, 5, 7, 8]) == "0-2,5,7-8"
 
 
 @pytest.mark.parametrize("precision", ["", "bf16-mixed"])

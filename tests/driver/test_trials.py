@@ -131,7 +131,7 @@ example = build_example(model)
 program = capture(example.module, kwargs=example.kwargs)
 host = trials.Host(Crashing(model))
 found = plan(program, "data=2", "oppa", cluster="testbed", host=host, real=True, steps=3,
-             trials=8, first=3, file=sys.argv[1], time_limit_s=120.0)
+             trials=8, first=3, file=sys.argv[1])
 found.save(sys.argv[2])
 """
 

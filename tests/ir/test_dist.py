@@ -157,7 +157,7 @@ def test_wrong_op_gets_one_line_that_names_it_and_what_was_expected(
 
 def test_values_that_are_no_tensors_are_refused() -> None:
     (value,) = Block(arg_types=[i64]).args
-    op = dist.create(dist.AllReduceOp, [value], [i64], axes=["data"])
+    op = dist.create_dist(dist.AllReduceOp, [value], [i64], axes=["data"])
     with pytest.raises(VerifyException, match=r"^dist\.all_reduce: operand 'terms' at position 0"):
         op.verify()
 
@@ -170,11 +170,11 @@ def test_unknown_op_is_named_with_the_one_that_may_be_meant() -> None:
 def test_arguments_of_an_op_are_read_as_python_values() -> None:
     (x,) = Block(arg_types=[tensor_type((4, 8), torch.float32)]).args
     given = {"axes": ("data",), "dim": 0, "block": 2, "from_dim": 1, "from_block": 8}
-    op = dist.create(dist.AllToAllOp, [x], [tensor_type((2, 16), torch.float32)], **given)
+    op = dist.create_dist(dist.AllToAllOp, [x], [tensor_type((2, 16), torch.float32)], **given)
     assert (op.axes, op.dim, op.block, op.from_dim, op.from_block) == (("data",), 0, 2, 1, 8)
     assert op.dim_attr == IntegerAttr(0, i64)
     op.verify()
-    total = dist.create(dist.AllReduceOp, [x], [x.type], axes=["data"])
+    total = dist.create_dist(dist.AllReduceOp, [x], [x.type], axes=["data"])
     assert (total.reduction, total.op_attr) == ("sum", None)
     total.op_attr = StringAttr("max")
     assert total.reduction == "max"
@@ -183,7 +183,7 @@ def test_arguments_of_an_op_are_read_as_python_values() -> None:
 
 def test_reshard_keeps_the_type_sends_nothing_and_says_why() -> None:
     (x,) = Block(arg_types=[tensor_type((4, 8), torch.float32)]).args
-    op = dist.create(dist.ReshardOp, [x], [x.type], why="a stored weight is used")
+    op = dist.create_dist(dist.ReshardOp, [x], [x.type], why="a stored weight is used")
     assert op.why == "a stored weight is used"
     assert (op.axes, op.sent_elements(Mesh.parse(MESH))) == ((), 0.0)
     assert op.problem_on(Mesh.parse(MESH)) is None

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from shardweave.ir.library.philox import (
     Distribution,
+    numbers_at,
     philox,
     positions_of,
-    random_numbers,
     random_state,
 )
 
@@ -35,9 +35,7 @@ def numbers(
     seed: int = 1,
     draw: int = 0,
 ) -> Tensor:
-    return random_numbers(
-        random_state(seed), positions, draw=draw, distribution=kind[0], dtype=kind[1]
-    )
+    return numbers_at(random_state(seed), positions, draw=draw, distribution=kind[0], dtype=kind[1])
 
 
 @pytest.mark.parametrize(
@@ -87,7 +85,7 @@ def test_no_number_comes_twice_in_a_tensor_or_in_two_draws_or_seeds() -> None:
 
 def test_draws_are_counted_from_the_state() -> None:
     positions = positions_of((8,), *KINDS[0])
-    later = random_numbers(torch.tensor([1, 5]), positions, draw=2, dtype=torch.float32)
+    later = numbers_at(torch.tensor([1, 5]), positions, draw=2, dtype=torch.float32)
     assert torch.equal(later, numbers(positions, draw=7))
 
 

@@ -135,6 +135,21 @@ def test_value_that_is_no_tensor_of_fixed_shape() -> None:
         assert problem.startswith(f"argument %x: {expected}")
 
 
+def test_mistakes_in_several_places_are_all_named() -> None:
+    text = """
+        input %x : tensor<4x8xf64>
+        %a = aten.relu(%x) : tensor<?x8xf64>
+        %b = aten.neg(%a) : tensor<4x8xf64>
+        %c = aten.exp(%x) : tensor<4x8xf32>
+        %d = dist.all_reduce(%x, axes = ["pipe"]) : tensor<4x8xf64>
+        output %d
+    """
+    shape, dtype, axis = problems(text)  # %b reads what has no shape: nothing is said of it
+    assert shape.startswith("aten.relu (%a): tensor<?x8xf64> has a size that is not fixed;")
+    assert dtype == "aten.exp (%c): result type is tensor<4x8xf32>, expected tensor<4x8xf64>."
+    assert axis == "dist.all_reduce (%d): axes ['pipe'] are not in the mesh data=2,tensor=2."
+
+
 def test_argument_or_result_of_an_unknown_kind() -> None:
     text = str(step(GOOD, "data=2,tensor=2"))
     assert verify(Program.parse(text.replace('"param"', '"weight"'))) == [

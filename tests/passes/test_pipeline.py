@@ -84,6 +84,41 @@ def test_passes_and_specs_can_be_mixed() -> None:
             "its options are bucket-bytes.",
         ),
         (
+            "merge-collectives{bucket-bytes=1,2}",
+            "pass 'merge-collectives': option 'bucket-bytes' is '1,2'; give a whole number; "
+            "its options are bucket-bytes.",
+        ),
+        (
+            "merge-collectives{bucket-bytes=1.5}",
+            "pass 'merge-collectives': option 'bucket-bytes' is '1.5'; give a whole number; "
+            "its options are bucket-bytes.",
+        ),
+        (
+            "fuse-kernels{matmul=1}",
+            "pass 'fuse-kernels': option 'matmul' is '1'; give true or false; its options are ",
+        ),
+        (
+            "apply-plan{file=true}",
+            "pass 'apply-plan': option 'file' is 'True'; give a text; its options are ",
+        ),
+        (
+            "merge-collectives{bucket-bytes=true}",
+            "pass 'merge-collectives': option 'bucket-bytes' is 'True'; give a whole number; "
+            "its options are bucket-bytes.",
+        ),
+        (
+            "plan-auto{time-limit-s=soon}",
+            "pass 'plan-auto': option 'time-limit-s' is 'soon'; give a number; its options are ",
+        ),
+        (
+            "preset:oases{a=1}",
+            "preset 'oases' has no options; write its passes out and change them: ",
+        ),
+        (
+            "merge-collectives{bucket-bytes=1234567890123456789}",
+            "the passes have a number of more than 18 digits; no option takes one.",
+        ),
+        (
             "cse dce",
             "the passes 'cse dce' do not parse at column 4: Expected a comma or pass arguments "
             "here; write 'pass,pass{option=value}'.",

@@ -6,7 +6,7 @@ import pytest
 
 from shardweave.ir.program.program import Program
 from shardweave.passes.pipeline import PassPipeline, parse_passes
-from shardweave.passes.presets import PRESETS, SUMMARIES, readable
+from shardweave.passes.presets import PRESETS, SUMMARIES, readable_spec
 from shardweave.tests.real_step import annotated, assert_equals_eager
 
 WHOLE = sorted(set(PRESETS) - {"recompute", "kernels"})
@@ -35,7 +35,7 @@ def test_every_preset_has_a_summary() -> None:
 
 def test_unknown_preset_is_answered_with_those_there_are() -> None:
     with pytest.raises(
-        ValueError, match="there is no preset 'osaes'; the presets are: default, kernels"
+        ValueError, match="there is no preset 'osaes'; the presets are: axonn, default, domino"
     ):
         parse_passes("cse,preset:osaes")
 
@@ -53,7 +53,7 @@ def test_error_behind_a_preset_is_at_its_own_column() -> None:
 
 
 def test_word_preset_within_a_string_is_left_alone() -> None:
-    assert readable('apply-plan{file="preset:x.json"},preset:oases') == (
+    assert readable_spec('apply-plan{file="preset:x.json"},preset:oases') == (
         'apply-plan{file="preset:x.json"},preset-oases'
     )
 

@@ -7,6 +7,7 @@ import pytest
 from shardweave.ir.dialects.annotations import sharding_attrs_of
 from shardweave.ir.mesh.mesh import Axis, Mesh
 from shardweave.ir.program.program import Program
+from shardweave.passes.partition.unroll_time_axes import unroll_time_axes
 from shardweave.passes.pipeline import PassError, run_passes
 from shardweave.tests.ir_text import assert_lines, assert_same_values, lines, shardings, step
 
@@ -169,6 +170,22 @@ def test_program_without_time_axes_stays_as_it_is() -> None:
     """
     before = step(text, "data=2", local=True)
     assert run_passes(before, "unroll-time-axes") == before
+
+
+@pytest.mark.parametrize("mesh", ["", "data=2"])
+@pytest.mark.parametrize("keep", ["", "batch"])
+def test_program_without_other_time_axes_keeps_its_body(mesh: str, keep: str) -> None:
+    text = """
+        input %x : tensor<4xf64>
+        %y = aten.relu(%x) : tensor<4xf64>
+        output %y
+    """
+    program = step(text, mesh)
+    if mesh and keep:
+        program.set_mesh(Mesh([Axis("data", 2), Axis("batch", 2, "time")]))
+    block = program.function.body.block
+    unroll_time_axes(program, keep)
+    assert program.function.body.block is block
 
 
 def test_unrolling_twice_changes_nothing() -> None:

@@ -27,7 +27,7 @@ from shardweave.planners.amp.network import (
     megatron_grid,
     ring_bandwidths,
 )
-from shardweave.planners.amp.search import Annealing, best_cuts, search
+from shardweave.planners.amp.search import Annealing, best_cuts, search_strategies
 from shardweave.planners.cost.cluster import Cluster, DeviceType, NodeType
 from shardweave.planners.cost.links import hops_at_once
 
@@ -235,7 +235,7 @@ def test_first_stage_keeps_more_micro_batches_than_the_last() -> None:
 
 def test_search_leaves_out_what_does_not_fit() -> None:
     model = chain(size=2e7)  # 320 MB of states a layer, 1.9 GB in all, on devices of 1 GB
-    found = search(model, cluster(node("fast", count=2)))
+    found = search_strategies(model, cluster(node("fast", count=2)))
     assert {placed.estimate.strategy.pipeline for placed in found} == {2, 4}
     for placed in found:
         parts = stage_bytes(model, placed.estimate.strategy, placed.estimate.cuts)
@@ -245,7 +245,7 @@ def test_search_leaves_out_what_does_not_fit() -> None:
 def test_cluster_too_small_in_memory_is_told_the_smallest_shortfall_by_part() -> None:
     model = chain(size=1e8)  # 1.6 GB of states a layer
     with pytest.raises(AmpError, match=r"nearest is pipeline 4, .*optimizer 2\.24.* too many"):
-        search(model, cluster(node("fast", count=2)))
+        search_strategies(model, cluster(node("fast", count=2)))
     links = ClusterArrays.of(cluster(node("fast", count=2)))
     strategy = Strategy(4, 1, 1, 1)
     short = shortfall(model, links, strategy, megatron_grid(strategy))
@@ -258,8 +258,10 @@ def test_cluster_too_small_in_memory_is_told_the_smallest_shortfall_by_part() ->
 
 def test_annealing_brings_equal_devices_together_in_a_stage() -> None:
     nodes = [node(name, devices=1) for name in ("fast", "slow", "fast", "slow")]
-    plain = search(chain(), cluster(*nodes))
-    annealed = search(chain(), cluster(*nodes), annealing=Annealing(strategies=20, steps=60))
+    plain = search_strategies(chain(), cluster(*nodes))
+    annealed = search_strategies(
+        chain(), cluster(*nodes), annealing=Annealing(strategies=20, steps=60)
+    )
     assert annealed[0].seconds < plain[0].seconds
     by_strategy = {placed.estimate.strategy: placed.seconds for placed in plain}
     for placed in annealed:
@@ -270,7 +272,7 @@ def test_annealing_brings_equal_devices_together_in_a_stage() -> None:
 def test_annealing_keeps_tensor_groups_within_their_node() -> None:
     setup = setup_of("het_cluster")
     annealing = Annealing(strategies=2, steps=5)
-    for placed in search(setup.model, setup.cluster, annealing=annealing)[:2]:
+    for placed in search_strategies(setup.model, setup.cluster, annealing=annealing)[:2]:
         nodes = ClusterArrays.of(setup.cluster).node[placed.grid]
         assert (nodes == nodes[:, :, :1]).all()
 
@@ -280,7 +282,7 @@ def test_cluster_of_two_device_types_and_three_link_speeds_is_planned() -> None:
         NodeType("fast", 4, 2, bandwidth_bytes_s=1e9, nic_bandwidth_bytes_s=1e8),
         NodeType("slow", 4, 1, bandwidth_bytes_s=5e8, nic_bandwidth_bytes_s=5e7),
     )
-    best = search(replace(chain(12), batch=24), mixed)[0]
+    best = search_strategies(replace(chain(12), batch=24), mixed)[0]
     assert best.grid.size == 12
     assert best.estimate.cuts[-1] == 12
 

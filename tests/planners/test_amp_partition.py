@@ -7,7 +7,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from shardweave.planners.amp.partition import Problem, partition
+from shardweave.planners.amp.partition import Problem, exact_cuts
 
 
 def brute_force(problem: Problem) -> float:
@@ -50,7 +50,7 @@ def random_problem(seed: int) -> Problem:
 def test_partition_equals_the_best_of_all_cuts_on_100_random_problems(block: int) -> None:
     for seed in range(100 * block, 100 * (block + 1)):
         problem = random_problem(seed)
-        found, best = partition(problem), brute_force(problem)
+        found, best = exact_cuts(problem), brute_force(problem)
         assert (found is None) == math.isinf(best), seed
         if found is not None:
             assert found.seconds == pytest.approx(best, rel=1e-9, abs=1e-9), seed
@@ -62,26 +62,26 @@ def test_costly_boundary_moves_a_cut_that_equal_layers_would_not() -> None:
     boundary = boundary.copy()
     boundary[0, 2] = 10.0
     costly = Problem(np.ones((1, 4)), (0, 0), boundary, 3.0)
-    assert partition(even).cuts == (0, 2, 4)  # type: ignore[union-attr]
-    assert max(np.diff(partition(costly).cuts)) == 3  # type: ignore[union-attr]
+    assert exact_cuts(even).cuts == (0, 2, 4)  # type: ignore[union-attr]
+    assert max(np.diff(exact_cuts(costly).cuts)) == 3  # type: ignore[union-attr]
 
 
 def test_slow_stage_gets_fewer_layers() -> None:
     times = np.stack([np.ones(6), np.full(6, 2.0)])
-    found = partition(Problem(times, (0, 1), np.zeros((1, 7)), 100.0))
+    found = exact_cuts(Problem(times, (0, 1), np.zeros((1, 7)), 100.0))
     assert found is not None
     assert found.cuts == (0, 4, 6)
 
 
 def test_fewer_layers_than_stages_have_no_partition() -> None:
-    assert partition(Problem(np.ones((1, 2)), (0,) * 3, np.zeros((2, 3)), 1.0)) is None
+    assert exact_cuts(Problem(np.ones((1, 2)), (0,) * 3, np.zeros((2, 3)), 1.0)) is None
 
 
 def test_thousand_layers_on_64_stages_take_less_than_a_second() -> None:
     dice = np.random.default_rng(0)
     problem = Problem(dice.random((1, 1000)) + 0.5, (0,) * 64, dice.random((63, 1001)) * 0.3, 7.0)
     start = time.process_time()
-    found = partition(problem)
+    found = exact_cuts(problem)
     assert time.process_time() - start < 1.0
     assert found is not None
     assert len(found.cuts) == 65

@@ -239,3 +239,8 @@ def test_shares_are_the_best_of_all(seed: int) -> None:
     every = [(a, b, count - a - b) for a in range(1, count - 1) for b in range(1, count - a)]
     last = lambda shares: max(n * s for n, s in zip(shares, seconds, strict=True))  # noqa: E731
     assert last(found) == min(map(last, every))
+
+
+def test_time_limit_ends_the_simulations() -> None:
+    made = planned(simulate=3, time_limit_s=1e-9)
+    assert "the 1 best estimate was simulated" in made.reasons[0]

@@ -15,6 +15,7 @@ from shardweave.benchmarks.axonn_planner import gpt_model
 from shardweave.driver.checking.in_float64 import in_float64
 from shardweave.ir.dialects.annotations import phase_of
 from shardweave.ir.dialects.dist import StartedOp, WaitOp
+from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.program import Program
 from shardweave.passes.pipeline import as_mesh, run_passes
 from shardweave.planners.axonn import plan_axonn
@@ -28,11 +29,13 @@ from shardweave.planners.axonn.model import (
     grids_of,
     volumes,
 )
-from shardweave.planners.axonn.planner import layers_of
-from shardweave.planners.axonn.search import AxonnError, Options, memory_of, rank_grids
+from shardweave.planners.axonn.planner import axonn_layers_of
+from shardweave.planners.axonn.search import AxonnError, Options, grid_memory_of, rank_grids
 from shardweave.planners.call import call_planner
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.lowering.apply_plan import ApplyPlanPass
+from shardweave.planners.lowering.partition import partition
+from shardweave.planners.plan.plan import Plan
 from shardweave.planners.structure.structure import parallel_pairs
 from shardweave.tests.zoo import SHARDING_PASSES, SPECS, assert_equals_eager, captured, partitioned
 
@@ -141,7 +144,7 @@ def test_memory_too_small_names_the_smallest_shortfall() -> None:
 
 def test_memory_of_one_device_is_that_of_the_whole_model() -> None:
     model = gpt_model("GPT-5B", samples=4)
-    parts = memory_of(model, grids((1, 1, 1, 1)), Options())
+    parts = grid_memory_of(model, grids((1, 1, 1, 1)), Options())
     weights = sum(layer.repeats * layer.weights for layer in model.layers)
     assert one(parts["parameters"]) == model.state_bytes * weights + model.other_bytes
     assert one(parts["activations"]) == pytest.approx(model.kept_bytes)
@@ -150,7 +153,7 @@ def test_memory_of_one_device_is_that_of_the_whole_model() -> None:
 
 def test_layers_of_a_gpt_alternate() -> None:
     program = captured(SPECS["gpt"]).program
-    layers = layers_of(program, parallel_pairs(program, "x", 2))
+    layers = axonn_layers_of(program, parallel_pairs(program, "x", 2))
     assert [(one_.k, one_.n, one_.is_transposed) for one_ in layers[:6]] == [
         *[(16, 16, False)] * 3,
         (16, 16, True),
@@ -162,7 +165,7 @@ def test_layers_of_a_gpt_alternate() -> None:
 
 def test_layers_of_a_cnn_are_convolutions_and_a_linear_map() -> None:
     program = captured(SPECS["cnn"]).program
-    layers = layers_of(program, parallel_pairs(program, "x", 2))
+    layers = axonn_layers_of(program, parallel_pairs(program, "x", 2))
     assert layers[0].k == 3
     assert {layer.kernel for layer in layers} == {1, 9}
     assert any(layer.is_transposed for layer in layers)
@@ -287,3 +290,36 @@ def test_mesh_of_other_axes_is_refused() -> None:
 def test_what_does_not_divide_stays_whole_with_a_note() -> None:
     plan = plan_axonn(captured(SPECS["cnn"]).program, as_mesh("y=2"))
     assert any("conv_in.weight' stays whole over y=2" in note for note in plan.notes)
+
+
+def test_gathered_weights_are_kept_of_as_many_layers_as_fit() -> None:
+    """The paper keeps 28 of 32: all of them would leave only grids that divide by y."""
+    model, cluster = gpt_model("GPT-80B", samples=2048), find_cluster("perlmutter:nodes=256")
+    none = rank_grids(model, cluster, 1024, Options(checkpointing=True))
+    some = rank_grids(model, cluster, 1024, Options(checkpointing=True, keep_gathered=True))
+    assert {each.grid for each in some} == {each.grid for each in none}
+    blocks = len({layer.block for layer in model.layers})
+    assert any(0 < each.kept_blocks < blocks for each in some)
+    times = {each.grid: each.time_s for each in none}
+    for each in some:
+        assert sum(each.memory_bytes.values()) <= 40e9
+        assert (each.time_s < times[each.grid]) == (each.kept_blocks > 0)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_plan_carries_the_order_of_messages_and_the_kept_gathers(checkpointing: bool) -> None:
+    program, mesh = captured(SPECS["gpt"]).program, Mesh(z=2, y=2)
+    plain = plan_axonn(program, mesh, checkpointing=checkpointing)
+    keeping = plan_axonn(program, mesh, checkpointing=checkpointing, keep_gathered=True)
+    assert plain.schedule == keeping.schedule == "axonn-abc"
+    assert Plan.from_json(keeping.to_json()) == keeping
+    again = [count_recomputed_gathers(partition(program, mesh, each)) for each in (plain, keeping)]
+    assert again[0] > 0
+    assert again[1] == 0
+
+
+def count_recomputed_gathers(program: Program) -> int:
+    return sum(
+        isinstance(op, StartedOp) and "all_gather" in op.name and phase_of(op) == "recompute"
+        for op in program.ops
+    )

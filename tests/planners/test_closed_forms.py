@@ -23,7 +23,7 @@ from shardweave.planners.lowering.lower import Lowerings
 from shardweave.planners.oases import plan_oases
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_parts import Predicted
-from shardweave.planners.plan.zero import passes
+from shardweave.planners.plan.zero import ring_passes
 from shardweave.planners.predict.predict import predict_plan
 from shardweave.tests.zoo import captured
 
@@ -144,6 +144,6 @@ def test_rounds_of_zero_are_what_the_simulator_sends(zero: int) -> None:
     )
     found = simulated(plan, FREE)
     share = (replicas - 1) / replicas
-    rest = found.communication_s["data"] / (passes(zero, 1) * share)
+    rest = found.communication_s["data"] / (ring_passes(zero, 1) * share)
     whole = simulated(replace(plan, zero=0), FREE).communication_s["data"] / (2 * share)
     assert rest == pytest.approx(whole, rel=0.05)

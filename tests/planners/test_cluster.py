@@ -163,6 +163,12 @@ def test_file_with_units_reads_as_numbers(tmp_path: Path) -> None:
          r"devices\.fast\.efficiency: found a share of 80, expected more than 0 and at most 1, the"),
         ("memory_bytes", "attention_efficiency: [[1, 0], [2, 0.5]], memory_bytes",
          "attention_efficiency: found a share of 0, expected more than 0 and at most 1, the"),
+        ("count: 2", "count: 2, rings: [{stride: 1, ranks: 2, bandwidth_bytes_s: 0}]",
+         r"nodes\[0\]\.rings\[0\]\.bandwidth_bytes_s: found 0; write what one device sends .* or leave"),
+        ("count: 2", "count: 2, islands: [{devices: 2, bandwidth_bytes_s: 0}]",
+         r"nodes\[0\]\.islands\[0\]\.bandwidth_bytes_s: found 0; write what"),
+        ("name: small", "name: small\nformat: shardweave.cluster/2",
+         "<c>: 'format' must be shardweave.cluster/1, or left out"),
         ("nodes:\n", "nodes: []\nx:\n", r"<c>: unknown field 'x'"),
     ],
 )  # fmt: skip

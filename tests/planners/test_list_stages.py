@@ -17,8 +17,8 @@ from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.lowering.lower import local_program
 from shardweave.planners.lowering.stages.balance import balanced_stages
-from shardweave.planners.lowering.stages.list_stages import costs_of, order_stages
-from shardweave.planners.lowering.stages.picture import picture_of, table_of
+from shardweave.planners.lowering.stages.list_stages import order_stages, stage_costs_of
+from shardweave.planners.lowering.stages.picture import picture_of, schedule_table_of
 from shardweave.planners.megatron.planner import plan_megatron
 from shardweave.planners.plan.plan_parts import Pipeline
 from shardweave.planners.predict.pipeline.simulation import PipelineSimulation
@@ -53,7 +53,7 @@ def test_list_is_the_fastest_and_its_picture_shows_each_pass() -> None:
     found = staged(SMALL, "list")
     time_s = simulated(found).time_s
     assert all(time_s <= simulated(staged(SMALL, name)).time_s for name in ("1f1b", "zero-bubble"))
-    picture = picture_of(*table_of(found))
+    picture = picture_of(*schedule_table_of(found))
     assert all(picture.count(f"{kind}7") == times for kind, times in (("F", 4), ("I", 3), ("W", 3)))
 
 
@@ -85,7 +85,7 @@ def test_both_ends_of_a_message_spend_what_the_cluster_says() -> None:
     )
     assert len(sizes) >= 2 * 3 * 8
     assert spent_s == pytest.approx(2 * sum(1e-3 + size / 1e6 for size in sizes))
-    last_s = [costs_of(program, cluster).pass_s((3, 3), "F") for cluster in (priced, free)]
+    last_s = [stage_costs_of(program, cluster).pass_s((3, 3), "F") for cluster in (priced, free)]
     hidden = num_bytes(tensor_type_of(_received(functions["forward_3"])))
     assert last_s[0] - last_s[1] == pytest.approx(1e-3 + hidden / 1e6)
 

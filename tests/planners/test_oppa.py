@@ -33,7 +33,7 @@ from shardweave.planners.oppa.formula import Samples, columns_of, fit_formula, p
 from shardweave.planners.oppa.gp import fit
 from shardweave.planners.oppa.joint import JointPlans
 from shardweave.planners.oppa.prior import MemoryPrior, ThroughputPrior
-from shardweave.planners.oppa.search import search
+from shardweave.planners.oppa.search import run_trials
 from shardweave.planners.plan.plan_parts import RECOMPUTE
 from shardweave.planners.planning import plan
 from shardweave.planners.trials.space import Configuration, SpaceError, SpaceTable
@@ -202,10 +202,10 @@ def test_search_goes_on_from_its_file_as_if_it_had_not_been_stopped(
     machine: StepModel, tmp_path: Path
 ) -> None:
     space, trial, chooser = SMALL.enumerate(), SimulatedTrial(machine).run, RandomChooser()
-    whole = search(space, trial, chooser, 12)
+    whole = run_trials(space, trial, chooser, 12)
     for count in (5, 9, 12):
         with TrialFile.open(tmp_path / "t.jsonl", {"a": 1}) as file:
-            part = search(space, trial, chooser, count, file=file)
+            part = run_trials(space, trial, chooser, count, file=file)
             assert len(part.records) == count
     assert [r.configuration for r in part.records] == [r.configuration for r in whole.records]
     assert [r.outcome for r in part.records] == [r.outcome for r in whole.records]
@@ -218,11 +218,11 @@ def test_search_goes_on_the_same_between_two_fits_of_its_numbers(
     monkeypatch.setattr(choosers, "FITTED_EACH", 5)
     space, trial = SMALL.enumerate(), SimulatedTrial(machine).run
     with patch.object(choosers, "fit", wraps=fit) as fitted:
-        whole = search(space, trial, BayesianChooser(), 13)
+        whole = run_trials(space, trial, BayesianChooser(), 13)
     assert [len(call.args[0].values) for call in fitted.call_args_list] == [5, 10]
     for count in (8, 13):
         with TrialFile.open(tmp_path / "t.jsonl", {}) as file:
-            part = search(space, trial, BayesianChooser(), count, file=file)
+            part = run_trials(space, trial, BayesianChooser(), count, file=file)
     assert [r.configuration for r in part.records] == [r.configuration for r in whole.records]
 
 
@@ -283,7 +283,7 @@ def test_every_oppa_search_is_near_the_best_in_fewer_trials_than_random_ones_nee
     assert (1 - missing) ** len(seeds) < 0.01  # that as many random searches all come near
     for seed in seeds:
         trial = SimulatedTrial(machine, seed).run
-        found = search(space, trial, BayesianChooser(), trials, seed=seed)
+        found = run_trials(space, trial, BayesianChooser(), trials, seed=seed)
         assert near & {record.configuration for record in found.records}
 
 
@@ -365,3 +365,10 @@ def test_no_trials_are_told(program: Program) -> None:
 def test_real_trials_need_a_model(program: Program) -> None:
     with pytest.raises(ValueError, match="real trials train a model"):
         plan(program, None, "oppa", cluster="perlmutter:nodes=1", real=True)
+
+
+def test_time_limit_ends_the_search_and_is_said(program: Program) -> None:
+    options: dict[str, Any] = {"trials": 20, "time_limit_s": 1e-9}
+    made = plan(program, None, "oppa", cluster="perlmutter:nodes=1", **options)
+    assert "the fastest of 1 trial" in made.reasons[0]
+    assert made.reasons[0].endswith("the time limit of 1e-09 s ended the search")

@@ -19,11 +19,11 @@ from shardweave.planners.schedules.list_order import (
     UNIT_COSTS,
     PassCosts,
     list_table,
-    most_in_flight,
+    most_weight_passes_in_flight,
     time_of,
 )
 from shardweave.planners.schedules.schedules import LIST, find_schedule, fixed_tables
-from shardweave.planners.schedules.table import Action, Kind, Table, in_order
+from shardweave.planners.schedules.table import Action, Kind, Table, actions_in_order
 from shardweave.planners.schedules.uneven import uneven_table
 
 DATA = Path(__file__).parents[1] / "data" / "pipelines"
@@ -117,7 +117,7 @@ def test_every_schedule_ends_and_runs_each_pass_once(name: str) -> None:
                 (1, 2) if name == LIST else (1, 2, 4) if not schedule.fixed else (schedule.chunks,)
             ):
                 table = schedule.table(ranks, micro_batches, chunks)
-                found = in_order(table, ranks * chunks)
+                found = actions_in_order(table, ranks * chunks)
                 done = [
                     (a.stage, kind, a.micro_batch)
                     for _, a in found
@@ -132,7 +132,7 @@ def test_table_in_which_ranks_wait_for_each_other_is_refused() -> None:
     with pytest.raises(
         ValueError, match=r"rank 0 is at 0B0 and waits for 0F0, 1I0; rank 1 is at 1F0"
     ):
-        in_order(table, 2)
+        actions_in_order(table, 2)
 
 
 def test_what_a_schedule_cannot_do_is_said() -> None:
@@ -201,8 +201,12 @@ def of_chunks(chunks: int) -> PassCosts:
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_zero_bubble_h2_waits_less_than_h1_and_holds_fewer_than_twice_as_many(ranks: int) -> None:
     tables = {name: find_schedule(name).table(ranks, 4 * ranks, 1) for name in ("1f1b", *H)}
-    assert most_in_flight(tables["1f1b"]) == most_in_flight(tables["zero-bubble"]) == ranks
-    assert most_in_flight(tables["zero-bubble-h2"]) == 2 * ranks - 1
+    assert (
+        most_weight_passes_in_flight(tables["1f1b"])
+        == most_weight_passes_in_flight(tables["zero-bubble"])
+        == ranks
+    )
+    assert most_weight_passes_in_flight(tables["zero-bubble-h2"]) == 2 * ranks - 1
     seconds = {"F": 1.0, "I": 1.2, "W": 0.8}  # attention has no weights
     first, second = (bubble_of(name, ranks, 1, seconds) / (ranks - 1) for name in H)
     assert (first, second) == (pytest.approx(1.4), pytest.approx(1.0))
@@ -223,7 +227,7 @@ def bubble(table: Table, ranks: int) -> float:
 def test_list_has_a_third_of_the_bubbles_of_1f1b_and_no_more_micro_batches_in_flight() -> None:
     fixed, found = (find_schedule(name).table(4, 8, 1) for name in ("1f1b", "list"))
     assert (bubble(found, 4), bubble(fixed, 4)) == (3, 9)
-    assert most_in_flight(found) == most_in_flight(fixed) == 4
+    assert most_weight_passes_in_flight(found) == most_weight_passes_in_flight(fixed) == 4
 
 
 @pytest.mark.parametrize(("ranks", "chunks"), [(2, 1), (3, 1), (2, 2)])
@@ -243,14 +247,18 @@ def test_list_is_never_slower_than_another_schedule_and_keeps_to_its_memory(
         others = fixed_tables(ranks, 4, chunks)
         times = [time_of(table, len(stages), costs) for table in others]
         found = list_table(ranks, 4, chunks, costs, others)
-        assert len(in_order(found, len(stages))) == 3 * len(stages) * 4
+        assert len(actions_in_order(found, len(stages))) == 3 * len(stages) * 4
         assert time_of(found, len(stages), costs) <= min(times) * 1.005
-        most = most_in_flight(found)
+        most = most_weight_passes_in_flight(found)
         assert most < 2 * ranks * chunks
         less = list_table(
-            ranks, 4, chunks, costs, fits=lambda table, most=most: most_in_flight(table) < most
+            ranks,
+            4,
+            chunks,
+            costs,
+            fits=lambda table, most=most: most_weight_passes_in_flight(table) < most,
         )
-        assert most_in_flight(less) < most
+        assert most_weight_passes_in_flight(less) < most
         with pytest.raises(ValueError, match=r"ranks fits into their memory; use smaller"):
             list_table(ranks, 4, chunks, costs, others, lambda _: False)
 

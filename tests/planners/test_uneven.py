@@ -12,14 +12,18 @@ from shardweave.ir.mesh.mesh import Mesh
 from shardweave.planners.cost.cluster import Cluster, DeviceType, NodeType
 from shardweave.planners.lowering.lower import Lowerings
 from shardweave.planners.lowering.stages.balance import balanced_stages
-from shardweave.planners.lowering.stages.choose import devices_of_plan, shortened, with_pipeline
+from shardweave.planners.lowering.stages.choose import (
+    devices_of_plan,
+    fewer_micro_batches,
+    with_pipeline,
+)
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_parts import PIPELINE_SCHEDULES, Pipeline, PlanError
 from shardweave.planners.predict.pipeline.simulation import PipelineSimulation
 from shardweave.planners.predict.predict import simulation_of
 from shardweave.planners.schedules.list_order import UNIT_COSTS, PassCosts, list_table, time_of
 from shardweave.planners.schedules.schedules import Schedule, find_schedule
-from shardweave.planners.schedules.table import Table, gives_of, in_order
+from shardweave.planners.schedules.table import Table, actions_in_order, gives_of
 from shardweave.planners.schedules.uneven import (
     check_shares,
     fitted_shares,
@@ -79,7 +83,7 @@ def check_order(
 ) -> None:
     """It ends, and each stage runs each micro-batch once, at a rank of its own and by its share."""
     count, groups = sum(shares[0]), len(shares)
-    order = in_order(table, groups * chunks)
+    order = actions_in_order(table, groups * chunks)
     assert len(order) == len({action for _, action in order})
     done = Counter(gift for _, action in order for gift in gives_of(action))
     assert done == Counter(
@@ -125,7 +129,7 @@ def test_shares_of_fewer_micro_batches_keep_their_proportions() -> None:
     with pytest.raises(PlanError, match="a stage is at 2 ranks, but a step has 1 micro-batches"):
         fitted_shares(((8,), (6, 2)), 1)
     pipeline = Pipeline((("a",), ("b",)), 8, shares=((8,), (6, 2)))
-    found = shortened(pipeline, 5, 4, 3)
+    found = fewer_micro_batches(pipeline, 5, 4, 3)
     assert (found.micro_batches, found.shares) == (4, ((4,), (3, 1)))
 
 
@@ -160,7 +164,7 @@ def test_list_orders_stages_at_several_ranks_no_slower_than_other_schedules(chun
     others = uneven_tables(shares, chunks)
     best_s = min(time_of(table, num_stages, UNIT_COSTS) for table in others)
     found = uneven_table("list", shares, chunks)
-    assert len(in_order(found, num_stages)) == 3 * 8 * num_stages
+    assert len(actions_in_order(found, num_stages)) == 3 * 8 * num_stages
     by_rank = [{action.micro_batch for action in row} for row in found]
     assert [len(numbers) for numbers in by_rank] == [5, 3, 8]
     assert time_of(found, num_stages, UNIT_COSTS) <= best_s

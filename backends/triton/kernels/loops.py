@@ -22,7 +22,7 @@ from shardweave.backends.triton.source.alignment import (
 )
 from shardweave.backends.triton.source.formulas import computed_in, converted, type_text
 from shardweave.backends.triton.source.index import Base, of_base
-from shardweave.backends.triton.source.joining import identity_of, joined, reduced
+from shardweave.backends.triton.source.joining import identity_of, joined_blocks, reduced_block
 from shardweave.backends.triton.source.region import Region
 from shardweave.backends.triton.source.source import Config, Kernel, KernelDraft, Kind
 from shardweave.backends.triton.source.values import Values
@@ -164,7 +164,7 @@ class _ReductionTemplate:
         must_keep = keeps_nan(step.key[0]) and dtype.is_floating_point
         if must_keep and step.kind != "sum":
             text = self.writer.assign("part", text, dtype, frozenset({"row", "col"})).name
-        return reduced(step.kind, text, axis, keeps_nan=must_keep)
+        return reduced_block(step.kind, text, axis, keeps_nan=must_keep)
 
     def _finish(self, step: Accumulation, text: str, term: Term) -> None:
         axes = frozenset({"row"})
@@ -256,7 +256,7 @@ class _ReductionTemplate:
                 ready.append((step, total, term))
                 partner = sums.get(step.key)
                 if partner is None:
-                    self.writer.line(f"{total} = {joined(step.kind, total, part)}")
+                    self.writer.line(f"{total} = {joined_blocks(step.kind, total, part)}")
                 else:
                     online[partner] = total
                     ready.append((partner, self._join_powers(total, part), term))
@@ -281,7 +281,7 @@ class _ReductionTemplate:
         total, each, new = (self.writer.fresh(word) for word in ("total", "each", "peak"))
         self.writer.line(
             f"{each} = {part}\n"
-            f"{new} = {joined('max', peak, each)}\n"
+            f"{new} = {joined_blocks('max', peak, each)}\n"
             f"{new}_or_0 = {_or_0(new)}\n"
             f"{total} = {total} * tl.exp({peak} - {new}_or_0) + tl.exp({each} - {new}_or_0)\n"
             f"{peak} = {new}"
@@ -314,7 +314,7 @@ class _ReductionTemplate:
                 else:
                     start = identity_of(step.kind, dtype)
                     part = f"tl.where(in_row & in_col, {step.term().name}, {start})"
-                line(f"{total} = {joined(step.kind, total, part)}")
+                line(f"{total} = {joined_blocks(step.kind, total, part)}")
             self._store([v for v in self.region.stored if v not in self.column_values])
             self.writer.dense = None
         for step, total, dtype in zip(columns, totals, dtypes, strict=True):

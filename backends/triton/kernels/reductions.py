@@ -10,7 +10,7 @@ from typing import NamedTuple
 from xdsl.ir import SSAValue
 
 from shardweave.backends.triton.source.formulas import computed_in, converted, number
-from shardweave.backends.triton.source.index import Index, divided, raveled
+from shardweave.backends.triton.source.index import Index, quotient_and_remainder, raveled
 from shardweave.backends.triton.source.source import Kind
 from shardweave.backends.triton.source.values import Values
 from shardweave.backends.triton.source.writer import (
@@ -117,7 +117,7 @@ class Reducer:
     def _position(self, indices: Indices, value: SSAValue) -> Index:
         """The column of an element of a value of the space. Raises UnfitError off the row."""
         flat = raveled(indices, shape_of(value))
-        row, col = divided(flat, self.columns, self.values.writer.name_index)
+        row, col = quotient_and_remainder(flat, self.columns, self.values.writer.name_index)
         if row != self.row:
             raise UnfitError("a reduced row is read by an element of another row")
         return col

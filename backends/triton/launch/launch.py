@@ -17,14 +17,14 @@ from shardweave.backends.triton.installed import has_triton
 from shardweave.backends.triton.kernels.generate import kernel_of
 from shardweave.backends.triton.kernels.lookups import num_programs
 from shardweave.backends.triton.launch.cache import cache_folder, write_file
-from shardweave.backends.triton.launch.tune import ATEN, choose
+from shardweave.backends.triton.launch.tune import ATEN, choose_config
 from shardweave.backends.triton.source.alignment import num_column_blocks
 from shardweave.backends.triton.source.joining import (
     PartialResult,
     finishing_grid,
     finishing_kernel,
     num_partial,
-    parts_of,
+    partial_results_of,
     with_joining,
 )
 from shardweave.backends.triton.source.parts import (
@@ -75,7 +75,7 @@ class FusedCall:
         device: torch.device | str = "cpu",
         *,
         tunes: bool = True,
-        agreed: Callable[[Callable[[], Config]], Config] = lambda choose: choose(),
+        agreed: Callable[[Callable[[], Config]], Config] = lambda choose_config: choose_config(),
         queue: PartsQueue | None = None,
     ) -> None:
         self.op = op
@@ -173,7 +173,7 @@ class FusedCall:
             launch = Launch(kernel, config, self.device)
             return lambda: launch(copies)
 
-        choice = choose(kernel, torch.cuda.get_device_name(self.device), runner)
+        choice = choose_config(kernel, torch.cuda.get_device_name(self.device), runner)
         self.failures += choice.failures
         return choice.config
 
@@ -242,7 +242,7 @@ class Launch:
         self._device = torch.device(device)
         self._made = [(shape_of(value), region.dtype_of(value)) for value in region.stored]
         self._partial = tuple(kernel.partial)
-        self._parts = parts_of(kernel, config)
+        self._parts = partial_results_of(kernel, config)
         self._queue = queue or PartsQueue(join_parts)
         self._waits = queue is not None
         self._joins_others = joins_others(kernel)
@@ -338,7 +338,7 @@ def launch_options(kernel: KernelSource, config: Config) -> dict[str, int | bool
     return options | ({"debug": True, "sanitize_overflow": False} if kernel.asserts else {})
 
 
-def launch(kernel: Kernel, config: Config, tensors: Sequence[Tensor]) -> Results:
+def launch_kernel(kernel: Kernel, config: Config, tensors: Sequence[Tensor]) -> Results:
     """Run a kernel with a configuration; returns the results of its region."""
     device = tensors[0].device if tensors else torch.device("cpu")
     return Launch(kernel, config, device)(tensors)

@@ -38,7 +38,7 @@ class NothingRunsError(RuntimeError):
     """No configuration of a kernel runs on this device, nor do its ops on ATen."""
 
 
-def choose(kernel: Kernel, device_name: str, runner: Runner) -> Choice:
+def choose_config(kernel: Kernel, device_name: str, runner: Runner) -> Choice:
     """The fastest configuration on this device, from the cache on disk or measured now.
 
     Raises NothingRunsError.
@@ -47,12 +47,12 @@ def choose(kernel: Kernel, device_name: str, runner: Runner) -> Choice:
     known = read_choice(path, kernel)
     if known is not None:
         return Choice(known)
-    best = measure(kernel, runner)
+    best = fastest_config(kernel, runner)
     record_choice(path, kernel, best.config)
     return best
 
 
-def measure(kernel: Kernel, runner: Runner) -> Choice:
+def fastest_config(kernel: Kernel, runner: Runner) -> Choice:
     """The configuration that takes the least time; one that fails, for any reason, is left out.
 
     Raises NothingRunsError if all fail.

@@ -89,7 +89,7 @@ def of_base(base: Base) -> Index:
     return ZERO if base.size == 1 else Index((IndexTerm(base, 1, base.size, 1),))
 
 
-def divided(index: Index, divisor: int, namer: Namer) -> tuple[Index, Index]:
+def quotient_and_remainder(index: Index, divisor: int, namer: Namer) -> tuple[Index, Index]:
     """Quotient and remainder of an index that is not negative.
 
     namer: makes a variable of an index that does not divide part by part.
@@ -128,7 +128,7 @@ def unraveled(flat: Index, shape: Sequence[int], namer: Namer) -> tuple[Index, .
         if position == len(shape) - 1:
             found.append(flat if size > 1 else ZERO)
         else:
-            flat, index = divided(flat, size, namer)
+            flat, index = quotient_and_remainder(flat, size, namer)
             found.append(index if size > 1 else ZERO)
     return tuple(reversed(found))
 

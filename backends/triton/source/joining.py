@@ -126,12 +126,12 @@ def identity_of(kind: Kind, dtype: torch.dtype) -> str:
     return number(torch.iinfo(dtype).max if kind == "min" else torch.iinfo(dtype).min)
 
 
-def joined(kind: Kind, a: str, b: str) -> str:
+def joined_blocks(kind: Kind, a: str, b: str) -> str:
     """Two blocks as one, element by element."""
     return _JOIN[kind].format(a=a, b=b)
 
 
-def reduced(kind: Kind, block: str, axis: int, *, keeps_nan: bool) -> str:
+def reduced_block(kind: Kind, block: str, axis: int, *, keeps_nan: bool) -> str:
     """The reduction of a block along its rows (1) or columns (0), as a block of one less.
 
     keeps_nan: whether the largest element of some with NaN is NaN, as in ATen; Triton's `max`
@@ -144,7 +144,7 @@ def reduced(kind: Kind, block: str, axis: int, *, keeps_nan: bool) -> str:
     return f'tl.where({is_nan}, float("nan"), tl.{kind}({block}, {rest})'
 
 
-def parts_of(kernel: Kernel, config: Config) -> list[PartialResult]:
+def partial_results_of(kernel: Kernel, config: Config) -> list[PartialResult]:
     """The results that a kernel with a configuration leaves in parts, in the order of `partial`."""
     if not kernel.partial:
         return []
@@ -247,7 +247,7 @@ def _joining_of(place: int, parts: PartialResult) -> str:
         start=identity_of(parts.kind, dtype),
         each=each if parts.dtype == dtype else f"{each}.to({type_text(dtype)})",
         dtype=type_text(dtype),
-        joined=joined(parts.kind, "total", "each"),
-        reduced=reduced(parts.kind, "total", axis=0, keeps_nan=dtype.is_floating_point),
+        joined=joined_blocks(parts.kind, "total", "each"),
+        reduced=reduced_block(parts.kind, "total", axis=0, keeps_nan=dtype.is_floating_point),
         found=converted("found", dtype, parts.target),
     )

@@ -16,7 +16,7 @@ from torch import Tensor
 from xdsl.ir import Operation, SSAValue
 
 from shardweave.backends.triton.kernels.reductions import accumulation_kind
-from shardweave.backends.triton.source.joining import PartialResult, parts_of
+from shardweave.backends.triton.source.joining import PartialResult, partial_results_of
 from shardweave.backends.triton.source.region import Region, region_of
 from shardweave.backends.triton.source.source import Config, Kernel
 from shardweave.ir.dialects.kernel import FusedOp
@@ -124,7 +124,7 @@ def results_in_parts(op: FusedOp, kernel: Kernel | None, config: Config) -> list
     """What a region leaves in parts. kernel: its own, if it has one. config: of that."""
     if is_sum_in_memory(op):
         return [sum_in_memory(region_of(op))[1]]
-    return [] if kernel is None else parts_of(kernel, config)
+    return [] if kernel is None else partial_results_of(kernel, config)
 
 
 def joins_others(kernel: Kernel) -> bool:

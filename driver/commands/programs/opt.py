@@ -49,7 +49,7 @@ def opt_command(options: argparse.Namespace) -> int:
     if options.list_passes:
         print(list_of_passes())
         return 0
-    pipeline = pipeline_of(options)
+    pipeline = pipeline_of_options(options)
     if options.print_pipeline:
         print(pipeline)
         return 0
@@ -143,7 +143,7 @@ def _add_pass_options(command: argparse.ArgumentParser) -> None:
     )
 
 
-def pipeline_of(options: argparse.Namespace) -> PassPipeline:
+def pipeline_of_options(options: argparse.Namespace) -> PassPipeline:
     """The pipeline that the options name. Raises ValueError for passes that it does not have."""
     from shardweave.passes.pipeline import PassPipeline
 

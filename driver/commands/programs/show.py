@@ -56,11 +56,11 @@ def show_command(options: argparse.Namespace) -> int:
 def _schedule(program: Program) -> str:
     """The picture of a staged program's schedule. Raises ValueError for one without stages."""
     from shardweave.ir.program.staged import is_staged
-    from shardweave.planners.lowering.stages.picture import picture_of, table_of
+    from shardweave.planners.lowering.stages.picture import picture_of, schedule_table_of
 
     if not is_staged(program):
         raise ValueError(
             "the program is not cut into stages, so that it has no schedule of micro-batches; run "
             "the pass cut-stages on it first."
         )
-    return picture_of(*table_of(program))
+    return picture_of(*schedule_table_of(program))

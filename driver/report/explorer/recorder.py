@@ -39,7 +39,7 @@ from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.memory import memory_over_time
 from shardweave.planners.cost.quantity import bytes_text, seconds_text
 from shardweave.planners.lowering.stages.picture import moments_of
-from shardweave.planners.lowering.stages.picture import table_of as schedule_of
+from shardweave.planners.lowering.stages.picture import schedule_table_of as schedule_of
 from shardweave.planners.predict.predict import simulate_step
 from shardweave.planners.simulate.simulation import Simulation
 

@@ -18,13 +18,13 @@ def log_sigmoid_of(b: ImportBuilder, source: SSAValue) -> SSAValue:
 
 
 @form("aten.log_sigmoid_forward")
-def log_sigmoid(call: Call) -> Result:
+def _log_sigmoid(call: Call) -> Result:
     """The result; the buffer that eager keeps for backward is not kept."""
     return [log_sigmoid_of(call.builder, call["self"]), None]
 
 
 @form("aten.log_sigmoid_backward")
-def log_sigmoid_backward(call: Call) -> Result:
+def _log_sigmoid_backward(call: Call) -> Result:
     """grad * sigmoid(-x)."""
     b = call.builder
     slope = b.call("aten.sigmoid", b.call("aten.neg", call["self"]))
@@ -32,14 +32,14 @@ def log_sigmoid_backward(call: Call) -> Result:
 
 
 @form("aten.glu")
-def glu(call: Call) -> Result:
+def _glu(call: Call) -> Result:
     """The first half, times the sigmoid of the second."""
     first, second = _halves(call)
     return call.builder.call("aten.mul.Tensor", first, call.builder.call("aten.sigmoid", second))
 
 
 @form("aten.glu_backward")
-def glu_backward(call: Call) -> Result:
+def _glu_backward(call: Call) -> Result:
     b = call.builder
     first, second = _halves(call)
     gate = b.call("aten.sigmoid", second)

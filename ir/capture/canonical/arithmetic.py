@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
+import torch
 from xdsl.ir import SSAValue
 
 from shardweave.ir.capture.canonical.base import (
@@ -43,49 +45,104 @@ def binary(call: Call) -> Result:
     return call.add(f"{base}.Scalar", [source], values)
 
 
+def _reduced(call: Call) -> tuple[list[int], int]:
+    """The dims that a reduction of `self` sums over, and their elements; none of a scalar."""
+    shape = shape_of(call["self"])
+    given = call.arguments.get("dim") or range(len(shape))
+    dims = sorted(normalized(d, len(shape)) for d in given) if shape else []
+    return dims, math.prod(shape[d] for d in dims)
+
+
 @form("aten.mean", "aten.mean.dim")
-def mean(call: Call) -> Result:
+def _mean(call: Call) -> Result:
     """The sum over the global extent, divided by that extent."""
-    source = call["self"]
-    shape = shape_of(source)
-    dims = [normalized(d, len(shape)) for d in call.arguments.get("dim") or range(len(shape))]
-    count = math.prod(shape[d] for d in dims)
     b = call.builder
-    source = b.cast(source, call.dtype)
+    source = b.cast(call["self"], call.dtype)
+    dims, count = _reduced(call)
     total = b.sum(source, dims, call.arguments.get("keepdim", False))
     return b.call("aten.div.Scalar", total, other=count)
 
 
 @form("aten.sum", "aten.sum.dim_IntList")
-def sum_(call: Call) -> Result:
+def _sum_(call: Call) -> Result:
     source = call["self"]
-    rank = len(shape_of(source))
-    dims = sorted(normalized(d, rank) for d in call.arguments.get("dim") or range(rank))
-    values = {"dim": dims, "keepdim": call.arguments.get("keepdim", False)}
+    values = {"dim": _reduced(call)[0], "keepdim": call.arguments.get("keepdim", False)}
     if call.arguments.get("dtype") not in (None, dtype_of_value(source)):
         values["dtype"] = call["dtype"]
     return call.add("aten.sum.dim_IntList", [source], values)
 
 
-@form("aten.norm.Scalar", "aten.norm.ScalarOpt_dim")
-def norm(call: Call) -> Result:
-    """The norm of vectors, under its name of today."""
-    dims = call.arguments.get("dim") or None
-    values = {"dim": dims, "keepdim": call.arguments.get("keepdim", False)}
-    power = call.arguments.get("p")
-    values["ord"] = 2 if power is None else power
-    return call.add("aten.linalg_vector_norm", [call["self"]], values)
+def _is_of_all(call: Call) -> bool:
+    """Whether a reduction leaves one number of many."""
+    shape = shape_of(call["self"])
+    return bool(shape) and len(_reduced(call)[0]) == len(shape)
+
+
+@form("aten.norm.Scalar", "aten.norm.ScalarOpt_dim", "aten.linalg_vector_norm")
+def _norm(call: Call) -> Result:
+    """The norm of vectors under its name of today; a 2-norm of all elements as a sum of squares."""
+    power = call.arguments.get("p", call.arguments.get("ord"))
+    power = 2 if power is None else power
+    source, b = call["self"], call.builder
+    if power == 2 and _is_of_all(call) and not dtype_of_value(source).is_complex:
+        # Kernels add up squares of few digits in float32.
+        source = b.cast(source, torch.promote_types(call.dtype, torch.float32))
+        total = _reduce(call, "aten.sum.dim_IntList", b.call("aten.mul.Tensor", source, source))
+        return b.cast(b.call("aten.sqrt", total), call.dtype)
+    values = {"dim": call.arguments.get("dim") or None, "ord": power}
+    values["keepdim"] = call.arguments.get("keepdim", False)
+    if call.arguments.get("dtype") is not None:
+        values["dtype"] = call["dtype"]
+    return call.add("aten.linalg_vector_norm", [source], values)
+
+
+def _reduce(call: Call, name: str, source: SSAValue) -> SSAValue:
+    """A reduction of the call's dims."""
+    keepdim = call.arguments.get("keepdim", False)
+    return call.builder.call(name, source, dim=_reduced(call)[0], keepdim=keepdim)
+
+
+@form("aten.min", "aten.amin")
+def _least(call: Call) -> SSAValue:
+    """The least of all elements is the largest of their negatives, which shards combine."""
+    if not _is_of_all(call):
+        return (
+            call.add("aten.min", [call["self"]])
+            if call.name == "aten.min"
+            else _reduce(call, "aten.amin", call["self"])
+        )
+    negative = "aten.neg" if call.dtype.is_floating_point else "aten.bitwise_not"
+    negatives = call.builder.call(negative, call["self"])
+    return call.builder.call(negative, _reduce(call, "aten.amax", negatives))
+
+
+@form("aten.aminmax")
+def _extremes(call: Call) -> Result:
+    """The least and the largest elements, each by itself."""
+    dim = call.arguments.get("dim")
+    each = replace(call, name="aten.amin")
+    each.arguments = {**call.arguments, "dim": [] if dim is None else [dim]}
+    least = _least(each)
+    assert isinstance(least, SSAValue)
+    return [least, _reduce(each, "aten.amax", call["self"])]
+
+
+@form("aten.nansum")
+def _sum_of_numbers(call: Call) -> Result:
+    """A sum that takes 0 for what is not a number."""
+    b, source = call.builder, call["self"]
+    if dtype_of_value(source).is_floating_point:
+        is_nan = b.call("aten.isnan", source)
+        source = b.call("aten.masked_fill.Scalar", source, is_nan, value=0)
+    return _reduce(call, "aten.sum.dim_IntList", b.cast(source, call.dtype))
 
 
 @form("aten.var.correction", "aten.var_mean.correction")
-def variance(call: Call) -> Result:
+def _variance(call: Call) -> Result:
     """The mean square distance from the global mean."""
-    source = call["self"]
-    shape = shape_of(source)
-    dims = [normalized(d, len(shape)) for d in call.arguments.get("dim") or range(len(shape))]
-    count = math.prod(shape[d] for d in dims)
+    b, source = call.builder, call["self"]
+    dims, count = _reduced(call)
     correction = call.arguments.get("correction")
-    b = call.builder
     center = b.call("aten.div.Scalar", b.sum(source, dims, True), other=count)
     distance = b.call("aten.sub.Tensor", source, center)
     square = b.call("aten.mul.Tensor", distance, distance)

@@ -79,7 +79,7 @@ def form(*names: str) -> Callable[[Form], Form]:
 def _load() -> None:
     families = """
         layout creation arithmetic activations losses binary_losses batch_norm random refused
-        strided
+        strided grouped
     """
     for module in families.split():
         import_module(f"shardweave.ir.capture.canonical.{module}")

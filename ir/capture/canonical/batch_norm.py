@@ -13,7 +13,12 @@ from xdsl.ir import SSAValue
 
 from shardweave.ir.capture.builder import ImportBuilder
 from shardweave.ir.capture.canonical.base import Call, form
-from shardweave.ir.dialects.types import dtype_of_type, dtype_of_value, shape_of
+from shardweave.ir.dialects.types import (
+    dtype_of_type,
+    dtype_of_value,
+    shape_of,
+    shape_of_type,
+)
 
 
 @dataclass
@@ -84,9 +89,20 @@ def _wide(build: ImportBuilder, value: Any) -> Any:
     return build.cast(value, torch.float32) if _has_few_digits(value) else value
 
 
-@form("aten._native_batch_norm_legit_functional", "aten._batch_norm_with_update_functional")
+@form("aten._batch_norm_with_update_functional")
+def _batch_norm_with_update(call: Call) -> list[SSAValue | None]:
+    """As `_batch_norm`, with what a kernel keeps for its backward pass: nothing here."""
+    *types, reserve, mean_type, variance_type = call.types
+    computed = _batch_norm(replace(call, types=[*types, mean_type, variance_type]))
+    assert isinstance(computed, list)
+    output, mean, rstd, *running = computed
+    kept = reserve and call.builder.full(shape_of_type(reserve), 0, dtype_of_type(reserve))
+    return [output, mean, rstd, kept, *running]
+
+
+@form("aten._native_batch_norm_legit_functional")
 @_widely
-def batch_norm(call: Call) -> list[SSAValue | None]:
+def _batch_norm(call: Call) -> list[SSAValue | None]:
     """Output, batch mean, 1 / standard deviation, and the new running mean and variance."""
     b = call.builder
     source = call["input"]
@@ -113,7 +129,7 @@ def batch_norm(call: Call) -> list[SSAValue | None]:
 
 @form("aten._native_batch_norm_legit.no_stats")
 @_widely
-def batch_norm_without_buffers(call: Call) -> list[SSAValue | None]:
+def _batch_norm_without_buffers(call: Call) -> list[SSAValue | None]:
     """Output, batch mean and 1 / standard deviation; instance norms are made of it."""
     channels = _Channels(call, shape_of(call["input"]))
     mean, variance = _statistics(call, channels)
@@ -123,7 +139,7 @@ def batch_norm_without_buffers(call: Call) -> list[SSAValue | None]:
 
 @form("aten._native_batch_norm_legit_no_training", "aten.native_batch_norm")
 @_widely
-def batch_norm_inference(call: Call) -> list[SSAValue | None]:
+def _batch_norm_inference(call: Call) -> list[SSAValue | None]:
     """The affine map of the running statistics."""
     channels = _Channels(call, shape_of(call["input"]))
     assert not call.arguments.get("training", False)
@@ -161,9 +177,9 @@ def _normalize(call: Call, channels: _Channels, mean: SSAValue, rstd: SSAValue) 
     return output
 
 
-@form("aten.native_batch_norm_backward")
+@form("aten.native_batch_norm_backward", "aten.batch_norm_backward")
 @_widely
-def batch_norm_backward(call: Call) -> list[SSAValue | None]:
+def _batch_norm_backward(call: Call) -> list[SSAValue | None]:
     """Gradients of input, weight and bias.
 
     With x^ = (x - mean) rstd and g the output's gradient: dbias = sum g, dweight = sum g x^,
@@ -172,9 +188,11 @@ def batch_norm_backward(call: Call) -> list[SSAValue | None]:
     b = call.builder
     grad, source = call["grad_out"], call["input"]
     channels = _Channels(call, shape_of(source))
-    training = call["train"]
+    is_newer = call.name == "aten.batch_norm_backward"
+    training, saved = ("update", "save_var") if is_newer else ("train", "save_invstd")
+    training = call[training]
     mean = call["save_mean"] if training else call["running_mean"]
-    rstd = call["save_invstd"] if training else _rstd(call, call["running_var"])
+    rstd = call[saved] if training else _rstd(call, call["running_var"])
     centered = b.call("aten.sub.Tensor", source, channels.wide(mean))
     normal = b.call("aten.mul.Tensor", centered, channels.wide(rstd))
     bias_grad = channels.total(grad)

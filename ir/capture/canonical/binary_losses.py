@@ -15,7 +15,7 @@ _LEAST_SLOPE = 1e-12
 
 
 @form("aten.binary_cross_entropy")
-def binary_cross_entropy(call: Call) -> Result:
+def _binary_cross_entropy(call: Call) -> Result:
     """(t - 1) log(1 - p) - t log p, logarithms being at least -100."""
     b = call.builder
     source, target = call["self"], call["target"]
@@ -33,7 +33,7 @@ def binary_cross_entropy(call: Call) -> Result:
 
 
 @form("aten.binary_cross_entropy_backward")
-def binary_cross_entropy_backward(call: Call) -> Result:
+def _binary_cross_entropy_backward(call: Call) -> Result:
     """(p - t) / (p (1 - p)), the divisor being at least 1e-12."""
     b = call.builder
     source = call["self"]
@@ -46,7 +46,7 @@ def binary_cross_entropy_backward(call: Call) -> Result:
 
 
 @form("aten.binary_cross_entropy_with_logits")
-def binary_cross_entropy_with_logits(call: Call) -> Result:
+def _binary_cross_entropy_with_logits(call: Call) -> Result:
     """(1 - t) x - (1 + (w - 1) t) log sigmoid(x), with w the weight of positives."""
     b = call.builder
     source, target = call["self"], call["target"]
@@ -62,13 +62,13 @@ def binary_cross_entropy_with_logits(call: Call) -> Result:
 
 
 @form("aten.soft_margin_loss")
-def soft_margin_loss(call: Call) -> Result:
+def _soft_margin_loss(call: Call) -> Result:
     """log(1 + exp(-t x))."""
     return reduced(call, call.builder.call("aten.log1p", _odds(call)))
 
 
 @form("aten.soft_margin_loss_backward")
-def soft_margin_loss_backward(call: Call) -> Result:
+def _soft_margin_loss_backward(call: Call) -> Result:
     """-t z / (1 + z), with z = exp(-t x)."""
     b = call.builder
     odds = _odds(call)

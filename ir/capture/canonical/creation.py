@@ -27,39 +27,39 @@ def _filled(call: Call, constant: Any) -> Result:
 
 @form("aten._efficientzerotensor", "aten.zeros", "aten.zeros_like", "aten.new_zeros")
 @form(*(f"aten.{name}" for name in UNWRITTEN))
-def zeros(call: Call) -> Result:
+def _zeros(call: Call) -> Result:
     """Zeros; tensors without values are zero too (see `unwritten`)."""
     return _filled(call, 0)
 
 
 @form("aten.ones", "aten.ones_like", "aten.new_ones")
-def ones(call: Call) -> Result:
+def _ones(call: Call) -> Result:
     return _filled(call, 1)
 
 
 @form("aten.full", "aten.full_like", "aten.new_full")
-def full(call: Call) -> Result:
+def _full(call: Call) -> Result:
     return _filled(call, call["fill_value"])
 
 
 @form("aten.scalar_tensor")
-def scalar_tensor(call: Call) -> Result:
+def _scalar_tensor(call: Call) -> Result:
     return _filled(call, call["s"])
 
 
 @form("aten.fill.Scalar")
-def fill_scalar(call: Call) -> Result:
+def _fill_scalar(call: Call) -> Result:
     return call.builder.full(call.shape, call["value"], call.dtype)
 
 
 @form("aten.fill.Tensor")
-def fill_tensor(call: Call) -> Result:
+def _fill_tensor(call: Call) -> Result:
     """A scalar tensor broadcast to the shape."""
     return call.builder.expand(call.builder.cast(call["value"], call.dtype), call.shape)
 
 
 @form("aten.arange", "aten.arange.start", "aten.arange.start_step")
-def arange(call: Call) -> Result:
+def _arange(call: Call) -> Result:
     """start, start + step, ..; the length is the result's."""
     start = call.arguments.get("start") or 0
     step = call.arguments.get("step") or 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import torch
 from xdsl.ir import SSAValue
 
 from shardweave.ir.capture.canonical.base import (
@@ -12,6 +13,7 @@ from shardweave.ir.capture.canonical.base import (
     form,
     normalized,
 )
+from shardweave.ir.capture.canonical.grouped import gradient_of_lookup, is_zeros
 from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.types import dtype_of_value, shape_of, shape_of_type, tensor_type
 
@@ -20,13 +22,13 @@ from shardweave.ir.dialects.types import dtype_of_value, shape_of, shape_of_type
     "aten.detach", "aten.alias", "aten.clone", "aten.contiguous", "aten.lift_fresh_copy",
     "aten.lift_fresh", "aten.lift",
 )  # fmt: skip
-def identity(call: Call) -> Result:
+def _identity(call: Call) -> Result:
     """A copy or an alias: the value itself."""
     return call["self"]
 
 
 @form("aten._to_copy", "aten.to.dtype")
-def to_copy(call: Call) -> Result:
+def _to_copy(call: Call) -> Result:
     """A change of dtype, or nothing; of a Python number, a scalar."""
     source: SSAValue | float = call["self"]
     if isinstance(source, SSAValue):
@@ -35,7 +37,7 @@ def to_copy(call: Call) -> Result:
 
 
 @form("aten.copy")
-def copy(call: Call) -> Result:
+def _copy(call: Call) -> Result:
     """`src` in the dtype and shape of `self`."""
     source = call.builder.cast(call["src"], call.dtype)
     return call.builder.expand(source, call.shape)
@@ -45,13 +47,13 @@ def copy(call: Call) -> Result:
     "aten.view", "aten._unsafe_view", "aten.reshape", "aten._reshape_alias", "aten.unsqueeze",
     "aten.squeeze", "aten.squeeze.dim", "aten.squeeze.dims", "aten.flatten.using_ints",
 )  # fmt: skip
-def view(call: Call) -> Result:
+def _view(call: Call) -> Result:
     """Any change of shape that keeps the order of elements."""
     return call.builder.view(call["self"], call.shape)
 
 
 @form("aten.t", "aten.transpose.int", "aten.permute", "aten.numpy_T")
-def permute(call: Call) -> Result:
+def _permute(call: Call) -> Result:
     """Any permutation of dims."""
     source = call["self"]
     rank = len(shape_of(source))
@@ -68,12 +70,12 @@ def permute(call: Call) -> Result:
 
 
 @form("aten.expand", "aten.expand_as", "aten.broadcast_to")
-def expand(call: Call) -> Result:
+def _expand(call: Call) -> Result:
     return call.builder.expand(call["self"], call.shape)
 
 
 @form("aten.repeat")
-def repeat(call: Call) -> Result:
+def _repeat(call: Call) -> Result:
     """Expand in front of each dim, then merge: the repeats become a factor of their own."""
     repeats = list(call["repeats"])
     shape = shape_of(call["self"])
@@ -85,7 +87,7 @@ def repeat(call: Call) -> Result:
 
 
 @form("aten.pixel_shuffle", "aten.pixel_unshuffle")
-def pixel_shuffle(call: Call) -> Result:
+def _pixel_shuffle(call: Call) -> Result:
     """`(c a b) h w -> c (h a) (w b)`, and back."""
     b = call.builder
     source = call["self"]
@@ -102,7 +104,7 @@ def pixel_shuffle(call: Call) -> Result:
 
 
 @form("aten.channel_shuffle")
-def channel_shuffle(call: Call) -> Result:
+def _channel_shuffle(call: Call) -> Result:
     """`n (g c) ... -> n (c g) ...`."""
     b = call.builder
     samples, channels, *rest = shape_of(call["self"])
@@ -111,8 +113,15 @@ def channel_shuffle(call: Call) -> Result:
     return b.view(b.permute(parts, order), call.shape)
 
 
+@form("aten.diagonal", "aten.unfold")
+def _copied_view(call: Call) -> Result:
+    """A view that has no strides of its own here: its copy."""
+    values = {name: value for name, value in call.arguments.items() if name != "self"}
+    return call.add(f"{call.name}_copy", [call["self"]], values)
+
+
 @form("aten.slice.Tensor")
-def slice_(call: Call) -> Result:
+def _slice_(call: Call) -> Result:
     """A slice with an explicit start; one that takes the whole dim is nothing."""
     start = call["start"] or 0
     return sliced(call, call["self"], call["dim"], start, call["step"], call.shape)
@@ -136,7 +145,7 @@ def sliced(
     "aten.split.Tensor", "aten.split_with_sizes", "aten.split.sizes", "aten.chunk",
     "aten.unsafe_split.Tensor", "aten.unsafe_chunk",
 )  # fmt: skip
-def split(call: Call) -> Result:
+def _split(call: Call) -> Result:
     source = call["self"]
     dim = normalized(call["dim"], len(shape_of(source)))
     start = 0
@@ -150,19 +159,19 @@ def split(call: Call) -> Result:
 
 
 @form("aten.unbind.int")
-def unbind(call: Call) -> Result:
+def _unbind(call: Call) -> Result:
     source = call["self"]
     dim = normalized(call["dim"], len(shape_of(source)))
     b = call.builder
     return [
-        b.add("aten.select.int", [source], [type_], {"dim": dim, "index": index}).results[0]
-        for index, type_ in enumerate(call.types)
+        b.add("aten.select.int", [source], [type_], {"dim": dim, "index": _index}).results[0]
+        for _index, type_ in enumerate(call.types)
         if type_ is not None
     ]
 
 
 @form("aten.slice_backward")
-def slice_backward(call: Call) -> Result:
+def _slice_backward(call: Call) -> Result:
     grad = call["grad_output"]
     if shape_of(grad) == call.shape:
         return grad
@@ -174,7 +183,7 @@ def slice_backward(call: Call) -> Result:
 
 
 @form("aten.select.int")
-def select(call: Call) -> Result:
+def _select(call: Call) -> Result:
     shape = shape_of(call["self"])
     dim = normalized(call["dim"], len(shape))
     values = {"dim": dim, "index": normalized(call["index"], shape[dim])}
@@ -182,7 +191,7 @@ def select(call: Call) -> Result:
 
 
 @form("aten.select_backward")
-def select_backward(call: Call) -> Result:
+def _select_backward(call: Call) -> Result:
     dim = normalized(call["dim"], len(call.shape))
     values = {"dim": dim, "index": normalized(call["index"], call.shape[dim])}
     grad = call["grad_output"]
@@ -190,7 +199,7 @@ def select_backward(call: Call) -> Result:
 
 
 @form("aten.cat")
-def cat(call: Call) -> Result:
+def _cat(call: Call) -> Result:
     """A concatenation of what is not empty."""
     parts = [p for p in call["tensors"] if 0 not in shape_of(p)]
     if len(parts) == 1:
@@ -200,7 +209,7 @@ def cat(call: Call) -> Result:
 
 
 @form("aten.stack")
-def stack(call: Call) -> Result:
+def _stack(call: Call) -> Result:
     dim = normalized(call["dim"], len(call.shape))
     shape = (*call.shape[:dim], 1, *call.shape[dim + 1 :])
     parts = [call.builder.view(part, shape) for part in call["tensors"]]
@@ -208,7 +217,7 @@ def stack(call: Call) -> Result:
 
 
 @form("aten.index.Tensor", "aten._unsafe_index.Tensor")
-def index(call: Call) -> Result:
+def _index(call: Call) -> Result:
     """A lookup; one whose indices count each dim in order is a view of the value itself."""
     source = call["self"]
     indices = list(call["indices"])
@@ -218,10 +227,26 @@ def index(call: Call) -> Result:
 
 
 @form("aten.index_put", "aten._unsafe_index_put")
-def index_put(call: Call) -> Result:
+def _index_put(call: Call) -> Result:
+    """What is written; rows that are added to zeros, as the gradient of a lookup."""
+    rows = _numbers_of_rows(call)
+    if rows is not None and call["accumulate"] and is_zeros(call["self"]):
+        # An index may count from the end.
+        rows = call.builder.call("aten.remainder.Scalar", rows, other=call.shape[0])
+        return gradient_of_lookup(call, rows, call["values"])
     operands = [call["self"], list(call["indices"]), call["values"]]
     values = {"accumulate": call["accumulate"]}
     return call.add("aten.index_put", operands, values)
+
+
+def _numbers_of_rows(call: Call) -> SSAValue | None:
+    """The only index, if it is one of whole rows that are all given; else None."""
+    rows, *others = call["indices"]
+    if rows is None or any(other is not None for other in others):
+        return None
+    is_number = dtype_of_value(rows) in (torch.int32, torch.int64)
+    shape = (*shape_of(rows), *call.shape[1:])
+    return rows if is_number and shape_of(call["values"]) == shape else None
 
 
 def _counts_every_dim(

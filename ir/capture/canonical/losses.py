@@ -25,7 +25,7 @@ _NONE, _MEAN, _SUM = 0, 1, 2
 
 
 @form("aten._log_softmax")
-def log_softmax(call: Call) -> Result:
+def _log_softmax(call: Call) -> Result:
     """x - max - log sum exp(x - max)."""
     b = call.builder
     source = b.cast(call["self"], call.dtype)
@@ -37,7 +37,7 @@ def log_softmax(call: Call) -> Result:
 
 
 @form("aten._log_softmax_backward_data")
-def log_softmax_backward(call: Call) -> Result:
+def _log_softmax_backward(call: Call) -> Result:
     """grad - exp(output) * sum(grad).
 
     Behind a negative log likelihood the sum over classes is each row's own gradient, known
@@ -96,7 +96,7 @@ def _weighted(call: Call, rows: SSAValue, weights: SSAValue) -> SSAValue:
 
 
 @form("aten.nll_loss_forward", "aten.nll_loss2d_forward")
-def nll_loss(call: Call) -> Result:
+def _nll_loss(call: Call) -> Result:
     """-sum over counted rows of w[target] log p[target]; the mean divides by the sum of weights."""
     b = call.builder
     source = call["self"]
@@ -120,7 +120,7 @@ def nll_loss(call: Call) -> Result:
 
 
 @form("aten.nll_loss_backward", "aten.nll_loss2d_backward")
-def nll_loss_backward(call: Call) -> Result:
+def _nll_loss_backward(call: Call) -> Result:
     """-w grad (divided by the sum of weights, for a mean) at each counted row's target class."""
     b = call.builder
     grad = call["grad_output"]
@@ -139,7 +139,7 @@ def nll_loss_backward(call: Call) -> Result:
 
 
 @form("aten.mse_loss")
-def mse_loss(call: Call) -> Result:
+def _mse_loss(call: Call) -> Result:
     b = call.builder
     distance = b.call("aten.sub.Tensor", call["self"], call["target"])
     square = b.call("aten.mul.Tensor", distance, distance)
@@ -147,7 +147,7 @@ def mse_loss(call: Call) -> Result:
 
 
 @form("aten.mse_loss_backward")
-def mse_loss_backward(call: Call) -> Result:
+def _mse_loss_backward(call: Call) -> Result:
     b = call.builder
     distance = b.call("aten.sub.Tensor", call["self"], call["target"])
     slope = b.call("aten.mul.Scalar", distance, other=2.0)
@@ -155,7 +155,7 @@ def mse_loss_backward(call: Call) -> Result:
 
 
 @form("aten.huber_loss", "aten.smooth_l1_loss")
-def huber_loss(call: Call) -> Result:
+def _huber_loss(call: Call) -> Result:
     """c (d - c / 2) with d = |x - y| and c = d up to a limit; a smooth L1 is that, by the limit."""
     b = call.builder
     limit, scale = _limit_and_scale(call)
@@ -166,7 +166,7 @@ def huber_loss(call: Call) -> Result:
 
 
 @form("aten.huber_loss_backward", "aten.smooth_l1_loss_backward")
-def huber_loss_backward(call: Call) -> Result:
+def _huber_loss_backward(call: Call) -> Result:
     b = call.builder
     limit, scale = _limit_and_scale(call)
     distance = b.call("aten.sub.Tensor", call["self"], call["target"])

@@ -12,7 +12,7 @@ NO_RECIPE = (
 
 
 @form(*(name for name in RECIPES if not is_in_place(name)))
-def random(call: Call) -> Result:
+def _random(call: Call) -> Result:
     if call.arguments.get("generator") is not None:
         raise CanonicalError(
             f"{call.name} draws from a generator of its own, whose state a program does not have; "
@@ -22,5 +22,5 @@ def random(call: Call) -> Result:
 
 
 @form(DRAWS, "aten.rrelu_with_noise")
-def refused(call: Call) -> Result:
+def _refused(call: Call) -> Result:
     raise CanonicalError(f"{call.name} {NO_RECIPE}.")

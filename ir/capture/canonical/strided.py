@@ -17,7 +17,10 @@ def check_strided(node: torch.fx.Node) -> None:
 
     A program's values are contiguous, for all that a stride can tell.
     """
-    if FORMS.get(str(node.target).removesuffix(".default")) not in (as_strided, as_strided_scatter):
+    if FORMS.get(str(node.target).removesuffix(".default")) not in (
+        _as_strided,
+        _as_strided_scatter,
+    ):
         return
     source: Any = node.args[0]
     value = source.meta["val"]
@@ -30,7 +33,7 @@ def check_strided(node: torch.fx.Node) -> None:
 
 
 @form("aten.as_strided", "aten.as_strided_copy")
-def as_strided(call: Call) -> Result:
+def _as_strided(call: Call) -> Result:
     """The elements at the strides' places."""
     source = call["self"]
     flat = call.builder.view(source, [num_elements(source)])
@@ -38,7 +41,7 @@ def as_strided(call: Call) -> Result:
 
 
 @form("aten.as_strided_scatter")
-def as_strided_scatter(call: Call) -> Result:
+def _as_strided_scatter(call: Call) -> Result:
     """Other elements at the strides' places."""
     source, b = call["self"], call.builder
     flat = b.view(source, [num_elements(source)])

@@ -9,6 +9,7 @@ import re
 
 import torch
 
+from shardweave.ir.capture.observed.layouts import NESTED_REMEDY, SPARSE_REMEDY
 from shardweave.ir.capture.observed.observe import Observation
 from shardweave.ir.capture.site import (
     TORCH,
@@ -29,6 +30,12 @@ _WRONG_TYPE = re.compile(
 )
 
 _REMEDIES = (
+    ("sparse", SPARSE_REMEDY),
+    ("nested", NESTED_REMEDY),
+    (
+        "support running with fake tensors",
+        f"give the op a fake implementation; if it makes a nested tensor, {NESTED_REMEDY}",
+    ),
     (
         "reconstruct",
         "return tensors, numbers and containers of them, not an object that forward makes",

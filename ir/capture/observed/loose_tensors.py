@@ -1,32 +1,115 @@
 # pyright: basic
-"""Tensors that a model reads but does not own: plain attributes, lists, globals. All are refused.
+"""Tensors that a model reads but does not own: plain attributes, lists, numpy arrays, globals.
 
-A step holds the parameters and buffers of a model, by name. A tensor of another kind has no name
-to be stored, sharded, updated or saved under.
+A step holds the parameters and buffers of a model, by name. A constant of another kind becomes a
+non-persistent buffer. What requires gradients has to be a parameter, and is refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from shardweave.ir.capture.site import CaptureError, Site, site_of_node
+from shardweave.ir.torch_private import FakeTensor, assign_attribute
 
 _DEPTH = 3
 """How deep lists, dicts and plain objects are searched for a tensor."""
 
 
+CONSTANT = "constant_"
+"""The names of buffers for constants that are not attributes of modules begin so."""
+
+
 def check_all_registered(model: nn.Module, exported: torch.fx.GraphModule) -> None:
     """Raises CaptureError for a tensor in the graph that is no parameter or buffer of `model`."""
+    for name, tensor in _loose(model, exported):
+        raise CaptureError(_refusal(model, tensor, _site(exported, name)))
+
+
+def keep_constants(
+    model: nn.Module, exported: torch.fx.GraphModule, arrays: Mapping[int, Tensor]
+) -> tuple[dict[str, Tensor], list[str]]:
+    """Make the constants that a graph reads non-persistent buffers of `model`; these, and notes.
+
+    An attribute of a module stays under its name, other constants are buffers of the model itself.
+    arrays: tensors of numpy arrays by the identity of the fake ones that the graph has. Raises
+    CaptureError for a parameter, for what requires gradients, and for a tensor without data.
+    """
+    kept: dict[str, Tensor] = {}
+    notes: list[str] = []
+    for name, tensor in _loose(model, exported):
+        site = _site(exported, name)
+        if id(tensor) in arrays:
+            tensor = arrays[id(tensor)]
+        if tensor.requires_grad or tensor.is_meta or isinstance(tensor, nn.Parameter | FakeTensor):
+            raise CaptureError(_refusal(model, tensor, site))
+        known = next((b for b in model.buffers() if _is_same_memory(b, tensor)), None)
+        if known is not None:  # each trace makes a tensor of a numpy array
+            assign_attribute(known, exported, name)
+            continue
+        place = next(_places(model, tensor), "")
+        own = place if _is_attribute(model, place, tensor) else _free_name(model)
+        register_constants(model, {own: tensor})
+        kept[own] = tensor
+        where = f"tensor `{place}`" if place else "a constant tensor from outside the model"
+        change = "changes of it raise an error" if own == place else "changes of it are not seen"
+        notes.append(
+            f"{site}: {where}, of shape {tuple(tensor.shape)}, is kept as the non-persistent "
+            f"buffer '{own}'; {change}: write self.register_buffer(.., persistent=False)"
+        )
+    return kept, notes
+
+
+def register_constants(model: nn.Module, constants: Mapping[str, Tensor]) -> None:
+    """Make constants non-persistent buffers, in the place of attributes of their names."""
+    for qualified, tensor in constants.items():
+        path, _, name = qualified.rpartition(".")
+        module = model.get_submodule(path)
+        if name not in module._buffers:
+            own = vars(module).pop(name, tensor)
+            module.register_buffer(name, own, persistent=False)
+            _KEPT.setdefault(module, set()).add(name)
+
+
+def kept_constants(module: nn.Module) -> set[str]:
+    """The names of the buffers that a module has for constants of its code."""
+    return _KEPT.get(module, set())
+
+
+_KEPT: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()
+
+
+def _loose(model: nn.Module, exported: torch.fx.GraphModule) -> Iterator[tuple[str, Tensor]]:
+    """The tensors that a graph reads and `model` does not own, by their names in the graph."""
     own = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
-    for name, tensor in (*exported.named_parameters(), *exported.named_buffers()):
+    for name, tensor in list((*exported.named_parameters(), *exported.named_buffers())):
         nodes = exported.graph.find_nodes(op="get_attr", target=name)
-        is_read = any(node.users for node in nodes)
-        if id(tensor) not in own and is_read:
-            raise CaptureError(_refusal(model, tensor, _site(exported, name)))
+        if id(tensor) not in own and any(node.users for node in nodes):
+            yield name, tensor
+
+
+def _is_same_memory(buffer: Tensor, tensor: Tensor) -> bool:
+    if isinstance(buffer, FakeTensor) or not buffer.numel() or buffer.layout != torch.strided:
+        return False
+    form = buffer.data_ptr(), buffer.dtype, buffer.shape, buffer.stride()
+    return form == (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+
+
+def _is_attribute(model: nn.Module, place: str, tensor: Tensor) -> bool:
+    """Whether a place names a plain attribute of a module."""
+    path, _, name = place.rpartition(".")
+    modules = dict(model.named_modules())
+    return path in modules and vars(modules[path]).get(name) is tensor
+
+
+def _free_name(model: nn.Module) -> str:
+    return next(name for n in count() if not hasattr(model, name := f"{CONSTANT}{n}"))
 
 
 def _refusal(model: nn.Module, tensor: Tensor, site: Site) -> str:

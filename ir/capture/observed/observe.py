@@ -55,13 +55,21 @@ class Write:
 
 @dataclass
 class Observation:
-    """What was seen of a trace. failed_in: the innermost module in which it raised an error."""
+    """What was seen of a trace.
+
+    failed_in: the innermost module in which it raised an error. notes: sentences for the user.
+    constants: tensors that became buffers of the model, by name. arrays: by the identity of a fake
+    tensor the one, of the same memory, of the numpy array that it stands for.
+    """
 
     writes: list[Write] = field(default_factory=list)
     leaf_hooks: list[tuple[str, Site]] = field(default_factory=list)
     """Names of parameters and inputs on which the code registers hooks while it runs, and where."""
 
     failed_in: str = ""
+    notes: list[str] = field(default_factory=list)
+    constants: dict[str, Any] = field(default_factory=dict)
+    arrays: dict[int, Any] = field(default_factory=dict)
 
 
 @contextlib.contextmanager
@@ -85,7 +93,14 @@ def observed() -> Iterator[Observation]:
                 raise
         observation.failed_in = ""  # whatever was raised inside has been caught there
 
-    with replaced({"graph's end": observing_cleanup, "module stack": observing_module}):
+    real_value = original_of("array")
+
+    def observing_array(translator: Any, proxy: Any, tensor: Any) -> None:
+        observation.arrays[id(proxy.node.meta.get("example_value"))] = tensor
+        real_value(translator, proxy, tensor)
+
+    news = {"graph's end": observing_cleanup, "module stack": observing_module}
+    with replaced(news | {"array": observing_array}):
         yield observation
 
 

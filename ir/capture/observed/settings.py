@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from shardweave.ir.capture.arguments import children_of
+from shardweave.ir.capture.observed.constant_numbers import constant_numbers
 from shardweave.ir.capture.observed.value_checks import without_value_checks
 from shardweave.ir.capture.substitutes.dense_attention import traced_anywhere
 from shardweave.ir.capture.substitutes.written_out import written_out
@@ -54,6 +55,7 @@ def _quiet() -> Iterator[None]:
     which are traced as others are."""
     with silent_logs(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".* should not be instantiated", DeprecationWarning)
+        warnings.filterwarnings("ignore", "Sparse .* support is in beta")  # refused with its line
         warnings.filterwarnings("ignore", "Dynamo detected a call to a `functools.lru_cache`")
         yield
 
@@ -224,6 +226,7 @@ def settings(model: torch.nn.Module, train: bool, grad: bool) -> Iterator[None]:
         stack.enter_context(traced_anywhere())
         stack.enter_context(written_out())
         stack.enter_context(without_value_checks())
+        stack.enter_context(constant_numbers())
         stack.enter_context(_plain_encoders())
         stack.enter_context(_plain_recurrence())
         mode = _fake_mode_of(model)

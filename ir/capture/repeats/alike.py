@@ -166,7 +166,7 @@ def _function_parts(one: Any, other: Any, place: str) -> Parts:
 
 
 def _tensor_parts(one: Tensor, other: Tensor, place: str) -> Parts:
-    if form_of(one) != form_of(other):
+    if tensor_facts(one) != tensor_facts(other):
         raise Unlike(f"{place} is {_words(one)} and {_words(other)}")
     for tensor in (one, other):
         if tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None):
@@ -185,7 +185,7 @@ def _own(tensor: Tensor) -> dict[str, Any]:
     }
 
 
-def form_of(tensor: Tensor) -> tuple[Any, ...]:
+def tensor_facts(tensor: Tensor) -> tuple[Any, ...]:
     """All that code can tell of a tensor without its values."""
     return (
         type(tensor),

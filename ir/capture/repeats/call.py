@@ -54,7 +54,7 @@ class BlockCall:
     def of(cls, variable: Any, tx: Any, args: Any, kwargs: Any) -> BlockCall:
         if not tx.output.is_root_tracer():
             raise Unfit("it is called within a higher-order operator")
-        name = name_of(variable)
+        name = module_name_of(variable)
         if any(
             called == name or called.startswith((f"{name}.", f"{name}[")) for called in tx.num_calls
         ):
@@ -71,7 +71,7 @@ class BlockCall:
         return [leaf.as_proxy().node for leaf in self.leaves]
 
 
-def name_of(variable: Any) -> str:
+def module_name_of(variable: Any) -> str:
     """The name that dynamo gives to a module in the stacks of its nodes."""
     name = variable.get_nn_module_stack_source().name
     return re.sub(r"\._(?:modules|parameters|buffers)\[(['\"])([^'\"\]]+)\1\]", r".\2", name)

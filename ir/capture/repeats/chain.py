@@ -37,7 +37,7 @@ class BlockChain:
         return self.paths[_KEPT:-_KEPT]
 
 
-def block_of(node: fx.Node) -> str | None:
+def block_path_of(node: fx.Node) -> str | None:
     """The path of the block, if it has an equal, that a node is of."""
     tag = node.meta.get("custom", {}).get(BLOCK)
     return None if tag is None else tag[1]
@@ -87,7 +87,7 @@ def _links(graph: fx.Graph) -> list[_Link]:
     links: list[_Link] = []
     calls = [node for node in graph.nodes if node.op not in ("placeholder", "get_attr", "output")]
     for place, node in enumerate(calls):
-        path = block_of(node)
+        path = block_path_of(node)
         if path is None:
             continue
         if not links or links[-1].path != path:
@@ -133,7 +133,7 @@ def _is_closed(run: list[_Link]) -> bool:
     return True
 
 
-def shortened(exported: fx.GraphModule, chains: list[BlockChain]) -> fx.GraphModule:
+def without_blocks(exported: fx.GraphModule, chains: list[BlockChain]) -> fx.GraphModule:
     """The graph with the cut blocks of all chains left out, and the parameters of these."""
     cut = {path for chain in chains for path in chain.cut}
     graph = fx.Graph()
@@ -142,11 +142,11 @@ def shortened(exported: fx.GraphModule, chains: list[BlockChain]) -> fx.GraphMod
     needed = {
         operand
         for node in exported.graph.nodes
-        if block_of(node) not in cut
+        if block_path_of(node) not in cut
         for operand in node.all_input_nodes
     }
     for node in exported.graph.nodes:
-        if block_of(node) in cut or (node.op == "get_attr" and node not in needed):
+        if block_path_of(node) in cut or (node.op == "get_attr" and node not in needed):
             continue
         values[node] = graph.node_copy(node, lambda n: values[bridges.get(n, n)])
     graph.set_codegen(codegen_of(exported.graph))
@@ -160,7 +160,7 @@ def _bridges(graph: fx.Graph, chains: list[BlockChain]) -> dict[fx.Node, fx.Node
     """For the nodes of the last block that is cut, those of the last one that is kept before it."""
     nodes: dict[str, list[fx.Node]] = {}
     for node in graph.nodes:
-        path = block_of(node)
+        path = block_path_of(node)
         if path is not None:
             nodes.setdefault(path, []).append(node)
     pairs = [(chain.cut[-1], chain.paths[_KEPT - 1]) for chain in chains]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from torch import fx
 
-from shardweave.ir.capture.repeats.chain import chains_of, parameter_order, shortened
+from shardweave.ir.capture.repeats.chain import chains_of, parameter_order, without_blocks
 from shardweave.ir.capture.repeats.lengthen import Irregular, all_names, lengthened
 
 Trace = Callable[[fx.GraphModule], fx.GraphModule]
@@ -25,7 +25,7 @@ def joint_graph(exported: fx.GraphModule, trace: Trace) -> tuple[fx.Graph, fx.Gr
     if not chains:
         return _whole(exported, trace)
     with all_names() as names:
-        short = trace(shortened(exported, chains))
+        short = trace(without_blocks(exported, chains))
     try:
         graph = lengthened(short.graph, names, chains, parameter_order(exported))
     except Irregular as reason:

@@ -22,14 +22,14 @@ from unittest import mock
 import torch
 from torch import fx
 
-from shardweave.ir.capture.repeats.alike import form_of, same_constant
-from shardweave.ir.capture.repeats.chain import BlockChain, block_of
+from shardweave.ir.capture.repeats.alike import same_constant, tensor_facts
+from shardweave.ir.capture.repeats.chain import BlockChain, block_path_of
 from shardweave.ir.capture.repeats.rebuild import (
     Entry,
     flat_results,
     is_gradient,
     numbered,
-    parameter_of,
+    parameter_in_block,
     rebuilt,
     renamed_stack,
 )
@@ -92,7 +92,7 @@ def _entries(graph: fx.Graph, names: Sequence[str]) -> list[Entry]:
         counts[base] += 1
         node = nodes.get(name)
         is_backward = node is not None and bool(node.meta.get("autograd_backward"))
-        block = None if node is None else block_of(node)
+        block = None if node is None else block_path_of(node)
         entries.append(Entry(base, firsts[base], node, block, is_backward))
     return entries
 
@@ -186,9 +186,9 @@ class _Lengthening:
         if places != (None, None):
             return False
         if one is other:
-            return parameter_of(one, self.chain.kept[1]) is None
+            return parameter_in_block(one, self.chain.kept[1]) is None
         names = [
-            parameter_of(n, path)
+            parameter_in_block(n, path)
             for n, path in zip((one, other), self.chain.kept[1:3], strict=True)
         ]
         return names[0] is not None and names[0] == names[1]
@@ -291,7 +291,7 @@ def _same_meta(one: fx.Node, other: fx.Node, paths: Sequence[str]) -> bool:
 
 def _forms(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
-        return form_of(value)
+        return tensor_facts(value)
     if isinstance(value, (list, tuple)):
         return tuple(map(_forms, value))
     return repr(value)

@@ -49,7 +49,7 @@ def is_gradient(desc: Any) -> bool:
     return isinstance(desc, aot.GradAOTOutput) and hasattr(desc.grad_of, "target")
 
 
-def parameter_of(node: fx.Node, path: str) -> str | None:
+def parameter_in_block(node: fx.Node, path: str) -> str | None:
     """The name within a block of its parameter or buffer."""
     target = getattr(node.meta.get("desc"), "target", "")
     prefix = f"model.{path}."
@@ -133,7 +133,7 @@ def _inputs(
     ]
     for node, _, desc in tuple(wanted):
         for rename in renames:
-            name = parameter_of(node, rename[0])
+            name = parameter_in_block(node, rename[0])
             if name is not None:
                 wanted.append((node, rename, replace(desc, target=f"model.{rename[1]}.{name}")))
     wanted.sort(key=lambda item: order.get(getattr(item[2], "target", ""), len(order)))

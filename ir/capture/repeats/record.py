@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import map_arg
 
-from shardweave.ir.capture.repeats.alike import Likeness, form_of
+from shardweave.ir.capture.repeats.alike import Likeness, tensor_facts
 from shardweave.ir.capture.repeats.call import (
     BlockCall,
     Unfit,
@@ -188,7 +188,7 @@ class TracedBlock:
                 continue
             if type(old) is not type(new) or old.source is not None or new.source is not None:
                 raise Unfit("it is given another input of the model")
-            if form_of(_example(old_node)) != form_of(_example(new_node)):
+            if tensor_facts(_example(old_node)) != tensor_facts(_example(new_node)):
                 raise Unfit("it is given tensors of another form")
         if len(set(values.values())) != len(values):
             raise Unfit("it is given one tensor twice")
@@ -256,8 +256,8 @@ class TracedBlock:
         if example.requires_grad:
             with tx.fake_mode, torch.enable_grad():
                 value = value.requires_grad_().clone()
-        if form_of(value) != form_of(example):
-            raise AssertionError(f"{form_of(value)} is not {form_of(example)}")
+        if tensor_facts(value) != tensor_facts(example):
+            raise AssertionError(f"{tensor_facts(value)} is not {tensor_facts(example)}")
         del node.meta["example_value"]
         return wrap_proxy(tx, fx.Proxy(node, tx.output.current_tracer), example_value=value)
 

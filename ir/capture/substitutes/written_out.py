@@ -55,6 +55,7 @@ def written_out() -> Iterator[None]:
                 "causal mask": _said_to_be_causal,
                 "distribution checks": False,
                 "recurrent layers": recurrent_layers,
+                "grouped product": _grouped_product,
             }
         ),
     ):
@@ -65,6 +66,23 @@ def _said_to_be_causal(
     mask: Tensor | None, is_causal: bool | None = None, size: int | None = None
 ) -> bool:
     return is_causal is True
+
+
+_scaled_grouped_product = original_of("grouped product")
+
+
+def _grouped_product(mat_a: Tensor, mat_b: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """The result of `torch._grouped_mm`, of any dtype and strides: torch knows a GPU's alone."""
+    offs, scale_a = kwargs.get("offs"), kwargs.get("scale_a")
+    if scale_a is not None:
+        return _scaled_grouped_product(mat_a, mat_b, *args, **kwargs)
+    if (mat_a.dim() == mat_b.dim() == 3) != (offs is None):
+        raise ValueError("_grouped_mm takes offsets unless both of its operands have 3 dims")
+    groups = mat_a.shape[:1] if offs is None else offs.shape
+    shape = (*mat_a.shape[-2:-1], *mat_b.shape[-1:])
+    is_stacked = mat_a.dim() == mat_b.dim()
+    dtype = kwargs.get("out_dtype") or mat_a.dtype
+    return mat_a.new_empty((*groups, *shape) if is_stacked else shape, dtype=dtype)
 
 
 def ctc_loss(

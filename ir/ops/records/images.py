@@ -31,10 +31,25 @@ SPECS = (
         """
         max_pool2d_with_indices avg_pool2d avg_pool2d_backward _adaptive_avg_pool2d_backward
         upsample_bilinear2d upsample_bicubic2d reflection_pad2d reflection_pad2d_backward
-        replication_pad2d replication_pad2d_backward adaptive_max_pool2d
+        replication_pad2d replication_pad2d_backward adaptive_max_pool2d _upsample_bilinear2d_aa
+        _upsample_bicubic2d_aa
         """,
         2,
     ),
+    *_windows("upsample_linear1d", 1),
+    *_windows(
+        """
+        upsample_bilinear2d_backward upsample_bicubic2d_backward _upsample_bilinear2d_aa_backward
+        _upsample_bicubic2d_aa_backward
+        """,
+        2,
+        derived={"input_size": result_shape},
+    ),
+    *_windows("upsample_trilinear3d", 3),
+    *_windows("max_unpool2d", 2, has_indices=True),
+    *_windows("max_unpool3d", 3, has_indices=True),
+    *family("grid_sampler_2d grid_sampler_3d", rule="grid_sampler"),
+    *family("grid_sampler_2d_backward grid_sampler_3d_backward", rule="grid_sampler_backward"),
     *_windows("max_pool2d_with_indices_backward adaptive_max_pool2d_backward", 2, has_indices=True),
     *_windows("_adaptive_avg_pool2d upsample_nearest2d", 2, derived={"output_size": result_plane}),
     *_windows(
@@ -54,4 +69,10 @@ SPECS = (
     ),
     *_windows("max_pool3d_with_indices_backward", 3, has_indices=True),
     *family("im2col col2im", rule="patches"),
+    *family(
+        """
+        adaptive_max_pool3d_backward fractional_max_pool2d_backward fractional_max_pool3d_backward
+        """,
+        needs_contiguous=True,
+    ),
 )

@@ -67,7 +67,7 @@ SPECS = (
     *family("scatter.src scatter.value", rule="scatter", has_indices=True, overwrites=True),
     *family(
         """
-        scatter.reduce scatter.value_reduce scatter_reduce.two index_copy masked_scatter
+        scatter.reduce scatter.value_reduce scatter_reduce.two masked_scatter
         _unsafe_index_put
         """,
         overwrites=True,
@@ -80,5 +80,16 @@ SPECS = (
         derived={"self_sizes": result_shape},
     ),
     OpSpec("aten.index.Tensor", rule="index", is_lookup=True, has_indices=True),
+    *family(
+        "index_add index_copy index_reduce index_fill.int_Scalar index_fill.int_Tensor",
+        rule="indexed_dim",
+        has_indices=True,
+        overwrites=True,
+    ),
+    *family("bucketize.Tensor", rule="among_boundaries"),
     OpSpec("aten.index_put", rule="index", has_indices=True, overwrites=True),
+    *family(
+        "nll_loss2d_backward _embedding_bag _embedding_bag_backward _ctc_loss",
+        needs_contiguous=True,
+    ),
 )

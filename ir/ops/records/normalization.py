@@ -17,10 +17,11 @@ LAYER_NORM_BACKWARD = "aten.native_layer_norm_backward"
 
 
 def _normalized_shape(op: AtenOp, source: int, mean: tuple[int, ...]) -> list[int]:
-    """The trailing dims that a layer norm reduces: those of its weight, or where mean has 1s."""
-    weight = op.tensor("weight")
-    if weight is not None and not isinstance(weight, list):
-        return list(shape_of(weight))
+    """The trailing dims that a layer norm reduces: those of its parameters, or mean's 1s."""
+    for name in ("weight", "bias"):
+        parameter = op.tensor(name)
+        if parameter is not None and not isinstance(parameter, list):
+            return list(shape_of(parameter))
     kept = len(mean)
     while kept and mean[kept - 1] == 1:
         kept -= 1
@@ -73,6 +74,7 @@ SPECS = (
         role="reduce",
         reductions=_layer_norm_backward_reductions,
     ),
+    *family("_weight_norm_interface _weight_norm_interface_backward", needs_contiguous=True),
     *family("_fused_rms_norm", rule="layer_norm"),
     *family("_fused_rms_norm_backward", rule="layer_norm_backward"),
     OpSpec(

@@ -6,6 +6,7 @@ import math
 
 from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.types import num_elements, shape_of
+from shardweave.ir.library.grouped import GROUPED_MM, GROUPED_OUTER
 from shardweave.ir.ops.spec import OpSpec, Product, family
 
 
@@ -24,6 +25,14 @@ def _bias_sizes(op: AtenOp) -> list[int] | None:
     return list(shape_of(op.results[-1])) if op.value("output_mask")[2] else None
 
 
+def _grouped_flops(op: AtenOp) -> int:
+    """As if the rows were spread evenly over all groups, of which the op may have a part."""
+    rows, other = op.operands[:2]
+    own = shape_of(op.operands[2])[0]
+    num_rows = shape_of(rows)[0] // op.value("blocks")
+    return 2 * num_rows * shape_of(rows)[1] * shape_of(other)[-1] * own // op.value("groups")
+
+
 SPECS = (
     OpSpec(
         "aten.mm",
@@ -40,6 +49,23 @@ SPECS = (
         zero="any",
         product=Product((0, 1), weight=1),
         is_direct=True,
+    ),
+    OpSpec(
+        GROUPED_MM,
+        rule="grouped",
+        notation="i k, e k j, e, e -> i j",
+        zero="any",
+        product=Product((0, 1), weight=1),
+        grouped="rows",
+        flops=_grouped_flops,
+    ),
+    OpSpec(
+        GROUPED_OUTER,
+        rule="grouped",
+        notation="i k, i j, e, e -> e k j",
+        zero="any",
+        grouped="matrices",
+        flops=_grouped_flops,
     ),
     OpSpec("aten.mv", notation="i k, k -> i", zero="any"),
     OpSpec("aten.dot", notation="k, k ->", zero="any"),
@@ -76,5 +102,16 @@ SPECS = (
         flops=_convolution_backward_flops,
     ),
     # Factors are those of the matrix as memory has it.
-    *family("_linalg_det _linalg_slogdet", needs_contiguous=True),
+    *family("_linalg_det _linalg_slogdet", rule="matrices", needs_contiguous=True),
+    *family(
+        """
+        linalg_inv_ex linalg_cholesky_ex _linalg_solve_ex _linalg_svd linalg_qr linalg_lu
+        linalg_lu_factor_ex linalg_lu_solve linalg_solve_triangular triangular_solve
+        cholesky_inverse cholesky_solve _linalg_eigh linalg_eig linalg_matrix_exp
+        """,
+        rule="matrices",
+    ),
+    *family("_pdist_forward _pdist_backward", needs_contiguous=True),
+    *family("_cdist_forward _cdist_backward", rule="distances"),
+    OpSpec("aten.linalg_cross", rule="cross"),
 )

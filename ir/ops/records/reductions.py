@@ -86,6 +86,7 @@ SPECS = (
     OpSpec("aten._softmax", is_direct=True, **_SOFTMAX),
     *family("_safe_softmax _softmax_backward_data", **_SOFTMAX),
     *family("_log_softmax logsumexp", rule="along_whole_dims", is_direct=True),
+    OpSpec("aten.histc", rule="histogram"),
     OpSpec("aten.cumsum", rule="along_whole_dims", counts=True),
     *family(
         """

@@ -110,7 +110,22 @@ SPECS = (
         role="move",
         fits=lambda op: padded_dim(op) is not None,
     ),
-    *family("flip roll tril triu", rule="move_within_dims", zero="all"),
+    *family("flip roll rot90 tril triu", rule="move_within_dims", zero="all"),
+    OpSpec("aten.diagonal_copy", rule="diagonal", zero="all"),
+    OpSpec("aten.diag_embed", rule="diagonal", zero="all"),
+    OpSpec(
+        "aten.diagonal_backward",
+        rule="diagonal",
+        zero="all",
+        derived={"input_sizes": result_shape},
+    ),
+    OpSpec("aten.unfold_copy", rule="windows_of_dim", zero="all"),
+    OpSpec(
+        "aten.unfold_backward",
+        rule="windows_of_dim",
+        zero="all",
+        derived={"input_sizes": result_shape},
+    ),
     OpSpec("aten.repeat", rule="repeat", zero="all"),
     # A view of pairs does not exist under all strides.
     OpSpec("aten.view_as_complex", rule="complex_view", view="pairs", needs_contiguous=True),

@@ -23,7 +23,7 @@ from shardweave.ir.ops.spec import Product
 from shardweave.ir.proof.model.key_heads import range_to, repeated_heads
 from shardweave.ir.proof.model.local_forms import OpForm
 from shardweave.ir.proof.model.pieces import Pieces
-from shardweave.ir.proof.ops import check_order, draws, is_cast, kind_of, signs_of
+from shardweave.ir.proof.ops import check_order, draws, dtype_kind_of, is_cast, signs_of
 from shardweave.ir.sharding.rules.attention import POSITIONS, shares_key_heads
 
 Shape = tuple[int, ...]
@@ -131,7 +131,7 @@ class Expressions:
     ) -> list[int]:
         """The numbers of an op's results, which are `results` if it computes what is known."""
         inputs = tuple(operands)
-        kinds = tuple(map(kind_of, op.results))
+        kinds = tuple(map(dtype_kind_of, op.results))
         shapes = [shape_of(result) for result in op.results]
         key: Hashable = (op.name, arguments_of(op), inputs, tuple(shapes), kinds)
         if draws(op):

@@ -281,7 +281,7 @@ class ProofAxes:
         return name
 
 
-def gathered(held: Held, axes: Sequence[str], dim: int, block: int | None) -> Held | None:
+def concatenated(held: Held, axes: Sequence[str], dim: int, block: int | None) -> Held | None:
     """The concatenation over axes along a local dim, in blocks (None: of the whole dim)."""
     layout = held.digits
     if layout is None or not 0 <= dim < len(layout) or set(axes) & set(held.sharding.unreduced):
@@ -307,7 +307,7 @@ def has_terms(sharding: Sharding) -> bool:
     return is_maximum or any(axis.startswith(SUB_BATCH) for axis in sharding.unreduced)
 
 
-def reduced(held: Held, axes: Sequence[str]) -> Held | None:
+def reduced_over(held: Held, axes: Sequence[str]) -> Held | None:
     """The sum (or maximum) over axes, over all of which it is a term."""
     if not set(axes) <= set(held.sharding.unreduced):
         return None

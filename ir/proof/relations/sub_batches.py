@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
-from shardweave.ir.proof.relations.held import Coordinates, Held, ProofAxes, Relation, reduced
+from shardweave.ir.proof.relations.held import Coordinates, Held, ProofAxes, Relation, reduced_over
 
 
 def united(parts: Sequence[Relation]) -> Coordinates | None:
@@ -17,7 +17,7 @@ def united(parts: Sequence[Relation]) -> Coordinates | None:
     return tuple(sorted(found.items()))
 
 
-def family(held: Held) -> Hashable:
+def family_of(held: Held) -> Hashable:
     """What is the same of all sub-batches' terms of a value."""
     return (held.terms,) if held.terms else (held.number, held.sharding)
 
@@ -37,6 +37,6 @@ def added_terms(
     both = left[axis] | right[axis]
     rest = tuple([item for item in first.at if item[0] != axis])
     if len(both) == axes.size(axis):
-        whole = reduced(held, [axis])
+        whole = reduced_over(held, [axis])
         return None if whole is None else Relation(whole, rest)
     return Relation(held, tuple(sorted((*rest, (axis, both)))))

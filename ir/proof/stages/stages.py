@@ -29,8 +29,8 @@ from shardweave.ir.proof.relations.held import (
     RankNumber,
     Relation,
     Value,
-    gathered,
-    reduced,
+    concatenated,
+    reduced_over,
 )
 from shardweave.ir.proof.signature import argument_of, is_declared
 from shardweave.ir.proof.stages.runs import RunOrder
@@ -186,7 +186,7 @@ class _Stages:
             is_one = name not in held.sharding.unreduced and (
                 not self.micro or self.micro.size == 1
             )
-            found = held if is_one else reduced(held, [name])
+            found = held if is_one else reduced_over(held, [name])
             if len(self.places.of_stage[function.stage]) > 1:
                 # Coordinates of a stage put their totals together as the one who reads them says.
                 reads = function.sharding_of_slot(slot).reduction
@@ -194,7 +194,7 @@ class _Stages:
         else:
             seat = sharding.seat_of(name)
             block = seat and block_of(sharding.dims[seat[0]], seat[1])
-            found = seat and gathered(held, [name], seat[0], block)
+            found = seat and concatenated(held, [name], seat[0], block)
         if found is None or dtype_of_value(given.value) != dtype_of_value(slot.value):
             return None
         return value.with_held(found) if found.local_shape == shape_of(slot.value) else None

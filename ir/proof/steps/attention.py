@@ -159,7 +159,7 @@ def _gradient(cut: KeyCut, whole: Relation, index: int, terms: int) -> Relation:
     return Relation(replace(whole.held, sharding=sharding, terms=terms), at)
 
 
-def merged(op: AtenOp, operands: Sequence[Value]) -> Value | None:
+def merged_parts(op: AtenOp, operands: Sequence[Value]) -> Value | None:
     """What two parts give together, where an op merges outputs or log-sum-exps."""
     if op.name not in ("aten.lerp.Tensor", "aten.logaddexp"):
         return None

@@ -19,8 +19,8 @@ from shardweave.ir.proof.relations.held import (
     Relation,
     Row,
     Value,
-    gathered,
-    reduced,
+    concatenated,
+    reduced_over,
 )
 from shardweave.ir.proof.relations.padding import padded, without_padding
 from shardweave.ir.proof.relations.positions import index_of, rank_position
@@ -60,9 +60,9 @@ def _held_after(op: dist.DistOp, held: Held, axes: ProofAxes) -> Held | None:
         return None
     made: Held | None = held
     if effect.reduces is not None:
-        made = reduced(made, wide) if held.sharding.reduction == effect.reduces else None
+        made = reduced_over(made, wide) if held.sharding.reduction == effect.reduces else None
     if made is not None and effect.gathers is not None:
-        made = gathered(made, wide, *effect.gathers)
+        made = concatenated(made, wide, *effect.gathers)
     if made is not None and effect.shards is not None:
         made = cut(made, [(name, axes.size(name)) for name in wide], *effect.shards)
     return made
@@ -148,7 +148,7 @@ def _joined(op: AtenOp, operands: Sequence[Value], axes: ProofAxes) -> Value | N
             rest = {tuple([i for i in part.at if i[0] != axis]) for part in parts}
             wanted = [frozenset({index}) for index in range(axes.size(axis))]
             if places == wanted and len(rest) == 1:
-                held = gathered(parts[0].held, [axis], dim, None)
+                held = concatenated(parts[0].held, [axis], dim, None)
                 return None if held is None else Relation(held, rest.pop())
     sizes = [shape_of(value)[dim] for value in op.operands]
     return Row(dim, tuple(zip(operands, sizes, strict=True)))

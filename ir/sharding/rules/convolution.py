@@ -71,3 +71,27 @@ def _grouped(op: AtenOp, operands: list[str], results: list[str], *, is_c_lost: 
         # Every text starts with `n (g ..)`, so g is factor 1.
         localize=dividing("groups", 1) if groups > 1 else None,
     )
+
+
+@rule
+def grid_sampler(op: AtenOp) -> Rule:
+    """`n c ., n . -> n c .`: samples and channels pass, planes and places are whole."""
+    planes, places = _sampled(op)
+    return Notation(op, f"{planes}, {places} -> {planes}").rule()
+
+
+@rule
+def grid_sampler_backward(op: AtenOp) -> Rule:
+    """`n c ., n c ., n . -> n c ., n .`: c reduces in the gradient of the places."""
+    planes, places = _sampled(op)
+    mask = op.value("output_mask")
+    both = [planes, places]
+    # The kernel always gives the gradient of places.
+    kept = both if len(op.results) > 1 else [d for d, w in zip(both, mask, strict=True) if w]
+    results = ", ".join(kept)
+    return Notation(op, f"{planes}, {planes}, {places} -> {results}").rule()
+
+
+def _sampled(op: AtenOp) -> tuple[str, str]:
+    spatial = " ." * (len(shape_of(op.operands[0])) - 2)
+    return f"n c{spatial}", f"n{spatial} ."

@@ -309,4 +309,25 @@ def index(op: AtenOp) -> Rule:
     if is_put:
         shape = [*(table[d] for d in kept[:at]), *joint, *(table[d] for d in kept[at:])]
         operands.append(broadcast(shape_of(op.operands[-1]), shape, selected))
-    return named_rule(passed | factors, operands, [names if is_put else selected])
+    linear = () if is_put else (0,)
+    return named_rule(passed | factors, operands, [names if is_put else selected], linear=linear)
+
+
+@rule
+def indexed_dim(op: AtenOp) -> Rule:
+    """`. h, ., . h -> . h`: the dim that is written to by indices is whole, the others pass."""
+    base = shape_of(op.operands[0])
+    if not base:
+        return replicated_rule(op)
+    names, factors = passing(base, whole=[dim_of(op, len(base))])
+    rest = [
+        names if len(shape_of(v)) == len(base) else [()] * len(shape_of(v)) for v in op.operands[2:]
+    ]
+    return named_rule(factors, [names, [()] * len(shape_of(op.operands[1])), *rest], [names])
+
+
+@rule
+def among_boundaries(op: AtenOp) -> Rule:
+    """`i, . -> i`: each value finds its place by itself among all boundaries."""
+    names, factors = passing(shape_of(op.operands[0]))
+    return named_rule(factors, [names, [()]], [names])

@@ -86,10 +86,13 @@ def _by_notation(op: AtenOp) -> Rule:
 
 
 def notes_on_rules(ops: Iterable[Operation]) -> list[str]:
-    """A note for each kind of op that has no rule, with the layers that have it."""
+    """A note for each kind of op that has no rule, with the layers that have it.
+
+    An op without operands gathers nothing, and is left out.
+    """
     layers: dict[str, dict[str, None]] = {}
     for op in ops:
-        if isinstance(op, AtenOp) and not spec_of(op).has_rule:
+        if isinstance(op, AtenOp) and op.operands and not spec_of(op).has_rule:
             layers.setdefault(op.name, {})[layer_of(op)] = None
     return [
         f"{name} (in {_layers_text([layer for layer in found if layer])}) has no factor rule: "

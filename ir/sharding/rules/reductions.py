@@ -10,7 +10,7 @@ import torch
 from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.types import dtype_of_value, shape_of
 from shardweave.ir.ops.registry import spec_of
-from shardweave.ir.sharding.rules.base import Names, Rule, named_rule, rule
+from shardweave.ir.sharding.rules.base import Names, Rule, named_rule, replicated_rule, rule
 from shardweave.ir.sharding.rules.dims import named_dims, passing
 
 
@@ -49,3 +49,13 @@ def _after(op: AtenOp, names: Names, dims: Collection[int]) -> Names:
     if len(shape_of(op.results[0])) == len(names):
         return [() if d in dims else n for d, n in enumerate(names)]
     return [n for d, n in enumerate(names) if d not in dims]
+
+
+@rule
+def histogram(op: AtenOp) -> Rule:
+    """`i -> .`: counts of shards add up, if the bins are known; padding would be counted too."""
+    if op.value("min") == op.value("max"):
+        return replicated_rule(op)  # bins from the least to the largest element
+    names, factors = passing(shape_of(op.operands[0]))
+    factors = {name: replace(factor, even=True) for name, factor in factors.items()}
+    return named_rule(factors, [names], [[()]])

@@ -220,3 +220,30 @@ def repeat(op: AtenOp) -> Rule:
             own = (f"n{dim}", *own)
         result[offset + dim] = own
     return named_rule(factors, [names], [result], linear=[0])
+
+
+@rule
+def diagonal(op: AtenOp) -> Rule:
+    """`i . . -> i .`, or back: the two dims of a diagonal are whole, and it stands last."""
+    values = (op.operands[0], op.results[0])
+    wide = max(map(shape_of, values), key=len)
+    pair = named_dims(len(wide), [int(op.value("dim1")), int(op.value("dim2"))])
+    names, factors = passing(wide, whole=pair)
+    narrow = [*(own for dim, own in enumerate(names) if dim not in pair), ()]
+    dims = [names if len(shape_of(value)) == len(wide) else narrow for value in values]
+    return named_rule(factors, dims[:1], dims[1:], linear=[0])
+
+
+@rule
+def windows_of_dim(op: AtenOp) -> Rule:
+    """`i . -> i . .`, or back: the windows of a dim, which is whole, and what is in each."""
+    values = (op.operands[0], op.results[0])
+    plain = min(map(shape_of, values), key=len)
+    if not plain:
+        return replicated_rule(op)
+    argument = "dim" if op.signature.parameter("dim") is not None else "dimension"
+    names, factors = passing(plain, whole=[int(op.value(argument)) % len(plain)])
+    dims: list[Names] = [
+        names if len(shape_of(value)) == len(plain) else [*names, ()] for value in values
+    ]
+    return named_rule(factors, dims[:1], dims[1:], linear=[0])

@@ -121,7 +121,7 @@ def micro_batches_for(plan: Plan, program: Program, mesh: Mesh, most: int) -> in
     return max(count for count in range(1, min(most, rows) + 1) if rows % count == 0)
 
 
-def shortened(pipeline: Pipeline, most: int, rows: int, ranks: int) -> Pipeline:
+def fewer_micro_batches(pipeline: Pipeline, most: int, rows: int, ranks: int) -> Pipeline:
     """The same stages on fewer micro-batches, which divide the rows and which the schedule takes.
 
     A schedule that takes none so few gives way to one that places stages alike.

@@ -45,7 +45,7 @@ def order_stages(program: Program, cluster: Cluster | None, others: Sequence[Tab
         ranks,
         count,
         len(stages) // len(set(places.of_stage.values())),
-        costs=costs_of(program, cluster),
+        costs=stage_costs_of(program, cluster),
         others=others,
         fits=None if cluster is None else partial(_fits, program, cluster),
         placement=None if is_even else placement,
@@ -58,7 +58,7 @@ def apply(program: Program, table: Table) -> None:
     reorder_runs(program, tasks_of(table, num_stages))
 
 
-def costs_of(program: Program, cluster: Cluster | None) -> PassCosts:
+def stage_costs_of(program: Program, cluster: Cluster | None) -> PassCosts:
     """What the passes of a staged program take on the devices of each coordinate."""
     functions = {
         (one.stage, KINDS[one.direction]): one

@@ -59,7 +59,7 @@ def _add(
     done |= dict.fromkeys(gives_of(action), len(row))
 
 
-def table_of(program: Program) -> tuple[Table, int]:
+def schedule_table_of(program: Program) -> tuple[Table, int]:
     """What the ranks of a staged program run on micro-batches, and how many stages there are."""
     functions = functions_of(program)
     rows: list[list[Action]] = [[] for _ in range(program.needed_mesh().num_stages)]

@@ -27,7 +27,6 @@ from shardweave.planners.plan.zero import (
 )
 from shardweave.planners.predict.pipeline.events import (
     INTERLEAVED,
-    PIPELINE_AXIS,
     Message,
     StageTimes,
     Task,
@@ -366,8 +365,8 @@ def _placements(plan: Plan, cluster: Cluster) -> list[PlacedCluster]:
     has_chunks = count > 1 and pipeline_of(plan).schedule == INTERLEAVED
     if plan.num_stages % count or (plan.num_stages != count and not has_chunks):
         raise PlanError(
-            f"the plan has {plan.num_stages} stages, but '{PIPELINE_AXIS}' is {count} in its mesh "
-            f"{dict(plan.mesh)}; make them the same."
+            f"the plan has {plan.num_stages} stages, but its mesh {dict(plan.mesh)} has places for "
+            f"{count}; make them the same."
         )
     each = mesh.num_devices // count
     ranks = pipeline_of(plan).ranks or tuple(

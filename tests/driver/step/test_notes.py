@@ -83,7 +83,7 @@ class Linear(nn.Module):
         self.up = nn.Linear(4, 4, dtype=torch.float64)
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.linalg.det(self.up(x)[:4]).square()
+        return nn.functional.pdist(self.up(x)).square().sum()
 
 
 def test_op_without_a_factor_rule_is_a_warning_and_a_note() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections import Counter, deque
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -358,29 +357,11 @@ def test_buffer_that_a_step_cannot_hold_is_refused(model: nn.Module, expected: s
 
 # Tensors that belong to no module.
 
-_TENSOR = torch.ones(4, dtype=torch.float64)
 
-
-@pytest.mark.parametrize(
-    ("read", "state", "expected"),
-    [
-        (lambda self: self.state, _TENSOR, r"tensor `state`, .*register_buffer\(\"state\""),
-        (lambda self: self.state[0], [_TENSOR], r"tensor `state\[0\]`"),
-        (lambda self: self.state["a"], {"a": _TENSOR}, r"tensor `state\['a'\]`"),
-        (lambda self: self.state.n, SimpleNamespace(n=_TENSOR), r"tensor `state\.n`"),
-        (lambda self: _TENSOR, None, "a tensor from outside the model, of shape"),
-        (
-            lambda self: self.state[0],
-            [nn.Parameter(_TENSOR)],
-            r"parameter `state\[0\]`, which model\.parameters\(\) .*nn\.ParameterList",
-        ),
-    ],
-    ids=["attribute", "list", "dict", "object", "global", "parameter"],
-)
-def test_tensor_that_is_no_parameter_buffer_or_input_is_refused_with_its_line(
-    read: Callable[[Any], Tensor], state: Any, expected: str
-) -> None:
-    model = Model(lambda self, x: (self.linear(x) * read(self)).sum(), state=state)
+def test_parameter_that_belongs_to_no_module_is_refused_with_its_line() -> None:
+    state = [nn.Parameter(torch.ones(4, dtype=torch.float64))]
+    model = Model(lambda self, x: (self.linear(x) * self.state[0]).sum(), state=state)
+    expected = r"parameter `state\[0\]`, which model\.parameters\(\) .*nn\.ParameterList"
     with pytest.raises(CaptureError, match=rf"^the model \(test_state\.py:\d+: .*{expected}"):
         capture(model, rows())
 

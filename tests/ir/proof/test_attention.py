@@ -11,7 +11,7 @@ from shardweave.ir.program.program import Program
 from shardweave.ir.proof.ops import ProofError
 from shardweave.ir.proof.prove import prove
 from shardweave.ir.proof.relations.held import AttentionPart, Held, Local, Relation, Value
-from shardweave.ir.proof.steps.attention import merged
+from shardweave.ir.proof.steps.attention import merged_parts
 from shardweave.ir.proof.walk import key_of
 from shardweave.passes.pipeline import run_passes
 from shardweave.tests.ir.proof.cases import num_refused_slips
@@ -122,5 +122,5 @@ def test_share_that_is_cut_otherwise_merges_nothing(axes: tuple[str, str], is_me
     for op in steps:
         value = (Local(*key_of(op, value)),)
     assert isinstance(lerp, AtenOp)
-    found = merged(lerp, (cut_by("a", "b", 0, 0), cut_by("a", "b", 0, 1), *value))
+    found = merged_parts(lerp, (cut_by("a", "b", 0, 0), cut_by("a", "b", 0, 1), *value))
     assert found == (cut_by("a", "b", 0, 0).whole if is_merged else None)

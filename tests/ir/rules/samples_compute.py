@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from shardweave.ir.library.grouped import GROUPED_MM, GROUPED_OUTER
 from shardweave.ir.library.positional_attention import ATTENTION, ATTENTION_BACKWARD
 from shardweave.tests.ir.rules.sharded_op import Sample, sample
 from shardweave.tests.ir.rules.tensors import above_one, booleans, integers, normal
@@ -219,6 +220,7 @@ NORMALIZATIONS = (
     sample("native_layer_norm", normal(*X), [6], normal(6), normal(6), 1e-5),
     sample("native_layer_norm", normal(*X), [6], None, None, 1e-5),
     sample("native_layer_norm", normal(*X), [4, 6], normal(4, 6), None, 1e-5),
+    sample("native_layer_norm", normal(*X), [4, 6], None, normal(4, 6), 1e-5),
     sample("native_layer_norm", normal(2, 1, 6), [6], None, None, 1e-5),
     sample(
         "native_layer_norm_backward",
@@ -262,8 +264,93 @@ TRANSFORMS = (
     sample("_fft_c2r", torch.complex(normal(4, 5), normal(4, 5)), [1], 2, 8),
 )
 
+STARTS, ENDS = (torch.tensor(bounds, dtype=torch.int32) for bounds in ([0, 3, 3, 6], [3, 3, 6, 11]))
+"""Four groups of 12 rows: the second is empty, and the last row belongs to none."""
+
+GROUPED = (
+    sample(GROUPED_MM, normal(12, 6), normal(4, 6, 8), STARTS, ENDS, groups=4),
+    sample(GROUPED_MM, normal(24, 6), normal(4, 6, 8), STARTS, ENDS, groups=4, blocks=2),
+    sample(GROUPED_OUTER, normal(12, 6), normal(12, 8), STARTS, ENDS, groups=4),
+    sample(GROUPED_OUTER, normal(24, 6), normal(24, 8), STARTS, ENDS, groups=4, blocks=2),
+    sample("histc", normal(12), 4, -2, 2),
+    sample("histc", normal(12), 4, 0, 0),
+)
+
+MATRICES = torch.eye(4, dtype=torch.float64) * 9 + normal(4, 4, 4)
+SYMMETRIC = MATRICES @ MATRICES.mT
+LU = torch.ops.aten.linalg_lu_factor_ex(MATRICES)
+NAMED_ALIKE = "linalg_inv_ex linalg_qr linalg_lu linalg_lu_factor_ex linalg_matrix_exp".split()
+
+FACTORISATIONS = (
+    *(sample(name, MATRICES) for name in [*NAMED_ALIKE, "_linalg_det", "_linalg_slogdet"]),
+    *(sample(name, SYMMETRIC) for name in ("linalg_cholesky_ex", "_linalg_eigh")),
+    sample("_linalg_svd", MATRICES),
+    sample("_linalg_svd", MATRICES, False, False),
+    sample("linalg_eig", SYMMETRIC),
+    sample("_linalg_solve_ex", MATRICES, normal(4, 4, 6)),
+    sample("_linalg_solve_ex", MATRICES, normal(4, 4)),
+    sample("linalg_lu_solve", *LU[:2], normal(4, 4, 6)),
+    sample("linalg_solve_triangular", MATRICES.tril(), normal(4, 4, 6), upper=False),
+    sample("triangular_solve", normal(4, 4, 6), MATRICES.tril(), False),
+    sample("cholesky_inverse", MATRICES.tril()),
+    sample("cholesky_solve", normal(4, 4, 6), MATRICES.tril()),
+)
+
+
+def distances_backward() -> Sample:
+    x, y = normal(2, 4, 3), normal(2, 6, 3)
+    forward = torch.ops.aten._cdist_forward(x, y, 2.0, None)
+    return sample("_cdist_backward", normal(2, 4, 6), x, y, 2.0, forward)
+
+
+OF_PAIRS = (
+    sample("_cdist_forward", normal(2, 4, 3), normal(2, 6, 3), 2.0, None),
+    distances_backward(),
+    sample("linalg_cross", normal(4, 3, 6), normal(4, 3, 1), dim=1),
+)
+
+GRID, GRID_OF_VOLUMES = normal(2, 3, 5, 2) / 2, normal(2, 3, 5, 2, 3) / 2
+
+
+def unpool(shape: tuple[int, ...]) -> Sample:
+    num = len(shape) - 2
+    pool = getattr(torch.ops.aten, f"max_pool{num}d_with_indices")
+    y, indices = pool(normal(*shape), [2] * num, [2] * num)
+    sizes = [list(shape[2:])] + ([[2] * num, [0] * num] if num == 3 else [])
+    return sample(f"max_unpool{num}d", y, indices, *sizes)
+
+
+RESAMPLED = (
+    sample("_upsample_bilinear2d_aa", normal(*PLANES), [3, 4], False),
+    sample("_upsample_bicubic2d_aa", normal(*PLANES), [3, 4], False),
+    *(
+        sample(f"{name}_backward", normal(2, 4, 3, 4), [3, 4], list(PLANES), False)
+        for name in (
+            "upsample_bilinear2d",
+            "upsample_bicubic2d",
+            "_upsample_bilinear2d_aa",
+            "_upsample_bicubic2d_aa",
+        )
+    ),
+    sample("upsample_linear1d", normal(2, 4, 6), [9], False),
+    sample("upsample_trilinear3d", normal(*VOLUMES), [9, 3, 6], True),
+    unpool(PLANES),
+    unpool(VOLUMES),
+    sample("grid_sampler_2d", normal(*PLANES), GRID, 0, 0, False),
+    sample("grid_sampler_3d", normal(*VOLUMES), GRID_OF_VOLUMES, 0, 0, False),
+    *(
+        sample("grid_sampler_2d_backward", normal(2, 4, 3, 5), normal(*PLANES), GRID, *mode)
+        for mode in ((0, 0, False, [True, True]), (1, 1, True, [False, True]))
+    ),
+    sample(
+        "grid_sampler_3d_backward",
+        *(normal(2, 4, 3, 5, 2), normal(*VOLUMES), GRID_OF_VOLUMES, 0, 0, False, [True, True]),
+    ),
+)
+
 COMPUTE = (
     *PRODUCTS,
+    *GROUPED,
     *CONVOLUTIONS,
     *POOLS,
     *FLASH_ATTENTION,
@@ -271,4 +358,7 @@ COMPUTE = (
     *REDUCTIONS,
     *NORMALIZATIONS,
     *TRANSFORMS,
+    *FACTORISATIONS,
+    *OF_PAIRS,
+    *RESAMPLED,
 )

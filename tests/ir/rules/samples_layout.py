@@ -102,4 +102,22 @@ LOOKUPS = (
     sample("index_put", normal(4, 6), [integers(3, high=4)], normal(), True),
 )
 
-LAYOUT = (*VIEWS, *SLICES, *FACTORIES, *LOOKUPS)
+OF_ONE_DIM = (
+    sample("diagonal_copy", normal(4, 6, 4)),
+    sample("diagonal_copy", normal(4, 6, 4), 1, -1, 0),
+    sample("diagonal_copy", normal(4, 4)),
+    sample("diag_embed", normal(4, 6)),
+    sample("diag_embed", normal(4, 6), -1, 0, 2),
+    sample("diagonal_backward", normal(6, 4), [4, 6, 4], 0, 0, 2),
+    sample("unfold_copy", normal(4, 6), 1, 2, 1),
+    sample("unfold_backward", normal(4, 5, 2), [4, 6], 1, 2, 1),
+    sample("rot90", normal(4, 6, 4), 1, [1, 2]),
+    sample("index_add", normal(4, 6), 1, integers(3, high=6), normal(4, 3)),
+    sample("index_copy", normal(4, 6), 1, permutation(6)[:3], normal(4, 3)),
+    sample("index_reduce", normal(4, 6), 1, integers(3, high=6), normal(4, 3), "amax"),
+    sample("index_fill.int_Scalar", normal(4, 6), 0, integers(2, high=4), 1.5),
+    sample("index_fill.int_Tensor", normal(4, 6), -1, integers(2, high=6), normal()),
+    sample("bucketize.Tensor", normal(4, 6), torch.linspace(-1, 1, 5, dtype=torch.float64)),
+)
+
+LAYOUT = (*VIEWS, *SLICES, *FACTORIES, *LOOKUPS, *OF_ONE_DIM)

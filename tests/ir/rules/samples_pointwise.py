@@ -127,4 +127,14 @@ BACKWARD = (
     sample("threshold_backward", normal(4, 6), normal(4, 6), 0),
 )
 
-POINTWISE = (*UNARY, *BINARY, *TERNARY, *BACKWARD)
+BY_TAG = (
+    *(sample(name, normal(4, 6)) for name in ("sinc", "hardshrink", "special_i0e", "isfinite")),
+    sample("logaddexp2", normal(4, 6), normal(6)),
+    sample("special_xlog1py", normal(4, 1), normal(4, 6).abs()),
+    sample("gcd", integers(4, 6), integers(4, 6)),
+    sample("frexp.Tensor", normal(4, 6)),
+    sample("polygamma", 1, normal(4, 6).abs()),
+)
+"""Ops without a record of their own, which torch tags as pointwise."""
+
+POINTWISE = (*UNARY, *BINARY, *TERNARY, *BACKWARD, *BY_TAG)

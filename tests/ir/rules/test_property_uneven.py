@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from shardweave.backends.reference.virtual_ranks import run_ops, spread
+from shardweave.backends.reference.virtual_ranks import run_ops, scatter_shards
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.mesh.placement import DimSharding, Placement, Sharding, is_even
 from shardweave.ir.mesh.shards import resized
@@ -180,7 +180,7 @@ def test_padding_that_is_said_to_be_zero_is(monkeypatch: pytest.MonkeyPatch) -> 
             local = PARTITION.run(program_of(one, mesh, operands, results))
             values = values_for(one, operands, mesh)
             environment = {
-                slot.value: spread(values["input", slot.name], sharding, mesh)
+                slot.value: scatter_shards(values["input", slot.name], sharding, mesh)
                 for slot, sharding in zip(local.arguments, operands, strict=True)
             }
             run_ops(local, environment, mesh)

@@ -1,0 +1,125 @@
+"""Products of rows with the matrix of their group, and adding rows up where they came from.
+
+Experts that take tokens in the order of their experts are written so: `torch._grouped_mm`, or what
+Hugging Face and torchtitan register for it.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import torch
+from xdsl.ir import SSAValue
+
+from shardweave.ir.capture.builder import ImportBuilder
+from shardweave.ir.capture.canonical.base import Call, CanonicalError, Result, form
+from shardweave.ir.dialects.aten import AtenOp
+from shardweave.ir.dialects.types import dtype_of_value, shape_of, tensor_type
+from shardweave.ir.library.grouped import GROUPED_MM, GROUPED_OUTER
+
+
+@form("aten._grouped_mm")
+def _grouped_mm(call: Call) -> Result:
+    """Products of groups of rows, of columns, or of groups of the dim that is contracted."""
+    b, left, right, ends = call.builder, call["self"], call["mat2"], call["offs"]
+    if call["bias"] is not None:
+        raise CanonicalError("torch._grouped_mm with a bias has no form; add the bias after it.")
+    ranks = len(shape_of(left)), len(shape_of(right))
+    if ranks == (3, 3):
+        product = b.call("aten.bmm", left, right)
+    elif ranks == (2, 3):
+        product = _product(b, GROUPED_MM, left, right, ends)
+    elif ranks == (2, 2):
+        product = _product(b, GROUPED_OUTER, b.permute(left, (1, 0)), right, ends)
+    else:
+        columns = _product(
+            b, GROUPED_MM, b.permute(right, (1, 0)), b.permute(left, (0, 2, 1)), ends
+        )
+        product = b.permute(columns, (1, 0))
+    return b.cast(product, call.dtype)
+
+
+@form("transformers.grouped_mm_fallback")
+def _fallback(call: Call) -> Result:
+    return _product(call.builder, GROUPED_MM, call["input"], call["weight"], call["offs"])
+
+
+@form("transformers.grouped_mm_fallback_backward")
+def _fallback_backward(call: Call) -> Result:
+    """The gradients of rows and weights."""
+    b, grad, ends = call.builder, call["grad_output"], call["offs"]
+    turned = b.permute(call["weight"], (0, 2, 1))
+    return [
+        _product(b, GROUPED_MM, grad, turned, ends),
+        _product(b, GROUPED_OUTER, call["input"], grad, ends),
+    ]
+
+
+def _product(
+    b: ImportBuilder, name: str, rows: SSAValue, other: SSAValue, ends: SSAValue
+) -> SSAValue:
+    groups = shape_of(ends)[0]
+    return b.call(name, rows, other, _starts(b, ends), ends, groups=groups)
+
+
+def _starts(b: ImportBuilder, ends: SSAValue) -> SSAValue:
+    """Where groups start: where the one before ends. Made once, as all products of it share it."""
+    for use in ends.uses:
+        if use.operation.name == "aten.constant_pad_nd":
+            return use.operation.results[0]
+    return b.call("aten.constant_pad_nd", ends, pad=[1, -1], value=0)
+
+
+@form("torchtitan.deterministic_scatter_add")
+def _deterministic_scatter_add(call: Call) -> Result:
+    return _added_rows(call, call["out"], call["index"], call["src"], dim=0)
+
+
+@form("aten.scatter_add")
+def _scatter_add(call: Call) -> Result:
+    return _added_rows(call, call["self"], call["index"], call["src"], dim=call["dim"])
+
+
+def _added_rows(call: Call, base: SSAValue, index: SSAValue, source: SSAValue, dim: int) -> Result:
+    """Entries added to where they belong; rows added to zeros as the gradient of a lookup."""
+    rows = _rows_of(index) if dim == 0 and is_zeros(base) else None
+    if rows is None or shape_of(index) != shape_of(source):
+        return call.add("aten.scatter_add", [base, index, source], {"dim": dim})
+    return gradient_of_lookup(call, rows, source)
+
+
+def gradient_of_lookup(call: Call, rows: SSAValue, source: SSAValue) -> Result:
+    """Source's rows added up by their numbers: linear in them, and in shards of either."""
+    b, shape = call.builder, call.shape
+    width = prod(shape[1:])
+    flat = b.view(source, (*shape_of(rows), width))
+    values: dict[str, Any] = {"padding_idx": -1, "scale_grad_by_freq": False}
+    total = b.add(
+        "aten.embedding_dense_backward", [flat, rows], [tensor_type((shape[0], width), call.dtype)],
+        values,
+    ).results[0]  # fmt: skip
+    return b.view(total, shape)
+
+
+def is_zeros(value: SSAValue) -> bool:
+    """Whether a value is zeros of a floating-point dtype, as it is made."""
+    owner = value.owner
+    if not isinstance(owner, AtenOp) or owner.name != "aten.full":
+        return False
+    return owner.value("fill_value") == 0 and dtype_of_value(value).is_floating_point
+
+
+def _rows_of(index: SSAValue) -> SSAValue | None:
+    """The numbers of rows that an index of as many columns repeats in each; None if it does not."""
+    owner = index.owner
+    if not isinstance(owner, AtenOp) or owner.name != "aten.expand" or len(shape_of(index)) != 2:
+        return None
+    column = owner.operands[0]
+    num_rows = shape_of(index)[0]
+    if shape_of(column) != (num_rows, 1) or dtype_of_value(column) != torch.int64:
+        return None
+    inner = column.owner
+    is_view = isinstance(inner, AtenOp) and inner.name == "aten.view"
+    flat = inner.operands[0] if isinstance(inner, AtenOp) and is_view else None
+    return flat if flat is not None and shape_of(flat) == (num_rows,) else None

@@ -1,0 +1,130 @@
+# pyright: basic
+# torch's tracing API is private and only partly typed.
+"""Numbers that are read out of tensors that depend on no data: they are values.
+
+`torch.arange(2, x.ndim).tolist()` or `torch.prod(torch.tensor(x.shape)).item()` give the same at
+every call, so that the trace computes them. What draws random numbers stays a refusal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from collections.abc import Iterator, Sequence
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, fx
+
+from shardweave.ir.torch_private import (
+    ConstantVariable,
+    TensorVariable,
+    TorchDispatchMode,
+    disable_current_modes,
+)
+
+_MOST = 4096
+"""Elements of a tensor that is computed while a model is traced."""
+
+
+class _Random(Exception):
+    """A call draws random numbers, or reads memory that nobody has written."""
+
+
+class _Deterministic(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        is_random = torch.Tag.nondeterministic_seeded in func.tags
+        if is_random or func.overloadpacket.__name__.startswith(("empty", "new_empty")):
+            raise _Random
+        return func(*args, **kwargs or {})
+
+
+@contextlib.contextmanager
+def constant_numbers() -> Iterator[None]:
+    """Meanwhile `item()` and `tolist()` of constant tensors are Python numbers to dynamo."""
+    item, tolist = TensorVariable.method_item, TensorVariable.method_tolist
+
+    def constant_item(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
+        value = None if args or kwargs else _value(self.as_proxy().node)
+        if value is None or value.numel() != 1:
+            return item(self, tx, *args, **kwargs)
+        return ConstantVariable.create(value.item())
+
+    def constant_list(self: Any, tx: Any) -> Any:
+        value = _value(self.as_proxy().node)
+        if value is None:
+            return tolist(self, tx)
+        return type(self).build(tx, value.tolist())
+
+    with (
+        mock.patch.object(TensorVariable, "method_item", constant_item),
+        mock.patch.object(TensorVariable, "method_tolist", constant_list),
+    ):
+        yield
+
+
+def _value(node: fx.Node) -> Tensor | None:
+    """The value of a node that depends on no input; None of another."""
+    path: dict[fx.Node, None] = {}
+    if not _is_constant(node, path) or any(_writes(other, path) for other in node.graph.nodes):
+        return None
+    values: dict[fx.Node, Any] = {}
+    try:
+        with disable_current_modes(), torch.no_grad(), _Deterministic():
+            for each in path:
+                args, kwargs = fx.node.map_arg((each.args, each.kwargs), values.__getitem__)
+                values[each] = (
+                    each.target(*args, **kwargs)
+                    if each.op == "call_function"
+                    else getattr(args[0], each.target)(*args[1:], **kwargs)
+                )
+    except _Random:
+        return None
+    result = values[node]
+    return result if isinstance(result, Tensor) else None
+
+
+def _is_constant(node: fx.Node, path: dict[fx.Node, None]) -> bool:
+    """Whether a node is computed of small constants alone; path: its nodes, operands first."""
+    if node in path:
+        return True
+    value = node.meta.get("example_value")
+    is_small = isinstance(value, Tensor) and _is_static(value.shape) and value.numel() <= _MOST
+    if node.op not in ("call_function", "call_method") or not is_small:
+        return False
+    if not all(_is_constant(operand, path) for operand in node.all_input_nodes):
+        return False
+    path[node] = None
+    return True
+
+
+def _is_static(shape: Sequence[Any]) -> bool:
+    return all(isinstance(size, int) for size in shape)
+
+
+def _writes(node: fx.Node, path: dict[fx.Node, None]) -> bool:
+    """Whether a node may change a tensor of the path in place, as itself or by way of a view."""
+    name = str(getattr(node.target, "__name__", node.target))
+    is_in_place = node.target is operator.setitem or (
+        name.endswith("_") and not name.endswith("__")
+    )
+    is_in_place |= node.target in _IN_PLACE or "out" in node.kwargs
+    return is_in_place and not path.keys().isdisjoint(_ancestors(node))
+
+
+_IN_PLACE = {
+    getattr(operator, f"i{name}")
+    for name in "add sub mul truediv floordiv mod pow and or xor lshift rshift matmul".split()
+}
+
+
+def _ancestors(node: fx.Node) -> set[fx.Node]:
+    found: set[fx.Node] = set()
+    left = list(node.all_input_nodes)
+    while left:
+        one = left.pop()
+        if one not in found:
+            found.add(one)
+            left += one.all_input_nodes
+    return found

@@ -1,0 +1,155 @@
+"""Refusals that no other test provokes: each names what it refuses, in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import shardweave as sw
+from shardweave.backends.emit.attention import plain_attention
+from shardweave.backends.reference.reference import run_reference
+from shardweave.driver.explore import explore_plans
+from shardweave.ir.mesh.mesh import MOST_DEVICES, Axis, Mesh
+from shardweave.ir.proof.prove import prove
+from shardweave.planners.cost.presets import find_cluster
+from shardweave.planners.lowering.stages.choose import devices_of_plan
+from shardweave.planners.plan.plan import Plan
+from shardweave.planners.plan.plan_parts import Pipeline
+from shardweave.planners.predict.predict import predict_plan
+from shardweave.planners.registry import register_planner
+from shardweave.planners.schedules.schedules import find_schedule
+from shardweave.planners.simulate.streams import Streams
+from shardweave.planners.trials.trials import FORMAT, TrialFile
+from shardweave.tests.ir_text import step
+
+SMALL = """
+    param %w : tensor<8x8xf64>
+    input %x : tensor<4x8xf64>
+    %y = aten.mm(%x, %w) {layer = "fc"} : tensor<4x8xf64>
+    output %y
+"""
+
+
+class Loss(nn.Module):
+    """A linear layer and the mean of what it gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x).mean()
+
+
+def plan_in_stages(*ranks: tuple[int, ...], stages: int = 2) -> Plan:
+    names = tuple((f"h.{index}",) for index in range(stages))
+    return Plan(mesh={"stage": 2, "data": 1}, pipeline=Pipeline(names, 2, ranks=ranks))
+
+
+def compiled(**options: Any) -> sw.Step:
+    model, x = Loss(), torch.ones(4, 4)
+    return sw.compile(model, args=(x,), mesh={"data": 2}, backend="reference", **options)
+
+
+HALVES = torch.zeros(1, 1, 2, 4)
+
+REFUSALS: Mapping[str, tuple[Callable[[], object], str]] = {
+    "long axis": (lambda: Mesh(data=MOST_DEVICES + 1), "mesh axis 'data' is longer than"),
+    "large mesh": (lambda: Mesh(data=MOST_DEVICES, tensor=2), "has more than .* devices; use a"),
+    "two stage axes": (
+        lambda: Mesh([Axis("a", 2, "stage"), Axis("b", 2, "stage")]),
+        r"mesh axes \['a', 'b'\]: several are of kind stage; give one at most",
+    ),
+    "schedule": (
+        lambda: find_schedule("1fb1"),
+        "there is no pipeline schedule '1fb1'; did you mean '1f1b'",
+    ),
+    "planner's name": (
+        lambda: register_planner("megatron", print),
+        "there is a planner 'megatron' already, .*; give builtins:print another name",
+    ),
+    "device of two stages": (
+        lambda: devices_of_plan(plan_in_stages((0,), (0,)), Mesh.parse("stage=2")),
+        "the plan's stages use device 0 twice; give each rank its own",
+    ),
+    "device of two predicted stages": (
+        lambda: predict_plan(step(SMALL), plan_in_stages((0,), (0,)), find_cluster("testbed")),
+        "use device 0 twice",
+    ),
+    "more stages than ranks": (
+        lambda: predict_plan(step(SMALL), plan_in_stages(stages=3), find_cluster("testbed")),
+        "the plan has 3 stages, but its mesh .* has places for 2; make them the same",
+    ),
+    "message for ever": (lambda: Streams().start(float("inf"), ["link"]), "takes for ever on the"),
+    "no plans": (
+        lambda: explore_plans(step(SMALL), {}, "testbed"),
+        "there are no plans to show; give one or more",
+    ),
+    "no value": (
+        lambda: run_reference(step(SMALL), {}),
+        r"no tensor for param 'w': give one of shape \(8, 8\) and torch.float64 under",
+    ),
+    "dropout in attention": (
+        lambda: plain_attention(HALVES, HALVES, HALVES, dropout_p=0.5),
+        "attention: found dropout 0.5, expected 0; capture without it",
+    ),
+    "result that is not returned": (
+        lambda: prove(
+            step(SMALL), against=step(SMALL.replace("output %y", "output %y\n    grad w = %w"))
+        ),
+        "grad 'w' is not returned; return it",
+    ),
+    "two ZeRO stages": (
+        lambda: compiled(plan=Plan(mesh={"data": 2}, zero=1), zero=3),
+        "the plan has zero=1, and zero=3 is asked for; leave one out",
+    ),
+    "batch by position and by name": (
+        lambda: compiled().local_batch(torch.ones(4, 4), x=torch.ones(4, 4)),
+        "local_batch: give all inputs by position, or all by keyword",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_mistake_is_named_in_one_line(name: str) -> None:
+    call, message = REFUSALS[name]
+    with pytest.raises(ValueError, match=message) as error:
+        call()
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", r":2: not JSON: .*; give a file that a search has written, or a new one"),
+        ("{}", r":2: not a trial \(missing \['configuration', "),
+        (
+            '{"configuration": {}, "status": "maybe", "times_s": [], "peak_bytes": 0}',
+            r":2: not a trial \(missing a known status\); use a file",
+        ),
+    ],
+)
+def test_line_that_is_no_trial_is_named(line: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "trials.jsonl"
+    with TrialFile.open(path, {"a": 1}):
+        pass
+    assert FORMAT in path.read_text()
+    with path.open("a") as file:
+        file.write(line + "\n")
+    with pytest.raises(ValueError, match=message), TrialFile.open(path, {"a": 1}):
+        pass
+
+
+def test_trials_that_another_search_has_open_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "trials.jsonl"
+    with (
+        TrialFile.open(path, {}),
+        pytest.raises(ValueError, match="are in use by another search; wait for it, or give"),
+        TrialFile.open(path, {}),
+    ):
+        pass

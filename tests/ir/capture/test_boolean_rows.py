@@ -1,0 +1,79 @@
+"""Rows by a boolean mask: written and updated as eager does, filtered ones refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from shardweave.driver.step.compile import compile
+from shardweave.ir.capture.capture import CaptureError, capture
+from shardweave.tests.eager import Model, rows
+
+Change = Callable[[Any, Tensor, Tensor], Any]
+
+
+def _set(y: Tensor, index: Any, value: Any) -> None:
+    y[index] = value
+
+
+def _add(y: Tensor, index: Any, value: Any) -> None:
+    y[index] += value
+
+
+def _scale(y: Tensor, index: Any, value: Any) -> None:
+    y[index] *= value
+
+
+CHANGES: dict[str, Change] = {
+    "row": lambda self, y, x: _set(y, x[:, 0] > 0, self.linear.bias),
+    "one-row-of-many": lambda self, y, x: _set(y, x[:, 0] > 0, self.linear.bias[None]),
+    "number-tensor": lambda self, y, x: _set(y, x > 0, self.linear.bias[0]),
+    "add-row": lambda self, y, x: _add(y, x[:, 0] > 0, self.linear.bias),
+    "add-number": lambda self, y, x: _add(y, x > 0, 2.0),
+    "scale": lambda self, y, x: _scale(y, x[:, 1] > 0, 3),
+    "root-of-what-is-positive": lambda self, y, x: _set(y, x > 0, (y[x > 0].abs() + 0.1).log()),
+    "exponential-of-rows": lambda self, y, x: _set(y, x[:, 0] > 0, y[x[:, 0] > 0].mul(2).exp() + 1),
+    "filtered-twice": lambda self, y, x: (_add(y, x > 0, 1), _scale(y, x < 0, 2)),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_rows_that_a_mask_names_are_written_as_in_eager(name: str) -> None:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        y = self.linear(x).clone()
+        CHANGES[name](self, y, x)
+        return y.pow(3).sum()
+
+    model = Model(forward)
+    (x,) = rows()
+    step = compile(model, (x,), mesh="data=2", backend="reference")
+    for batch in (x, -x, x.abs()):
+        model.zero_grad()
+        step.zero_grad()
+        loss = model(batch)
+        loss.backward()
+        torch.testing.assert_close(step(batch).detach(), loss.detach())
+        for key, parameter in model.linear.named_parameters():
+            found = step.full_gradients()[f"linear.{key}"]
+            torch.testing.assert_close(found, parameter.grad)
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (lambda self, x: self.linear(x)[x > 0].sum(), "shape of this result depends on the data"),
+        (
+            lambda self, x: (y := self.linear(x), _set(y, x[:, 0] > 0, y[:2]))[0].sum(),
+            "as many rows as the mask has ones",
+        ),
+    ],
+    ids=["filter", "rows-in-turn"],
+)
+def test_true_filtering_is_refused_with_the_static_form(function: Any, expected: str) -> None:
+    model = Model(lambda self, x: function(self, x))
+    with pytest.raises(CaptureError, match=rf"test_boolean_rows\.py:\d+.*{expected}.*torch\.where"):
+        capture(model, rows())

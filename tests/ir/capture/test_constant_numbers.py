@@ -1,0 +1,60 @@
+"""Numbers that are read out of constant tensors are values; those of data or draws are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from shardweave.driver.step.compile import compile
+from shardweave.ir.capture.capture import CaptureError, capture
+from shardweave.tests.eager import Model, rows
+
+Number = Callable[[Tensor], Any]
+
+
+def _written(x: Tensor) -> Any:
+    """A constant that forward writes to by way of a view."""
+    count = torch.zeros(3)
+    count[1:].add_(2)
+    return count.sum().item()
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        lambda x: torch.arange(1, x.ndim + 3).tolist()[-1],
+        lambda x: torch.prod(torch.tensor(x.shape)).item(),
+        lambda x: int(torch.full((2,), 6).max()),
+        lambda x: torch.tensor([[1, 2], [3, 4]]).tolist()[1][0],
+        lambda x: torch.linspace(0, 1, 3).sum().item(),
+        lambda x: 2 if torch.tensor(3).item() > 2 else 1,
+    ],
+)
+def test_number_of_a_constant_is_a_value(number: Number) -> None:
+    model = Model(lambda self, x: (self.linear(x) * number(x)).square().sum())
+    (x,) = rows()
+    step = compile(model, (x,), mesh="data=2", backend="reference")
+    torch.testing.assert_close(step(x).detach(), model(x).detach())
+
+
+@pytest.mark.parametrize(
+    "number",
+    [lambda x: x.sum().item(), lambda x: torch.rand(1).item(), lambda x: x.long().tolist()[0][0]],
+    ids=["data", "drawn", "list"],
+)
+def test_number_of_data_or_of_a_draw_is_refused(number: Number) -> None:
+    model = Model(lambda self, x: (self.linear(x) * number(x)).square().sum())
+    with pytest.raises(
+        CaptureError, match=r"test_constant_numbers\.py:\d+.*a Python number is read"
+    ):
+        capture(model, rows())
+
+
+def test_constant_that_is_written_to_is_never_read_as_it_was() -> None:
+    model = Model(lambda self, x: (self.linear(x) * _written(x)).square().sum())
+    with pytest.raises(CaptureError, match="a Python number is read"):
+        capture(model, rows())
