@@ -14,6 +14,7 @@ from shardweave.ir.sharding.rules import notes_on_rules
 from shardweave.passes.pipeline import MeshLike, as_mesh
 from shardweave.planners.call import ClusterLike, call_planner, check_options, require_cluster
 from shardweave.planners.cost.presets import find_cluster
+from shardweave.planners.lowering.stages.choose import with_pipeline
 from shardweave.planners.plan.plan import Plan, PlanError
 from shardweave.planners.plan.plan_check import check_plan
 from shardweave.planners.plan.plan_names import Lookup
@@ -86,12 +87,13 @@ def simulate_plan(
     """Simulate a step of a global program on a cluster under a plan, or a plan's file.
 
     Plans that a backend can run are simulated by a rank's program, plans with stages or ZeRO by
-    blocks and micro-batches. optimizer_multiplier: bytes of optimizer state per byte of parameters
-    (2 for Adam); None: those of Adam in the plan's precision. Raises ValueError if the plan does
-    not fit.
+    blocks and micro-batches. A plan that says nothing of the stages of its mesh has those that it
+    would run with. optimizer_multiplier: bytes of optimizer state per byte of parameters (2 for
+    Adam); None: those of Adam in the plan's precision. Raises ValueError if the plan does not fit.
     """
     found = plan if isinstance(plan, Plan) else Plan.load(plan)
     check_plan(found, program)
+    found = with_pipeline(found, program, Mesh(**found.mesh))
     goal = find_cluster(cluster)
     return simulation_of(program, found, goal, optimizer_multiplier=optimizer_multiplier)
 

@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shardweave.backends.distributed import in_flight
 from shardweave.backends.distributed.in_flight import Group, InFlight, here
+from shardweave.backends.optimizers.hook import watch
 from shardweave.backends.watch import watchdog
 from shardweave.backends.watch.agreement import require_same
 from shardweave.ir.dialects.dist import KINDS, CollectiveOp
@@ -109,9 +110,10 @@ class Runtime:
         sizes = tuple(axis.size for axis in self.mesh.device_axes)
         names = tuple(axis.name for axis in self.mesh.device_axes)
         if self.processes == tuple(range(self.mesh.num_devices)):
-            return init_device_mesh(self.device.type, sizes, mesh_dim_names=names)
+            mesh = init_device_mesh(self.device.type, sizes, mesh_dim_names=names)
+            return watch(mesh)
         ranks = torch.tensor(self.processes).view(sizes)
-        return DeviceMesh(self.device.type, ranks, mesh_dim_names=names)
+        return watch(DeviceMesh(self.device.type, ranks, mesh_dim_names=names))
 
     def prepare(self, program: Program) -> None:
         """Make the process groups that a program needs, which is slow, before it runs."""
@@ -262,7 +264,8 @@ class Runtime:
             names = self.device_mesh.mesh_dim_names
             assert names is not None
             ranks = self.device_mesh.mesh.index_select(names.index(axis.name), torch.tensor(key))
-            self._meshes[key] = DeviceMesh(self.device.type, ranks, mesh_dim_names=names)
+            mesh = DeviceMesh(self.device.type, ranks, mesh_dim_names=names)
+            self._meshes[key] = watch(mesh)
         return self._meshes[key]
 
     @property

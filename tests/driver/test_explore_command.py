@@ -65,7 +65,11 @@ def test_moment_says_what_the_diff_of_its_program_says() -> None:
 
 def test_moment_says_what_the_simulation_says() -> None:
     found = simulate(local("preset:oases"), CLUSTER)
-    rail = dict(moment_of(data_of(explored().html), "overlap-communication")["rail"])
+    moment = moment_of(data_of(explored().html), "overlap-communication")
+    rail, amounts = dict(moment["rail"]), moment["amounts"]
+    # Numbers are compared with those of the moment before, not texts, whose units differ.
+    assert amounts["step"] == found.time_s
+    assert amounts["exposed"] == found.exposed_communication_s
     assert rail["step"] == f"{found.time_s * 1e3:.2f} ms"
     assert rail["exposed"] == seconds_text(found.exposed_communication_s)
 

@@ -6,10 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from shardweave.ir.mesh.mesh import Mesh
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.lowering.lower import local_program
+from shardweave.planners.lowering.stages.choose import with_pipeline
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_parts import Candidate, Predicted
+from shardweave.planners.planning import simulate_plan
 from shardweave.planners.predict.predict import (
     predict_plan,
     time_parts,
@@ -30,6 +33,16 @@ def test_simulated_plan_has_the_simulators_numbers() -> None:
     assert found.time_s == step.time_s == pytest.approx(sum(time_parts(found).values()))
     assert found.peak_bytes == step.peak_bytes
     assert found.capacity_bytes == step.memory_bytes
+
+
+def test_plan_that_names_no_stages_is_simulated_with_those_it_would_run_with() -> None:
+    program = captured(SPECS["gpt"]).program
+    plan = replace(megatron(SPECS["gpt"], "data=2"), mesh={"pipeline": 2, "data": 2})
+    run = with_pipeline(plan, program, Mesh(pipeline=2, data=2))
+    found, step = (simulate_plan(program, one, "perlmutter") for one in (plan, run))
+    assert run.num_stages == 2
+    assert found.time_s == step.time_s
+    assert found.peak_bytes == step.peak_bytes
 
 
 def test_exposed_time_is_dealt_out_by_communication() -> None:

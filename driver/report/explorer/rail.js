@@ -4,10 +4,10 @@ const rail = document.getElementById("rail");
 
 function drawRail() {
   const items = moments.map((moment) => {
-    const before = new Map(moment.previous?.rail ?? []);
+    const before = moment.previous?.amounts ?? {};
     const rows = moment.same ? [] : moment.rail.flatMap(([name, text]) => [
       el("dt", {}, name),
-      el("dd", { class: trend(before.get(name), text) }, text),
+      el("dd", { class: trend(before[name], moment.amounts[name]) }, text),
     ]);
     const button = el("button", { type: "button", onclick: () => show({ moment: moment.index }) },
       el("div", { class: "name" }, moment.name),
@@ -18,18 +18,8 @@ function drawRail() {
   rail.replaceChildren(el("ol", {}, ...items));
 }
 
-// Whether a number went up or down; texts of other units are compared as they are read.
-function trend(before, now) {
-  const [was, is] = [before, now].map((text) => (text === undefined ? NaN : size(text)));
-  return is > was ? "up" : is < was ? "down" : "";
-}
-
-const UNITS = { KiB: 2 ** 10, MiB: 2 ** 20, GiB: 2 ** 30, TiB: 2 ** 40, ms: 1e-3, s: 1, B: 1 };
-
-function size(text) {
-  const [, number, unit] = /([\d.,]+)\s*(\w*)$/.exec(text) ?? [];
-  return Number((number ?? "").replaceAll(",", "")) * (UNITS[unit] ?? 1);
-}
+// Whether a number went up or down; neither where there was none before.
+const trend = (was, is) => (is > was ? "up" : is < was ? "down" : "");
 
 function kinds(counts) {
   const found = Object.entries(counts).filter(([, count]) => count);

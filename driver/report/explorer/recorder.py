@@ -113,6 +113,7 @@ class Recorder(Observer):
         counts, parts = self._compared(kept)
         stats = kept.stats()
         simulated, why_not = self._simulate(kept)
+        rail = list(_rail(kept, stats, simulated))
         before = self._stats or stats, self._simulated if self.moments else simulated
         numbers = [
             *program_numbers(before[0], stats),
@@ -122,7 +123,8 @@ class Recorder(Observer):
             "same": False,
             "counts": {kind: counts[kind] for kind in KINDS if counts[kind]},
             "parts": parts,
-            "rail": list(_rail(kept, stats, simulated)),
+            "rail": [[name, text] for name, text, _ in rail],
+            "amounts": {name: amount for name, _, amount in rail},
             "numbers": [list(number_cells(number)) for number in numbers],
             "axes": _axes(kept),
             "whyNot": why_not,
@@ -202,21 +204,26 @@ def _functions(program: Program) -> dict[str, Program]:
     return dict(functions_of(program))
 
 
-def _rail(program: Program, stats: ProgramStats, simulated: Simulated) -> Iterator[list[str]]:
-    """What the rail says of a moment: names and texts."""
-    yield ["ops", f"{sum(stats.ops.values()):,}"]
+def _rail(
+    program: Program, stats: ProgramStats, simulated: Simulated
+) -> Iterator[tuple[str, str, float]]:
+    """Names, texts and numbers of the rail at a moment; the numbers are compared, as text has units
+    that depend on them."""
+    ops = sum(stats.ops.values())
+    yield "ops", f"{ops:,}", ops
     reshards = sum(isinstance(op, ReshardOp) for op in program.ops)
     if reshards:
-        yield ["reshards", f"{reshards:,}"]
+        yield "reshards", f"{reshards:,}", reshards
     axes = dict.fromkeys(one.axes for one in stats.collectives)
     for names in axes:
         rows = [one for one in stats.collectives if one.axes == names]
         count, size = sum(one.count for one in rows), sum(one.sent_bytes for one in rows)
-        yield [", ".join(names), f"{count:,} x, {bytes_text(size)}"]
+        yield ", ".join(names), f"{count:,} x, {bytes_text(size)}", size
     if simulated is not None:
-        yield ["step", seconds_text(simulated.time_s)]
-        yield ["exposed", seconds_text(simulated.exposed_communication_s)]
-        yield ["memory", bytes_text(simulated.peak_bytes)]
+        exposed_s = simulated.exposed_communication_s
+        yield "step", seconds_text(simulated.time_s), simulated.time_s
+        yield "exposed", seconds_text(exposed_s), exposed_s
+        yield "memory", bytes_text(simulated.peak_bytes), simulated.peak_bytes
 
 
 def _axes(program: Program) -> list[list[str]]:

@@ -1,0 +1,1 @@
+"""Optimizers of sharded parameters: their own code, on shards or on full values."""

@@ -1,0 +1,180 @@
+"""Steps of torch's optimizers on sharded parameters, by hooks that every optimizer calls.
+
+Without them DTensor would run an optimizer's code, op by op: slowly, with errors for some, and for
+some on other values than one process computes (`torch.optim.Muon`).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary, WeakSet, ref
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from shardweave.backends.optimizers.plain import PlainParameters
+from shardweave.backends.optimizers.random_state import shared_random_state
+from shardweave.backends.optimizers.shards import is_everywhere, shapes_of_shards
+from shardweave.backends.optimizers.stand_ins import StandIns
+from shardweave.ir.capture.update.reads import Reads, Sizes, reads_of
+from shardweave.ir.notes import warn
+
+
+class OptimizerNote(UserWarning):
+    """An optimizer's step gathers parameters: its update reads more than single elements."""
+
+
+class _Known(NamedTuple):
+    """What the last step of an optimizer read, and what that hangs on."""
+
+    key: tuple[Any, ...]
+    reads: Reads
+
+
+class _Running(NamedTuple):
+    """A step that runs. random: what gives this rank its own random numbers back."""
+
+    stand_ins: StandIns
+    random: Callable[[], None] | None
+
+
+_MESHES: dict[int, ref[DeviceMesh]] = {}
+_RUNNING: list[_Running] = []
+"""Those whose step runs; one at most."""
+
+_KNOWN: WeakKeyDictionary[Optimizer, _Known] = WeakKeyDictionary()
+
+
+def watch(mesh: DeviceMesh) -> DeviceMesh:
+    """From now on run the steps of optimizers whose parameters are on this mesh; returns it."""
+    if not _MESHES:
+        register_optimizer_step_pre_hook(_before)
+        register_optimizer_step_post_hook(_after)
+    _MESHES[id(mesh)] = ref(mesh)
+    return mesh
+
+
+def _is_ours(parameter: Tensor) -> bool:
+    if not isinstance(parameter, DTensor):
+        return False
+    known = _MESHES.get(id(parameter.device_mesh))
+    return known is not None and known() is parameter.device_mesh
+
+
+def _before(
+    optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """What the step runs on: the arguments with which torch calls it, the optimizer first."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if not any(map(_is_ours, parameters)):
+        return None
+    closure = args[1] if len(args) > 1 else kwargs.get("closure")
+    has_gradient = _have_gradients(parameters, has_closure=closure is not None)
+    reads = _reads(optimizer, parameters, has_gradient, has_closure=closure is not None)
+    _check_not_nested(optimizer)
+    stand_ins = StandIns(optimizer, PlainParameters(parameters, reads.full, has_gradient))
+    random = shared_random_state(parameters[0].device) if reads.may_draw else None
+    _RUNNING[:] = [_Running(stand_ins, random)]
+    if closure is None:
+        return (stand_ins.first, *args[1:]), kwargs
+    closure = stand_ins.plain.closure(closure)
+    if len(args) > 1:
+        return (stand_ins.first, closure, *args[2:]), kwargs
+    return (stand_ins.first,), {**kwargs, "closure": closure}
+
+
+def _after(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    del optimizer, kwargs
+    if _RUNNING and _RUNNING[0].stand_ins.first is args[0]:
+        running = _RUNNING.pop()
+        running.stand_ins.give_back()
+        if running.random is not None:
+            running.random()
+
+
+def _check_not_nested(optimizer: Optimizer) -> None:
+    """Raises ValueError if the step of another optimizer calls this one's, which would change
+    parameters of which the other has copies."""
+    frame = inspect.currentframe() if _RUNNING else None
+    while frame is not None:
+        if frame.f_locals.get("self") is _RUNNING[0].stand_ins.first:
+            outer = type(_RUNNING[0].stand_ins.first).__name__
+            raise ValueError(
+                f"the step of {outer} calls the step of {type(optimizer).__name__}, which it does "
+                "not hold as an attribute: make that an attribute of it, or call both in the loop."
+            )
+        frame = frame.f_back
+
+
+def _have_gradients(parameters: Sequence[Tensor], *, has_closure: bool) -> list[bool]:
+    """Whether each parameter has a gradient, on the ranks of its stage."""
+    has = [has_closure or parameter.grad is not None for parameter in parameters]
+    sharded = [parameter for parameter in parameters if isinstance(parameter, DTensor)]
+    if has_closure or all(is_everywhere(parameter.device_mesh) for parameter in sharded):
+        return has
+    flags = torch.tensor(has, dtype=torch.int32, device=sharded[0].device)
+    dist.all_reduce(flags, dist.ReduceOp.MAX)
+    return [bool(flag) for flag in flags.tolist()]
+
+
+# What a step reads
+
+
+def _reads(
+    optimizer: Optimizer,
+    parameters: Sequence[Tensor],
+    has_gradient: Sequence[bool],
+    *,
+    has_closure: bool,
+) -> Reads:
+    """What the next step reads. That of torch's own classes hangs on their settings alone."""
+    sharded = frozenset(i for i, p in enumerate(parameters) if isinstance(p, DTensor))
+    is_torchs = type(optimizer).__module__.startswith("torch.optim.")
+    if has_closure and not is_torchs:
+        return _noted(optimizer, Reads(sharded, sharded, "its step calls a closure"))
+    key = (tuple(has_gradient), has_closure, tuple(map(_settings, optimizer.param_groups)))
+    known = _KNOWN.get(optimizer)
+    if known is not None and is_torchs and known.key == key:
+        return known.reads
+    sizes = [
+        Sizes(tuple(p.shape), *shapes_of_shards(p) if isinstance(p, DTensor) else (p.shape,) * 2)
+        for p in parameters
+    ]
+    reads = reads_of(optimizer, parameters, sizes, has_gradient, has_closure=has_closure)
+    _KNOWN[optimizer] = _Known(key, reads)
+    return _noted(optimizer, reads)
+
+
+def _settings(group: dict[str, Any]) -> tuple[Any, ...]:
+    settings = ((key, group[key]) for key in sorted(group) if key != "params")
+    kinds = (bool, str, type(None))
+    return (
+        tuple(map(id, group["params"])),
+        tuple((key, value) for key, value in settings if isinstance(value, kinds)),
+    )
+
+
+_NOTED: WeakSet[Optimizer] = WeakSet()
+
+
+def _noted(optimizer: Optimizer, reads: Reads) -> Reads:
+    """Warn once of an optimizer that needs full values."""
+    if reads.full and optimizer not in _NOTED and dist.get_rank() == 0:
+        warn(
+            f"{type(optimizer).__name__} updates {len(reads.full)} of its parameters on full "
+            f"values, which each rank gathers in every step: {reads.reason}.",
+            OptimizerNote,
+        )
+    if reads.full:
+        _NOTED.add(optimizer)
+    return reads

@@ -1,0 +1,164 @@
+"""Plain tensors that stand for the DTensor parameters of an optimizer during one step.
+
+They are shards, which share memory with those of the DTensors, or full values, which are gathered
+before the step; after it each rank keeps its shard of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from shardweave.backends.optimizers.shards import (
+    beside,
+    full_value,
+    in_placements_of,
+    local_shape,
+    shard_of,
+)
+from shardweave.ir.torch_private import local_part
+
+
+class PlainParameters:
+    """The plain tensors of one step.
+
+    parameters: those of the optimizer, in order; those that are no DTensors stand for themselves.
+    full: by index, those whose full values the step needs. has_gradient: the same on all ranks.
+    Making it gathers full values, which is collective.
+    """
+
+    def __init__(
+        self, parameters: Sequence[Tensor], full: Collection[int], has_gradient: Sequence[bool]
+    ) -> None:
+        self.made: dict[int, Tensor] = {}
+        """Plain tensors by the identity of those that they stand for."""
+        self.of: dict[int, Tensor] = {}
+        """Those that they stand for, by the identity of the plain tensors."""
+        self._full = frozenset(full)
+        self._has_gradient = has_gradient
+        self._sharded: dict[int, DTensor] = {}
+        self._plain: dict[int, nn.Parameter] = {}
+        self._index: dict[int, int] = {}
+        self._given: dict[int, Tensor | None] = {}
+        """The gradients as the step finds them."""
+        for index, real in enumerate(parameters):
+            if isinstance(real, DTensor):
+                self._sharded[index] = real
+                self._plain[index] = self._parameter(index, real)
+                self._index[id(real)] = index
+
+    def _parameter(self, index: int, real: DTensor) -> nn.Parameter:
+        plain = nn.Parameter(self._value(real, index), requires_grad=real.requires_grad)
+        vars(plain).update(vars(real))
+        self._keep(real, plain)
+        self._take_gradient(index)
+        return plain
+
+    def _keep(self, real: Tensor, plain: Tensor) -> Tensor:
+        self.made[id(real)], self.of[id(plain)] = plain, real
+        return plain
+
+    def _value(self, real: DTensor, index: int) -> Tensor:
+        if index in self._full:
+            return full_value(cast("DTensor", real.detach()))
+        return local_part(real).detach().view(local_shape(real))
+
+    def _take_gradient(self, index: int) -> None:
+        real, plain = self._sharded[index], self.made[id(self._sharded[index])]
+        self._given[index] = plain.grad = None
+        if self._has_gradient[index]:
+            given = real if real.grad is None else real.grad  # None: on ranks of other stages
+            sharded = in_placements_of(given.detach(), real)
+            self._given[index] = plain.grad = self._value(sharded, index)
+
+    # State beside parameters
+
+    def state_of(self, parameter: Tensor) -> Callable[[Tensor], Tensor] | None:
+        """A function from a tensor of a parameter's state to its plain value; None for parameters
+        that are no DTensors."""
+        index = self._index.get(id(parameter))
+        if index is None:
+            return None
+        sharded = self._sharded[index]
+
+        def plain(value: Tensor) -> Tensor:
+            if value.ndim and value.shape == sharded.shape:
+                own = in_placements_of(value, sharded)
+                taken = self._value(own, index)
+                return self._keep(value, taken) if own is value else taken
+            return full_value(value) if isinstance(value, DTensor) else value
+
+        return plain
+
+    def stored_state_of(self, plain: Tensor) -> Callable[[Tensor], Tensor] | None:
+        """The reverse of `state_of`, for a plain parameter: values of its shape are stored in its
+        shards."""
+        parameter = self.of.get(id(plain))
+        index = None if parameter is None else self._index.get(id(parameter))
+        if index is None:
+            return None
+        sharded, is_full = self._sharded[index], index in self._full
+        shape = tuple(sharded.shape) if is_full else local_shape(sharded)
+
+        def stored(value: Tensor) -> Tensor:
+            known = self.of.get(id(value))
+            if not is_full and known is not None:
+                return known
+            if not value.ndim or tuple(value.shape) != shape:
+                return value
+            local = shard_of(value, sharded).clone() if is_full else value
+            if isinstance(known, DTensor) and known.dtype == value.dtype:
+                _copy(local, known)
+                return known
+            return beside(local, sharded)
+
+        return stored
+
+    # Closures, and the end of the step
+
+    def closure(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        """A closure over the real parameters, for a step on plain ones."""
+
+        def called() -> Any:
+            self.give_parameters()
+            self.give_gradients()
+            result = closure()
+            with torch.no_grad():
+                for index, plain in self._plain.items():
+                    plain.copy_(self._value(self._sharded[index], index))
+                    self._take_gradient(index)
+            return result
+
+        return called
+
+    @torch.no_grad()
+    def give_parameters(self) -> None:
+        """Write the plain values to the real parameters."""
+        for index, plain in self._plain.items():
+            real = self._sharded[index]
+            if index in self._full:
+                _copy(shard_of(plain.detach(), real), real)
+            elif plain.data_ptr() != local_part(real).data_ptr():  # its `.data` was set
+                _copy(plain.detach(), real)
+
+    @torch.no_grad()
+    def give_gradients(self) -> None:
+        """Write gradients that the step has changed, or taken away, to the real parameters."""
+        for index, plain in self._plain.items():
+            real, gradient = self._sharded[index], plain.grad
+            if gradient is None:
+                real.grad = None
+            elif real.grad is not None and (
+                index in self._full or gradient is not self._given[index]
+            ):
+                local = shard_of(gradient, real).clone() if index in self._full else gradient
+                real.grad = beside(local, real)
+
+
+def _copy(local: Tensor, into: DTensor) -> None:
+    if into.device_mesh.get_coordinate() is not None:
+        local_part(cast("DTensor", into.detach())).copy_(local)

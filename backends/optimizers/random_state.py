@@ -1,0 +1,31 @@
+"""Random numbers that ranks draw alike while an optimizer's step runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+
+def shared_random_state(device: torch.device) -> Callable[[], None]:
+    """Give every rank the generator state of rank 0; collective.
+
+    Returns a function for after the step: a rank whose state was another gets that back.
+    """
+    cuda = torch.device("cuda", torch.cuda.current_device()) if device.type == "cuda" else None
+    own = [torch.get_rng_state(), *([] if cuda is None else [torch.cuda.get_rng_state(cuda)])]
+
+    def set_states(states: list[torch.Tensor]) -> None:
+        torch.set_rng_state(states[0])
+        if cuda is not None:
+            torch.cuda.set_rng_state(states[1], cuda)
+
+    states = [state.to(device) for state in own]
+    for state in states:
+        dist.broadcast(state, src=0)
+    first = [state.cpu() for state in states]
+    set_states(first)
+    if all(map(torch.equal, own, first)):
+        return lambda: None
+    return lambda: set_states(own)

@@ -1,0 +1,100 @@
+"""Full values of DTensors, and the shards of full values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Shard
+
+from shardweave.ir.torch_private import StridedShard, dtensor_spec, local_part, set_strided_spec
+
+
+def full_value(tensor: DTensor) -> Tensor:
+    """The value of a DTensor, on every rank. Collective, on ranks that hold no part of it too."""
+    mesh = tensor.device_mesh
+    if mesh.size() == dist.get_world_size():
+        return tensor.full_tensor()
+    if mesh.get_coordinate() is None:
+        device = local_part(tensor).device
+        full = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+    else:
+        full = tensor.full_tensor().contiguous()
+    dist.broadcast(full, src=int(mesh.mesh.flatten()[0]))
+    return full
+
+
+def shard_of(full: Tensor, like: DTensor) -> Tensor:
+    """This rank's shard of a full value, in the placements of a DTensor of its shape."""
+    coordinate = like.device_mesh.get_coordinate()
+    if coordinate is None:
+        return full.new_empty(local_shape(like))
+    for size, at, placement in zip(
+        like.device_mesh.shape, coordinate, like.placements, strict=True
+    ):
+        full = _part(full, placement, size, at)
+    return full
+
+
+def _part(x: Tensor, placement: Placement, size: int, at: int) -> Tensor:
+    if isinstance(placement, StridedShard):
+        dim, factor = placement.dim, placement.split_factor  # pyright: ignore[reportAttributeAccessIssue]
+        parts = x.unflatten(dim, (factor, size, -1)).select(dim + 1, at)
+        return parts.flatten(dim, dim + 1)
+    if isinstance(placement, Shard):
+        chunks = x.chunk(size, placement.dim)
+        return chunks[at] if at < len(chunks) else x.narrow(placement.dim, 0, 0)
+    return x
+
+
+def local_shape(tensor: DTensor) -> tuple[int, ...]:
+    """The shape of this rank's shard, which has the dims of the tensor even if it is empty."""
+    if tensor.device_mesh.get_coordinate() is None and tensor.ndim:
+        return (0, *tensor.shape[1:])
+    return tuple(local_part(tensor).shape)
+
+
+def shapes_of_shards(tensor: DTensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The shapes of the largest and of the smallest shard, the same on all ranks."""
+    largest, smallest = list(tensor.shape), list(tensor.shape)
+    for size, placement in zip(tensor.device_mesh.shape, tensor.placements, strict=True):
+        if isinstance(placement, Shard | StridedShard):
+            dim: int = placement.dim  # pyright: ignore[reportAttributeAccessIssue]
+            largest[dim] = chunk = math.ceil(largest[dim] / size)
+            smallest[dim] = max(0, smallest[dim] - chunk * (size - 1))
+    return tuple(largest), tuple(smallest)
+
+
+def beside(local: Tensor, parameter: DTensor) -> DTensor:
+    """The DTensor of this local part, in the placements of a parameter of the same shape."""
+    if local.dtype == parameter.dtype:
+        return DTensor(local, dtensor_spec(parameter), requires_grad=False)
+    mesh, placements = parameter.device_mesh, parameter.placements
+    shape: Sequence[int] = parameter.shape
+    stride = torch.empty(shape, device="meta").stride()
+    if mesh.get_coordinate() is None:
+        local = local.new_empty(0)
+    made = DTensor.from_local(
+        local, mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride
+    )
+    if any(isinstance(placement, StridedShard) for placement in placements):
+        set_strided_spec(made, mesh, placements)
+    return made
+
+
+def in_placements_of(tensor: Tensor, parameter: DTensor) -> DTensor:
+    """A tensor of a parameter's shape, whole or sharded otherwise, sharded as the parameter is."""
+    if not isinstance(tensor, DTensor):
+        return beside(shard_of(tensor, parameter), parameter)
+    if tensor.placements == parameter.placements:
+        return tensor
+    return tensor.redistribute(parameter.device_mesh, parameter.placements)
+
+
+def is_everywhere(mesh: DeviceMesh) -> bool:
+    """Whether a mesh has every process."""
+    return mesh.size() == dist.get_world_size()
