@@ -287,20 +287,14 @@ def configured(**options: Any) -> Iterator[None]:
 
 
 def marked_outputs_allowed() -> contextlib.AbstractContextManager[Any]:
-    """Let a model return a tensor that its forward pass marks as requiring a gradient.
-
-    Torch checks it from 2.12 on.
-    """
+    """Let a model return a tensor that forward marks as requiring a gradient; 2.12 checks it."""
     name = "_check_requires_grad_intermediate_outputs"
     graph = _value_at("torch._dynamo.output_graph:OutputGraph")
     return mock.patch.object(graph, name) if hasattr(graph, name) else contextlib.nullcontext()
 
 
 def not_exporting() -> contextlib.AbstractContextManager[Any]:
-    """Let traced code hear that it is not exported; before torch 2.12 it always hears that it is.
-
-    From then on dynamo asks torch, whose answer "export state" changes.
-    """
+    """Let traced code hear that it is not exported; before torch 2.12 it hears that it is."""
     place = _place_of((f"{_DYNAMO}.torch:tracing_state_functions",))
     answers = _value_at(place)() if place else {}
     return mock.patch.dict(answers, {torch.compiler.is_exporting: False})
@@ -487,10 +481,7 @@ _ATEN = torch.library.Library("aten", "IMPL", "Meta")
 
 
 def correct_attention_types() -> None:
-    """Let torch infer that attention in float64 gives its logsumexp in float64, as its kernel does.
-
-    Before torch 2.13 the function that infers types says float32.
-    """
+    """Let torch before 2.13 infer that attention in float64 gives its logsumexp in float64."""
     op = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
     query = torch.empty(1, 1, 1, 1, dtype=torch.float64, device="meta")
     key = torch._C.DispatchKey.Meta
