@@ -171,7 +171,7 @@ class Joint(Optimizer):
                 if "m" not in self.state[p]:
                     self.state[p]["m"] = torch.zeros_like(p)
             averages = [self.state[p]["m"] for p in params]
-            torch._foreach_lerp_(averages, grads, 0.1)
+            torch._foreach_lerp_(averages, grads, 0.1)  # pyright: ignore[reportPrivateImportUsage]
             for p, average in zip(params, averages, strict=True):
                 p.data = p.data - group["lr"] * average
 

@@ -202,7 +202,7 @@ class _Blocks:
         leads = all(
             dims[0] == first[0]
             if value in self.stacked
-            else row not in dims[:1] or dims[0] == first[0]
+            else row not in dims[0] or dims[0] == first[0]
             for value, dims in zip(op.operands, rule.operands, strict=True)
             if value in self.stacked or dims
         )

@@ -16,6 +16,8 @@ from shardweave.ir.ops.flops import flops_of
 from shardweave.passes.notes import PlanNote
 from shardweave.tests.spawn import run_ranks
 
+grouped_mm = torch._grouped_mm  # pyright: ignore[reportPrivateImportUsage]
+
 TOKENS, HIDDEN, INNER, EXPERTS = 16, 8, 12, 4
 
 
@@ -45,9 +47,9 @@ class Mixture(nn.Module):
         counts = torch.histc(expert.float(), bins=EXPERTS, min=0, max=EXPERTS - 1)
         ends = counts.cumsum(0, dtype=torch.int32)
         rows = z[token]
-        up = torch._grouped_mm(rows, self.up.mT, offs=ends) + self.bias[expert]
-        gate = torch._grouped_mm(rows, self.gate.mT, offs=ends).cos()
-        out = torch._grouped_mm(F.silu(up) * gate, self.down.mT, offs=ends)
+        up = grouped_mm(rows, self.up.mT, offs=ends) + self.bias[expert]
+        gate = grouped_mm(rows, self.gate.mT, offs=ends).cos()
+        out = grouped_mm(F.silu(up) * gate, self.down.mT, offs=ends)
         out = out * weights.view(-1)[order][:, None]
         return torch.zeros_like(z).scatter_add(0, token[:, None].expand(-1, HIDDEN), out)
 

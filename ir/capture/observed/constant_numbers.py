@@ -16,6 +16,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor, fx
+from torch.fx.node import map_arg
 
 from shardweave.ir.torch_private import (
     ConstantVariable,
@@ -73,11 +74,12 @@ def _value(node: fx.Node) -> Tensor | None:
     try:
         with disable_current_modes(), torch.no_grad(), _Deterministic():
             for each in path:
-                args, kwargs = fx.node.map_arg((each.args, each.kwargs), values.__getitem__)
+                args, kwargs = map_arg((each.args, each.kwargs), values.__getitem__)
+                target: Any = each.target
                 values[each] = (
-                    each.target(*args, **kwargs)
+                    target(*args, **kwargs)
                     if each.op == "call_function"
-                    else getattr(args[0], each.target)(*args[1:], **kwargs)
+                    else getattr(args[0], target)(*args[1:], **kwargs)
                 )
     except _Random:
         return None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -77,7 +77,9 @@ def _replace_read(read: torch.fx.Node) -> bool:
         if not _is_by_row(node, computed, num_rest):
             return False
         computed.add(node)
-    if not writes or any(_is_written(write.args[1]) for write in (read, *writes)):
+    if not writes or any(
+        _is_written(cast("torch.fx.Node", write.args[1])) for write in (read, *writes)
+    ):
         return False
     read.target = rows_or_filler
     for node in computed:
@@ -144,8 +146,9 @@ def _is_same(first: Any, second: Any) -> bool:
 
 def _replace_write(write: torch.fx.Node) -> bool:
     """Whether one row is written to all that the mask names. Raises CaptureError for several."""
-    table, mask, rows = (node.meta["example_value"] for node in write.args)
-    if write.args[2].meta.get("unbacked_bindings") or _has_free_sizes(rows):
+    operands = cast("tuple[torch.fx.Node, ...]", write.args)
+    table, mask, rows = (node.meta["example_value"] for node in operands)
+    if operands[2].meta.get("unbacked_bindings") or _has_free_sizes(rows):
         return False
     num_rest = table.dim() - mask.dim()
     is_one = rows.dim() <= num_rest or (rows.dim() == num_rest + 1 and rows.shape[0] == 1)

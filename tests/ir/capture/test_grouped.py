@@ -13,6 +13,8 @@ from shardweave.backends.reference.reference import run_reference, values_of
 from shardweave.driver.checking.check import run_eager
 from shardweave.ir.capture.capture import capture
 
+grouped_mm = torch._grouped_mm  # pyright: ignore[reportPrivateImportUsage]
+
 ENDS = torch.tensor([2, 2, 5, 8], dtype=torch.int32)
 
 
@@ -27,7 +29,7 @@ def _(out: Tensor, index: Tensor, src: Tensor) -> Tensor:
     return torch.empty_like(out)
 
 
-def _keep_index(ctx: Any, inputs: object, output: object) -> None:
+def _keep_index(ctx: Any, inputs: Any, output: object) -> None:
     ctx.save_for_backward(inputs[1])
 
 
@@ -49,7 +51,8 @@ class Products(nn.Module):
         self.register_buffer("ends", ENDS if 2 in (len(left), len(right)) else None)
 
     def forward(self, x: Tensor) -> Tensor:
-        return (torch._grouped_mm(self.left, self.right, offs=self.ends) * x).float().sum()
+        ends: Any = self.ends
+        return (grouped_mm(self.left, self.right, offs=ends) * x).float().sum()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
