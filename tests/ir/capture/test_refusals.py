@@ -30,22 +30,22 @@ def _raise(message: str, *more: object) -> bool:
     [
         (
             lambda self, a: self.drop(self.linear(a)).sum(),
-            r"^module 'drop' \(test_capture\.py:\d+: `.*`\): aten\.rrelu\S* draws random numbers in a way",
+            r"^module 'drop' \(test_\w+\.py:\d+: `.*`\): aten\.rrelu\S* draws random numbers in a way",
         ),
         (
             lambda self, a: (
                 self.linear(a).sum() + torch.tensor([float(i) for i in range(99)]).sum()
             ),
-            r"^the model \(test_capture\.py:\d+: `.*`\): the code writes out a constant tensor of 99 "
+            r"^the model \(test_\w+\.py:\d+: `.*`\): the code writes out a constant tensor of 99 "
             r"values; register it as a buffer",
         ),
         (
             lambda self, a: self.linear(a).sum() if a.sum() > 0 else self.linear(a).mean(),
-            r"^the model \(test_capture\.py:.*: Data-dependent branching.*torch\.where",
+            r"^the model \(test_\w+\.py:.*: Data-dependent branching.*torch\.where",
         ),
         (
             lambda self, a: self.linear(a)[a > 0].sum(),
-            r"^the model \(test_capture\.py:\d+: `.*`\): the shape of this result depends on the "
+            r"^the model \(test_\w+\.py:\d+: `.*`\): the shape of this result depends on the "
             r"data, .*torch\.where\(mask, x, 0\)",
         ),
         (
@@ -54,20 +54,20 @@ def _raise(message: str, *more: object) -> bool:
         ),
         (
             lambda self, a: self.linear(a).sum() * a.sum().item(),
-            r"^the model \(test_capture\.py:\d+: `.*`\): a Python number is read out of a tensor",
+            r"^the model \(test_\w+\.py:\d+: `.*`\): a Python number is read out of a tensor",
         ),
         (
             lambda self, a: sum(self.linear(a).sum() for _ in range(int(a.sum()))),
-            r"^the model \(test_capture\.py:\d+: `.*`\): a Python number is read out of a tensor",
+            r"^the model \(test_\w+\.py:\d+: `.*`\): a Python number is read out of a tensor",
         ),
         (
             lambda self, a: (self.linear(a) @ torch.ones(3, 3, dtype=a.dtype)).sum(),
-            r"^the model \(test_capture\.py:\d+: `.*`\): a and b must have same reduction dim, but "
+            r"^the model \(test_\w+\.py:\d+: `.*`\): a and b must have same reduction dim, but "
             r"got \[2, 4\] X \[3, 3\]",
         ),
         (
             lambda self, a: self.linear(a).sum() if a.ndim > 2 else _raise("expected 7 dims"),
-            r"^the model \(test_capture\.py:\d+: `.*`\): forward raises ValueError: expected 7 dims$",
+            r"^the model \(test_\w+\.py:\d+: `.*`\): forward raises ValueError: expected 7 dims$",
         ),
         (
             lambda self, a: self.linear(a).sum() if a.ndim > 2 else _raise('it\'s ("seven")'),
@@ -87,7 +87,7 @@ def _raise(message: str, *more: object) -> bool:
         ),
         (
             lambda self, a: checkpoint_sequential(self.linear, 1, a, use_reentrant=False).sum(),
-            r"^the model \(test_capture\.py:\d+: .*call checkpoint on each part\.$",
+            r"^the model \(test_\w+\.py:\d+: .*call checkpoint on each part\.$",
         ),
         (
             lambda self, a: self.linear(a),
@@ -99,7 +99,7 @@ def _raise(message: str, *more: object) -> bool:
         ),
         (
             lambda self, a: self.linear({"a": a}).sum(),
-            r"^module 'linear' \(test_capture\.py:.*: forward raises TypeError: linear\(\): "
+            r"^module 'linear' \(test_\w+\.py:.*: forward raises TypeError: linear\(\): "
             r"argument 'input' \(position 1\) must be Tensor, not dict$",
         ),
         (
@@ -108,7 +108,7 @@ def _raise(message: str, *more: object) -> bool:
         ),
         (
             lambda self, a: self.linear(a.add_(1)).sum(),
-            r"^the model \(test_capture\.py:.*: forward changes input 'arg0' in place; copy it first",
+            r"^the model \(test_\w+\.py:.*: forward changes input 'arg0' in place; copy it first",
         ),
         (
             lambda self, a: (self.linear(a) + torch.empty_like(a)).sum(),
