@@ -56,6 +56,7 @@ _PLACES: dict[str, tuple[str, ...]] = {
     "is_under_transform": (f"{_C}_are_functorch_transforms_active",),
     "HigherOrderOperator": ("torch._ops:HigherOrderOperator",),
     "backward_pass_number": (f"{_C}_current_graph_task_id",),
+    "keeps_graph": ("torch._C._autograd:_get_current_graph_task_keep_graph",),
     "disable_current_modes": ("torch.utils._python_dispatch:_disable_current_modes",),
     "current_modes": ("torch.utils._python_dispatch:_get_current_dispatch_mode_stack",),
     # Modules and graphs

@@ -58,6 +58,12 @@ def check_inputs(inputs: Mapping[str, Tensor]) -> None:
     check_replicas(named, advice)
 
 
+def check_gradients(gradients: Mapping[str, Tensor]) -> None:
+    """Raises AgreementError on every rank unless all give outputs equal gradients. Collective."""
+    named = {f"the gradient of output '{name}'": tensor for name, tensor in gradients.items()}
+    check_replicas(named, "compute the loss of the same global batch on every rank")
+
+
 def check_outputs(outputs: Mapping[str, Tensor]) -> None:
     """The same for what a call returns, as far as it is scalars. Collective."""
     scalars = {f"output '{name}'": x for name, x in outputs.items() if x.ndim == 0}

@@ -8,9 +8,11 @@ of its schedule.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from xdsl.ir import SSAValue
 
 from shardweave.backends.programs import Key, sharding_held
 from shardweave.backends.reference.virtual_ranks import (
@@ -26,6 +28,7 @@ from shardweave.ir.library.philox import STATE, random_state
 from shardweave.ir.program.program import Program
 from shardweave.ir.program.staged import is_staged
 from shardweave.passes.kernels.unfuse_kernels import without_regions
+from shardweave.passes.stages.split_step import KEPT
 
 __all__ = ["Key", "ReplicaMismatchError", "run_reference", "values_of"]
 
@@ -41,20 +44,26 @@ def run_reference(program: Program, values: Mapping[Key, Tensor]) -> dict[Key, T
     Raises ValueError for a missing tensor or one of another shape or dtype, and
     ReplicaMismatchError (a ValueError) if ranks that should hold the same part of a result
     differ, which means that the program was partitioned wrongly.
+
+    Of a part of a step (`split_step`), what the forward part keeps is a tensor for each rank.
     """
     program = without_regions(program)
     if is_staged(program):
         return run_staged(program, values)
     mesh = virtual_mesh(program)
-    environment = {
-        slot.value: scatter_shards(
+    environment: dict[SSAValue, Any] = {
+        slot.value: values[KEPT, slot.name]
+        if slot.kind == KEPT
+        else scatter_shards(
             global_argument(program, slot, values), sharding_held(program, slot), mesh
         )
         for slot in program.arguments
     }
     run_ops(program, environment, mesh)
     return {
-        (slot.kind, slot.name): collect(slot, environment[slot.value], program, mesh)
+        (slot.kind, slot.name): environment[slot.value]
+        if slot.kind == KEPT
+        else collect(slot, environment[slot.value], program, mesh)
         for slot in program.results
     }
 

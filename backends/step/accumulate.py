@@ -132,7 +132,6 @@ class Gradients:
 
     def finish(self, *, is_synced: bool) -> None:
         """After a call: reduce what is pending, if it is to be, and call the parameters' hooks."""
-        self._is_synced = is_synced
         if is_synced and self.are_pending:
             pending: dict[str, Pending] = {}
             for name, sharding in self._pending.items():
@@ -142,13 +141,18 @@ class Gradients:
             for name, gradient in self.backend.reduced(pending).items():
                 self._by_name[name].grad = gradient
             self._pending.clear()
-        if is_synced:
-            self._check_they_are_used()
+        self.count(is_synced=is_synced)
         for parameter in self.parameters:
             hooks = parameter._post_accumulate_grad_hooks
             if hooks and parameter.grad is not None:
                 for hook in list(hooks.values()):
                     hook(parameter)
+
+    def count(self, *, is_synced: bool) -> None:
+        """Count a call whose gradients have arrived."""
+        self._is_synced = is_synced
+        if is_synced:
+            self._check_they_are_used()
 
     def _check_they_are_used(self) -> None:
         """Warn once, after some calls, if no parameter has changed since the beginning."""

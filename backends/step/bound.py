@@ -14,13 +14,16 @@ from shardweave.backends.distributed.parts import is_uneven
 from shardweave.backends.programs import Key, sharding_held
 from shardweave.backends.state.state import ShardedState
 from shardweave.backends.step.backend import Backend
+from shardweave.ir.capture.outputs import LOSS
 from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.types import dtype_of_value, shape_of
 from shardweave.ir.library.philox import STATE
 from shardweave.ir.mesh.placement import Sharding
-from shardweave.ir.program.program import Program
+from shardweave.ir.program.program import TANGENT, Program
+from shardweave.ir.program.staged import is_staged
 from shardweave.ir.program.storage import makes_memory, storage_of
 from shardweave.passes.messages.pending_gradients import leave_gradients_pending, pending_terms
+from shardweave.passes.stages.split_step import KEPT, split_step
 
 _K = TypeVar("_K")
 
@@ -30,7 +33,8 @@ class BoundProgram:
 
     returned: how what the model returns is made of the outputs; None for a program that a person
     gives, whose outputs are returned as they are. adds: the gradients that the program adds to
-    pending sums, of these shardings, before it reduces both.
+    pending sums, of these shardings, before it reduces both. is_split: it runs as a forward and a
+    backward part, `parts`, where it has such parts.
     """
 
     def __init__(
@@ -39,6 +43,8 @@ class BoundProgram:
         backend: Backend,
         returned: Any = None,
         adds: Mapping[str, Sharding] | None = None,
+        *,
+        is_split: bool = False,
     ) -> None:
         backend.check(program)
         self.program = program
@@ -51,7 +57,9 @@ class BoundProgram:
         }
         self.has_gradients = any(kind == "grad" for kind, _ in self.results)
         self.adds = adds or {}
-        self.runner = backend.load(program, tuple(self.adds))
+        self.parts = self._split() if is_split else None
+        if self.parts is None:
+            assert self.runner
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Itself: a copy of a step runs the same programs."""
@@ -59,7 +67,58 @@ class BoundProgram:
 
     @property
     def inputs(self) -> list[str]:
-        return [name for kind, name in self.slots if kind == "input"]
+        """The inputs of the model."""
+        names = (name for kind, name in self.slots if kind == "input")
+        return [name for name in names if not name.startswith(TANGENT)]
+
+    @cached_property
+    def tangents(self) -> dict[str, Key]:
+        """The outputs whose gradients the program takes, and the arguments that these are."""
+        names = {key: key[1].removeprefix(TANGENT) for key in self.slots if key[0] == "input"}
+        cut = {name: key for key, name in names.items() if name != key[1]}
+        loss = LOSS if self.returned is not None else "0"
+        of_loss = [key for key in self.slots if key[0] == "tangent"]
+        return cut or ({loss: of_loss[0]} if of_loss else {})
+
+    @property
+    def takes_loss(self) -> bool:
+        """Whether the program takes the gradient of the loss, and of nothing else."""
+        return any(kind == "tangent" for kind, _ in self.slots)
+
+    @cached_property
+    def runner(self) -> Any:
+        """What runs the program as one. Collective."""
+        return self.backend.load(self.program, tuple(self.adds))
+
+    @property
+    def runners(self) -> list[Any]:
+        """What runs the program: as one, or its parts."""
+        return [self.runner] if self.parts is None else [part.runner for part in self.parts]
+
+    def _split(self) -> tuple[BoundProgram, BoundProgram] | None:
+        """The forward and the backward part; None for a program that runs as one. Collective."""
+        split = split_step(self.program)
+        if split is None:
+            return None
+        parts = (split.forward, split.backward)
+        forward, backward = (BoundProgram(one, self.backend, self.returned) for one in parts)
+        return forward, backward
+
+    @cached_property
+    def overwritten(self) -> list[Key]:
+        """The buffers that the program writes, and from whose old values it makes other results."""
+        if is_staged(self.program):
+            return [key for key in self.results if key[0] == "buffer"]
+        read = {slot.value for slot in self.program.results if slot.kind != "buffer"}
+        for op in reversed(list(self.program.ops)):
+            if any(result in read for result in op.results):
+                for inner in op.walk():
+                    read.update(inner.operands)
+        return [
+            key
+            for key, slot in self.slots.items()
+            if key[0] == "buffer" and key in self.results and slot.value in read
+        ]
 
     @property
     def draws(self) -> bool:
@@ -120,25 +179,39 @@ class BoundProgram:
         batch: Mapping[str, Tensor],
         scale: float | Tensor = 1.0,
         into: Mapping[Key, Tensor] | None = None,
+        kept: dict[Key, Any] | None = None,
     ) -> dict[Key, Tensor]:
         """The results by kind and name, each in memory of its own. Collective.
 
-        scale: what the loss is multiplied by for its gradients. into: gradients to add to, where
-        the runner can; what it has added is left out.
+        batch: the inputs, and the gradients of outputs that the program takes, by the names of
+        inputs. scale: what the loss is multiplied by for its gradients. into: gradients to add to,
+        where the runner can; what it has added is left out. kept: what the forward part left, and
+        buffers as they were then; it is taken out of the dict, and freed after its last use.
+        Results of kind `kept` may share memory with others.
         """
         backend, stored = self.backend, state.stored
-        given = {key: backend.local(stored[key]) for key in self.slots if key in stored}
-        for name in self.inputs:
-            given["input", name] = backend.argument(batch[name], self.shardings["input", name])
+        given: dict[Key, Any] = {
+            key: backend.local(stored[key]) for key in self.slots if key in stored
+        }
+        for kind, name in self.slots:
+            if kind == "input":
+                given[kind, name] = backend.argument(batch[name], self.shardings[kind, name])
         given |= self._tangents(scale)
+        for key in [key for key in kept or () if key in self.slots]:
+            assert kept is not None
+            given[key] = kept.pop(key)
         if into:
             given |= into
         results = self.runner(given)
         if into:
             results = {key: one for key, one in results.items() if one is not into.get(key)}
-        found = {key: tensor.contiguous() for key, tensor in results.items()}
+        left = {key: one for key, one in results.items() if key[0] == KEPT}
+        found = {key: one.contiguous() for key, one in results.items() if key not in left}
         shared = {key: found[key] for key in self.shared if key in found}
-        return found | owned(shared, given.values()) if shared else found
+        if shared:
+            held = [one for one in given.values() if isinstance(one, Tensor)]
+            found |= owned(shared, held)
+        return found | left
 
     def _tangents(self, scale: float | Tensor) -> dict[Key, Tensor]:
         device = self.backend.device

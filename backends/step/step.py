@@ -12,13 +12,14 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from shardweave.backends.distributed import replicas
+from shardweave.backends.programs import Key
 from shardweave.backends.state.state import ShardedState
 from shardweave.backends.step.accumulate import Gradients, merged, micro_batches
 from shardweave.backends.step.after_backward import BackwardRan
+from shardweave.backends.step.autograd import AutogradCalls, give
 from shardweave.backends.step.backend import Backend
 from shardweave.backends.step.bound import BoundProgram
 from shardweave.backends.step.grad_scaler import loss_scale_of
-from shardweave.backends.step.input_gradients import give
 from shardweave.backends.step.step_call import StepCall, autocast_dtype
 from shardweave.backends.step.step_programs import CallObserver, Programs
 from shardweave.backends.step.summary import summary_of
@@ -34,29 +35,33 @@ from shardweave.ir.suggest import did_you_mean
 from shardweave.ir.torch_private import is_under_transform, pytree
 from shardweave.planners.plan.plan import Plan
 
+AUTOGRAD, IN_CALL = "autograd", "in_call"
+"""Where gradients of a step arrive: at `backward()`, or in the call."""
+
 
 class Step(ShardedState):
     """A model's training step on a mesh: an `nn.Module` with the model's parameters, sharded.
 
-    Calling it runs forward and, in training mode with gradients enabled, backward: gradients are
-    added to `.grad`, as `loss.backward()` does, and buffers are updated. It returns what the model
-    returns. In evaluation mode (`step.eval()`), or under `torch.no_grad()`, it means what it means
-    for the model. Calls are collective: every rank makes the same ones.
+    Calling it runs forward, updates buffers, and returns what the model returns, with a graph for
+    `backward()` (see `backends.step.autograd`). With backward="in_call" a call in training mode
+    runs backward of the model's own loss too, and adds to `.grad`. In evaluation mode
+    (`step.eval()`), or under `torch.no_grad()`, it means what it means for the model. Calls are
+    collective, and so are their backward passes: every rank makes the same ones.
 
     Inputs are the global batch, the same on every rank; `local_batch` makes it from each rank's
     rows. On a mesh of several devices, outputs of one or more dims are DTensors in the shards that
     the program leaves them in (`.full_tensor()` gathers); scalars are plain tensors.
 
-    accumulate: of a call: split the batch into so many micro-batches, run one after another; the
-    gradients are those of the mean of their losses. loss_scale: what the loss is multiplied by for
-    the gradients (1 by default), a number, a tensor or a GradScaler; the loss that is returned
-    is not.
+    accumulate: of a call with backward in it: split the batch into so many micro-batches, run one
+    after another; the gradients are those of the mean of their losses. loss_scale: what the loss is
+    multiplied by for the gradients (1 by default), a number, a tensor or a GradScaler; the loss
+    that is returned is not.
 
     sync: parameters and buffers start with the values of rank 0's model; with False, ranks compare
     digests of theirs, and all raise AgreementError if they differ. That the ranks' models are the
     same but for values is the caller's to make sure of (`agreement.require_same_model`).
     origin: the model whose settings the step's modules read and set. observe: makes the
-    observer of the step's calls.
+    observer of the step's calls. backward: `AUTOGRAD` or `IN_CALL`, where gradients arrive.
     """
 
     def __init__(
@@ -68,6 +73,7 @@ class Step(ShardedState):
         sync: bool = True,
         origin: nn.Module | None = None,
         observe: Callable[[Step], CallObserver] | None = None,
+        backward: str = IN_CALL,
     ) -> None:
         programs.first.check_model(model)
         super().__init__(model, backend, programs.first.state_shardings, sync=sync)
@@ -77,6 +83,7 @@ class Step(ShardedState):
         self._bound = programs.first
         self._gradients = Gradients(self)
         self._ran = BackwardRan(self._gradients.parameters)
+        self._calls = AutogradCalls(self) if backward == AUTOGRAD else None
         self._is_synced = True
         self._failure_guard = FailureGuard(is_joint=backend.is_joint)
         self._num_calls = 0
@@ -110,25 +117,38 @@ class Step(ShardedState):
         call = self.call_of(args, kwargs)
         self._failure_guard.check()
         self.check_own()
-        self._gradients.check_hooks()
+        autograd = self._calls if call.grad else None
+        if autograd is not None:
+            _check_no_options(options)
+        else:
+            self._gradients.check_hooks()
         is_checked = self.backend.is_joint and replicas.are_checked()
+        are_compared = is_checked or (
+            self.backend.is_joint and replicas.inputs_are_checked(self._num_calls)
+        )
         if is_checked:
             words = f"{call}, accumulate={count}, loss_scale={scale}"
             replicas.check_call(words, call.inputs, self.stored)
-        elif self.backend.is_joint and replicas.inputs_are_checked(self._num_calls):
+        elif are_compared:
             watchdog.meet("the call", str(call))
             replicas.check_inputs(call.inputs)
         self._num_calls += 1
+        recorded = None
         # Programs have the casts in them; they are not to be cast once more.
         with torch.no_grad(), torch.autocast(self.backend.device.type, enabled=False):
-            if count == 1:
+            if autograd is not None:
+                recorded = autograd.run(call, is_synced=self._is_synced, is_checked=are_compared)
+                outputs = recorded.outputs
+            elif count == 1:
                 outputs = self._run(call, scale, self._is_synced)
             else:
                 outputs = self._accumulate(call, count, scale)
-            if call.grad:
+            if call.grad and recorded is None:
                 self._gradients.finish(is_synced=self._is_synced)
         if is_checked:
             replicas.check_outputs(outputs)
+        if recorded is not None:
+            return _built(recorded.bound, recorded.attached())
         return self._returned(call, outputs)
 
     def call_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> StepCall:
@@ -149,7 +169,8 @@ class Step(ShardedState):
             autocast_dtype(self.backend.device.type) or self._programs.autocast,
         )
 
-    def _run(self, call: StepCall, scale: float | Tensor, is_last: bool) -> dict[str, Any]:
+    def program_for(self, call: StepCall) -> BoundProgram:
+        """The program of a call, from now on that of the last call. Collective."""
         if self.backend.is_joint:
             watchdog.enter(call)
         if self._observer is not None:
@@ -157,34 +178,54 @@ class Step(ShardedState):
         bound = self._bound = self._programs.find(call, self.shardings)
         if bound.draws and ("buffer", STATE) not in self.stored:
             self.draw_from(self._programs.seed)
+        return bound
+
+    def _run(self, call: StepCall, scale: float | Tensor, is_last: bool) -> dict[str, Any]:
+        bound = self.program_for(call)
         if call.grad:
             bound = self._gradients.program_of(bound, is_last=is_last)
         into = self._gradients.into(bound) if call.grad else {}
         with self._failure_guard:
             results = bound.run(self, call.inputs, scale, into)
-        outputs: dict[str, Tensor] = {}
         of_inputs: dict[str, Tensor] = {}
         for key, tensor in results.items():
             kind, name = key
             if kind == "grad":
                 self._gradients.add(name, tensor, bound.results[key])
-            elif kind == "buffer":
-                self.backend.local(self.stored[key]).copy_(tensor)
             elif name.startswith(INPUT_GRADIENT):
                 given = name.removeprefix(INPUT_GRADIENT)
-                like = call.inputs[given]
-                of_inputs[given] = self._of_input(tensor, bound.results[key], name, like)
-            else:
-                outputs[name] = self.backend.returned(tensor, bound.results[key], name)
+                of_inputs[given] = self.of_input(tensor, bound, given, call.inputs[given])
         if of_inputs:
             give(of_inputs, call.inputs)
+        return self.taken(results, bound)
+
+    def taken(self, results: Mapping[Key, Tensor], bound: BoundProgram) -> dict[str, Any]:
+        """The outputs of a program's results; new values of buffers go to where these are."""
+        outputs: dict[str, Any] = {}
+        for key, tensor in results.items():
+            kind, name = key
+            if kind == "buffer":
+                self.backend.local(self.stored[key]).copy_(tensor)
+            elif kind == "output" and not name.startswith(INPUT_GRADIENT):
+                sharding = bound.results[key]
+                output = self.backend.returned(tensor, sharding, name)
+                if self._programs.full_outputs and isinstance(output, DTensor):
+                    output = self._full(output, sharding)
+                outputs[name] = output
         return outputs
 
-    def _of_input(self, gradient: Tensor, sharding: Sharding, name: str, like: Tensor) -> Tensor:
+    def _full(self, output: DTensor, sharding: Sharding) -> Tensor:
+        """An output gathered on every rank, one of a single stage too."""
+        if output.device_mesh.size() == self._mesh.num_devices:
+            return output.full_tensor()
+        return self.backend.whole(output, sharding)
+
+    def of_input(self, gradient: Tensor, bound: BoundProgram, name: str, like: Tensor) -> Tensor:
         """The gradient of an input in the form of the input."""
+        sharding = bound.results["output", INPUT_GRADIENT + name]
         if isinstance(like, DTensor):
-            return self.backend.returned(gradient, sharding, name)
-        return self.backend.whole(gradient, sharding)
+            return self.backend.returned(gradient, sharding, INPUT_GRADIENT + name)
+        return self.backend.whole(gradient, sharding).to(like.device)
 
     def _accumulate(self, call: StepCall, count: int, scale: float | Tensor) -> dict[str, Any]:
         parts = micro_batches(call.inputs, count)
@@ -206,9 +247,7 @@ class Step(ShardedState):
             differentiable = () if returned is None else returned.differentiable
             given = call.inputs.values()
             outputs = self._ran.mark(outputs, loss, differentiable, given, call.trained)
-        if returned is not None:
-            return returned.build(outputs)
-        return next(iter(outputs.values())) if len(outputs) == 1 else tuple(outputs.values())
+        return _built(self._bound, outputs)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -329,23 +368,35 @@ class Step(ShardedState):
 
     @property
     def source(self) -> str:
-        """The Python module that runs it."""
-        return self._runner.source
+        """The Python module that runs it; of a program in two parts, both modules."""
+        return "\n\n".join(runner.source for runner in self._bound.runners)
 
     @property
     def kernels(self) -> list[Any]:
         """Its fused regions, as kernels."""
-        return self._runner.kernels
+        return [kernel for runner in self._bound.runners for kernel in runner.kernels]
 
     @property
     def runtime(self) -> Any:
         """This rank's process groups."""
-        return self._runner.runtime
+        return self._bound.runners[0].runtime
 
     def explain(self) -> str:
         """What runs each of its fused regions: its kernel, or ATen and why. A line for each."""
-        return self._runner.explain()
+        return "\n".join(runner.explain() for runner in self._bound.runners)
 
-    @property
-    def _runner(self) -> Any:
-        return self._bound.runner
+
+def _built(bound: BoundProgram, outputs: dict[str, Any]) -> Any:
+    """What the model returns, with these outputs."""
+    if bound.returned is not None:
+        return bound.returned.build(outputs)
+    return next(iter(outputs.values())) if len(outputs) == 1 else tuple(outputs.values())
+
+
+def _check_no_options(options: Mapping[str, Any]) -> None:
+    """Raises ValueError for options of calls that run backward."""
+    if options:
+        raise ValueError(
+            f"{', '.join(options)}: gradients arrive at backward(): scale the loss, and call the "
+            'step for each micro-batch, or compile with backward="in_call".'
+        )

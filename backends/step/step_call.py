@@ -19,7 +19,8 @@ class StepCall:
 
     grad: whether gradients are computed. modes: whether each module is in training mode.
     trained: whether each parameter requires a gradient. autocast: in which dtype, if any,
-    torch.autocast has the model compute.
+    torch.autocast has the model compute. tangents: the outputs whose gradients the backward pass
+    takes, as in `Kind`; None where backward runs in the call, of the loss.
     """
 
     form: Form
@@ -28,6 +29,7 @@ class StepCall:
     modes: tuple[bool, ...]
     trained: tuple[bool, ...]
     autocast: torch.dtype | None = None
+    tangents: tuple[int, ...] | None = None
 
     @property
     def shapes(self) -> tuple[Any, ...]:
@@ -39,7 +41,8 @@ class StepCall:
     def key(self) -> tuple[Any, ...]:
         """Equal for calls that the same program runs."""
         trained = self.trained if self.grad else ()
-        return self.form, self.shapes, self.grad, self.modes, trained, self.autocast
+        tangents = self.tangents if self.grad else None
+        return self.form, self.shapes, self.grad, self.modes, trained, self.autocast, tangents
 
     def __str__(self) -> str:
         return f"{self.shapes_text} in {self.mode}"

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from shardweave.backends.programs import Key
+from shardweave.backends.step.autograd import check_required
 from shardweave.backends.step.bound import BoundProgram
-from shardweave.backends.step.input_gradients import check_required
 from shardweave.backends.step.step_call import StepCall
 from shardweave.ir.capture.arguments import Form, taken_apart
 from shardweave.ir.mesh.placement import Sharding
@@ -38,10 +38,12 @@ class Programs(ABC):
     first: the program by which parameters are sharded. options: the arguments of a call that are
     the step's own. plan, notes: what is followed, and notes on it. autocast: the dtype in which the
     model computes where no torch.autocast around the call says another. seed: of random numbers.
+    full_outputs: whether outputs are gathered on every rank.
     """
 
     autocast: torch.dtype | None = None
     seed: int = 0
+    full_outputs: bool = False
     first: BoundProgram
     options: frozenset[str] = frozenset(OPTIONS)
     plan: Plan | None = None

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import nn
 
+from shardweave.backends.step.step import AUTOGRAD
 from shardweave.backends.step.step_call import StepCall
 from shardweave.driver.step.precision import AUTOCAST, inputs_in_precision
 from shardweave.driver.step.request import Request
@@ -115,4 +116,5 @@ def example_call(request: Request) -> StepCall:
         tuple(modes),
         tuple(parameter.requires_grad for parameter in request.model.parameters()),
         AUTOCAST.get(request.precision),
+        () if request.backward == AUTOGRAD and modes[0] and not request.program else None,
     )

@@ -12,7 +12,7 @@ from shardweave.backends.distributed.runtime import Runtime
 from shardweave.backends.reference.virtual import VirtualBackend
 from shardweave.backends.step.backend import Backend
 from shardweave.backends.step.bound import BoundProgram, device_of
-from shardweave.backends.step.step import Step
+from shardweave.backends.step.step import AUTOGRAD, Step
 from shardweave.backends.step.step_call import StepCall
 from shardweave.backends.watch import watchdog
 from shardweave.backends.watch.agreement import require_same, require_same_model
@@ -141,7 +141,9 @@ def agree(request: Request) -> None:
 def load(request: Request, lowered: Lowered, device: torch.device) -> BoundProgram:
     """Load a program on the backend of a request. Collective."""
     backend = _backend_of(request, lowered.program, device)
-    return BoundProgram(lowered.program, backend, lowered.returned)
+    return BoundProgram(
+        lowered.program, backend, lowered.returned, is_split=request.backward == AUTOGRAD
+    )
 
 
 def _backend_of(request: Request, program: Program, device: torch.device) -> Backend:
@@ -168,5 +170,6 @@ def bind(request: Request, call: StepCall, lowered: Lowered, first: BoundProgram
         sync=request.sync,
         origin=request.model,
         observe=partial(Original, request.model),
+        backward=request.backward,
     )
     return step if request.train is None else step.train(request.train)

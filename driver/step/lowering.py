@@ -156,6 +156,7 @@ def capture_call(request: Request, call: StepCall) -> Captured:
         all_outputs=True,
         only_loss=request.only_loss,
         autocast=autocast,
+        tangents=call.tangents if call.grad else None,
     )
     start_s = perf_counter()
     with in_modes(request.model, call.modes, call.trained):

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from shardweave.backends.step.bound import BoundProgram
+from shardweave.backends.step.step import AUTOGRAD
 from shardweave.backends.step.step_call import StepCall
 from shardweave.backends.step.step_programs import OPTIONS, Programs, Stored, check_given
 from shardweave.driver.processes import world
@@ -63,6 +64,9 @@ class CompiledPrograms(Programs):
         self.first = first
         self.seed = seed
         self.autocast = AUTOCAST.get(request.precision)
+        self.full_outputs = request.outputs == "full" or (
+            request.outputs is None and request.backward == AUTOGRAD and not first.takes_loss
+        )
         self._binding = binding_of(request)
         self.options = frozenset(OPTIONS).difference(self._binding.names)
         self._torch_seed = torch.initial_seed() if request.seed is None else None
@@ -180,7 +184,10 @@ class CompiledPrograms(Programs):
                 f"{next(iter(lowered.constants))}'; register it as a buffer in __init__ "
                 "(self.register_buffer(.., persistent=False)), and compile the model anew."
             )
-        bound = BoundProgram(lowered.program, self.first.backend, lowered.returned)
+        is_split = self.request.backward == AUTOGRAD and call.grad
+        bound = BoundProgram(
+            lowered.program, self.first.backend, lowered.returned, is_split=is_split
+        )
         self._keep(call, bound)
         wrong = [key for key, s in bound.state_shardings.items() if s != stored[key]]
         assert not wrong, f"{wrong[0]} is not read in the shards in which it is stored"
@@ -264,4 +271,6 @@ def difference(before: StepCall, call: StepCall) -> str:
         return ", ".join(found)
     if before.mode != call.mode or before.modes != call.modes:
         return f"the first call in this mode with {call.shapes_text}"
+    if before.tangents != call.tangents:
+        return "gradients of other outputs come in"
     return "other parameters or inputs require gradients"

@@ -99,6 +99,8 @@ class CompileOptions:
     precision: str | None = _flag(
         None, "compute in it, under autocast or (-true) with parameters too", choices=PRECISIONS
     )
+    backward: str = "in_call"
+    outputs: str | None = None
     reduce_dtype: torch.dtype | str | None = _flag(
         None, "in which ranks add up gradients", choices=DTYPES
     )

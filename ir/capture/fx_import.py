@@ -31,6 +31,7 @@ from shardweave.ir.dialects.types import AnyTensor, element_of, tensor_type, ten
 from shardweave.ir.library.philox import STATE
 from shardweave.ir.library.pure_ops import NOT_PURE, pure_ops
 from shardweave.ir.ops.registry import spec_named
+from shardweave.ir.program.program import TANGENT
 from shardweave.ir.torch_private import OpOverload
 
 _MAX_RUNS = 64
@@ -108,7 +109,7 @@ class _Importer:
         kind, name = next(self.inputs)
         value = node.meta["val"]
         argument = self._add_argument(kind, name, tensor_type(value.shape, value.dtype))
-        if kind == "tangent":
+        if kind == "tangent" or name.startswith(TANGENT):
             self.backward.add(argument)
         return argument
 

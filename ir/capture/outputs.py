@@ -99,7 +99,8 @@ def _value_of(leaf: Any, values: Mapping[str, Any]) -> Any:
 class Wrapped(nn.Module):
     """Calls the model and returns the outputs of the step.
 
-    Of a step with gradients, its loss comes first. If `all_outputs`, what the model returns
+    Of a step with gradients, its loss comes first, unless the gradients of outputs are its inputs
+    (`tangents`, as in `Kind`). If `all_outputs`, what the model returns
     follows as it is (of a step with gradients its loss once more, if `only_loss`); else the loss
     alone is returned, or the logits of a model without one. At last come the buffers that forward
     assigns.
@@ -114,6 +115,7 @@ class Wrapped(nn.Module):
         all_outputs: bool = False,
         only_loss: bool = False,
         autocast: tuple[str, torch.dtype] | None = None,
+        tangents: tuple[int, ...] | None = None,
         form: Form | None = None,
     ) -> None:
         super().__init__()
@@ -123,6 +125,7 @@ class Wrapped(nn.Module):
         self.all_outputs = all_outputs
         self.only_loss = only_loss
         self.autocast = autocast
+        self.tangents = tangents
         self.form = form
         self.assigned: dict[str, Site] = {}
         """Buffers that forward assigns, and where; their new values follow the output."""
@@ -145,10 +148,12 @@ class Wrapped(nn.Module):
         if callable(self.choice):
             loss = self.choice(output)
             output = (loss, output)
-        elif self.grad:
-            loss = chosen_loss(output, self.choice)
+        elif self.grad and not self.tangents:
+            loss = chosen_loss(output, self.choice, is_needed=self.tangents is None)
         if not self.grad:
             return (output,)
+        if self.tangents or (loss is None and self.tangents is not None):
+            return (self._cut(output),)
         if loss is None:
             raise ValueError(NO_LOSS)
         if loss.ndim:
@@ -157,6 +162,25 @@ class Wrapped(nn.Module):
         leaves = [leaf for leaf in pytree.tree_leaves(returned) if isinstance(leaf, Tensor)]
         _note_differentiable(tuple([leaf.requires_grad for leaf in leaves]))
         return loss, pytree.tree_map_only(Tensor, _detached, returned)
+
+    def _cut(self, output: Any) -> Any:
+        """The output, of which the tensors that take gradients keep their graph."""
+        leaves, tree = pytree.tree_flatten(output)
+        flags: list[bool] = []
+        kept: list[Any] = []
+        known: list[Tensor] = []
+        for leaf in leaves:
+            if isinstance(leaf, Tensor):
+                is_new = all(leaf is not other for other in known)
+                is_chosen = not self.tangents or len(flags) in self.tangents
+                flags.append(leaf.requires_grad)
+                known.append(leaf)
+                is_leaf = leaf.requires_grad and is_new and is_chosen
+                leaf = leaf.clone() if is_leaf else leaf.detach()
+            kept.append(leaf)
+        _note_differentiable(tuple(flags))
+        _note_cut()
+        return pytree.tree_unflatten(kept, tree)
 
     def _output(self, output: Any) -> Any:
         loss = chosen_loss(output, self.choice)
@@ -172,10 +196,10 @@ class Wrapped(nn.Module):
         return logits
 
 
-def chosen_loss(output: Any, choice: LossChoice) -> Tensor | None:
+def chosen_loss(output: Any, choice: LossChoice, *, is_needed: bool = True) -> Tensor | None:
     """The loss in what a model returns, by key, index or function, or as `loss_of` finds it."""
     if choice is None:
-        return loss_of(output)
+        return loss_of(output, is_needed=is_needed)
     if callable(choice):
         return choice(output)
     if isinstance(choice, str) and not isinstance(output, dict):
@@ -203,9 +227,9 @@ def _described(output: Any) -> str:
     return f"{type(output).__name__} with {', '.join(map(str, names))}"
 
 
-def loss_of(output: Any) -> Tensor | None:
+def loss_of(output: Any, *, is_needed: bool = True) -> Tensor | None:
     """The scalar loss in what a model returns: itself, `loss` in it, the first item of a tuple, or
-    the only scalar. None if there is none."""
+    the only scalar. None if there is none, or several and none is needed."""
     if isinstance(output, Tensor):
         return output if output.ndim == 0 else None
     found = None
@@ -222,8 +246,10 @@ def loss_of(output: Any) -> Tensor | None:
         for leaf in pytree.tree_leaves(output)
         if isinstance(leaf, Tensor) and leaf.ndim == 0 and leaf.is_floating_point()
     ]
-    if len(scalars) > 1:
+    if len(scalars) > 1 and is_needed:
         raise ValueError(_MANY_SCALARS)
+    if len(scalars) > 1:
+        return None
     return scalars[0] if scalars else None
 
 
@@ -242,6 +268,9 @@ def _as_tree(output: Any) -> Any:
 _KINDS: list[type] = []
 """The dataclass that the model being traced has returned, if it is one."""
 
+_CUT: list[bool] = []
+"""An entry if the gradients of its outputs are inputs of the backward pass."""
+
 _DIFFERENTIABLE: list[bool] = []
 """Of each tensor that it has returned for a step with gradients, whether it requires one."""
 
@@ -249,13 +278,24 @@ _DIFFERENTIABLE: list[bool] = []
 @contextlib.contextmanager
 def noting_outputs() -> Iterator[None]:
     """Meanwhile a model is traced, and of what it returns is known what a graph does not say."""
-    _KINDS.clear()
-    _DIFFERENTIABLE.clear()
+    noted: tuple[list[Any], ...] = (_KINDS, _DIFFERENTIABLE, _CUT)
+    for notes in noted:
+        notes.clear()
     try:
         yield
     finally:
-        _KINDS.clear()
-        _DIFFERENTIABLE.clear()
+        for notes in noted:
+            notes.clear()
+
+
+def are_cut() -> bool:
+    """Whether the gradients of outputs are inputs of the backward pass."""
+    return bool(_CUT)
+
+
+@torch.compiler.assume_constant_result
+def _note_cut() -> None:
+    _CUT[:] = [True]
 
 
 @torch.compiler.assume_constant_result

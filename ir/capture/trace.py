@@ -32,6 +32,7 @@ from shardweave.ir.capture.outputs import (
     LossChoice,
     Outputs,
     Wrapped,
+    are_cut,
     noting_outputs,
     outputs_of,
 )
@@ -49,7 +50,7 @@ from shardweave.ir.capture.substitutes.huggingface import (
 )
 from shardweave.ir.capture.substitutes.meta_device import off_meta
 from shardweave.ir.capture.substitutes.stand_ins import replace_calls
-from shardweave.ir.program.program import INPUT_GRADIENT
+from shardweave.ir.program.program import INPUT_GRADIENT, TANGENT
 from shardweave.ir.torch_private import (
     aot,
     dynamo_graph,
@@ -89,7 +90,9 @@ class Kind:
     grad: whether the backward pass is traced too; as `train` says, if it is None. loss: which
     output is the loss. all_outputs: whether all outputs are traced, or the loss alone; with
     only_loss, all outputs are those of steps without gradients. autocast: the device type and dtype
-    of torch.autocast around forward.
+    of torch.autocast around forward. tangents: the tensors among the outputs, by position, whose
+    gradients are inputs of the backward pass, in place of that of the loss; an empty tuple takes
+    the loss, or all differentiable tensors of a model without one; None takes the loss alone.
     """
 
     train: bool = True
@@ -98,6 +101,7 @@ class Kind:
     all_outputs: bool = False
     only_loss: bool = False
     autocast: tuple[str, torch.dtype] | None = None
+    tangents: tuple[int, ...] | None = None
 
     @property
     def has_gradients(self) -> bool:
@@ -130,6 +134,7 @@ def trace(
         all_outputs=kind.all_outputs,
         only_loss=kind.only_loss,
         autocast=kind.autocast,
+        tangents=kind.tangents,
         form=form,
     )
     tensors = tuple(map(_as_input, args))
@@ -196,8 +201,10 @@ def _trace(
 ) -> Traced:
     exported = _exported(wrapped, args, kwargs, seen)
     graph, joint = joint_graph(exported, partial(_joint, args=args, kwargs=kwargs))
-    inputs = tuple(_input(node.meta["desc"], names) for node in graph.find_nodes(op="placeholder"))
     returned, plain = _returned(graph.output_node(), wrapped, joint.meta["out_spec"])
+    inputs = tuple(
+        _input(node.meta["desc"], names, plain) for node in graph.find_nodes(op="placeholder")
+    )
     outputs = _outputs(graph.output_node(), names, plain, wrapped)
     constants = {
         node.target: getattr(joint, node.target) for node in graph.find_nodes(op="get_attr")
@@ -302,10 +309,10 @@ def _returned(
     plain = plain[: len(plain) - len(wrapped.assigned)]
     if not wrapped.all_outputs:
         return None, [str(index) for index in range(len(plain))]
-    first = 1 if wrapped.grad else 0
-    loss = plain[0] if wrapped.grad else None
+    first = 1 if wrapped.grad and not are_cut() else 0
+    loss = plain[0] if first else None
     returned, names = outputs_of(children_of(spec)[first], plain[first:], loss)
-    return returned, [*([LOSS] if wrapped.grad else []), *names]
+    return returned, [*([LOSS] if first else []), *names]
 
 
 def _outputs(
@@ -357,13 +364,15 @@ def _input_names(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[str]:
     return [f"arg{index}" for index in range(len(args))] + list(kwargs)
 
 
-def _input(desc: Any, names: list[str]) -> tuple[InputKind, str]:
+def _input(desc: Any, names: Sequence[str], outputs: Sequence[Any] = ()) -> tuple[InputKind, str]:
     if isinstance(desc, aot.ParamAOTInput):
         return "param", desc.target.removeprefix("model.")
     if isinstance(desc, aot.BufferAOTInput):
         return "buffer", desc.target.removeprefix("model.")
     if isinstance(desc, aot.TangentAOTInput):
-        return "tangent", "loss"
+        if not are_cut():
+            return "tangent", "loss"
+        return "input", TANGENT + outputs[cast(Any, desc.output).idx]
     if isinstance(desc, aot.PlainAOTInput):
         return "input", names[desc.idx]
     raise CaptureError(f"input {desc} of the traced graph is of a kind that is not supported.")

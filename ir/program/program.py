@@ -41,6 +41,9 @@ it, and in which shards each reads its part."""
 INPUT_GRADIENT = "gradient of "
 """How the name of an output begins that is the gradient of an input, whose name follows."""
 
+TANGENT = "tangent of "
+"""How the name of an input begins that is the gradient of an output, whose name follows."""
+
 
 @dataclass(frozen=True)
 class Slot:

@@ -1,6 +1,6 @@
 """Products of rows with the matrix of their group, and adding rows up where they came from.
 
-Experts that take tokens in the order of their experts are written so: `torch._grouped_mm`, or what
+Experts that take tokens in the order of their experts are written so: `aten._grouped_mm`, or what
 Hugging Face and torchtitan register for it.
 """
 
@@ -24,7 +24,7 @@ def _grouped_mm(call: Call) -> Result:
     """Products of groups of rows, of columns, or of groups of the dim that is contracted."""
     b, left, right, ends = call.builder, call["self"], call["mat2"], call["offs"]
     if call["bias"] is not None:
-        raise CanonicalError("torch._grouped_mm with a bias has no form; add the bias after it.")
+        raise CanonicalError("aten._grouped_mm with a bias has no form; add the bias after it.")
     ranks = len(shape_of(left)), len(shape_of(right))
     if ranks == (3, 3):
         product = b.call("aten.bmm", left, right)

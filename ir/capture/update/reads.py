@@ -16,12 +16,16 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch._ops import OpOverload
 from torch.optim import Optimizer
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardweave.ir.ops.registry import spec_named
-from shardweave.ir.torch_private import memory_key, pytree
+from shardweave.ir.torch_private import (
+    OpOverload,
+    TorchDispatchMode,
+    memory_key,
+    pytree,
+    schema_of,
+)
 
 _META = torch.device("meta")
 
@@ -333,7 +337,7 @@ def _is_written(
     func: OpOverload[..., Any], x: Tensor, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> bool:
     """Whether an op writes to an operand in place."""
-    for index, argument in enumerate(func._schema.arguments):
+    for index, argument in enumerate(schema_of(func).arguments):
         if argument.alias_info is None or not argument.alias_info.is_write:
             continue
         value = args[index] if index < len(args) else kwargs.get(argument.name)

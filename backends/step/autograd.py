@@ -1,0 +1,312 @@
+"""Calls of a step as nodes of autograd's graph: `backward()` runs the backward part of the program.
+
+A call runs the forward part and keeps what the backward part reads. Autograd then comes with the
+gradients of outputs, whichever way it is asked, and takes those of parameters and inputs along.
+
+- A program of stages, or of sub-batches that cross passes, has no such parts. If it takes the
+  gradient of the loss, it runs in the call, and its gradients wait for `backward()`. Else the call
+  runs forward alone, and `backward()` runs the whole program.
+- Where other outputs have gradients than the program takes, `backward()` runs one that takes these;
+  the next such call begins with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shardweave.backends.distributed import replicas
+from shardweave.backends.programs import Key
+from shardweave.backends.step.bound import BoundProgram, owned
+from shardweave.backends.step.step_call import StepCall
+from shardweave.ir.program.program import INPUT_GRADIENT, TANGENT, Slot
+from shardweave.ir.torch_private import keeps_graph, version_of
+from shardweave.passes.stages.split_step import KEPT
+
+Step = Any
+"""A `backends.step.step.Step`, whose file imports this one."""
+
+TWICE = (
+    "Trying to backward through the graph of a step's call a second time; what it kept was freed "
+    "after the first. Call backward(retain_graph=True) before."
+)
+
+CREATE_GRAPH = (
+    "create_graph=True asks for gradients of a step's gradients, which its programs do not have. "
+    "Compute the inner gradient in the model's forward (torch.autograd.grad(.., create_graph=True))"
+    " and return it, or the penalty made of it: that is captured."
+)
+
+
+class AutogradCalls:
+    """Runs the calls of a step that `backward()` goes back through."""
+
+    def __init__(self, step: Step) -> None:
+        self._step = step
+        self._tangents: dict[Any, tuple[int, ...]] = {}
+        """By key of a call: the outputs whose gradients were asked for last."""
+        self._scale: float | Tensor = 1.0
+        """The gradient of the loss that came in last, for a loss in float16."""
+
+    def run(self, call: StepCall, *, is_synced: bool, is_checked: bool) -> _Recorded:
+        """Run a call. Its outputs have no graph yet. Collective."""
+        step = self._step
+        call = replace(call, tangents=self._tangents.get(call.key, ()))
+        bound = step.program_for(call)
+        recorded = _Recorded(self, call, bound, is_synced=is_synced, is_checked=is_checked)
+        if bound.parts is not None:
+            recorded.outputs = recorded.take(bound.parts[0].run(step, call.inputs))
+        elif bound.takes_loss:
+            recorded.scale = self._scale if call.autocast == torch.float16 else 1.0
+            results = bound.run(step, call.inputs, recorded.scale)
+            recorded.made = {key: one for key, one in results.items() if _gives_gradient(key)}
+            recorded.outputs = recorded.take(results)
+        else:
+            forward = step.program_for(replace(call, grad=False, tangents=None))
+            recorded.outputs = recorded.take(forward.run(step, call.inputs), forward)
+        recorded.note_versions()
+        return recorded
+
+    @property
+    def step(self) -> Step:
+        """The step."""
+        return self._step
+
+    def expect(self, call: StepCall, tangents: tuple[int, ...]) -> None:
+        """Let further calls begin with the program of these outputs' gradients."""
+        self._tangents[replace(call, tangents=None).key] = tangents
+
+    def scale_by(self, gradient: Tensor) -> None:
+        """Let losses in float16 be multiplied by a gradient in the next call."""
+        self._scale = gradient
+
+
+class _Recorded:
+    """What a call leaves for `backward()`.
+
+    made: gradients that were made in the call, for a loss times `scale`. outputs: by name.
+    """
+
+    def __init__(
+        self,
+        calls: AutogradCalls,
+        call: StepCall,
+        bound: BoundProgram,
+        *,
+        is_synced: bool,
+        is_checked: bool,
+    ) -> None:
+        self.calls = calls
+        self.call = call
+        self.bound = bound
+        self.is_synced = is_synced
+        self.is_checked = is_checked
+        self.made: dict[Key, Tensor] | None = None
+        self.scale: float | Tensor = 1.0
+        self.outputs: dict[str, Tensor] = {}
+        step = calls.step
+        self._kept: dict[Key, Any] | None = {
+            key: step.backend.local(step.stored[key]).clone() for key in bound.overwritten
+        }
+        self._parameters = [p for p in step.gradients.parameters if p.requires_grad]
+        self._versions: list[tuple[Tensor, int]] = []
+
+    def take(
+        self, results: dict[Key, Tensor], bound: BoundProgram | None = None
+    ) -> dict[str, Tensor]:
+        """The outputs of a program's results; what is kept of them stays here."""
+        assert self._kept is not None
+        self._kept |= {key: one for key, one in results.items() if key[0] == KEPT}
+        results = {key: one for key, one in results.items() if key[0] in ("output", "buffer")}
+        return self.calls.step.taken(results, bound or self.bound)
+
+    def note_versions(self) -> None:
+        """Note the versions of what `backward()` reads, to notice changes in place."""
+        step, assert_kept = self.calls.step, self._kept or {}
+        if self.made is not None:
+            return
+        reader = self.bound if self.bound.parts is None else self.bound.parts[1]
+        read = [step.stored[key] for key in reader.slots if key[0] == "param"]
+        read += [one for key, one in assert_kept.items() if key[0] == KEPT]
+        read += [self.call.inputs[name] for name in reader.inputs]
+        tensors = [one for one in read if isinstance(one, Tensor) and not one.is_inference()]
+        self._versions = [(tensor, version_of(tensor)) for tensor in tensors]
+
+    def attached(self) -> dict[str, Tensor]:
+        """The outputs, those that are differentiable as results of autograd."""
+        returned = self.bound.returned
+        chosen = self.bound.tangents if returned is None else returned.differentiable
+        names = [name for name in self.outputs if name in chosen]
+        anchors = [tensor for tensor in self.call.inputs.values() if tensor.requires_grad]
+        anchors = [*self._parameters, *anchors]
+        if not anchors or not names:
+            return self.outputs
+        self.names = names
+        tensors = [self.outputs[name] for name in names]
+        with torch.enable_grad():
+            marked = _Call.apply(self, len(names), *tensors, *anchors)
+        outputs = self.outputs | dict(zip(names, marked, strict=True))
+        self.outputs = {}
+        return outputs
+
+    # Backward
+
+    def backward(self, incoming: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """The gradients of parameters and inputs that require one, for those of the outputs."""
+        pairs = zip(self.names, incoming, strict=True)
+        given = {name: gradient for name, gradient in pairs if gradient is not None}
+        num_inputs = sum(tensor.requires_grad for tensor in self.call.inputs.values())
+        if not given:
+            return [None] * (len(self._parameters) + num_inputs)
+        if self._kept is None:
+            raise RuntimeError(TWICE)
+        self._check_versions()
+        if self.is_checked:
+            replicas.check_gradients(given)
+        kept = dict(self._kept)
+        if not keeps_graph():
+            self._kept, self._versions = None, []
+        with torch.no_grad():
+            if given.keys() != self.bound.tangents.keys():
+                return self._by_another_program(given, kept)
+            if self.made is not None:
+                return self._given(self._scaled(self.made, *given.values()), self.bound)
+            parts = self.bound.parts
+            return self._run(self.bound if parts is None else parts[1], given, kept)
+
+    def _check_versions(self) -> None:
+        for tensor, version in self._versions:
+            if version_of(tensor) != version:
+                raise RuntimeError(
+                    "a tensor that backward() needs was changed in place after the call of the "
+                    f"step: one of {tuple(tensor.shape)}, a parameter, an input or an output. Run "
+                    "backward() before optimizer.step(), and change a copy (clone) of the others."
+                )
+
+    def _by_another_program(
+        self, given: Mapping[str, Tensor], kept: dict[Key, Any]
+    ) -> list[Tensor | None]:
+        """Run a program that takes the gradients of just these outputs, forward and backward."""
+        positions: dict[str, int] = {}
+        for position, leaf in enumerate(self.bound.returned.leaves):
+            if leaf.name in given and leaf.is_differentiable:
+                positions.setdefault(leaf.name, position)
+        tangents = tuple(positions.values())
+        self.calls.expect(self.call, tangents)
+        bound = self.calls.step.program_for(replace(self.call, tangents=tangents))
+        return self._run(bound, given, {key: one for key, one in kept.items() if key[0] != KEPT})
+
+    def _run(
+        self, bound: BoundProgram, given: Mapping[str, Tensor], kept: dict[Key, Any]
+    ) -> list[Tensor | None]:
+        step = self.calls.step
+        batch = dict(self.call.inputs) | {TANGENT + name: one for name, one in given.items()}
+        scale = 1.0 if not bound.takes_loss else next(iter(given.values()))
+        kept_too = dict(kept) if self._kept is not None else {}
+        gradients, pending = step.gradients, not self.is_synced or step.gradients.are_pending
+        program = gradients.program_of(bound, is_last=self.is_synced) if pending else bound
+        into = gradients.into(program) if pending else {}
+        results = program.run(step, batch, scale, into, kept)
+        results = {key: one for key, one in results.items() if _gives_gradient(key)}
+        if kept_too:
+            tensors = [one for one in kept_too.values() if isinstance(one, Tensor)]
+            results = owned(results, tensors)
+        return self._given(results, program, is_added=pending)
+
+    def _scaled(self, made: dict[Key, Tensor], gradient: Tensor) -> dict[Key, Tensor]:
+        """The gradients that were made in the call, times that of the loss."""
+        if self.call.autocast == torch.float16:
+            self.calls.scale_by(gradient.detach().clone())
+        factor = gradient / self.scale
+        if self._kept is not None:
+            return {key: one * factor.to(one.dtype) for key, one in made.items()}
+        self.made = None
+        if factor.is_cpu and factor.item() == 1.0:
+            return made
+        for one in made.values():
+            one.mul_(factor.to(one.dtype))
+        return made
+
+    def _given(
+        self, results: Mapping[Key, Tensor], bound: BoundProgram, *, is_added: bool = False
+    ) -> list[Tensor | None]:
+        """The gradients for autograd, or, while some wait for their sums, added here."""
+        step = self.calls.step
+        is_added = is_added or not self.is_synced or step.gradients.are_pending
+        names = {id(tensor): key[1] for key, tensor in step.stored.items()}
+        given: list[Tensor | None] = []
+        for parameter in self._parameters:
+            key = ("grad", names[id(parameter)])
+            if key not in results or is_added:
+                given.append(None)
+            else:
+                given.append(step.backend.like(results[key], parameter))
+        if is_added:
+            for key, one in results.items():
+                if key[0] == "grad":
+                    step.gradients.add(key[1], one, bound.results[key])
+            step.gradients.finish(is_synced=self.is_synced)
+        else:
+            step.gradients.count(is_synced=True)
+        for name, tensor in self.call.inputs.items():
+            if tensor.requires_grad:
+                key = ("output", INPUT_GRADIENT + name)
+                found = key in results
+                given.append(step.of_input(results[key], bound, name, tensor) if found else None)
+        return given
+
+
+def _gives_gradient(key: Key) -> bool:
+    """Whether a result is a gradient, of a parameter or an input."""
+    return key[0] == "grad" or key[1].startswith(INPUT_GRADIENT)
+
+
+class _Call(torch.autograd.Function):
+    """Outputs of a step, which from now on hang on its parameters and inputs."""
+
+    @staticmethod
+    def forward(ctx: Any, recorded: _Recorded, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.recorded, ctx.count = recorded, count
+        # Not views of what comes in: those could not be changed in place.
+        return tuple([tensor.detach() for tensor in tensors[:count]])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise RuntimeError(CREATE_GRAPH)
+        return (None, None, *[None] * ctx.count, *ctx.recorded.backward(gradients))
+
+
+def check_required(results: Iterable[Slot], batch: Mapping[str, Tensor]) -> None:
+    """Raises ValueError if an input requires a gradient that the program does not compute."""
+    slots = list(results)
+    names = {slot.name.removeprefix(INPUT_GRADIENT) for slot in slots if slot.kind == "output"}
+    is_training = any(slot.kind == "grad" for slot in slots)
+    for name, tensor in batch.items():
+        if is_training and tensor.requires_grad and name not in names:
+            raise ValueError(
+                f"input '{name}' requires a gradient, but the one that the step was captured with "
+                "did not; detach it, or capture with one that does."
+            )
+
+
+def give(gradients: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> None:
+    """Add gradients to the inputs that require one, by name, and go on from those that are results
+    of autograd, such as of a module in front of the step, as the backward pass does in eager."""
+    rest: dict[str, Tensor] = {}
+    for name, gradient in gradients.items():
+        tensor = batch[name]
+        if not tensor.requires_grad:
+            continue
+        gradient = gradient.to(tensor.device)
+        if not tensor.is_leaf:
+            rest[name] = gradient
+        else:
+            tensor.grad = gradient.clone() if tensor.grad is None else tensor.grad + gradient
+    if rest:
+        torch.autograd.backward([batch[name] for name in rest], list(rest.values()))

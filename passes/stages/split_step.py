@@ -1,0 +1,159 @@
+"""A step in two programs: its forward part, and a backward part that takes gradients of outputs.
+
+The forward part returns, beside outputs and buffers, the values that the backward part reads
+(slots of kind `kept`). Nothing runs twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from xdsl.dialects import builtin, func
+from xdsl.ir import Attribute, Block, Operation, SSAValue
+
+from shardweave.ir.dialects import dist
+from shardweave.ir.dialects.annotations import phase_of
+from shardweave.ir.ops.registry import spec_of
+from shardweave.ir.program.program import INPUT_GRADIENT, TANGENT, Program, Slot
+from shardweave.ir.program.staged import is_staged
+from shardweave.passes.stages.build import function_of
+
+KEPT = "kept"
+"""The kind of slots for what the forward part leaves for the backward part."""
+
+
+@dataclass(frozen=True)
+class SplitStep:
+    """The two parts of a step."""
+
+    forward: Program
+    backward: Program
+
+
+def split_step(program: Program) -> SplitStep | None:
+    """The parts of a step with gradients; None for one that has no such parts.
+
+    None for a staged program, for one whose forward ops wait for backward ops, as those of
+    sub-batches that cross passes do, and for one whose outputs depend on gradients that it takes.
+    Values that only the backward part makes, such as parameters that are gathered for it, are made
+    there. Linear in the ops.
+    """
+    if is_staged(program) or not any(slot.kind == "grad" for slot in program.results):
+        return None
+    late = _late(program)
+    if late is None or _crosses(program, late):
+        return None
+    slots = program.arguments
+    arguments = {slot.value: dict(slot.attributes.data) for slot in slots}
+    ops = list(program.ops)
+    early = [op for op in ops if op not in late]
+    behind = [op for op in ops if op in late]
+    given_late = [slot for slot in program.results if is_late_result(slot)]
+    given_early = [slot for slot in program.results if not is_late_result(slot)]
+    made = {value for op in early for value in op.results}
+    read = _read_of(behind, [slot.value for slot in given_late])
+    kept = [value for value in read if value in made]
+    if any(isinstance(value.owner, dist.StartedOp) for value in kept):
+        return None
+    entries = {value: _kept_entry(index) for index, value in enumerate(kept)}
+    forward = [(slot.value, dict(slot.attributes.data)) for slot in given_early]
+    forward += entries.items()
+    backward = [(slot.value, dict(slot.attributes.data)) for slot in given_late]
+    return SplitStep(
+        _part(program, arguments, early, forward),
+        _part(program, {**arguments, **entries}, behind, backward),
+    )
+
+
+def is_late_result(slot: Slot) -> bool:
+    """Whether a result of a step is one of its backward part."""
+    return slot.kind == "grad" or slot.name.startswith(INPUT_GRADIENT)
+
+
+def is_tangent(slot: Slot) -> bool:
+    """Whether an argument of a step is the gradient of one of its outputs."""
+    return slot.kind == "tangent" or slot.name.startswith(TANGENT)
+
+
+def _late(program: Program) -> set[Operation] | None:
+    """The ops of the backward part; None if an output depends on a gradient."""
+    tangents = {slot.value for slot in program.arguments if is_tangent(slot)}
+    late: set[Operation] = set()
+    for op in program.ops:
+        is_of_tangent = not tangents.isdisjoint(op.operands)
+        if is_of_tangent:
+            tangents.update(op.results)
+        owners = (value.owner for value in op.operands)
+        if is_of_tangent or phase_of(op) != "forward" or any(one in late for one in owners):
+            late.add(op)
+    stack = [slot.value for slot in program.results if not is_late_result(slot)]
+    while stack:
+        value = stack.pop()
+        if value in tangents:
+            return None
+        op = value.owner
+        if isinstance(op, Operation) and op in late:
+            late.discard(op)
+            stack += op.operands
+    return late
+
+
+def _crosses(program: Program, late: set[Operation]) -> bool:
+    """Whether products of the forward part come behind products of the backward part."""
+    is_behind = False
+    for op in program.ops:
+        if spec_of(op).product is not None:
+            if is_behind and op not in late:
+                return True
+            is_behind = is_behind or (op in late and phase_of(op) == "backward")
+    return False
+
+
+def _kept_entry(index: int) -> dict[str, Attribute]:
+    return {
+        "dist.kind": builtin.StringAttr(KEPT),
+        "dist.name": builtin.StringAttr(str(index)),
+    }
+
+
+def _part(
+    program: Program,
+    arguments: dict[SSAValue, dict[str, Attribute]],
+    ops: Sequence[Operation],
+    results: Sequence[tuple[SSAValue, dict[str, Attribute]]],
+) -> Program:
+    """A program of some ops, with the arguments that they and the results read."""
+    returned = [value for value, _ in results]
+    read = _read_of(ops, returned)
+    block = Block()
+    local: dict[SSAValue, SSAValue] = {}
+    entries: list[dict[str, Attribute]] = []
+    made = {value for op in ops for value in op.results}
+    for value, entry in arguments.items():
+        if value in read and value not in made:
+            argument = block.insert_arg(value.type, len(block.args))
+            argument.name_hint = value.name_hint
+            local[value] = argument
+            entries.append(entry)
+    for op in ops:
+        copy = op.clone(local)
+        for old, new in zip(op.results, copy.results, strict=True):
+            new.name_hint = old.name_hint
+            local[old] = new
+        block.add_op(copy)
+    block.add_op(func.ReturnOp(*(local[value] for value in returned)))
+    function = function_of("step", block, entries, [entry for _, entry in results])
+    module = builtin.ModuleOp([function])
+    module.attributes.update(program.module.attributes)
+    module.attributes.pop("dist.blocks", None)
+    return Program(module)
+
+
+def _read_of(ops: Iterable[Operation], returned: Iterable[SSAValue]) -> dict[SSAValue, None]:
+    """What ops read, those in their regions too, and what is returned, in order."""
+    read: dict[SSAValue, None] = {}
+    for op in ops:
+        for inner in op.walk():
+            read.update(dict.fromkeys(inner.operands))
+    return read | dict.fromkeys(returned)
