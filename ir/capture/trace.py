@@ -372,7 +372,7 @@ def _input(desc: Any, names: Sequence[str], outputs: Sequence[Any] = ()) -> tupl
     if isinstance(desc, aot.TangentAOTInput):
         if not are_cut():
             return "tangent", "loss"
-        return "input", TANGENT + outputs[cast(Any, desc.output).idx]
+        return "input", TANGENT + str(outputs[cast(Any, desc.output).idx])
     if isinstance(desc, aot.PlainAOTInput):
         return "input", names[desc.idx]
     raise CaptureError(f"input {desc} of the traced graph is of a kind that is not supported.")

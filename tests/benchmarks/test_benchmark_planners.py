@@ -72,5 +72,6 @@ def test_axonn_prints_its_grid_beside_the_published_systems(
     report = json.loads(out.read_text())
     (row,) = report["rows"]
     assert row["published"] == {"Megatron-LM": 37, "ZeRO-3": 55, "DeepSpeed-3D": 33, "AxoNN": 67}
-    assert 30 < row["utilisation_pct"] < 80  # products reach 80% of the peak at most
+    # Products reach 80% of the peak, and the formula counts recomputed ones that are kept here.
+    assert 30 < row["utilisation_pct"] < 90
     assert report["gpt20b_32_gpus"]["rank_ms"] < 100
