@@ -49,9 +49,9 @@ STATE_BYTES = 2 + 2 + 12
 
 ITEMSIZE = 2
 OPTIONS = Options(checkpointing=True, keep_gathered=True)
-PASSES = (
-    "cse,dce,rematerialize{{policy=layer}},delete-redundant-collectives{kind},start-collectives"
-)
+PASSES = "cse,dce,rematerialize{policy=layer},delete-redundant-collectives,start-collectives"
+GATHERING_AGAIN = PASSES.replace("collectives,start", "collectives{kind=all_reduce},start")
+"""The same with gathered weights freed after the forward pass."""
 
 
 @cache
@@ -121,7 +121,7 @@ def simulated(name: str, grid: Ranked, cluster: Cluster, cluster_text: str) -> f
     def measured(num_layers: int, *, keeps: bool) -> float:
         program = captured(name, num_layers, samples)
         plan = replace(plan_axonn(program, mesh), recompute="none")
-        passes = PASSES.format(kind="" if keeps else "{kind=all_reduce}")
+        passes = PASSES if keeps else GATHERING_AGAIN
         local = run_passes(
             program, [ApplyPlanPass.of(plan), *PARTITIONING, passes, overlap], mesh=mesh
         )

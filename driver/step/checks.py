@@ -14,7 +14,9 @@ from shardweave.driver.processes import world
 from shardweave.driver.step.precision import check_precision, reducing_in
 from shardweave.driver.step.request import (
     BACKENDS,
+    BACKWARDS,
     DEFAULT_PLAN,
+    OUTPUTS,
     Request,
     check_given_alone,
     loaded,
@@ -66,6 +68,9 @@ def _check_planned(request: Request) -> None:
 def _check_options(request: Request) -> None:
     check_loss(request.loss)
     check_precision(request.precision)
+    _check_among("backward", request.backward, BACKWARDS)
+    if request.outputs is not None:
+        _check_among("outputs", request.outputs, OUTPUTS)
     if request.max_programs < 1:
         raise ValueError(f"max_programs={request.max_programs} keeps no program; give 1 or more.")
     if request.zero not in range(4):
@@ -79,6 +84,11 @@ def _check_options(request: Request) -> None:
         default = DEFAULT_PLAN if request.cluster is None else DEFAULT_PLANNER
         plan = default if request.plan is None else request.plan
         check_resolvable(plan, request.cluster, sequence_parallel=request.sequence_parallel)
+
+
+def _check_among(name: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ValueError(f"{name}={value!r} is unknown; use one of {', '.join(known)}.")
 
 
 def _check_model(model: nn.Module) -> None:

@@ -80,6 +80,10 @@ def compile(request: Request) -> Step:
     entry `loss`, or the first of a tuple. A function computes it from the output; the step then
     returns (loss, output).
     only_loss: calls that compute gradients return the loss alone, and keep nothing else for it.
+    backward: "in_call" computes the gradients of the model's own loss in the call; "autograd": they
+    arrive at `backward()`, of any outputs, so that a criterion may stand outside the model, and
+    several calls before one backward pass. outputs: with "autograd", "full" gathers what the model
+    returns on every rank, which is the default where that is no loss, and "sharded" does not.
     precision: "bf16" or "fp16" computes as under torch.autocast in that dtype, with parameters and
     gradients in their own; "bf16-true" casts the parameters too.
     reduce_dtype: in which ranks add up gradients, and what has fewer digits than it.

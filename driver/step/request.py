@@ -35,6 +35,9 @@ BACKENDS = ("distributed", "reference", "triton")
 
 PRECISIONS = ("bf16", "fp16", "bf16-true")
 
+BACKWARDS = ("in_call", "autograd")
+OUTPUTS = ("full", "sharded")
+
 DTYPES = ("float32", "bfloat16", "float16")
 """In which gradients can be added up."""
 

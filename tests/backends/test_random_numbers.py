@@ -16,7 +16,7 @@ from shardweave.tests.backends.test_triton_interpreter import run_interpreted
 INTERPRETED = """
 import torch
 from shardweave.backends.triton.kernels.philox import numbers
-from shardweave.ir.library.philox import positions_of, random_numbers
+from shardweave.ir.library.philox import numbers_at, positions_of
 state = torch.tensor([0x1234567890ABCDEF, 2**33 + 5])
 for distribution, dtype in (
     ("uniform", torch.float32), ("uniform", torch.float64), ("uniform", torch.bfloat16),
@@ -26,7 +26,7 @@ for distribution, dtype in (
     for positions in ([first + 2**40, second[::2], last[3:]], [last[1:30:3]], []):
         arguments = dict(draw=1, distribution=distribution, dtype=dtype)
         ours = numbers(state, positions, **arguments)
-        expected = random_numbers(state, positions, **arguments)
+        expected = numbers_at(state, positions, **arguments)
         if distribution == "normal":
             torch.testing.assert_close(ours, expected)
         else:

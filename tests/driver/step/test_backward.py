@@ -1,0 +1,171 @@
+"""Gradients that arrive at `backward()`: loops written for plain PyTorch, beside eager ones."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import shardweave as sw
+from shardweave.tests.spawn import run_ranks
+
+MESHES = [("data=2", 0), ("tensor=2", 0), ("data=2,tensor=2", 3), ("stage=2", 0)]
+STEPS = 5
+
+
+class Net(nn.Module):
+    """A model that returns logits and features, and no loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 16)
+        self.second = nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        features = torch.tanh(self.first(x))
+        return self.second(features), features
+
+
+class WithLoss(nn.Module):
+    """A model that returns its loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = Net()
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return F.mse_loss(self.net(x)[0], y)
+
+
+def batch(number: int) -> tuple[Tensor, Tensor]:
+    made = torch.Generator().manual_seed(number)
+    x = torch.randn(8, 8, dtype=torch.float64, generator=made)
+    return x, torch.randn(8, 4, dtype=torch.float64, generator=made)
+
+
+def criterion_outside(model: Any, number: int) -> Tensor:
+    x, y = batch(number)
+    loss = F.mse_loss(model(x)[0], y)
+    loss.backward()
+    return loss
+
+
+def two_calls_before_one_backward(model: Any, number: int) -> Tensor:
+    x, y = batch(number)
+    loss = F.cosine_embedding_loss(model(x)[1], model(x * 2)[1], torch.ones(8)) + y.mean()
+    loss.backward()
+    return loss
+
+
+def accumulation(model: Any, number: int) -> Tensor:
+    for part in range(2):
+        x, y = batch(2 * number + part)
+        loss = F.mse_loss(model(x)[0], y) / 2
+        loss.backward()
+    return loss
+
+
+def another_output_each_time(model: Any, number: int) -> Tensor:
+    x, y = batch(number)
+    logits, features = model(x)
+    loss = F.mse_loss(logits, y) if number % 2 else features.square().mean()
+    loss.backward()
+    return loss
+
+
+def graph_that_is_kept(model: Any, number: int) -> Tensor:
+    x, y = batch(number)
+    loss = F.mse_loss(model(x)[0], y)
+    loss.backward(retain_graph=True)
+    (loss * 0.5).backward()
+    return loss
+
+
+def gradient_of_inputs(model: Any, number: int) -> Tensor:
+    x, y = batch(number)
+    x.requires_grad_()
+    loss = F.mse_loss(model(x)[0], y)
+    loss.backward()
+    assert x.grad is not None
+    return loss + x.grad.sum().detach()
+
+
+def scaled_loss_of_the_model(model: Any, number: int) -> Tensor:
+    loss = model(*batch(number))
+    (3 * loss).backward()
+    return loss
+
+
+LOOPS: list[tuple[type[nn.Module], Callable[[Any, int], Tensor]]] = [
+    (Net, criterion_outside),
+    (Net, two_calls_before_one_backward),
+    (Net, accumulation),
+    (Net, another_output_each_time),
+    (Net, graph_that_is_kept),
+    (Net, gradient_of_inputs),
+    (WithLoss, scaled_loss_of_the_model),
+]
+
+
+def losses(model: nn.Module, loop: Callable[[Any, int], Tensor]) -> list[float]:
+    optimizer = torch.optim.Adam(model.parameters(), 0.05)
+    values: list[float] = []
+    for number in range(STEPS):
+        optimizer.zero_grad()
+        values.append(loop(model, number).item())
+        optimizer.step()
+    return values
+
+
+def example_of(kind: type[nn.Module], *, is_of_inputs: bool = False) -> tuple[Tensor, ...]:
+    x, y = batch(0)
+    return (x, y) if kind is WithLoss else (x.requires_grad_(is_of_inputs),)
+
+
+@pytest.mark.parametrize(("mesh", "zero"), MESHES)
+@pytest.mark.parametrize(("kind", "loop"), LOOPS)
+def test_loop_trains_as_in_eager(
+    kind: type[nn.Module], loop: Callable[[Any, int], Tensor], mesh: str, zero: int
+) -> None:
+    torch.manual_seed(0)
+    model = kind().double()
+    eager = copy.deepcopy(model)
+    example = example_of(kind, is_of_inputs=loop is gradient_of_inputs)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        step = sw.compile(
+            model, example, mesh=mesh, zero=zero, backend="reference", backward="autograd"
+        )
+        assert losses(step, loop) == pytest.approx(losses(eager, loop), rel=1e-9)
+    for name, parameter in eager.named_parameters():
+        trained = sw.full_tensor(step.get_parameter(name))
+        assert torch.allclose(trained, parameter, rtol=1e-9, atol=1e-12), name
+
+
+def test_second_backward_of_a_freed_graph_is_refused() -> None:
+    step = sw.compile(
+        Net().double(), example_of(Net), mesh="data=2", backend="reference", backward="autograd"
+    )
+    loss = step(batch(0)[0])[0].sum()
+    loss.backward()
+    with pytest.raises(RuntimeError, match="second time"):
+        loss.backward()
+
+
+def test_processes_train_as_in_eager() -> None:
+    run_ranks(_train, 2)
+
+
+def _train() -> None:
+    warnings.simplefilter("ignore")
+    torch.manual_seed(0)
+    model = Net().double()
+    eager = copy.deepcopy(model)
+    step = sw.compile(model, example_of(Net), mesh="data=2", zero=3, backward="autograd")
+    assert losses(step, criterion_outside) == pytest.approx(losses(eager, criterion_outside))
