@@ -18,13 +18,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from shardweave.backends.distributed import replicas
 from shardweave.backends.programs import Key
 from shardweave.backends.step.bound import BoundProgram, owned
 from shardweave.backends.step.step_call import StepCall
 from shardweave.ir.program.program import INPUT_GRADIENT, TANGENT, Slot
-from shardweave.ir.torch_private import keeps_graph, version_of
+from shardweave.ir.torch_private import keeps_graph, local_part, version_of
 from shardweave.passes.stages.split_step import KEPT
 
 Step = Any
@@ -33,6 +34,16 @@ Step = Any
 TWICE = (
     "Trying to backward through the graph of a step's call a second time; what it kept was freed "
     "after the first. Call backward(retain_graph=True) before."
+)
+
+IN_CALL_NOTE = (
+    "gradients of the loss are computed in the call, and multiplied at backward() by the one that "
+    "comes in: the program has no backward part of its own (stages, sub-batches across passes)"
+)
+
+TWICE_NOTE = (
+    "backward() runs the forward pass again: the program has no backward part of its own (stages, "
+    "sub-batches across passes); return the loss from the model to run it once"
 )
 
 CREATE_GRAPH = (
@@ -59,15 +70,22 @@ class AutogradCalls:
         bound = step.program_for(call)
         recorded = _Recorded(self, call, bound, is_synced=is_synced, is_checked=is_checked)
         if bound.parts is not None:
-            recorded.outputs = recorded.take(bound.parts[0].run(step, call.inputs))
+            with step.failure_guard:
+                results = bound.parts[0].run(step, call.inputs)
+            recorded.outputs = recorded.take(results)
         elif bound.takes_loss:
+            step.note(IN_CALL_NOTE)
             recorded.scale = self._scale if call.autocast == torch.float16 else 1.0
-            results = bound.run(step, call.inputs, recorded.scale)
+            with step.failure_guard:
+                results = bound.run(step, call.inputs, recorded.scale)
             recorded.made = {key: one for key, one in results.items() if _gives_gradient(key)}
             recorded.outputs = recorded.take(results)
         else:
+            step.note(TWICE_NOTE)
             forward = step.program_for(replace(call, grad=False, tangents=None))
-            recorded.outputs = recorded.take(forward.run(step, call.inputs), forward)
+            with step.failure_guard:
+                results = forward.run(step, call.inputs)
+            recorded.outputs = recorded.take(results, forward)
         recorded.note_versions()
         return recorded
 
@@ -134,7 +152,7 @@ class _Recorded:
         read += [one for key, one in assert_kept.items() if key[0] == KEPT]
         read += [self.call.inputs[name] for name in reader.inputs]
         tensors = [one for one in read if isinstance(one, Tensor) and not one.is_inference()]
-        self._versions = [(tensor, version_of(tensor)) for tensor in tensors]
+        self._versions = [(tensor, _version(tensor)) for tensor in tensors]
 
     def attached(self) -> dict[str, Tensor]:
         """The outputs, those that are differentiable as results of autograd."""
@@ -180,7 +198,7 @@ class _Recorded:
 
     def _check_versions(self) -> None:
         for tensor, version in self._versions:
-            if version_of(tensor) != version:
+            if _version(tensor) != version:
                 raise RuntimeError(
                     "a tensor that backward() needs was changed in place after the call of the "
                     f"step: one of {tuple(tensor.shape)}, a parameter, an input or an output. Run "
@@ -210,7 +228,8 @@ class _Recorded:
         gradients, pending = step.gradients, not self.is_synced or step.gradients.are_pending
         program = gradients.program_of(bound, is_last=self.is_synced) if pending else bound
         into = gradients.into(program) if pending else {}
-        results = program.run(step, batch, scale, into, kept)
+        with step.failure_guard:
+            results = program.run(step, batch, scale, into, kept)
         results = {key: one for key, one in results.items() if _gives_gradient(key)}
         if kept_too:
             tensors = [one for one in kept_too.values() if isinstance(one, Tensor)]
@@ -280,6 +299,12 @@ class _Call(torch.autograd.Function):
         if torch.is_grad_enabled():
             raise RuntimeError(CREATE_GRAPH)
         return (None, None, *[None] * ctx.count, *ctx.recorded.backward(gradients))
+
+
+def _version(tensor: Tensor) -> int:
+    """How often a tensor, or the part of it that a rank has, was written to in place."""
+    own = version_of(local_part(tensor)) if isinstance(tensor, DTensor) else 0
+    return version_of(tensor) + own
 
 
 def check_required(results: Iterable[Slot], batch: Mapping[str, Tensor]) -> None:

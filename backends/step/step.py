@@ -85,7 +85,8 @@ class Step(ShardedState):
         self._ran = BackwardRan(self._gradients.parameters)
         self._calls = AutogradCalls(self) if backward == AUTOGRAD else None
         self._is_synced = True
-        self._failure_guard = FailureGuard(is_joint=backend.is_joint)
+        self._notes: list[str] = []
+        self.failure_guard = FailureGuard(is_joint=backend.is_joint)
         self._num_calls = 0
         self._observer = None if observe is None else observe(self)
         if origin is not None:
@@ -115,7 +116,7 @@ class Step(ShardedState):
         count = options.get("accumulate", 1)
         scale = loss_scale_of(options.get("loss_scale"), self.backend.device, self._mesh)
         call = self.call_of(args, kwargs)
-        self._failure_guard.check()
+        self.failure_guard.check()
         self.check_own()
         autograd = self._calls if call.grad else None
         if autograd is not None:
@@ -185,7 +186,7 @@ class Step(ShardedState):
         if call.grad:
             bound = self._gradients.program_of(bound, is_last=is_last)
         into = self._gradients.into(bound) if call.grad else {}
-        with self._failure_guard:
+        with self.failure_guard:
             results = bound.run(self, call.inputs, scale, into)
         of_inputs: dict[str, Tensor] = {}
         for key, tensor in results.items():
@@ -355,7 +356,12 @@ class Step(ShardedState):
     @property
     def notes(self) -> tuple[str, ...]:
         """What there is to say of the plan: what it leaves whole, or idle."""
-        return tuple(self._programs.notes)
+        return (*self._programs.notes, *self._notes)
+
+    def note(self, text: str) -> None:
+        """Keep a note on how the step runs."""
+        if text not in self._notes:
+            self._notes.append(text)
 
     def summary(self) -> str:
         """Mesh, parameters, programs and notes, in a few lines."""

@@ -169,3 +169,48 @@ def _train() -> None:
     eager = copy.deepcopy(model)
     step = sw.compile(model, example_of(Net), mesh="data=2", zero=3, backward="autograd")
     assert losses(step, criterion_outside) == pytest.approx(losses(eager, criterion_outside))
+
+
+@pytest.mark.parametrize("zero", [0, 3])
+def test_parameters_that_changed_since_the_call_are_refused_or_not_read(zero: int) -> None:
+    model = Net().double()
+    eager = copy.deepcopy(model)
+    step = sw.compile(
+        model, example_of(Net), mesh="data=2", zero=zero, backend="reference", backward="autograd"
+    )
+    optimizer = torch.optim.SGD(step.parameters(), 0.1)
+    step(batch(0)[0])[0].sum().backward()
+    loss = step(batch(1)[0])[0].sum()
+    optimizer.step()
+    optimizer.zero_grad()
+    if zero == 0:
+        with pytest.raises(RuntimeError, match=r"Run backward\(\) before optimizer\.step\(\)"):
+            loss.backward()
+        return
+    loss.backward()  # reads what the call gathered
+    eager(batch(1)[0])[0].sum().backward()
+    for name, parameter in eager.named_parameters():
+        gradient = step.get_parameter(name).grad
+        assert gradient is not None
+        assert torch.allclose(sw.full_tensor(gradient), parameter.grad, rtol=1e-9)
+
+
+def test_step_says_where_its_gradients_are_computed() -> None:
+    made = []
+    for kind in (Net, WithLoss):
+        step = sw.compile(
+            kind().double(),
+            example_of(kind),
+            mesh="stage=2",
+            backend="reference",
+            backward="autograd",
+        )
+        step(*example_of(kind))
+        made.append([note for note in step.notes if "backward" in note])
+    assert "runs the forward pass again" in made[0][0]
+    assert "computed in the call" in made[1][0]
+
+
+def test_unknown_ways_are_refused() -> None:
+    with pytest.raises(ValueError, match="backward='late' is unknown; use one of in_call"):
+        sw.compile(Net(), (torch.ones(8, 8),), mesh="data=2", backward="late")
