@@ -72,7 +72,7 @@ def test_passes_and_specs_can_be_mixed() -> None:
     [
         (
             "shard",
-            "there is no pass 'shard'; the passes are: add-pending-sums, apply-plan, bucket-collectives, ",
+            "there is no pass 'shard'; the passes are: add-pending-sums, apply-plan, block-experts, ",
         ),
         (
             "cse{fast=true}",

@@ -18,6 +18,7 @@ from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.lowering.lower import Lowerings, local_program
 from shardweave.planners.lowering.partition import partition
 from shardweave.planners.lowering.plan_passes import PlanPasses, plan_passes
+from shardweave.planners.overlap.axonn_orders import AXONN_ORDERS
 from shardweave.planners.overlap.overlap_communication import SCHEDULES
 from shardweave.planners.plan import plan_parts
 from shardweave.planners.plan.plan import Plan, PlanError
@@ -28,7 +29,7 @@ from shardweave.tests.zoo import SPECS, assert_equals_eager, captured, megatron
 
 def test_policies_and_schedules_of_a_plan_are_those_of_the_passes() -> None:
     assert set(plan_parts.RECOMPUTE) == set(POLICIES) - {"budget"}
-    assert set(plan_parts.SCHEDULES) == {"", *SCHEDULES}
+    assert set(plan_parts.SCHEDULES) == {"", *SCHEDULES, *AXONN_ORDERS}
 
 
 @pytest.mark.parametrize(
