@@ -141,7 +141,9 @@ class Gradients:
             for name, gradient in self.backend.reduced(pending).items():
                 self._by_name[name].grad = gradient
             self._pending.clear()
-        self.count(is_synced=is_synced)
+        self._is_synced = is_synced
+        if is_synced:
+            self._check_they_are_used()
         for parameter in self.parameters:
             hooks = parameter._post_accumulate_grad_hooks
             if hooks and parameter.grad is not None:

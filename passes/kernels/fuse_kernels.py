@@ -326,7 +326,4 @@ class FuseKernelsPass(PassOnProgram):
         for unit in units:
             write_region(unit)
         if not units:
-            note(
-                "no two ops that a kernel can compute share data, so that nothing is fused; leave "
-                "the pass out."
-            )
+            note("no two ops that a kernel can compute share data: nothing is fused; leave it out.")

@@ -22,7 +22,18 @@ from shardweave.driver.step.request import CompileOptions, Request
 from shardweave.driver.step.request_text import OF_A_RANK, describe_request
 
 MESH, BACKEND = "data=2,tensor=2", "reference"
-WITHOUT_FLAG = {"cluster", "train", "seed", "dynamic", "max_programs", "sync", "timeout", "twin"}
+WITHOUT_FLAG = {
+    "backward",
+    "outputs",
+    "cluster",
+    "train",
+    "seed",
+    "dynamic",
+    "max_programs",
+    "sync",
+    "timeout",
+    "twin",
+}
 """Options that a run of a few steps has no use for, or has an argument of its own for."""
 
 
@@ -113,7 +124,7 @@ OTHER: dict[str, Any] = {
     "zero": 1, "passes": "cse", "backend": "triton", "cuda_graph": True, "train": True,
     "loss": "loss", "only_loss": True, "precision": "bf16", "reduce_dtype": "float32", "seed": 1,
     "dynamic": False, "max_programs": 1, "validate": True, "validate_limit": 1.0, "prove": True,
-    "sync": False,
+    "sync": False, "backward": "autograd", "outputs": "full",
 }  # fmt: skip
 
 

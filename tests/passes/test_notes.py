@@ -104,7 +104,7 @@ CASES = {
         "no collective that blocks; shard it first",
     ),
     "no-time-axis": (local(SHARDED), "unroll-time-axes", "no time axis; run split-batch before"),
-    "nothing-fused": (step(ALONE), "fuse-kernels", "so that nothing is fused; leave the pass out"),
+    "nothing-fused": (step(ALONE), "fuse-kernels", "nothing is fused; leave it out"),
     "nothing-annotated": (
         step(GLOBAL, "data=2,tensor=2"),
         "propagate-shardings",

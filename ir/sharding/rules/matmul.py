@@ -52,7 +52,13 @@ def grouped(op: AtenOp) -> Rule:
     text, blocks = spec_of(op).notation, op.value("blocks")
     if blocks > 1:
         text = re.sub(r"\b[ie]\b", lambda name: f"(r {name[0]})", text)
-    return Notation(op, text, {"r": blocks}).rule(contiguous=["i"], localize=_localize_grouped)
+    made = Notation(op, text, {"r": blocks}).rule(contiguous=["i"], localize=_localize_grouped)
+    if blocks == 1:
+        return made
+    # A block of padding would have no groups.
+    first, *others = made.factors
+    assert first.size == blocks
+    return replace(made, factors=(replace(first, even=True), *others))
 
 
 def _localize_grouped(local: Localizer) -> Sequence[SSAValue]:
