@@ -192,6 +192,7 @@ def test_parameters_that_changed_since_the_call_are_refused_or_not_read(zero: in
     for name, parameter in eager.named_parameters():
         gradient = step.get_parameter(name).grad
         assert gradient is not None
+        assert parameter.grad is not None
         assert torch.allclose(sw.full_tensor(gradient), parameter.grad, rtol=1e-9)
 
 
