@@ -374,7 +374,7 @@ def _input(desc: Any, names: Sequence[str], outputs: Sequence[Any] = ()) -> tupl
             return "tangent", "loss"
         return "input", TANGENT + str(outputs[cast(Any, desc.output).idx])
     if isinstance(desc, aot.PlainAOTInput):
-        return "input", names[desc.idx]
+        return "input", names[int(desc.idx)]
     raise CaptureError(f"input {desc} of the traced graph is of a kind that is not supported.")
 
 
