@@ -23,7 +23,7 @@ def as_ordered_integers(x: Tensor) -> Tensor:
 
 
 def from_ordered_integers(numbers: Tensor, dtype: torch.dtype) -> Tensor:
-    """Inverse of `ordered`, for numbers of a dtype."""
+    """Inverse of `as_ordered_integers`, for numbers of a dtype."""
     wide = torch.float64 if numbers.dtype == torch.int64 else torch.float32
     return _turned(numbers).view(wide).to(dtype)
 

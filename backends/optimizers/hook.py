@@ -35,7 +35,7 @@ class OptimizerNote(UserWarning):
 
 
 class _Known(NamedTuple):
-    """What the last step of an optimizer read, and what that hangs on."""
+    """The reads of an optimizer's last step, and the settings that they depend on."""
 
     key: tuple[Any, ...]
     reads: Reads
@@ -74,7 +74,7 @@ def _is_ours(parameter: Tensor) -> bool:
 def _before(
     optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """What the step runs on: the arguments with which torch calls it, the optimizer first."""
+    """The arguments with which torch calls the step, the optimizer first."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if not any(map(_is_ours, parameters)):
         return None
@@ -117,7 +117,7 @@ def _check_not_nested(optimizer: Optimizer) -> None:
 
 
 def _have_gradients(parameters: Sequence[Tensor], *, has_closure: bool) -> list[bool]:
-    """Whether each parameter has a gradient, on the ranks of its stage."""
+    """Say of each parameter whether it has a gradient, on the ranks of its stage."""
     has = [has_closure or parameter.grad is not None for parameter in parameters]
     sharded = [parameter for parameter in parameters if isinstance(parameter, DTensor)]
     if has_closure or all(is_everywhere(parameter.device_mesh) for parameter in sharded):
@@ -137,7 +137,7 @@ def _reads(
     *,
     has_closure: bool,
 ) -> Reads:
-    """What the next step reads. That of torch's own classes hangs on their settings alone."""
+    """The reads of the next step. Those of torch's own classes depend on their settings alone."""
     sharded = frozenset(i for i, p in enumerate(parameters) if isinstance(p, DTensor))
     is_torchs = type(optimizer).__module__.startswith("torch.optim.")
     if has_closure and not is_torchs:

@@ -96,5 +96,5 @@ def in_placements_of(tensor: Tensor, parameter: DTensor) -> DTensor:
 
 
 def is_everywhere(mesh: DeviceMesh) -> bool:
-    """Whether a mesh has every process."""
+    """Say whether a mesh has every process."""
     return mesh.size() == dist.get_world_size()

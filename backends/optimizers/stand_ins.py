@@ -22,7 +22,7 @@ class StandIns:
     def __init__(self, optimizer: Optimizer, plain: PlainParameters) -> None:
         self.plain = plain
         self._made: dict[int, Any] = dict(plain.made)
-        """What stands for what, by identity: tensors, lists of groups, and optimizers."""
+        """Stand-ins by the identity of the real: tensors, lists of groups, and optimizers."""
         self._of: dict[int, Any] = dict(plain.of)
         self._pairs: list[tuple[Optimizer, Optimizer]] = []
         self.first = self._stand_in(optimizer)

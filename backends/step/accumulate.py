@@ -141,9 +141,7 @@ class Gradients:
             for name, gradient in self.backend.reduced(pending).items():
                 self._by_name[name].grad = gradient
             self._pending.clear()
-        self._is_synced = is_synced
-        if is_synced:
-            self._check_they_are_used()
+        self.count(is_synced=is_synced)
         for parameter in self.parameters:
             hooks = parameter._post_accumulate_grad_hooks
             if hooks and parameter.grad is not None:
@@ -169,7 +167,7 @@ class Gradients:
                 f"no parameter of the step has changed in {UNUSED_CALLS} calls with gradients; an "
                 "optimizer is to be made of step.parameters(), after sw.compile, since those of "
                 "the model itself are no longer used",
-                stacklevel=7,
+                stacklevel=8,
             )
 
     def check_hooks(self) -> None:

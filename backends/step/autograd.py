@@ -1,7 +1,7 @@
 """Calls of a step as nodes of autograd's graph: `backward()` runs the backward part of the program.
 
 A call runs the forward part and keeps what the backward part reads. Autograd then comes with the
-gradients of outputs, whichever way it is asked, and takes those of parameters and inputs along.
+gradients of outputs, whichever way it is asked, and takes away those of parameters and inputs.
 
 - A program of stages, or of sub-batches that cross passes, has no such parts. If it takes the
   gradient of the loss, it runs in the call, and its gradients wait for `backward()`. Else the call
@@ -57,7 +57,7 @@ class AutogradCalls:
     """Runs the calls of a step that `backward()` goes back through."""
 
     def __init__(self, step: Step) -> None:
-        self._step = step
+        self.step = step
         self._tangents: dict[Any, tuple[int, ...]] = {}
         """By key of a call: the outputs whose gradients were asked for last."""
         self._scale: float | Tensor = 1.0
@@ -65,34 +65,26 @@ class AutogradCalls:
 
     def run(self, call: StepCall, *, is_synced: bool, is_checked: bool) -> _Recorded:
         """Run a call. Its outputs have no graph yet. Collective."""
-        step = self._step
+        step = self.step
         call = replace(call, tangents=self._tangents.get(call.key, ()))
         bound = step.program_for(call)
         recorded = _Recorded(self, call, bound, is_synced=is_synced, is_checked=is_checked)
         if bound.parts is not None:
-            with step.failure_guard:
-                results = bound.parts[0].run(step, call.inputs)
-            recorded.outputs = recorded.take(results)
+            program = bound.parts[0]
         elif bound.takes_loss:
             step.note(IN_CALL_NOTE)
             recorded.scale = self._scale if call.autocast == torch.float16 else 1.0
-            with step.failure_guard:
-                results = bound.run(step, call.inputs, recorded.scale)
-            recorded.made = {key: one for key, one in results.items() if _gives_gradient(key)}
-            recorded.outputs = recorded.take(results)
+            program = bound
         else:
             step.note(TWICE_NOTE)
-            forward = step.program_for(replace(call, grad=False, tangents=None))
-            with step.failure_guard:
-                results = forward.run(step, call.inputs)
-            recorded.outputs = recorded.take(results, forward)
+            program = step.program_for(replace(call, grad=False, tangents=None))
+        with step.failure_guard:
+            results = program.run(step, call.inputs, recorded.scale)
+        if program is bound:
+            recorded.made = {key: each for key, each in results.items() if _gives_gradient(key)}
+        recorded.outputs = recorded.take(results, program)
         recorded.note_versions()
         return recorded
-
-    @property
-    def step(self) -> Step:
-        """The step."""
-        return self._step
 
     def expect(self, call: StepCall, tangents: tuple[int, ...]) -> None:
         """Let further calls begin with the program of these outputs' gradients."""
@@ -104,7 +96,7 @@ class AutogradCalls:
 
 
 class _Recorded:
-    """What a call leaves for `backward()`.
+    """The record that a call leaves for `backward()`.
 
     made: gradients that were made in the call, for a loss times `scale`. outputs: by name.
     """
@@ -133,23 +125,21 @@ class _Recorded:
         self._parameters = [p for p in step.gradients.parameters if p.requires_grad]
         self._versions: list[tuple[Tensor, int]] = []
 
-    def take(
-        self, results: dict[Key, Tensor], bound: BoundProgram | None = None
-    ) -> dict[str, Tensor]:
-        """The outputs of a program's results; what is kept of them stays here."""
+    def take(self, results: dict[Key, Tensor], program: BoundProgram) -> dict[str, Tensor]:
+        """Give the outputs among a program's results; what is kept of them stays here."""
         assert self._kept is not None
         self._kept |= {key: one for key, one in results.items() if key[0] == KEPT}
         results = {key: one for key, one in results.items() if key[0] in ("output", "buffer")}
-        return self.calls.step.taken(results, bound or self.bound)
+        return self.calls.step.taken(results, program)
 
     def note_versions(self) -> None:
         """Note the versions of what `backward()` reads, to notice changes in place."""
-        step, assert_kept = self.calls.step, self._kept or {}
         if self.made is not None:
             return
+        step, kept = self.calls.step, self._kept or {}
         reader = self.bound if self.bound.parts is None else self.bound.parts[1]
         read = [step.stored[key] for key in reader.slots if key[0] == "param"]
-        read += [one for key, one in assert_kept.items() if key[0] == KEPT]
+        read += [one for key, one in kept.items() if key[0] == KEPT]
         read += [self.call.inputs[name] for name in reader.inputs]
         tensors = [one for one in read if isinstance(one, Tensor) and not one.is_inference()]
         self._versions = [(tensor, _version(tensor)) for tensor in tensors]
@@ -174,7 +164,7 @@ class _Recorded:
     # Backward
 
     def backward(self, incoming: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """The gradients of parameters and inputs that require one, for those of the outputs."""
+        """Compute the gradients of parameters and inputs from those of the outputs."""
         pairs = zip(self.names, incoming, strict=True)
         given = {name: gradient for name, gradient in pairs if gradient is not None}
         num_inputs = sum(tensor.requires_grad for tensor in self.call.inputs.values())

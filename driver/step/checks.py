@@ -9,12 +9,11 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from shardweave.backends.step.step import Step
+from shardweave.backends.step.step import AUTOGRAD, IN_CALL, Step
 from shardweave.driver.processes import world
 from shardweave.driver.step.precision import check_precision, reducing_in
 from shardweave.driver.step.request import (
     BACKENDS,
-    BACKWARDS,
     DEFAULT_PLAN,
     OUTPUTS,
     Request,
@@ -68,7 +67,7 @@ def _check_planned(request: Request) -> None:
 def _check_options(request: Request) -> None:
     check_loss(request.loss)
     check_precision(request.precision)
-    _check_among("backward", request.backward, BACKWARDS)
+    _check_among("backward", request.backward, (IN_CALL, AUTOGRAD))
     if request.outputs is not None:
         _check_among("outputs", request.outputs, OUTPUTS)
     if request.max_programs < 1:

@@ -35,7 +35,6 @@ BACKENDS = ("distributed", "reference", "triton")
 
 PRECISIONS = ("bf16", "fp16", "bf16-true")
 
-BACKWARDS = ("in_call", "autograd")
 OUTPUTS = ("full", "sharded")
 
 DTYPES = ("float32", "bfloat16", "float16")

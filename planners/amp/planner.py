@@ -18,7 +18,7 @@ from shardweave.planners.amp.network import ClusterArrays, Grid
 from shardweave.planners.amp.profile import ProgramProfile, profile_program
 from shardweave.planners.amp.search import Annealing, Placed, search_strategies
 from shardweave.planners.amp.shares import with_shares
-from shardweave.planners.amp.tried import Deadline, fastest_tried
+from shardweave.planners.amp.tried import fastest_tried
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.degrees import asked_degrees, divisors
 from shardweave.planners.cost.memory import check_plan_precision
@@ -30,6 +30,7 @@ from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_parts import Candidate, Pipeline, Predicted
 from shardweave.planners.plan.zero import DIVIDED
 from shardweave.planners.predict.predict import predict_plan, why_slower, with_candidates
+from shardweave.planners.trials.deadline import Deadline
 from shardweave.planners.trials.real_trials import RealTrials, launch_of
 from shardweave.planners.trials.trials import Host
 

@@ -2,34 +2,15 @@
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TypeVar
 
 from shardweave.planners.cost.quantity import counted
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_parts import Candidate, PlanError
 from shardweave.planners.predict.predict import with_candidates
+from shardweave.planners.trials.deadline import Deadline
 from shardweave.planners.trials.real_trials import RealTrials, measured
-
-T = TypeVar("T")
-R = TypeVar("R")
-
-
-class Deadline:
-    """The end of a search, so many seconds from now; 0: never."""
-
-    def __init__(self, limit_s: float) -> None:
-        self.end_s = time.monotonic() + limit_s if limit_s else math.inf
-
-    def each(self, function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
-        """What a function makes of the first item, and of those that begin in time."""
-        for number, item in enumerate(items):
-            if number and time.monotonic() >= self.end_s:
-                return
-            yield function(item)
 
 
 def fastest_tried(

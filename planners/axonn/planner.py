@@ -85,8 +85,7 @@ def plan_axonn(
     reason = f"{grids} the program and {fit} into memory"
     reasons = (f"{reason}; this one communicates least", *plan.reasons)
     if keep_gathered:
-        blocks = len({layer.block for layer in model.layers})
-        reasons = (*reasons, f"gathered weights are kept of {kept} of {blocks} blocks")
+        reasons = (*reasons, f"gathered weights are kept of {kept} of {model.num_blocks} blocks")
     return replace(plan, precision=precision, reasons=reasons)
 
 

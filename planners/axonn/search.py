@@ -50,6 +50,11 @@ class Model:
     other_bytes: float = 0.0
     kept_bytes: float = 0.0
 
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the model that have linear layers."""
+        return len({layer.block for layer in self.layers})
+
 
 @dataclass(frozen=True)
 class Options:
@@ -110,7 +115,7 @@ def rank_grids(
     memory = grid_memory_of(model, grids, options)
     fits = _fitting(memory, grids, cluster, devices)
     grids, memory = grids[fits], {part: size[fits] for part, size in memory.items()}
-    blocks = len({layer.block for layer in model.layers})
+    blocks = model.num_blocks
     kept = np.zeros(len(grids))
     if options.keep_gathered:
         each = _gathered_bytes(model, grids) / blocks

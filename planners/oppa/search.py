@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardweave.planners.oppa.choosers import Chooser, History
+from shardweave.planners.trials.deadline import Deadline
 from shardweave.planners.trials.space import Configuration, SpaceTable
 from shardweave.planners.trials.trials import Record, Trial, TrialFile, TrialsError
 
@@ -52,9 +52,9 @@ def run_trials(
     row_of = {one: row for row, one in enumerate(configurations)}
     records = list(file.records) if file else []
     rows = _rows(file, row_of) if file else []
-    end_s = time.monotonic() + time_limit_s if time_limit_s else math.inf
+    limit = Deadline(time_limit_s)
     while len(rows) < min(trials, len(configurations)):
-        if rows and time.monotonic() >= end_s:
+        if rows and limit.is_past:
             break
         history = History(table, rows, records, memory_bytes)
         choice = chooser.choose(history, np.random.default_rng([seed, len(rows)]))

@@ -210,7 +210,7 @@ class _OpsSeen(TorchDispatchMode):
         self._values[memory_key(tensor)] = value
 
     def value_of(self, tensor: Tensor) -> _Value | None:
-        """What a tensor was made of; None for a constant."""
+        """The origin of a tensor; None for a constant."""
         return self._values.get(memory_key(tensor))
 
     def __torch_dispatch__(
@@ -320,7 +320,7 @@ def _rows(args: tuple[Any, ...], kwargs: Mapping[str, Any], count: int) -> list[
 
 
 def _is_elementwise(func: OpOverload[..., Any]) -> bool:
-    """Whether an op reads, for each element of its result, that element of its operands alone."""
+    """Say whether each element of an op's result reads that element of its operands alone."""
     if torch.Tag.pointwise in func.tags or torch.Tag.inplace_view in func.tags:
         return torch.Tag.inplace_view not in func.tags
     namespace, name = func.name().split("::")
@@ -336,7 +336,7 @@ def _is_elementwise(func: OpOverload[..., Any]) -> bool:
 def _is_written(
     func: OpOverload[..., Any], x: Tensor, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> bool:
-    """Whether an op writes to an operand in place."""
+    """Say whether an op writes to an operand in place."""
     for index, argument in enumerate(schema_of(func).arguments):
         if argument.alias_info is None or not argument.alias_info.is_write:
             continue
@@ -351,7 +351,7 @@ def _agree(
     other: Sequence[tuple[str, tuple[Any, ...]]],
     sizes: Sequence[Sizes],
 ) -> bool:
-    """Whether two runs on other sizes compute alike: the same ops, with the same numbers."""
+    """Say whether two runs on other sizes compute alike: the same ops, with the same numbers."""
     if len(first) != len(other):
         return False
     pairs = {(s.full, shard) for s in sizes for shard in (s.largest, s.smallest)}
