@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from shardweave.backends.distributed.gradient_norm import clip_grad_norm_
     from shardweave.backends.state.saved_state import CheckpointError
+    from shardweave.backends.step.compiled_module import CompiledModule
     from shardweave.backends.step.grad_scaler import GradScaler
     from shardweave.backends.step.step import Step
     from shardweave.backends.step.whole import full_tensor
@@ -53,6 +54,7 @@ __all__ = [
     "Checkpoint",
     "CheckpointError",
     "Cluster",
+    "CompiledModule",
     "Exploration",
     "GradScaler",
     "Mesh",
@@ -120,6 +122,7 @@ _HOMES = {
     "ProgramTextError": "ir.program.text:ProgramTextError",
     "Sharding": "ir.mesh.placement:Sharding",
     "Simulation": "planners.simulate.simulation:Simulation",
+    "CompiledModule": "backends.step.compiled_module:CompiledModule",
     "Step": "backends.step.step:Step",
     "ValidationError": "driver.checking.validate:ValidationError",
     "VerifyError": "ir.verify.program:VerifyError",

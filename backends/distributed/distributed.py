@@ -18,6 +18,7 @@ from shardweave.backends.emit.emitted import JoinedRunner
 from shardweave.backends.programs import Key
 from shardweave.backends.step.backend import Backend, Pending
 from shardweave.backends.step.bound import BoundProgram, device_of
+from shardweave.backends.step.compiled_module import CompiledModule
 from shardweave.backends.step.step import Step
 from shardweave.backends.step.step_programs import GivenProgram
 from shardweave.backends.watch.agreement import require_same_model
@@ -203,7 +204,7 @@ class DistributedBackend(Backend):
 
     def fitted(self, value: Tensor, stored: Tensor, sharding: Sharding) -> Tensor:
         if isinstance(stored, DTensor) and stored.device_mesh.get_coordinate() is None:
-            return self.like(stored.to_local(), stored)
+            return self.like(stored.to_local().detach(), stored)
         if isinstance(value, DTensor):
             if value.placements == getattr(stored, "placements", None):
                 return self.like(value.to_local(), stored)
@@ -254,17 +255,20 @@ def step_of(
     kernels: bool = False,
     cuda_graph: bool = False,
     sync: bool = True,
-) -> Step:
-    """A step that runs one program, a local one or a global one on one device, as this rank.
+) -> CompiledModule:
+    """Let a model run one program, a local one or a global one on one device, as this rank.
 
-    sync: as in `Step`. Making it is collective. Raises ValueError if model, program and mesh do
-    not fit together.
+    The model is sharded in place, and returned. sync: as in `Step`. Collective. Raises ValueError
+    if model, program and mesh do not fit together.
     """
     runtime = runtime or _runtime_for(program, model)
     backend = DistributedBackend(runtime, kernels=kernels, cuda_graph=cuda_graph)
     if backend.is_joint:
         require_same_model(model)
-    return Step(model, backend, GivenProgram(BoundProgram(program, backend)), sync=sync)
+    first = BoundProgram(program, backend)
+    Step(model, first, lambda: GivenProgram(first), sync=sync)
+    assert isinstance(model, CompiledModule)
+    return model
 
 
 def _runtime_for(program: Program, model: nn.Module) -> Runtime:

@@ -260,7 +260,7 @@ class _Recorded:
                     step.gradients.add(key[1], one, bound.results[key])
             step.gradients.finish(is_synced=self.is_synced)
         else:
-            step.gradients.count(is_synced=True)
+            step.gradients.note_sync(is_synced=True)
         for name, tensor in self.call.inputs.items():
             if tensor.requires_grad:
                 key = ("output", INPUT_GRADIENT + name)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -45,10 +44,6 @@ class Backend(ABC):
     device: torch.device
     is_joint: bool = False
     adds_pending: bool = False
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Itself: a copy of a step is where the step is."""
-        return self
 
     @abstractmethod
     def check(self, program: Program) -> None:

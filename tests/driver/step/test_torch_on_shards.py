@@ -14,6 +14,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import shardweave as sw
+from shardweave.tests.compiled import compile_copy
 from shardweave.tests.driver.step.models import F64, Normed, batch, close, optimizers
 from shardweave.tests.spawn import run_ranks
 
@@ -21,7 +22,7 @@ from shardweave.tests.spawn import run_ranks
 def steps_beside_eager() -> None:
     torch.manual_seed(0)
     model = Normed()
-    step = sw.compile(model, kwargs=batch(), mesh="tensor=2")
+    step = compile_copy(model, kwargs=batch(), mesh="tensor=2")
     both = optimizers([step, model])
     averages = [AveragedModel(m, multi_avg_fn=get_ema_multi_avg_fn(0.9)) for m in (step, model)]
     assert step.to("cpu").double() is step
@@ -43,7 +44,7 @@ def steps_beside_eager() -> None:
     refuses(step)
 
 
-def refuses(step: sw.Step) -> None:
+def refuses(step: sw.CompiledModule) -> None:
     """What would be silently wrong, or end in words of torch's."""
     loss, out = step(**batch())
     assert isinstance(out, DTensor)
@@ -59,7 +60,7 @@ def refuses(step: sw.Step) -> None:
     sharded = Normed()
     parallelize_module(sharded, init_device_mesh("cpu", (2,)), {"up": ColwiseParallel()})
     with pytest.raises(ValueError, match=r"'up\.weight' of the model is a DTensor already"):
-        sw.compile(sharded, kwargs=batch(), mesh="tensor=2")
+        compile_copy(sharded, kwargs=batch(), mesh="tensor=2")
 
 
 def test_averages_copies_and_clipping_are_those_of_eager_and_the_rest_is_refused() -> None:
@@ -106,7 +107,7 @@ def three_steps_of_each() -> None:
     for name, make in (OPTIMIZERS | NOT_ON_SHARDS).items():
         torch.manual_seed(0)
         model = Plain()
-        step = sw.compile(model, kwargs=batch(), mesh="tensor=2")
+        step = compile_copy(model, kwargs=batch(), mesh="tensor=2")
         if name in NOT_ON_SHARDS:
             with pytest.raises((RuntimeError, NotImplementedError)):
                 three_steps(step, make)
@@ -128,7 +129,7 @@ def three_steps(module: nn.Module, make: Callable[..., torch.optim.Optimizer]) -
         def loss(inputs: dict[str, Tensor] = inputs) -> Tensor:
             optimizer.zero_grad()
             loss = module(**inputs)[0]
-            if not isinstance(module, sw.Step):
+            if not isinstance(module, sw.CompiledModule):
                 loss.backward()
             return loss.detach()
 
