@@ -63,7 +63,7 @@ def _quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _outside_of_modes() -> Iterator[None]:
-    """Modes in which the caller is, such as `sw.random` or a counter of FLOPs, see nothing of it.
+    """Modes in which the caller is, such as `sw.seeded` or a counter of FLOPs, see nothing of it.
 
     A step compiles a program in the middle of a call. Fake tensors stay fake.
     """
