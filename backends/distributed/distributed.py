@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from shardweave.backends.distributed.cuda_graph import GraphedStep
+from shardweave.backends.distributed.gradient import Gradient
 from shardweave.backends.distributed.layout import as_dtensor, placements_of, whole
 from shardweave.backends.distributed.parts import Parts
 from shardweave.backends.distributed.pipeline import Home, StagedRunner, homes_of
@@ -26,7 +27,7 @@ from shardweave.ir.mesh.placement import Sharding
 from shardweave.ir.mesh.shards import take_shard
 from shardweave.ir.program.program import Program
 from shardweave.ir.program.staged import is_staged
-from shardweave.ir.torch_private import dtensor_spec
+from shardweave.ir.torch_private import dtensor_spec, local_part
 
 
 class EmittedRunner(JoinedRunner):
@@ -201,6 +202,13 @@ class DistributedBackend(Backend):
         if isinstance(stored, DTensor):
             return DTensor(local, dtensor_spec(stored), requires_grad=False)
         return local
+
+    def gradient(self, local: Tensor, parameter: Tensor) -> Tensor:
+        if not isinstance(parameter, DTensor) or isinstance(local, Gradient):
+            return local
+        if isinstance(local, DTensor):
+            return Gradient(local_part(local), dtensor_spec(local), requires_grad=False)
+        return Gradient(local, dtensor_spec(parameter), requires_grad=False)
 
     def fitted(self, value: Tensor, stored: Tensor, sharding: Sharding) -> Tensor:
         if isinstance(stored, DTensor) and stored.device_mesh.get_coordinate() is None:

@@ -126,9 +126,16 @@ class ShardedState:
         sharding = self._shardings.setdefault(key, Sharding.replicated(tensor.ndim))
         made = self._backend.stored(value, sharding, key)
         if isinstance(made, DTensor) or tensor.is_inference():
-            return made if key[0] == "buffer" else parameter_like(made, tensor)
+            return made if key[0] == "buffer" else self._parameter(made, tensor)
         tensor.data = made
         return tensor
+
+    def _parameter(self, made: Tensor, like: Tensor) -> nn.Parameter:
+        """A new parameter, whose gradients take the backend's form as autograd adds them."""
+        parameter = nn.Parameter(made, like.requires_grad)
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(self._backend.take_gradient)
+        return with_attributes_of(like, parameter)
 
     def _replace(self, new: Mapping[int, Tensor]) -> None:
         """Put tensors in the place of those of the model, by id; tied ones stay tied."""
@@ -175,6 +182,9 @@ class ShardedState:
         new._model = model
         new._modules = list(model.modules())
         new._stored = {key: memo[id(tensor)] for key, tensor in self._stored.items()}
+        for tensor in new._stored.values():
+            if isinstance(tensor, DTensor) and tensor.requires_grad:
+                tensor.register_post_accumulate_grad_hook(self._backend.take_gradient)
         new._shardings = dict(self._shardings)
         new._look()
         return new
@@ -278,9 +288,8 @@ class ShardedState:
         return self._backend.fitted(value, stored, self._shardings[self._keys[id(stored)]])
 
 
-def parameter_like(tensor: Tensor, old: Tensor) -> nn.Parameter:
-    """A parameter of these values with the attributes and hooks of an old one."""
-    new = nn.Parameter(tensor, old.requires_grad)
+def with_attributes_of(old: Tensor, new: nn.Parameter) -> nn.Parameter:
+    """A parameter, given the attributes and hooks of an old one."""
     vars(new).update(vars(old))
     for hook in (old._backward_hooks or {}).values():
         new.register_hook(hook)

@@ -111,7 +111,7 @@ class Gradients:
             parameter.grad = self.backend.pending(local, sharding)
             self._pending[name] = sharding
         else:
-            parameter.grad = self.backend.like(local, parameter)
+            parameter.grad = self.backend.gradient(local, parameter)
             if self._pending:
                 self._pending.pop(name, None)
 

@@ -250,10 +250,13 @@ class _Recorded:
         given: list[Tensor | None] = []
         for parameter in self._parameters:
             key = ("grad", names[id(parameter)])
-            if key not in results or is_added:
+            if is_added or key not in bound.results:
                 given.append(None)
-            else:
-                given.append(step.backend.like(results[key], parameter))
+            elif key in results:
+                given.append(step.backend.gradient(results[key], parameter))
+            else:  # it is on another stage, and this rank has an empty part of it
+                empty = torch.empty_like(step.backend.local(parameter))
+                given.append(step.backend.gradient(empty, parameter))
         if is_added:
             for key, one in results.items():
                 if key[0] == "grad":

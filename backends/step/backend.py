@@ -92,6 +92,15 @@ class Backend(ABC):
     def rows(self, num_rows: int, sharding: Sharding) -> Sequence[int]:
         """The rows, of so many, that are this rank's."""
 
+    def gradient(self, local: Tensor, parameter: Tensor) -> Tensor:
+        """A rank's part of a gradient, in the form that the parameter's `.grad` has."""
+        return self.like(local, parameter)
+
+    def take_gradient(self, parameter: Tensor) -> None:
+        """Bring the gradient that autograd has added into the form that `gradient` gives."""
+        if parameter.grad is not None:
+            parameter.grad = self.gradient(parameter.grad, parameter)
+
     # Gradients that are pending sums
 
     def pending(self, local: Tensor, sharding: Sharding) -> Tensor:

@@ -239,9 +239,10 @@ class Step(ShardedState):
     def of_input(self, gradient: Tensor, bound: BoundProgram, name: str, like: Tensor) -> Tensor:
         """The gradient of an input in the form of the input."""
         sharding = bound.results["output", INPUT_GRADIENT + name]
-        if isinstance(like, DTensor):
-            return self.backend.returned(gradient, sharding, INPUT_GRADIENT + name)
-        return self.backend.whole(gradient, sharding).to(like.device)
+        returned = self.backend.returned(gradient, sharding, INPUT_GRADIENT + name)
+        if isinstance(like, DTensor) or not isinstance(returned, DTensor):
+            return returned.to(like.device)
+        return self._full(returned, sharding).to(like.device)
 
     def _accumulate(self, call: StepCall, count: int, scale: float | Tensor) -> dict[str, Any]:
         parts = micro_batches(call.inputs, count)

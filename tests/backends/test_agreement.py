@@ -19,8 +19,8 @@ from shardweave.backends.watch.agreement import (
     first_difference,
     ranks_text,
 )
-from shardweave.driver.step.compile import compile as compile_step
 from shardweave.tests.backends.programs import MLPModel, mlp_program
+from shardweave.tests.compiled import compile_copy as compile_step
 from shardweave.tests.compiled import step_of_copy
 from shardweave.tests.spawn import run_ranks
 

@@ -28,6 +28,7 @@ from shardweave.backends.emit.emit import emit
 from shardweave.backends.state.checkpoint import checkpointable
 from shardweave.backends.step import accumulate
 from shardweave.backends.step.compiled_module import CompiledModule
+from shardweave.backends.step.step import Step
 from shardweave.driver.models.models import build_example
 from shardweave.ir.capture.capture import capture
 from shardweave.ir.dialects.attributes import ShardingAttr
@@ -161,7 +162,8 @@ def test_layers_named_as_the_steps_own_attributes_are_kept() -> None:
     step = step_of_copy(capture(model, args=(x,)), model)
     step(x)
     assert list(step.state_dict()) == list(model.state_dict())
-    assert isinstance(step.program, Program)
+    assert isinstance(Step.of(step).program, Program)
+    assert isinstance(step.program, nn.Linear)
 
 
 def test_a_wrong_batch_is_explained() -> None:

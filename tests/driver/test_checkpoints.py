@@ -22,9 +22,9 @@ from torch import Tensor, nn
 
 from shardweave.backends.state.saved_state import CheckpointError
 from shardweave.backends.step.compiled_module import CompiledModule
-from shardweave.driver.step.compile import compile as compile_step
 from shardweave.driver.training.checkpoint_files import MANIFEST, complete, digests_of
 from shardweave.driver.training.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
+from shardweave.tests.compiled import compile_copy as compile_step
 from shardweave.tests.spawn import importable, run_ranks, warm_context
 
 

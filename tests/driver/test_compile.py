@@ -288,7 +288,7 @@ def test_plan_that_no_model_has_is_refused_before_the_model_is_captured(
 
 def test_step_is_no_model(mlp: MLP, batch: dict[str, Tensor]) -> None:
     step = compile_copy(mlp, kwargs=batch, mesh="data=2", backend="reference")
-    with pytest.raises(ValueError, match="the model is a step of"):
+    with pytest.raises(ValueError, match="the model is compiled already"):
         compile_copy(step, kwargs=batch, mesh="data=2", backend="reference")
 
 
@@ -369,7 +369,7 @@ def test_model_is_captured_once_where_the_plan_is_made_for_a_cluster(
     monkeypatch.setattr("shardweave.ir.capture.capture.capture_step", counting)
     options: dict[str, Any] = {"kwargs": batch, "cluster": two_devices(), "backend": "reference"}
     step = compile_copy(mlp, **options, plan="megatron")
-    assert captures == [mlp]
+    assert len(captures) == 1
     assert step.plan is not None
     assert step.program.mesh == sw.Mesh(**step.plan.mesh)
     step.eval()

@@ -111,7 +111,7 @@ def test_every_option_has_a_flag_but_those_without_use_in_a_run() -> None:
 def test_compile_has_the_signature_of_its_request() -> None:
     own, asked = inspect.signature(sw.compile), inspect.signature(Request)
     assert own.parameters == asked.parameters
-    assert own.return_annotation == "Step"
+    assert own.return_annotation == "CompiledModule"
     names = [option.name for option in fields(CompileOptions)]
     assert list(own.parameters) == ["model", "args", "kwargs", *names]
 
@@ -127,7 +127,7 @@ OTHER: dict[str, Any] = {
     "zero": 1, "passes": "cse", "backend": "triton", "cuda_graph": True, "train": True,
     "loss": "loss", "only_loss": True, "precision": "bf16", "reduce_dtype": "float32", "seed": 1,
     "dynamic": False, "max_programs": 1, "validate": True, "validate_limit": 1.0, "prove": True,
-    "sync": False, "backward": "autograd", "outputs": "full",
+    "sync": False, "backward": "in_call", "outputs": "full",
 }  # fmt: skip
 
 

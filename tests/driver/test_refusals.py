@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import shardweave as sw
 from shardweave.backends.emit.attention import plain_attention
 from shardweave.backends.reference.reference import run_reference
-from shardweave.driver.explore import explore_plans
+from shardweave.driver.explore import explore
 from shardweave.ir.mesh.mesh import MOST_DEVICES, Axis, Mesh
 from shardweave.ir.proof.prove import prove
 from shardweave.planners.cost.presets import find_cluster
@@ -88,7 +88,7 @@ REFUSALS: Mapping[str, tuple[Callable[[], object], str]] = {
     ),
     "message for ever": (lambda: Streams().start(float("inf"), ["link"]), "takes for ever on the"),
     "no plans": (
-        lambda: explore_plans(step(SMALL), {}, "testbed"),
+        lambda: explore(step(SMALL), {}, "testbed"),
         "there are no plans to show; give one or more",
     ),
     "no value": (

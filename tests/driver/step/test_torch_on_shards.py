@@ -51,7 +51,7 @@ def refuses(step: sw.CompiledModule) -> None:
     for result in (loss, out.sum(), sw.full_tensor(out).sum()):
         with pytest.raises(RuntimeError, match="the step"):
             torch.autograd.grad(result, list(step.parameters()), allow_unused=True)
-    with pytest.raises(TypeError, match="programs of the step"):
+    with pytest.raises(TypeError, match="programs of the compiled model"):
         step.bfloat16()
     twin = copy.deepcopy(step)
     twin.up.weight.data = twin.up.weight.data * 2
