@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from shardweave.backends.distributed.cuda_graph import GraphedStep
-from shardweave.backends.distributed.gradient import Gradient
 from shardweave.backends.distributed.layout import as_dtensor, placements_of, whole
+from shardweave.backends.distributed.mesh_tensor import MeshTensor
 from shardweave.backends.distributed.parts import Parts
 from shardweave.backends.distributed.pipeline import Home, StagedRunner, homes_of
 from shardweave.backends.distributed.runtime import Runtime
@@ -203,12 +203,18 @@ class DistributedBackend(Backend):
             return DTensor(local, dtensor_spec(stored), requires_grad=False)
         return local
 
+    def parameter(self, stored: Tensor, *, requires_grad: bool) -> nn.Parameter:
+        made = super().parameter(stored, requires_grad=requires_grad)
+        if isinstance(made, DTensor) and made.device_mesh != self.runtime.device_mesh:
+            made.__class__ = MeshTensor
+        return made
+
     def gradient(self, local: Tensor, parameter: Tensor) -> Tensor:
-        if not isinstance(parameter, DTensor) or isinstance(local, Gradient):
+        if not isinstance(parameter, DTensor) or isinstance(local, MeshTensor):
             return local
         if isinstance(local, DTensor):
-            return Gradient(local_part(local), dtensor_spec(local), requires_grad=False)
-        return Gradient(local, dtensor_spec(parameter), requires_grad=False)
+            return MeshTensor(local_part(local), dtensor_spec(local), requires_grad=False)
+        return MeshTensor(local, dtensor_spec(parameter), requires_grad=False)
 
     def fitted(self, value: Tensor, stored: Tensor, sharding: Sharding) -> Tensor:
         if isinstance(stored, DTensor) and stored.device_mesh.get_coordinate() is None:

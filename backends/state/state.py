@@ -132,7 +132,7 @@ class ShardedState:
 
     def _parameter(self, made: Tensor, like: Tensor) -> nn.Parameter:
         """A new parameter, whose gradients take the backend's form as autograd adds them."""
-        parameter = nn.Parameter(made, like.requires_grad)
+        parameter = self._backend.parameter(made, requires_grad=like.requires_grad)
         if parameter.requires_grad:
             parameter.register_post_accumulate_grad_hook(self._backend.take_gradient)
         return with_attributes_of(like, parameter)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from shardweave.backends.programs import Key
 from shardweave.ir.mesh.placement import Sharding
@@ -91,6 +91,10 @@ class Backend(ABC):
     @abstractmethod
     def rows(self, num_rows: int, sharding: Sharding) -> Sequence[int]:
         """The rows, of so many, that are this rank's."""
+
+    def parameter(self, stored: Tensor, *, requires_grad: bool) -> nn.Parameter:
+        """A stored tensor as a parameter."""
+        return nn.Parameter(stored, requires_grad)
 
     def gradient(self, local: Tensor, parameter: Tensor) -> Tensor:
         """A rank's part of a gradient, in the form that the parameter's `.grad` has."""

@@ -89,6 +89,7 @@ def _copied(tensor: Tensor) -> Tensor:
     if not isinstance(tensor, nn.Parameter):
         return made
     new = nn.Parameter(made, tensor.requires_grad)
+    new.__class__ = type(tensor)
     vars(new).update(vars(tensor))
     new.grad = None if tensor.grad is None else tensor.grad.detach().clone()
     return new

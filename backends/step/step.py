@@ -218,8 +218,10 @@ class Step(ShardedState):
     def taken(self, results: Mapping[Key, Tensor], bound: BoundProgram) -> dict[str, Any]:
         """The outputs of a program's results; new values of buffers go to where these are."""
         outputs: dict[str, Any] = {}
-        for key, tensor in results.items():
-            kind, name = key
+        for key in bound.results:  # in the order that all ranks have
+            if key not in results:
+                continue
+            (kind, name), tensor = key, results[key]
             if kind == "buffer":
                 self.backend.local(self.stored[key]).copy_(tensor)
             elif kind == "output" and not name.startswith(INPUT_GRADIENT):
