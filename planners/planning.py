@@ -14,7 +14,6 @@ from shardweave.ir.sharding.rules import notes_on_rules
 from shardweave.passes.pipeline import MeshLike, as_mesh
 from shardweave.planners.call import ClusterLike, call_planner, check_options, require_cluster
 from shardweave.planners.cost.presets import find_cluster
-from shardweave.planners.lowering.stages.choose import with_pipeline
 from shardweave.planners.plan.plan import Plan, PlanError
 from shardweave.planners.plan.plan_check import check_plan
 from shardweave.planners.plan.plan_names import Lookup
@@ -86,23 +85,20 @@ def simulate_plan(
 ) -> Simulation | PipelineSimulation:
     """Simulate a step of a global program on a cluster under a plan, or a plan's file.
 
-    Plans that a backend can run are simulated by a rank's program, plans with stages or ZeRO by
-    blocks and micro-batches. A plan that says nothing of the stages of its mesh has those that it
-    would run with. optimizer_multiplier: bytes of optimizer state per byte of parameters (2 for
-    Adam); None: those of Adam in the plan's precision. Raises ValueError if the plan does not fit.
+    What is simulated is the program that the plan lowers to. A plan that says nothing of the stages
+    of its mesh has those that it would run with. optimizer_multiplier: bytes of optimizer state per
+    byte of parameters (2 for Adam); None: those of Adam in the plan's precision. Raises ValueError
+    if the plan does not fit.
     """
     found = plan if isinstance(plan, Plan) else Plan.load(plan)
     check_plan(found, program)
-    found = with_pipeline(found, program, Mesh(**found.mesh))
     goal = find_cluster(cluster)
     return simulation_of(program, found, goal, optimizer_multiplier=optimizer_multiplier)
 
 
 def simulated(program: Program, plan: Plan, cluster: ClusterLike) -> Plan:
-    """The plan with what it takes in the simulator, unless it has been simulated or measured, or
-    its planner was told to leave stages at an estimate."""
-    found = plan.predicted
-    if found is not None and (found.source in ("simulated", "measured") or plan.num_stages > 1):
+    """The plan with what it takes in the simulator, unless it has been simulated or measured."""
+    if plan.predicted is not None and plan.predicted.source in ("simulated", "measured"):
         return plan
     return replace(plan, predicted=predicted_of(simulate_plan(program, plan, cluster)))
 
