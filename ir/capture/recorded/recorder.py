@@ -42,7 +42,7 @@ class Unseen(Exception):
     """Code makes a tensor in a way that is not seen."""
 
 
-class Recorder(TorchFunctionMode):
+class CallRecorder(TorchFunctionMode):
     """Records what is called meanwhile; Python gets fake tensors of the results."""
 
     def __init__(self, root: nn.Module) -> None:

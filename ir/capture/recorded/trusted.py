@@ -19,7 +19,7 @@ from torch import Tensor, fx, nn
 
 from shardweave.ir.capture.observed.observe import UNKNOWN, Write
 from shardweave.ir.capture.outputs import Wrapped
-from shardweave.ir.capture.recorded.recorder import Recorder, Unseen
+from shardweave.ir.capture.recorded.recorder import CallRecorder, Unseen
 from shardweave.ir.capture.site import Site
 from shardweave.ir.torch_private import (
     FakeTensor,
@@ -62,7 +62,7 @@ def _code(graph: fx.GraphModule) -> str:
 def _record(
     root: Wrapped, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[fx.GraphModule, list[str]]:
-    recorder = Recorder(root)
+    recorder = CallRecorder(root)
     values = dict(zip([f"arg{i}" for i in range(len(args))], args, strict=True)) | dict(kwargs)
     fakes = [recorder.placeholder(name, value) for name, value in values.items()]
     named = dict(zip(kwargs, fakes[len(args) :], strict=True))
