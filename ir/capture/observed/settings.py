@@ -16,6 +16,7 @@ from torch import fx
 
 from shardweave.ir.capture.arguments import children_of
 from shardweave.ir.capture.observed.constant_numbers import constant_numbers
+from shardweave.ir.capture.observed.exceptions import exact_texts
 from shardweave.ir.capture.observed.value_checks import without_value_checks
 from shardweave.ir.capture.substitutes.dense_attention import traced_anywhere
 from shardweave.ir.capture.substitutes.written_out import written_out
@@ -35,7 +36,6 @@ from shardweave.ir.torch_private import (
     replaced,
     silent_logs,
     unordered,
-    without_mkldnn,
 )
 
 _WORDS = {print, warnings.warn, logging.debug, logging.info, logging.warning, logging.error}
@@ -97,8 +97,11 @@ def _plain_recurrence() -> Iterator[None]:
 
     Its kernel on the CPU is one op that nothing could cut, and keeps a workspace of no known size.
     """
-    with without_mkldnn():
-        yield
+    flags = torch.backends.mkldnn.flags(enabled=False)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "TF32 acceleration on top of oneDNN")
+        with flags:
+            yield
 
 
 @contextlib.contextmanager
@@ -229,6 +232,7 @@ def settings(model: torch.nn.Module, train: bool, grad: bool) -> Iterator[None]:
         stack.enter_context(written_out())
         stack.enter_context(without_value_checks())
         stack.enter_context(constant_numbers())
+        stack.enter_context(exact_texts())
         stack.enter_context(_plain_encoders())
         stack.enter_context(_plain_recurrence())
         mode = _fake_mode_of(model)
