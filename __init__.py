@@ -6,37 +6,47 @@ from importlib import import_module
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+from shardweave.ir.plugins import load_plugins
+
 if TYPE_CHECKING:
     from shardweave.backends.distributed.gradient_norm import clip_grad_norm_
+    from shardweave.backends.optimizers.hook import OptimizerNote
+    from shardweave.backends.reference.virtual_ranks import ReplicaMismatchError
     from shardweave.backends.state.saved_state import CheckpointError
     from shardweave.backends.step.grad_scaler import GradScaler
     from shardweave.backends.step.step import Step
     from shardweave.backends.step.whole import full_tensor
-    from shardweave.driver.checking.validate import ValidationError
+    from shardweave.backends.watch.agreement import AgreementError
+    from shardweave.backends.watch.watch import LostRankError
+    from shardweave.driver.checking.validate import TooLargeError, ValidationError
     from shardweave.driver.checking.validate import run_and_validate as run_passes
     from shardweave.driver.diff import diff
-    from shardweave.driver.explore import Exploration, explore, explore_plans
+    from shardweave.driver.explore import Exploration, explore
     from shardweave.driver.models.hf_experts import choose_experts
+    from shardweave.driver.processes.launch import WorkerError
+    from shardweave.driver.processes.world import RankZeroError
     from shardweave.driver.step.compile import compile
     from shardweave.driver.training.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
     from shardweave.driver.training.progress import Progress
     from shardweave.ir.capture.capture import CaptureError, capture
-    from shardweave.ir.capture.seeded import SeededRandom as random
+    from shardweave.ir.capture.seeded import SeededRandom as seeded
     from shardweave.ir.mesh.mesh import Axis, Mesh
     from shardweave.ir.mesh.placement import Sharding
+    from shardweave.ir.notes import CaptureNote, TorchNote
     from shardweave.ir.ops.registry import register_op
     from shardweave.ir.ops.spec import OpSpec
     from shardweave.ir.program.program import Program
     from shardweave.ir.program.text import ProgramTextError
     from shardweave.ir.proof.ops import ProofError
     from shardweave.ir.proof.prove import Proof, prove
-    from shardweave.ir.verify.program import VerifyError, check, verify
-    from shardweave.passes.notes import PlanNote
+    from shardweave.ir.verify.program import VerifyError, verify
+    from shardweave.passes.notes import PassNote, PlanNote
     from shardweave.passes.pipeline import PassError, PassPipeline
     from shardweave.passes.registry import register_pass
-    from shardweave.planners.cost.cluster import Cluster
+    from shardweave.planners.cost.cluster import Cluster, ClusterError
     from shardweave.planners.plan.plan import Plan
-    from shardweave.planners.planning import plan, simulate_plan
+    from shardweave.planners.plan.plan_parts import PlanError
+    from shardweave.planners.planning import plan
     from shardweave.planners.predict.pipeline.simulation import PipelineSimulation
     from shardweave.planners.predict.predict import simulate_step as simulate
     from shardweave.planners.registry import register_planner
@@ -48,102 +58,120 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "AgreementError",
     "Axis",
     "CaptureError",
+    "CaptureNote",
     "Checkpoint",
     "CheckpointError",
     "Cluster",
+    "ClusterError",
     "Exploration",
     "GradScaler",
+    "LostRankError",
     "Mesh",
     "OpSpec",
+    "OptimizerNote",
     "PassError",
+    "PassNote",
     "PassPipeline",
     "PipelineSimulation",
     "Plan",
+    "PlanError",
     "PlanNote",
     "Program",
     "ProgramTextError",
     "Progress",
     "Proof",
     "ProofError",
+    "RankZeroError",
+    "ReplicaMismatchError",
     "Sharding",
     "Simulation",
     "Step",
+    "TooLargeError",
+    "TorchNote",
     "ValidationError",
     "VerifyError",
+    "WorkerError",
     "capture",
-    "check",
     "choose_experts",
     "clip_grad_norm_",
     "compile",
     "diff",
     "explore",
-    "explore_plans",
     "full_tensor",
     "load",
     "load_checkpoint",
     "parse",
     "plan",
     "prove",
-    "random",
     "register_op",
     "register_pass",
     "register_planner",
     "run_passes",
     "save_checkpoint",
+    "seeded",
     "simulate",
-    "simulate_plan",
     "verify",
 ]
 
 _HOMES = {
-    "clip_grad_norm_": "backends.distributed.gradient_norm:clip_grad_norm_",
+    "AgreementError": "backends.watch.agreement:AgreementError",
     "Axis": "ir.mesh.mesh:Axis",
     "CaptureError": "ir.capture.capture:CaptureError",
+    "CaptureNote": "ir.notes:CaptureNote",
     "Checkpoint": "driver.training.checkpoints:Checkpoint",
     "CheckpointError": "backends.state.saved_state:CheckpointError",
     "Cluster": "planners.cost.cluster:Cluster",
+    "ClusterError": "planners.cost.cluster:ClusterError",
     "Exploration": "driver.explore:Exploration",
     "GradScaler": "backends.step.grad_scaler:GradScaler",
+    "LostRankError": "backends.watch.watch:LostRankError",
     "Mesh": "ir.mesh.mesh:Mesh",
     "OpSpec": "ir.ops.spec:OpSpec",
+    "OptimizerNote": "backends.optimizers.hook:OptimizerNote",
     "PassError": "passes.pipeline:PassError",
+    "PassNote": "passes.notes:PassNote",
     "PassPipeline": "passes.pipeline:PassPipeline",
     "PipelineSimulation": "planners.predict.pipeline.simulation:PipelineSimulation",
     "Plan": "planners.plan.plan:Plan",
+    "PlanError": "planners.plan.plan_parts:PlanError",
     "PlanNote": "passes.notes:PlanNote",
     "Program": "ir.program.program:Program",
+    "ProgramTextError": "ir.program.text:ProgramTextError",
     "Progress": "driver.training.progress:Progress",
     "Proof": "ir.proof.prove:Proof",
     "ProofError": "ir.proof.ops:ProofError",
-    "ProgramTextError": "ir.program.text:ProgramTextError",
+    "RankZeroError": "driver.processes.world:RankZeroError",
+    "ReplicaMismatchError": "backends.reference.virtual_ranks:ReplicaMismatchError",
     "Sharding": "ir.mesh.placement:Sharding",
     "Simulation": "planners.simulate.simulation:Simulation",
     "Step": "backends.step.step:Step",
+    "TooLargeError": "driver.checking.validate:TooLargeError",
+    "TorchNote": "ir.notes:TorchNote",
     "ValidationError": "driver.checking.validate:ValidationError",
     "VerifyError": "ir.verify.program:VerifyError",
+    "WorkerError": "driver.processes.launch:WorkerError",
     "capture": "ir.capture.capture:capture",
-    "check": "ir.verify.program:check",
     "choose_experts": "driver.models.hf_experts:choose_experts",
+    "clip_grad_norm_": "backends.distributed.gradient_norm:clip_grad_norm_",
     "compile": "driver.step.compile:compile",
     "diff": "driver.diff:diff",
     "explore": "driver.explore:explore",
-    "explore_plans": "driver.explore:explore_plans",
     "full_tensor": "backends.step.whole:full_tensor",
     "load": "ir.program.program:Program.load",
     "load_checkpoint": "driver.training.checkpoints:load_checkpoint",
     "parse": "ir.program.program:Program.parse",
     "plan": "planners.planning:plan",
     "prove": "ir.proof.prove:prove",
-    "random": "ir.capture.seeded:SeededRandom",
     "register_op": "ir.ops.registry:register_op",
     "register_pass": "passes.registry:register_pass",
     "register_planner": "planners.registry:register_planner",
     "run_passes": "driver.checking.validate:run_and_validate",
     "save_checkpoint": "driver.training.checkpoints:save_checkpoint",
+    "seeded": "ir.capture.seeded:SeededRandom",
     "simulate": "planners.predict.predict:simulate_step",
-    "simulate_plan": "planners.planning:simulate_plan",
     "verify": "ir.verify.program:verify",
 }
 
@@ -156,6 +184,7 @@ def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'shardweave' has no attribute '{name}'")
+    load_plugins()
     module, _, path = home.partition(":")
     value = attrgetter(path)(import_module(f"shardweave.{module}"))
     globals()[name] = value

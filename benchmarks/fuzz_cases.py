@@ -27,6 +27,7 @@ from shardweave.driver.models.models import build_example
 from shardweave.driver.training.checkpoint_files import MANIFEST, digests_of
 from shardweave.ir.dialects.types import num_bytes
 from shardweave.ir.program.program import Program
+from shardweave.ir.verify.program import check
 from shardweave.passes.pipeline import as_mesh
 from shardweave.planners.cost.cluster_file import parse_cluster
 from shardweave.planners.lowering.partition import partition
@@ -117,7 +118,7 @@ def use_program(text: str, folder: Path) -> None:
     """Parse, verify, print, emit and run; a global program also partitioned, with validation."""
     del folder
     program = Program.parse(text)
-    sw.check(program)
+    check(program)
     if str(Program.parse(str(program))) != str(program):
         raise WrongError("its text does not parse back to the same text")
     load_step(emit(program))

@@ -33,6 +33,7 @@ from shardweave.driver.models.hf import default_fields
 from shardweave.driver.models.models import build_example, size_of
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.program import Program
+from shardweave.ir.verify.program import check
 from shardweave.passes.pipeline import PassPipeline, as_mesh
 from shardweave.passes.presets import PREFIX, SUMMARIES
 from shardweave.passes.registry import PASSES
@@ -138,7 +139,7 @@ def use_model(text: str, folder: Path) -> None:
     is_small = size is not None and size.elements < FEW_ELEMENTS and size.modules < FEW_MODULES
     if size is None or is_small:  # what no family has is a factory, of which there is none
         example = build_example(text)
-        sw.check(sw.capture(example.module, kwargs=example.kwargs))
+        check(sw.capture(example.module, kwargs=example.kwargs))
 
 
 # Command lines

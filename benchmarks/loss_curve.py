@@ -4,7 +4,7 @@
 a step. The sharded run is killed twice, with SIGKILL, and goes on from its last checkpoint on
 another mesh: first of as many processes, then of fewer. Eager runs a second time with four
 micro-batches a step: the same training up to rounding, by whose distance ours is to be judged.
-With `--dropout 0.05`, eager drops the same elements (`sw.random`), and does not run a second time,
+With `--dropout 0.05`, eager drops the same elements (`sw.seeded`), and does not run a second time,
 since micro-batches of another size drop others.
 """
 

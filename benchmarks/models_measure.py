@@ -122,7 +122,7 @@ def _fill(row: Row, example: Example) -> None:
 
 
 def _eager(example: Example) -> list[Expected]:
-    with sw.random(SEED):
+    with sw.seeded(SEED):
         steps = [run_eager(example.module, _fresh(batch)) for batch in example.batches]
     gradients = [gradient for step in steps for gradient in step.gradients.values()]
     if not all(math.isfinite(step.loss) for step in steps) or not any(map(torch.any, gradients)):
@@ -177,7 +177,7 @@ def _check(
         found.append(results_of(step, step(**_fresh(batch))))
 
     def moved() -> list[Expected]:
-        with sw.random(SEED):
+        with sw.seeded(SEED):
             return moved_steps(copy.deepcopy(example.module), example.batches)
 
     return check_steps(found, eager, torch.float64, local, moved)

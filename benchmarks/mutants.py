@@ -138,6 +138,7 @@ class Row:
     seconds: float
 
 
+@cache
 def positions(source: str, kind: str) -> list[tuple[Operator, int, int]]:
     """(operator, occurrence, line) of each place at which a kind of fault fits."""
     tree, skipped = parso.parse(source), _skipped(source)
@@ -190,7 +191,8 @@ def draw(root: Path, room: str, count: int, seed: int) -> list[Mutant]:
     if not files:
         raise ValueError(f"--room {room} holds no Python files; name a folder such as ir/proof.")
     mutants: dict[tuple[str, str], Mutant] = {}
-    for _ in range(200 * count):
+    drawn = set[tuple[Path, Operator, int]]()
+    for _ in range(100 * count):
         if len(mutants) == count:
             break
         path = rng.choices(files, sizes)[0]
@@ -200,6 +202,9 @@ def draw(root: Path, room: str, count: int, seed: int) -> list[Mutant]:
         if not places:
             continue
         operator, occurrence, line = rng.choice(places)
+        if (path, operator, occurrence) in drawn:
+            continue
+        drawn.add((path, operator, occurrence))
         text = mutate_code(source, operator, occurrence)
         if text is None or text == source:
             continue

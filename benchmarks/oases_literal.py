@@ -7,14 +7,14 @@ from itertools import pairwise
 from shardweave.planners.oases.chain import (
     Chain,
     ChainCosts,
-    ChainError,
     DegreeOption,
     chain_costs_of,
 )
+from shardweave.planners.plan.plan_parts import PlanError
 
 
 def published_costs(chain: Chain) -> ChainCosts:
-    """(3) + (4) as the released planner has them. Raises ChainError for unequal degrees."""
+    """(3) + (4) as the released planner has them. Raises PlanError for unequal degrees."""
     _check_equal_degrees(chain)
     return chain_costs_of(chain, _published_unary(chain), _published_change_s)
 
@@ -71,7 +71,7 @@ def _check_equal_degrees(chain: Chain) -> None:
     for block in chain.blocks:
         found = [choice.degree for choice in block.choices]
         if found != wanted:
-            raise ChainError(
+            raise PlanError(
                 f"published costs need equal degrees for all blocks: '{block.name}' has {found}, "
                 f"'{chain.blocks[0].name}' has {wanted}."
             )

@@ -46,7 +46,7 @@ from shardweave.planners.lowering.plan_passes import plan_passes
 from shardweave.planners.lowering.stages.choose import with_pipeline
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_parts import PlanError, Predicted
-from shardweave.planners.planning import on_cluster, simulate_plan
+from shardweave.planners.planning import on_cluster
 from shardweave.planners.predict.predict import predicted_of, simulate_step
 
 WITHIN = 0.01
@@ -92,7 +92,7 @@ def numbers_of(program: Program, plan: Plan, cluster: Cluster) -> dict[str, Numb
     check(step)
     return {
         "plan": Numbers.of(said.predicted),
-        "simulate --plan": Numbers.of(predicted_of(simulate_plan(program, plan, cluster))),
+        "simulate --plan": Numbers.of(predicted_of(simulate_step(program, cluster, plan=plan))),
         "report": _simulated(reported, plan, cluster),
         "step": _simulated(step, plan, cluster),
     }

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from itertools import product
 
 from shardweave.planners.cost.degrees import divisors
-from shardweave.planners.trials.space import Configuration, SpaceError
+from shardweave.planners.plan.plan_parts import PlanError
+from shardweave.planners.trials.space import Configuration
 
 BUCKETS_MIB = tuple(4**k for k in range(7))
 
@@ -64,7 +65,7 @@ class SearchSpace:
         return plain + [(stage, 1, size) for stage in stages for size in self.zero_buckets_mib]
 
     def enumerate(self) -> list[Configuration]:
-        """All configurations, always in the same order. Raises SpaceError if there are none.
+        """All configurations, always in the same order. Raises PlanError if there are none.
 
         Time: linear in their number.
         """
@@ -76,7 +77,7 @@ class SearchSpace:
             )
         ]
         if not found:
-            raise SpaceError(
+            raise PlanError(
                 f"no configuration uses all {self.devices} devices with {self.heads} heads, "
                 f"{self.layers} layers and a batch of {self.batch}; change the batch or the number "
                 "of devices."

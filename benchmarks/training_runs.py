@@ -21,7 +21,7 @@ import runpy, sys
 import shardweave as sw
 del sys.argv[0]
 from torch import nn
-numbers, forward = sw.random(0), nn.Dropout.forward
+numbers, forward = sw.seeded(0), nn.Dropout.forward
 def dropped(self, x):
     with numbers:
         return forward(self, x)

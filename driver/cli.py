@@ -19,6 +19,7 @@ from shardweave.__init__ import __version__
 from shardweave.driver.commands.arguments import load_passes
 from shardweave.driver.errors import report_error
 from shardweave.driver.processes.launch import end_process
+from shardweave.ir.plugins import load_plugins
 from shardweave.passes.notes import heard_by
 
 TASKS = {
@@ -48,6 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return exit_.code if isinstance(exit_.code, int) else 2
     try:
         with heard_by(_print_note):
+            load_plugins()
             load_passes(getattr(options, "load", ()))
             code = options.func(options)
         sys.stdout.flush()

@@ -90,7 +90,8 @@ def diff(a: Program, b: Program, *, cluster: Cluster | str | Path | None = None)
     if cluster is None:
         return Diff(structure)
     found = find_cluster(cluster)
-    return Diff(structure, (simulate_step(a, found), simulate_step(b, found)))
+    times = (simulate_step(program, found, optimizer_multiplier=0.0) for program in (a, b))
+    return Diff(structure, tuple(times))
 
 
 def _group_dict(group: ChangeGroup) -> dict[str, Any]:

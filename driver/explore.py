@@ -49,7 +49,7 @@ class Exploration:
 
 def explore(
     program: Program,
-    passes: Passes,
+    passes: Passes | Mapping[str, Plan],
     cluster: ClusterLike,
     *,
     mesh: MeshLike | None = None,
@@ -60,18 +60,28 @@ def explore(
 ) -> Exploration:
     """Run passes over a copy of a program, and show what each did to it.
 
-    cluster: for the times, of those moments at which the program is one device's: a Cluster, a
-    preset's name or a YAML file. mesh: by default the program's own. title: of the page.
-    optimizer_multiplier: bytes of optimizer state per byte of parameters (2 for Adam); None: those
-    of Adam in `precision`, as a plan says it. observer: sees each pass too.
+    Args:
+        passes: Passes, or plans by the names that the page gives them. The page shows what each
+            device does of a captured program under each plan, beside the plan before it.
+        cluster: For the times, where the program is one device's: a Cluster, a preset's name or a
+            YAML file.
+        mesh: By default the program's own.
+        title: Of the page.
+        optimizer_multiplier: Bytes of optimizer state per byte of parameters (2 for Adam); None:
+            those of Adam in the precision, which is each plan's own.
+        precision: As a plan says it.
+        observer: Sees each pass, too.
 
-    Raises ValueError for a program that is not well formed, PassError if a pass fails, ClusterError
-    for a mesh that the cluster has no devices for.
+    Raises ValueError for a program that is not well formed, for no plans or a plan that does not
+    fit, PassError if a pass fails, ClusterError for a mesh that the cluster has no devices for.
     """
     check(program)
     recorder = Recorder(
         find_cluster(cluster), optimizer_multiplier=optimizer_multiplier, precision=precision
     )
+    if isinstance(passes, Mapping):
+        result = _explored_plans(program, passes, recorder)
+        return Exploration(result, explorer_page(recorder.moments, recorder.words, title=title))
     watch = recorder if observer is None else Observers((observer, recorder))
     pipeline = PassPipeline([passes] if isinstance(passes, str) else passes)
     on = None if mesh is None else as_mesh(mesh)
@@ -81,24 +91,8 @@ def explore(
     return Exploration(result, explorer_page(recorder.moments, recorder.words, title=title))
 
 
-def explore_plans(
-    program: Program,
-    plans: Mapping[str, Plan],
-    cluster: ClusterLike,
-    *,
-    title: str = "shardweave",
-    optimizer_multiplier: float | None = 0.0,
-) -> Exploration:
-    """Show what each device does under several plans, each beside the one before it.
-
-    program: a captured one. plans: by the names that the page gives them. cluster, title and
-    optimizer_multiplier are those of `explore`, with None for each plan in its own precision; the
-    result's program is that of the last plan.
-
-    Raises ValueError for no plans, a program that is partitioned already, or a plan that does not
-    fit it.
-    """
-    check(program)
+def _explored_plans(program: Program, plans: Mapping[str, Plan], recorder: Recorder) -> Program:
+    """Note what each device does under each plan; returns the program of the last one."""
     if not plans:
         raise ValueError("there are no plans to show; give one or more.")
     if program.is_local:
@@ -106,7 +100,6 @@ def explore_plans(
             "the program is that of one device already; give the captured one, which any plan can "
             "partition."
         )
-    recorder = Recorder(find_cluster(cluster), optimizer_multiplier=optimizer_multiplier)
     recorder.note("input", program, summary="The program that the plans are for.")
     local = program
     for name, plan in plans.items():
@@ -115,4 +108,4 @@ def explore_plans(
         local = partition(program, Mesh(**plan.mesh), plan)
         said = " ".join(f"{reason}." for reason in plan.reasons)
         recorder.note(name, local, summary=said, choices=choices_of(plan))
-    return Exploration(local, explorer_page(recorder.moments, recorder.words, title=title))
+    return local

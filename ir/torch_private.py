@@ -30,19 +30,23 @@ from unittest import mock
 import torch
 from torch._ops import OpOverload as OpOverload
 from torch._subclasses.fake_tensor import (
-    DynamicOutputShapeException as DynamicOutputShapeException,
-)
-from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
-from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
-from torch._subclasses.fake_tensor import (
-    UnsupportedOperatorException as UnsupportedOperatorException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedOperatorException,
 )
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 
 from shardweave.ir.notes import TorchNote, warn
 
-__all__ = ["pytree"]
+__all__ = [
+    "DynamicOutputShapeException",
+    "FakeTensor",
+    "FakeTensorMode",
+    "UnsupportedOperatorException",
+    "pytree",
+]
 
 NEWEST_TESTED = "2.14"
 """The newest torch with which all tests have passed."""
@@ -64,6 +68,7 @@ _PLACES: dict[str, tuple[str, ...]] = {
     "BatchNorm": ("torch.nn.modules.batchnorm:_BatchNorm",),
     "assign_attribute": ("torch.fx.graph_module:_assign_attr",),
     "TreeCodeGen": ("torch.fx.graph:_PyTreeCodeGen",),
+    "PyTreeInfo": ("torch.fx.graph:_PyTreeInfo",),
     # torch.distributed
     "default_store": ("torch.distributed.distributed_c10d:_get_default_store",),
     "StridedShard": ("torch.distributed.tensor.placement_types:_StridedShard",),
@@ -85,6 +90,7 @@ _PLACES: dict[str, tuple[str, ...]] = {
     "LazyVariableTracker": (f"{_DYNAMO}:LazyVariableTracker",),
     "SymNodeVariable": (f"{_DYNAMO}:SymNodeVariable",),
     "TensorVariable": (f"{_DYNAMO}:TensorVariable",),
+    "UnknownVariable": (f"{_DYNAMO}.misc:UnknownVariable",),
 }
 """What nothing can stand in for: the name here, and where torch has it, or had it."""
 
@@ -100,6 +106,7 @@ _COPYING: dict[str, tuple[str, ...]] = {
 }
 """What copies of blocks take, as in `_PLACES`."""
 
+_TEXTS = "texts of exceptions that forward catches may differ from eager's"
 _REPLACED: dict[str, tuple[tuple[str, ...], str]] = {
     # For copies of blocks, and there alone
     "export root": ((f"{_EXPORT}:clean_export_root",), ""),
@@ -146,6 +153,9 @@ _REPLACED: dict[str, tuple[tuple[str, ...], str]] = {
         (f"{_DYNAMO}.nn_module:record_nn_module_stack",),
         "errors do not say in which module a capture failed",
     ),
+    "raised": (("torch._dynamo.symbolic_convert:ExceptionStack.set_current_exception",), _TEXTS),
+    "formatted text": ((f"{_DYNAMO}.misc:StringFormatVariable.create",), _TEXTS),
+    "exception text": ((f"{_DYNAMO}:BuiltinVariable.call_str",), _TEXTS),
     "array": (
         (f"{_DYNAMO}.builder:cache_real_value_when_export",),
         "models whose forward reads numpy arrays are not captured",
@@ -250,11 +260,16 @@ def _minor(version: str) -> tuple[int, ...]:
 
 def original_of(key: str) -> Any:
     """What torch has in a place of `_REPLACED`; None if it has no such place and can do without."""
+    place = _replaced_place(key)
+    return None if place is None else _value_at(place)
+
+
+def _replaced_place(key: str) -> str | None:
     places, consequence = _REPLACED[key]
     place = _place_of(places)
     if place is None and not consequence:
         raise ImportError(_refusal(places[0]))
-    return None if place is None else _value_at(place)
+    return place
 
 
 @contextlib.contextmanager
@@ -262,14 +277,12 @@ def replaced(news: Mapping[str, Any]) -> Iterator[None]:
     """Put these in their places of `_REPLACED`; a note says which of them torch does not have."""
     with contextlib.ExitStack() as stack:
         for key, new in news.items():
-            places, consequence = _REPLACED[key]
-            place = _place_of(places)
-            if place is None and not consequence:
-                raise ImportError(_refusal(places[0]))
-            if place is None:
-                _note(f"has no {_words(places[0])}: {consequence}.")
+            place = _replaced_place(key)
+            if place is not None:
+                stack.enter_context(mock.patch.object(*_owner_and_name(place), new))
                 continue
-            stack.enter_context(mock.patch.object(*_owner_and_name(place), new))
+            places, consequence = _REPLACED[key]
+            _note(f"has no {_words(places[0])}: {consequence}.")
         yield
 
 
@@ -311,22 +324,6 @@ def unordered(op: str) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext()
 
 
-@contextlib.contextmanager
-def without_mkldnn() -> Iterator[None]:
-    """Switch the kernels of oneDNN off; `torch.backends.mkldnn.flags` would warn of GPUs."""
-    try:
-        was_enabled, enable = torch._C._get_mkldnn_enabled(), torch._C._set_mkldnn_enabled
-    except AttributeError:
-        with torch.backends.mkldnn.flags(enabled=False):
-            yield
-        return
-    enable(False)
-    try:
-        yield
-    finally:
-        enable(was_enabled)
-
-
 _LOGS = tuple(
     logging.getLogger(name)
     for name in ("torch._subclasses.fake_tensor", "torch._dynamo.metrics_context")
@@ -359,10 +356,13 @@ def codegen_of(graph: torch.fx.Graph) -> Any:
     return graph._codegen
 
 
+def set_codegen(graph: torch.fx.Graph, codegen: Any) -> None:
+    graph._codegen = codegen
+
+
 def keep_tree_specs(graph: torch.fx.GraphModule) -> None:
     """Give a graph module the specs of its inputs and outputs, as `recompile` does."""
-    codegen = codegen_of(graph.graph)
-    if isinstance(codegen, __getattr__("TreeCodeGen")):
+    if isinstance(codegen := codegen_of(graph.graph), __getattr__("TreeCodeGen")):
         graph._in_spec = codegen.pytree_info.in_spec
         graph._out_spec = codegen.pytree_info.out_spec
 

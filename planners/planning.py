@@ -15,14 +15,11 @@ from shardweave.passes.pipeline import MeshLike, as_mesh
 from shardweave.planners.call import ClusterLike, call_planner, check_options, require_cluster
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.plan.plan import Plan, PlanError
-from shardweave.planners.plan.plan_check import check_plan
 from shardweave.planners.plan.plan_names import Lookup
 from shardweave.planners.plan.replicated import batch_shardings, notes_on_empty_parts
 from shardweave.planners.plan.zero import BATCH_AXES
-from shardweave.planners.predict.pipeline.simulation import PipelineSimulation
-from shardweave.planners.predict.predict import predicted_of, simulation_of
+from shardweave.planners.predict.predict import predicted_of, simulate_step
 from shardweave.planners.registry import PLANNERS, no_such_plan
-from shardweave.planners.simulate.simulation import Simulation
 from shardweave.planners.trials.trials import Host
 
 PlanLike = Plan | str | Path | Mapping[str, str]
@@ -76,31 +73,11 @@ def _notes_on_idle_devices(plan: Plan, cluster: ClusterLike) -> list[str]:
     ]
 
 
-def simulate_plan(
-    program: Program,
-    plan: Plan | str | Path,
-    cluster: ClusterLike,
-    *,
-    optimizer_multiplier: float | None = None,
-) -> Simulation | PipelineSimulation:
-    """Simulate a step of a global program on a cluster under a plan, or a plan's file.
-
-    What is simulated is the program that the plan lowers to. A plan that says nothing of the stages
-    of its mesh has those that it would run with. optimizer_multiplier: bytes of optimizer state per
-    byte of parameters (2 for Adam); None: those of Adam in the plan's precision. Raises ValueError
-    if the plan does not fit.
-    """
-    found = plan if isinstance(plan, Plan) else Plan.load(plan)
-    check_plan(found, program)
-    goal = find_cluster(cluster)
-    return simulation_of(program, found, goal, optimizer_multiplier=optimizer_multiplier)
-
-
 def simulated(program: Program, plan: Plan, cluster: ClusterLike) -> Plan:
     """The plan with what it takes in the simulator, unless it has been simulated or measured."""
     if plan.predicted is not None and plan.predicted.source in ("simulated", "measured"):
         return plan
-    return replace(plan, predicted=predicted_of(simulate_plan(program, plan, cluster)))
+    return replace(plan, predicted=predicted_of(simulate_step(program, cluster, plan=plan)))
 
 
 def mesh_of_plan(given: PlanLike | None) -> Mesh | None:

@@ -277,7 +277,7 @@ def test_axes_are_assigned_in_one_walk() -> None:
     assert askers == {"ir.sharding.flow"}
 
 
-@pytest.mark.parametrize("name", ["plan", "simulate", "simulate_plan"])
+@pytest.mark.parametrize("name", ["plan", "simulate"])
 def test_planning_enters_no_driver(name: str) -> None:
     from shardweave import _HOMES
 

@@ -59,8 +59,13 @@ def local_shape(tensor: DTensor) -> tuple[int, ...]:
 
 
 def shapes_of_shards(tensor: DTensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The shapes of the largest and of the smallest shard, the same on all ranks."""
+    """The shapes of the largest and of the smallest shard, the same on all ranks.
+
+    Ranks of other stages have an empty one.
+    """
     largest, smallest = list(tensor.shape), list(tensor.shape)
+    if smallest and not is_everywhere(tensor.device_mesh):
+        smallest[0] = 0
     for size, placement in zip(tensor.device_mesh.shape, tensor.placements, strict=True):
         if isinstance(placement, Shard | StridedShard):
             dim: int = placement.dim  # pyright: ignore[reportAttributeAccessIssue]

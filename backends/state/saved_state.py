@@ -7,9 +7,9 @@ state is kept by the names of parameters, so that it moves between meshes as the
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -149,13 +149,35 @@ def _optimizer_apart(optimizer: Optimizer, names: list[list[str]]) -> tuple[Any,
     for index, entries in own["state"].items():
         if not isinstance(index, int):  # torch lets optimizers keep more under other keys
             raise CheckpointError(f"the optimizer keeps state of {index!r}, not of a parameter.")
-        values[flat[index]] = {}
-        for key, value in entries.items():
-            if _is_saved_in_shards(key, value, parameters[index]):
-                tensors.append(((flat[index], key), value))
-            else:
-                values[flat[index]][key] = value
+        values[flat[index]] = _entry_apart((flat[index],), entries, parameters[index], tensors)
     return {"groups": groups, "state": values}, tensors
+
+
+def _entry_apart(path: tuple[Any, ...], value: Any, parameter: Tensor, tensors: _Parts) -> Any:
+    """The value with None for the tensors in it, which are added to `tensors`."""
+    if _is_saved_in_shards(path[-1], value, parameter):
+        tensors.append((path, value))
+        return None
+    if isinstance(value, dict):
+        items = cast("dict[Any, Any]", value).items()
+        return {key: _entry_apart((*path, key), x, parameter, tensors) for key, x in items}
+    if type(value) in (list, tuple):
+        entries = enumerate(cast("Sequence[Any]", value))
+        return type(value)(_entry_apart((*path, i), x, parameter, tensors) for i, x in entries)
+    return value
+
+
+def _entry_with(value: Any, path: Sequence[Any], tensor: Tensor) -> Any:
+    """The value with a tensor at a path in it."""
+    if not path:
+        return tensor
+    key, *rest = path
+    if isinstance(value, dict):
+        entries = cast("dict[Any, Any]", value)
+        return {**entries, key: _entry_with(entries.get(key), rest, tensor)}
+    items = list(value)
+    items[key] = _entry_with(items[key], rest, tensor)
+    return type(value)(items)
 
 
 def _is_saved_in_shards(key: Any, value: Any, parameter: Tensor) -> bool:
@@ -316,11 +338,9 @@ def _load_optimizer(
             f"{', '.join(sorted(map(repr, other)))}; make it as it was when it was saved."
         )
     numbers = {name: n for n, name in enumerate(name for group in names for name in group)}
-    state: dict[int, dict[Any, Any]] = {
-        numbers[name]: dict(own) for name, own in value["state"].items()
-    }
-    for (name, key), tensor in tensors.items():
-        state[numbers[name]][key] = tensor
+    state: dict[int, Any] = {numbers[name]: own for name, own in value["state"].items()}
+    for (name, *path), tensor in tensors.items():
+        state[numbers[name]] = _entry_with(state[numbers[name]], path, tensor)
     packed = [
         {**group, "params": [numbers[name] for name in named]}
         for group, named in zip(groups, names, strict=True)

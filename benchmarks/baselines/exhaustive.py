@@ -137,7 +137,7 @@ def _degrees(mesh: Mesh | None, cluster: Cluster) -> list[tuple[int, int]]:
     if mesh is None:
         devices = cluster.num_devices
         return [(devices // n, n) for n in divisors(devices)]
-    sizes = asked_degrees(mesh, ("data", "tensor"), "exhaustive", PlanError)
+    sizes = asked_degrees(mesh, ("data", "tensor"), "exhaustive")
     return [(sizes.get("data", 1), sizes.get("tensor", 1))]
 
 

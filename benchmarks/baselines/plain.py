@@ -14,7 +14,7 @@ from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.degrees import asked_degrees, divisors
 from shardweave.planners.megatron.planner import plan_megatron
 from shardweave.planners.plan.plan import Plan
-from shardweave.planners.plan.plan_parts import PAPERS_RECOMPUTE, PlanError
+from shardweave.planners.plan.plan_parts import PAPERS_RECOMPUTE
 from shardweave.planners.trials.space import Configuration
 
 AXES = ("data", "tensor")
@@ -38,7 +38,7 @@ class PlainPlans:
     def configurations(self) -> list[Configuration]:
         """All of them, always in the same order, of which every axis cuts something."""
         mesh = self.mesh
-        sizes = asked_degrees(mesh, AXES, self.planner, PlanError)
+        sizes = asked_degrees(mesh, AXES, self.planner)
         asked = sizes.get("data", 1), sizes.get("tensor", 1)
         devices = self.cluster.num_devices if mesh is None else mesh.num_devices
         return [

@@ -223,13 +223,18 @@ def check_output(path: str | None) -> None:
 
 
 def check_picture(path: str | None) -> None:
-    """Raise ValueError, as `check_output`, or if a file's name says no kind of picture."""
+    """Raise ValueError as `check_output`, for a name of no kind of picture, without matplotlib."""
+    if path is None:
+        return
     check_output(path)
-    if path is not None and Path(path).suffix.lower() not in PICTURES:
+    if Path(path).suffix.lower() not in PICTURES:
         raise ValueError(
             f"cannot draw '{path}': its name says no kind of picture; end it with one of "
             f"{', '.join(PICTURES)}."
         )
+    from shardweave.planners.simulate.timeline import new_figure
+
+    new_figure(1, 1)
 
 
 def messages(output: str) -> TextIO:

@@ -88,7 +88,7 @@ def compile(request: Request) -> Step:
     gradients in their own; "bf16-true" casts the parameters too.
     reduce_dtype: in which ranks add up gradients, and what has fewer digits than it.
     seed: of the random numbers that the model draws, torch's own (`torch.manual_seed`) by default;
-    they are the same on every mesh, and those that eager PyTorch draws under `sw.random(seed)`.
+    they are the same on every mesh, and those that eager PyTorch draws under `sw.seeded(seed)`.
 
     dynamic: False refuses inputs of shapes that were not compiled ahead.
     max_programs: how many programs are kept.

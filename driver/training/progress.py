@@ -98,7 +98,7 @@ def predict_step(step: Step, cluster: Cluster, accumulate: int = 1) -> Predictio
 
     The gradients of all but the last micro-batch are taken to wait, where they can.
     """
-    whole = simulate_step(step.program, cluster, optimizer_multiplier=None)
+    whole = simulate_step(step.program, cluster)
     time_s = whole.time_s
     if accumulate > 1:
         time_s += (accumulate - 1) * simulate_step(step.bound.pending.program, cluster).time_s

@@ -1,6 +1,6 @@
 """How torch's random ops are made of uniform, normal and whole random numbers.
 
-A program and eager PyTorch under `sw.random` draw by the same recipes, so that they draw the same.
+A program and eager PyTorch under `sw.seeded` draw by the same recipes, so that they draw the same.
 """
 
 from __future__ import annotations

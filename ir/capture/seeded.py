@@ -1,6 +1,6 @@
 # pyright: basic
 # The dispatch modes of torch are only partly typed.
-"""Eager PyTorch that draws the random numbers of programs: `sw.random`."""
+"""Eager PyTorch that draws the random numbers of programs: `sw.seeded`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from shardweave.ir.torch_private import (
 class SeededRandom(TorchDispatchMode):
     """A context in which torch draws the random numbers that a step draws.
 
-    `with sw.random(seed): loss = model(**batch)` draws what the first call of
+    `with sw.seeded(seed): loss = model(**batch)` draws what the first call of
     `sw.compile(model, .., seed=seed)` draws, whatever its mesh. Entered again, it goes on.
 
     seed: a number, or the `random_state` of a step, to go on from there. state: (2,) int64, the
@@ -54,7 +54,7 @@ class SeededRandom(TorchDispatchMode):
         if isinstance(func, HigherOrderOperator):
             if not func.name().startswith("flex_attention"):
                 raise ValueError(
-                    f"sw.random: what torch.{func.name()} calls may draw otherwise than a step; "
+                    f"sw.seeded: what torch.{func.name()} calls may draw otherwise than a step; "
                     "leave it out to compare."
                 )
             return func(*args, **kwargs)  # scores and masks draw nothing
@@ -69,11 +69,11 @@ class SeededRandom(TorchDispatchMode):
             with self:  # composites, which inference mode does not take apart, draw by these ops
                 taken_apart = func.decompose(*args, **kwargs)
             if taken_apart is NotImplemented:
-                raise ValueError(f"sw.random: {name} {NO_RECIPE}.")
+                raise ValueError(f"sw.seeded: {name} {NO_RECIPE}.")
             return taken_apart
         if backward_pass_number() != -1:
             raise ValueError(
-                f"sw.random: {name} draws in a backward pass, as torch.utils.checkpoint does when "
+                f"sw.seeded: {name} draws in a backward pass, as torch.utils.checkpoint does when "
                 "it computes the forward pass again; leave checkpoints out to compare."
             )
         drawn = recipe(self._draw(given))

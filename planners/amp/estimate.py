@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardweave.planners.amp.model import AmpError, LayeredModel, Strategy
+from shardweave.planners.amp.model import LayeredModel, Strategy
 from shardweave.planners.amp.partition import Floats, Problem, objective_without_bottleneck
+from shardweave.planners.plan.plan_parts import PlanError
 
 BACKWARD = 3.0
 """A step's forward and backward pass, in forward passes (AMP's released planner)."""
@@ -60,11 +61,11 @@ class Estimate:
 def estimate(
     model: LayeredModel, strategy: Strategy, costs: StageCosts, cuts: Sequence[int]
 ) -> Estimate:
-    """The estimate of a strategy with given cuts. Raises AmpError if they do not fit it."""
+    """The estimate of a strategy with given cuts. Raises PlanError if they do not fit it."""
     problem = costs.problem
     stages = strategy.pipeline
     if len(cuts) != stages + 1 or cuts[0] != 0 or cuts[-1] != model.num_layers:
-        raise AmpError(
+        raise PlanError(
             f"cuts {list(cuts)}: found {len(cuts) - 1} stages ending at layer {cuts[-1]}, expected "
             f"{stages} ending at {model.num_layers}; write 0, the {stages - 1} inner cuts, and "
             f"{model.num_layers}."
@@ -92,10 +93,10 @@ def boundaries(volumes: Floats, seconds_per_unit: Floats) -> Floats:
 
 
 def num_micro_batches(model: LayeredModel, strategy: Strategy) -> int:
-    """Micro-batches of a step. Raises AmpError if they do not divide the batch."""
+    """Micro-batches of a step. Raises PlanError if they do not divide the batch."""
     samples = strategy.data * strategy.micro_batch
     if model.batch % samples:
-        raise AmpError(
+        raise PlanError(
             f"model '{model.name}': a batch of {model.batch} samples does not divide into "
             f"{strategy.data} replicas with micro-batches of {strategy.micro_batch}; use a "
             f"micro-batch that divides {model.batch / strategy.data:g}."

@@ -12,11 +12,8 @@ from shardweave.planners.amp.partition import Floats
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.degrees import divisors
 from shardweave.planners.cost.memory import state_bytes
+from shardweave.planners.plan.plan_parts import PlanError
 from shardweave.planners.plan.zero import divided
-
-
-class AmpError(ValueError):
-    """A model, strategy or cluster that does not fit the others; the message says what to do."""
 
 
 @dataclass(frozen=True)
@@ -79,9 +76,9 @@ class LayeredModel:
         return sorted(self.outputs)
 
     def times(self, device: str, tensor: int) -> Floats:
-        """Forward seconds of one sample, by layer. Raises AmpError for what has no profile."""
+        """Forward seconds of one sample, by layer. Raises PlanError for what has no profile."""
         if device not in self.profile or tensor not in self.profile[device]:
-            raise AmpError(
+            raise PlanError(
                 f"model '{self.name}' has no profile on device '{device}' at tensor degree "
                 f"{tensor}; it has {', '.join(self.profile)} at {self.degrees}."
             )

@@ -13,7 +13,7 @@ from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.program import Program
 from shardweave.planners.amp.estimate import BACKWARD
 from shardweave.planners.amp.memory import capacities, stage_bytes
-from shardweave.planners.amp.model import AmpError, Strategy, strategies
+from shardweave.planners.amp.model import Strategy, strategies
 from shardweave.planners.amp.network import ClusterArrays, Grid
 from shardweave.planners.amp.profile import ProgramProfile, profile_program
 from shardweave.planners.amp.search import Annealing, Placed, search_strategies
@@ -27,7 +27,7 @@ from shardweave.planners.lowering.lower import Lowerings
 from shardweave.planners.megatron.one_by_one import why_not_one_by_one
 from shardweave.planners.megatron.planner import plan_megatron
 from shardweave.planners.plan.plan import Plan
-from shardweave.planners.plan.plan_parts import Candidate, Pipeline, Predicted
+from shardweave.planners.plan.plan_parts import Candidate, Pipeline, PlanError, Predicted
 from shardweave.planners.plan.zero import DIVIDED
 from shardweave.planners.predict.predict import predict_plan, why_slower, with_candidates
 from shardweave.planners.trials.deadline import Deadline
@@ -73,13 +73,13 @@ def plan_amp(
     by `slow` (`oppa.planner.TrialOptions`). time_limit_s: no simulation and no trial begins after
     so many seconds, but for the first; 0: no limit. top: candidates that the plan lists.
 
-    Raises AmpError if no strategy fits, with the smallest shortfall of memory in GiB by part, and
+    Raises PlanError if no strategy fits, with the smallest shortfall of memory in GiB by part, and
     PlanError if there is nothing to train, or no trial runs.
     """
     limit = Deadline(time_limit_s)
     if zero not in range(len(DIVIDED)):
-        raise AmpError(f"zero is {zero}; use 0, 1, 2 or 3.")
-    sizes = asked_degrees(mesh, AXES, "amp", AmpError)
+        raise PlanError(f"zero is {zero}; use 0, 1, 2 or 3.")
+    sizes = asked_degrees(mesh, AXES, "amp")
     degrees = _tensor_degrees(cluster, sizes, max_tensor)
     check_plan_precision(precision)
     lowerings = Lowerings.of(program)
@@ -202,7 +202,7 @@ def _tensor_degrees(
         degrees = [n for n in degrees if n == sizes.get("tensor", 1)]
         devices = math.prod(sizes.values())
         if devices != cluster.num_devices or not degrees:
-            raise AmpError(
+            raise PlanError(
                 f"mesh {dict(sizes)} has {devices} devices, but 'amp' plans all "
                 f"{cluster.num_devices} of cluster '{cluster.name}', with a tensor degree that "
                 f"divides {whole}; give such a mesh, or none."

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.program import Program
 from shardweave.planners.amp.estimate import BACKWARD
-from shardweave.planners.amp.model import AmpError, LayeredModel, Tied
+from shardweave.planners.amp.model import LayeredModel, Tied
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.memory import state_bytes
 from shardweave.planners.cost.workload import (
@@ -26,6 +26,7 @@ from shardweave.planners.cost.workload import (
 )
 from shardweave.planners.lowering.lower import Lowerings
 from shardweave.planners.megatron.planner import plan_megatron
+from shardweave.planners.plan.plan_parts import PlanError
 
 _MORE = 4
 """Samples of the second, larger micro-batch that is read, or fewer if the batch has fewer."""
@@ -63,7 +64,7 @@ def profile_program(
             one[name, degree] = workload_of(local, part, Mesh(tensor=degree))
             many[name, degree] = workload_of(larger, part, Mesh(tensor=degree))
     if not any(slot.kind == "param" for slot in program.arguments):
-        raise AmpError("the program has no parameters; there is nothing to train.")
+        raise PlanError("the program has no parameters; there is nothing to train.")
     model = _model(program, batch, more, one, many, precision)
     tensor_s = {
         key: tuple(sum(block.communication_s.values()) for block in work.blocks)

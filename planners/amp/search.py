@@ -12,10 +12,11 @@ import numpy as np
 from shardweave.planners.amp.costs import corrected_costs
 from shardweave.planners.amp.estimate import Estimate, StageCosts, estimate
 from shardweave.planners.amp.memory import Shortfall, shortfall
-from shardweave.planners.amp.model import AmpError, LayeredModel, Strategy, strategies
+from shardweave.planners.amp.model import LayeredModel, Strategy, strategies
 from shardweave.planners.amp.network import ClusterArrays, Grid, megatron_grid
 from shardweave.planners.amp.partition import Ints, Problem, earliest, exact_cuts
 from shardweave.planners.cost.cluster import Cluster
+from shardweave.planners.plan.plan_parts import PlanError
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ def search_strategies(
     among: which strategies to look at, by default all. problem: why not at others, for those to
     know who are left with none.
 
-    Raises AmpError if no strategy fits into memory, naming the one that comes nearest.
+    Raises PlanError if no strategy fits into memory, naming the one that comes nearest.
     """
     links = ClusterArrays.of(cluster)
     among = strategies(model, cluster) if among is None else among
@@ -105,7 +106,7 @@ def search_strategies(
         if (one := best_on(strategy, grid)) is not None
     ]
     if not found:
-        raise AmpError(f"{_nothing_fits(model, links, grids)} {problem}".rstrip())
+        raise PlanError(f"{_nothing_fits(model, links, grids)} {problem}".rstrip())
     found.sort(key=lambda placed: placed.seconds)
     if annealing is not None:
         found[: annealing.strategies] = [

@@ -18,7 +18,7 @@ from shardweave.ir.program.program import Program
 from shardweave.passes.messages.delete_redundant_collectives import DeleteRedundantCollectivesPass
 from shardweave.passes.pipeline import PassPipeline
 from shardweave.planners.axonn.model import AXES, LinearLayer
-from shardweave.planners.axonn.search import AxonnError, Model, Options, Ranked, rank_grids
+from shardweave.planners.axonn.search import Model, Options, Ranked, rank_grids
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.degrees import asked_degrees
 from shardweave.planners.cost.memory import check_plan_precision, state_bytes
@@ -27,7 +27,7 @@ from shardweave.planners.cost.workload import Workload, workload_of
 from shardweave.planners.lowering.plan_passes import PlanPasses
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_names import sharding_text
-from shardweave.planners.plan.plan_parts import Candidate, Predicted
+from shardweave.planners.plan.plan_parts import Candidate, PlanError, Predicted
 from shardweave.planners.plan.replicated import batch_shardings
 from shardweave.planners.predict.predict import with_candidates
 from shardweave.planners.structure.linear_maps import Cut, LinearMap, input_embeddings, linear_maps
@@ -60,7 +60,7 @@ def plan_axonn(
     plan, for the memory of the optimizer. The plan's passes do it in the paper's order of messages
     (`axonn-abc`).
 
-    Raises AxonnError if no grid divides the program or fits, with the smallest shortfall in GiB.
+    Raises PlanError if no grid divides the program or fits, with the smallest shortfall in GiB.
     """
     check_plan_precision(precision)
     if mesh is not None:
@@ -99,7 +99,7 @@ def best_grid(
     """The mesh of the grid that `plan_axonn` takes for all devices of a cluster.
 
     copies: by a repeated block, further blocks equal to it that the model has and the program has
-    not; `workload` has them. Raises AxonnError as `plan_axonn` does.
+    not; `workload` has them. Raises PlanError as `plan_axonn` does.
     """
     model = model_of(program, workload, precision)
     added = [
@@ -115,7 +115,7 @@ def best_grid(
 
 
 def _grid_of(mesh: Mesh) -> Grid:
-    sizes = asked_degrees(mesh, AXES, "axonn", AxonnError)
+    sizes = asked_degrees(mesh, AXES, "axonn")
     x, y, z, data = (sizes.get(axis, 1) for axis in AXES)
     return x, y, z, data
 
@@ -124,7 +124,7 @@ def model_of(program: Program, workload: Workload, precision: str = "") -> Model
     """The layers and the memory of a program, with Adam's state."""
     layers = axonn_layers_of(program, _widest_pairs(program))
     if not layers:
-        raise AxonnError(
+        raise PlanError(
             "the program has no linear map and no convolution to plan for; plan with 'auto' or "
             "'replicated'."
         )

@@ -28,10 +28,7 @@ from shardweave.planners.axonn.model import (
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.links import ring_of
 from shardweave.planners.cost.quantity import gib
-
-
-class AxonnError(ValueError):
-    """No grid fits; the message says what is missing."""
+from shardweave.planners.plan.plan_parts import PlanError
 
 
 @dataclass(frozen=True)
@@ -100,7 +97,7 @@ def rank_grids(
     """All grids of `devices` devices that fit, the fastest first; exact for the model.
 
     accept: which grids the program can have. Time: O(distinct layers x grids), and one ring per
-    pair of (inner size, size). Raises AxonnError if memory or the program admits none.
+    pair of (inner size, size). Raises PlanError if memory or the program admits none.
     """
     options = options or Options()
     grids = grids_of(devices)
@@ -108,7 +105,7 @@ def rank_grids(
         keep = [accept((int(x), int(y), int(z), int(d))) for x, y, z, d in grids]
         grids = grids[np.array(keep, dtype=bool)]
         if not len(grids):
-            raise AxonnError(
+            raise PlanError(
                 f"no grid of {devices} devices divides the batch and the features of the layers; "
                 "use another number of devices, or another batch."
             )
@@ -197,7 +194,7 @@ def _capacity(cluster: Cluster, devices: int) -> float:
 def _fitting(
     memory: Mapping[str, Numbers], grids: Grids, cluster: Cluster, devices: int
 ) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Which grids fit into a device's memory. Raises AxonnError if none does."""
+    """Which grids fit into a device's memory. Raises PlanError if none does."""
     capacity = _capacity(cluster, devices)
     total = np.sum(list(memory.values()), axis=0)
     fits = total <= capacity
@@ -205,7 +202,7 @@ def _fitting(
         least = int(np.argmin(total))
         parts = ", ".join(f"{part} {gib(size[least])}" for part, size in memory.items())
         x, y, z, data = grids[least]
-        raise AxonnError(
+        raise PlanError(
             f"no grid of {devices} devices fits: the smallest shortfall is "
             f"{gib(total[least] - capacity)} GiB, of x={x},y={y},z={z},data={data}, whose "
             f"GiB on a device of {gib(capacity)} are {parts}; use more devices, "

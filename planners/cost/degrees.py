@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.suggest import did_you_mean
+from shardweave.planners.plan.plan_parts import PlanError
 
 
 def divisors(number: int) -> list[int]:
@@ -13,17 +14,15 @@ def divisors(number: int) -> list[int]:
     return [n for n in range(1, number + 1) if number % n == 0]
 
 
-def asked_degrees(
-    mesh: Mesh | None, axes: Sequence[str], planner: str, error: type[ValueError]
-) -> dict[str, int]:
+def asked_degrees(mesh: Mesh | None, axes: Sequence[str], planner: str) -> dict[str, int]:
     """The sizes of a mesh's axes by name; {} without a mesh.
 
-    Raises `error` for an axis that the planner, which plans `axes`, does not know.
+    Raises PlanError for an axis that the planner, which plans `axes`, does not know.
     """
     sizes = {} if mesh is None else {axis.name: axis.size for axis in mesh.device_axes}
     unknown = [name for name, size in sizes.items() if name not in axes and size > 1]
     if unknown:
-        raise error(
+        raise PlanError(
             f"the mesh has an axis '{unknown[0]}', but '{planner}' plans {', '.join(axes)}; "
             f"{did_you_mean(unknown[0], axes)}name the axes so, or give no mesh."
         )

@@ -13,14 +13,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from shardweave.planners.cost.quantity import gib
+from shardweave.planners.plan.plan_parts import PlanError
 
 Matrix = tuple[tuple[float, ...], ...]
 
 MEMORY_PARTS = ("parameters, gradients and optimizer", "activations", "workspace")
-
-
-class ChainError(ValueError):
-    """A chain that is malformed or does not fit; the message says where and what to do."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +62,7 @@ class Chain:
     gather_s[i][a][b]: seconds of the all-gather between block i at its choice a and block i + 1
     at its choice b, in the forward pass if the degree grows, in the backward pass if it shrinks
     (the other direction takes a slice, which is free); not read where the degrees are equal.
-    Raises ChainError for no blocks, no choices or matrices of another shape.
+    Raises PlanError for no blocks, no choices or matrices of another shape.
     """
 
     blocks: tuple[ChainBlock, ...]
@@ -73,18 +70,18 @@ class Chain:
 
     def __post_init__(self) -> None:
         if not self.blocks:
-            raise ChainError("the chain has no blocks, expected one or more; name some layers.")
+            raise PlanError("the chain has no blocks, expected one or more; name some layers.")
         for block in self.blocks:
             degrees = [choice.degree for choice in block.choices]
             if not degrees or sorted(set(degrees)) != degrees:
-                raise ChainError(
+                raise PlanError(
                     f"block '{block.name}' has degrees {degrees}, expected one or more, each "
                     "larger than the one before; give its feasible degrees in order."
                 )
         shapes = [(len(one.choices), len(two.choices)) for one, two in pairwise(self.blocks)]
         found = [(len(rows), len(rows[0]) if rows else 0) for rows in self.gather_s]
         if found != shapes:
-            raise ChainError(
+            raise PlanError(
                 f"gather_s has matrices of shapes {found}, expected {shapes}: one between each "
                 "two blocks, with a row and a column for each of their degrees."
             )
@@ -94,12 +91,12 @@ class Chain:
         return tuple(b.choices[a].degree for b, a in zip(self.blocks, path, strict=True))
 
     def path(self, degrees: Sequence[int]) -> tuple[int, ...]:
-        """The path that has these degrees. Raises ChainError if a block cannot have its."""
+        """The path that has these degrees. Raises PlanError if a block cannot have its."""
         found: list[int] = []
         for block, degree in zip(self.blocks, degrees, strict=True):
             known = [choice.degree for choice in block.choices]
             if degree not in known:
-                raise ChainError(
+                raise PlanError(
                     f"block '{block.name}' cannot have degree {degree}; use one of {known}."
                 )
             found.append(known.index(degree))
@@ -230,20 +227,20 @@ def runs(degrees: Sequence[int]) -> str:
 
 
 def check_budget(budget_bytes: float) -> None:
-    """Raises ChainError for a budget that is no size."""
+    """Raises PlanError for a budget that is no size."""
     if not budget_bytes > 0:
-        raise ChainError(
+        raise PlanError(
             f"the memory budget is {budget_bytes} bytes, expected more than 0; give the memory of "
             "the smallest device, less what other programs hold of it."
         )
 
 
-def no_fit(chain: Chain, path: Sequence[int], budget_bytes: float) -> ChainError:
+def no_fit(chain: Chain, path: Sequence[int], budget_bytes: float) -> PlanError:
     """The error that no path fits, given one of least memory: how much is missing, per part."""
     parts = chain.memory_parts(path)
     shown = ", ".join(f"{name} {gib(size)}" for name, size in zip(MEMORY_PARTS, parts, strict=True))
     short = sum(parts) - budget_bytes
-    return ChainError(
+    return PlanError(
         f"no degrees fit into {gib(budget_bytes)} GiB: the least memory, with blocks by "
         f"degree {dict(sorted(Counter(chain.degrees(path)).items()))}, is "
         f"{gib(sum(parts))} GiB ({shown}), {gib(short)} GiB too much; use more devices, "

@@ -10,12 +10,12 @@ from typing import NamedTuple
 from shardweave.planners.oases.chain import (
     Chain,
     ChainCosts,
-    ChainError,
     Matrix,
     check_budget,
     linearise,
     no_fit,
 )
+from shardweave.planners.plan.plan_parts import PlanError
 
 _TOLERANCE = 1e-12
 """What a path must save, as a share of the time, to count as better: more than rounding does."""
@@ -70,7 +70,7 @@ def solve_chain(
     """The degrees of least time whose memory is at most `budget_bytes`.
 
     max_switches: how often the degree may change along the chain. Objective: `costs`, by default
-    (3) + (4) in seconds, subject to (6). Exact. Raises ChainError, with the smallest shortfall in
+    (3) + (4) in seconds, subject to (6). Exact. Raises PlanError, with the smallest shortfall in
     GiB, if nothing fits.
 
     A label is the (time, memory) of a way to reach a choice of a block. One that another beats
@@ -99,7 +99,7 @@ def solve_costs(costs: ChainCosts, budget_bytes: float) -> tuple[tuple[int, ...]
     """
     fastest = _relax(costs, 0.0)
     if fastest.path is None:
-        raise ChainError(
+        raise PlanError(
             "no degrees for all blocks change as rarely as asked; allow more switches, or give "
             "the blocks more degrees in common."
         )

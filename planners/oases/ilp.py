@@ -10,8 +10,9 @@ from typing import Any, cast
 import pulp  # pyright: ignore[reportMissingTypeStubs]
 from pulp.apis import coin_api  # pyright: ignore[reportMissingTypeStubs]
 
-from shardweave.planners.oases.chain import Chain, ChainCosts, ChainError, check_budget, linearise
+from shardweave.planners.oases.chain import Chain, ChainCosts, check_budget, linearise
 from shardweave.planners.oases.dp import Solution, solve_chain
+from shardweave.planners.plan.plan_parts import PlanError
 
 _BUNDLED_CBC = str(getattr(coin_api, "pulp_cbc_path", ""))
 
@@ -60,7 +61,7 @@ def solve_chain_ilp(
         # The exact solver knows which path is closest, and raises with what is missing.
         solve_chain(chain, budget_bytes, max_switches=max_switches, costs=costs)
     if status != pulp.LpStatusOptimal:
-        raise ChainError(
+        raise PlanError(
             f"{solver} ended with status '{pulp.LpStatus[status]}', expected an optimum; use the "
             "other solver, or `oases_dp.solve_chain`."
         )

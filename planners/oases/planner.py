@@ -61,8 +61,8 @@ def plan_oases(
     which the paper does not do: the best of the model, and changes of single blocks of the fastest
     (`oases.refine`); 0 leaves it at the model.
 
-    Raises ValueError for options that are no such, a program without parallel pairs, and
-    (ChainError) if no degrees fit into memory.
+    Raises ValueError for options that are no such and a program without parallel pairs, PlanError
+    if no degrees fit into memory.
     """
     _check(batch_split, solver, memory_share)
     check_plan_precision(precision)

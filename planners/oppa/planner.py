@@ -81,7 +81,7 @@ def plan_oppa(
 
     Time: a trial each, and about a second to choose.
 
-    Raises PlanError if no trial ran within the memory, TrialsError for a file that cannot be used.
+    Raises PlanError if no trial ran within the memory, and for a file that cannot be used.
     """
     for what, word, known in (
         ("form", options.form, get_args(Form)),

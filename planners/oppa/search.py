@@ -9,9 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardweave.planners.oppa.choosers import Chooser, History
+from shardweave.planners.plan.plan_parts import PlanError
 from shardweave.planners.trials.deadline import Deadline
 from shardweave.planners.trials.space import Configuration, SpaceTable
-from shardweave.planners.trials.trials import Record, Trial, TrialFile, TrialsError
+from shardweave.planners.trials.trials import Record, Trial, TrialFile
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ def run_trials(
     choices that it would have made without the interruption (each has random numbers of its own, by
     seed and number of the trial).
 
-    Raises TrialsError if the file has a trial of a configuration that is not among these.
+    Raises PlanError if the file has a trial of a configuration that is not among these.
     """
     table = SpaceTable.of(configurations)
     row_of = {one: row for row, one in enumerate(configurations)}
@@ -79,7 +80,7 @@ def _rows(file: TrialFile, row_of: Mapping[Configuration, int]) -> list[int]:
     for number, record in enumerate(file.records, start=2):
         row = row_of.get(record.configuration)
         if row is None:
-            raise TrialsError(
+            raise PlanError(
                 f"{file.path}:{number}: the configuration '{record.configuration}' is not in the "
                 "space that is searched; give another file."
             )

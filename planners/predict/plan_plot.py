@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from shardweave.planners.cost.quantity import GIB
 from shardweave.planners.plan.plan_parts import Candidate
 from shardweave.planners.predict.predict import time_parts
+from shardweave.planners.simulate.timeline import new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,15 +21,11 @@ if TYPE_CHECKING:
 def plot_candidates(rows: Sequence[Candidate], path: str | Path) -> None:
     """Draw a bar for each plan, of milliseconds by part, and one of GiB by part, to a file.
 
-    Raises ValueError if nothing is predicted.
+    Raises ValueError if nothing is predicted, and without matplotlib.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     if not rows:
         raise ValueError("the plan predicts nothing to draw; plan for a cluster.")
-    figure = Figure(figsize=(13, 1.8 + 0.5 * len(rows)), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(13, 1.8 + 0.5 * len(rows))
     left, right = figure.subplots(1, 2, sharey=True)
     names = [one.name for one in rows]
     _bars(left, names, [time_parts(one.predicted) for one in rows], 1e3)

@@ -15,6 +15,7 @@ from shardweave.planners.cost.quantity import gib, seconds_text
 from shardweave.planners.lowering.lower import Lowerings
 from shardweave.planners.lowering.stages.choose import with_pipeline
 from shardweave.planners.plan.plan import Plan
+from shardweave.planners.plan.plan_check import check_plan
 from shardweave.planners.plan.plan_parts import Candidate, Pipeline, PlanError, Predicted
 from shardweave.planners.predict.pipeline.runs import simulate_runs
 from shardweave.planners.predict.pipeline.simulation import PipelineSimulation
@@ -88,19 +89,34 @@ def simulate_step(
     cluster: Cluster | str | Path,
     mesh: Mesh | None = None,
     *,
-    optimizer_multiplier: float | None = 0.0,
+    plan: Plan | str | Path | None = None,
+    optimizer_multiplier: float | None = None,
     precision: str = "",
     pipeline: Pipeline | None = None,
 ) -> Simulation | PipelineSimulation:
-    """Simulate one step of a program as its text has it: local, staged, or for one device.
+    """Simulate one step of a program on a cluster: as its text has it, or under a plan.
 
-    As `cost.simulate.simulate`; of a staged program run by run, on the cluster's devices in order.
-    cluster: a Cluster, a preset's name or a YAML file. mesh: by default the program's own.
-    optimizer_multiplier: bytes of optimizer state per byte of parameters (2 for Adam); None: those
-    of Adam in the precision. precision: as in a plan, "fp32", "bf16-mixed" or "fp16-mixed".
-    pipeline: of the plan that a staged program was cut by, for the name of its schedule. Raises
-    ValueError for another mesh than that of a staged program.
+    Without a plan the text is local, staged (simulated run by run, on the cluster's devices in
+    order), or for one device.
+
+    Args:
+        cluster: A Cluster, a preset's name or a YAML file.
+        mesh: Of a local program; by default its own.
+        plan: A plan, or a plan's file, for a captured program. A plan without stages for a mesh
+            that has them gets those that it would run with.
+        optimizer_multiplier: Bytes of optimizer state per byte of parameters (2 for Adam); None:
+            those of Adam in the precision.
+        precision: As in a plan, "fp32", "bf16-mixed" or "fp16-mixed"; with a plan, the plan's.
+        pipeline: Of the plan that a staged program was cut by, for the name of its schedule.
+
+    Raises ValueError for a plan that does not fit, and for another mesh than that of a staged
+    program.
     """
+    if plan is not None:
+        plan = plan if isinstance(plan, Plan) else Plan.load(plan)
+        check_plan(plan, program)
+        goal = find_cluster(cluster)
+        return simulation_of(program, plan, goal, optimizer_multiplier=optimizer_multiplier)
     if not is_staged(program):
         return simulate(
             program, cluster, mesh, optimizer_multiplier=optimizer_multiplier, precision=precision

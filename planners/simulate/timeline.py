@@ -9,12 +9,15 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardweave.ir.dialects.attributes import PHASES
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.quantity import seconds_text
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 COMPUTE = "compute"
 
@@ -102,15 +105,12 @@ class Timeline:
     def plot(self, path: str | Path) -> None:
         """Draw one row per stream over time, coloured by phase, to a file that matplotlib knows.
 
-        Ops of every second copy (sub-batch) are hatched.
+        Ops of every second copy (sub-batch) are hatched. Raises ValueError without matplotlib.
         """
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
+        streams = stream_names(self.events)
+        figure = new_figure(14, 1.7 + 0.7 * len(streams))
         from matplotlib.patches import Patch
 
-        streams = stream_names(self.events)
-        figure = Figure(figsize=(14, 1.7 + 0.7 * len(streams)), layout="constrained")
-        FigureCanvasAgg(figure)
         axes = figure.add_subplot()
         for row, stream in enumerate(streams):
             bars = bars_of([e for e in self.events if e.stream == stream], self.time_s)
@@ -140,6 +140,21 @@ class Timeline:
             f"{self.ratio:.2f} x the lower bound (dotted)"
         )
         figure.savefig(path, dpi=120)
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure of so many inches. Raises ValueError without matplotlib."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ValueError(
+            "pictures are drawn by matplotlib, which is not installed; install shardweave with its "
+            "extra 'plot': pip install 'shardweave[plot]'."
+        ) from error
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
 
 
 def stream_names(events: Iterable[Event]) -> list[str]:

@@ -9,15 +9,13 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from shardweave.planners.plan.plan_parts import PlanError
+
 Floats = NDArray[np.float64]
 
 
 LATER = ("replica", "context", "sub_batches", "order", "recomputed_share")
 """Keys that files of trials lack where they say nothing."""
-
-
-class SpaceError(ValueError):
-    """A configuration that is none, or a space without any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +79,7 @@ class Configuration:
 
     @staticmethod
     def from_dict(data: object, where: str) -> Configuration:
-        """Raises SpaceError naming `where` unless the data has exactly a configuration's keys, of
+        """Raises PlanError naming `where` unless the data has exactly a configuration's keys, of
         `LATER` those that it says."""
         known: dict[str, type] = {one.name: type(one.default) for one in fields(Configuration)}
         found = cast("dict[str, Any]", data) if isinstance(data, dict) else {}
@@ -91,7 +89,7 @@ class Configuration:
         wrong = [name for name, kind in known.items() if type(found.get(name)) is not kind]
         wrong += [name for name in found if name not in known]
         if wrong:
-            raise SpaceError(
+            raise PlanError(
                 f"{where}: '{wrong[0]}' of the configuration is {found.get(wrong[0])!r}, expected "
                 f"the keys {', '.join(known)} with the types of a configuration."
             )

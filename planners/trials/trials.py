@@ -17,15 +17,12 @@ from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 from shardweave.planners.plan.plan import Plan
+from shardweave.planners.plan.plan_parts import PlanError
 from shardweave.planners.trials.space import Configuration
 
 FORMAT = "shardweave.trials/1"
 
 Status = Literal["ok", "out_of_memory", "crashed", "timed_out"]
-
-
-class TrialsError(ValueError):
-    """A file of trials that cannot be used; the message says why and what to do."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +86,7 @@ class Record:
         found = cast("dict[str, Any]", data) if isinstance(data, dict) else {}
         missing = {"configuration", "status", "times_s", "peak_bytes"} - set(found)
         if missing or found["status"] not in get_args(Status):
-            raise TrialsError(
+            raise PlanError(
                 f"{where}: not a trial (missing {sorted(missing) or 'a known status'}); use a file "
                 "that a search has written."
             )
@@ -125,13 +122,13 @@ class TrialFile:
         """Make the file, or read the one that is there and go on with it.
 
         problem: JSON data that says what is searched; trials of another problem say nothing about
-        it. Raises TrialsError for a file of another problem, one that is no file of trials, or
+        it. Raises PlanError for a file of another problem, one that is no file of trials, or
         one that another search has open.
         """
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         except OSError as error:
-            raise TrialsError(
+            raise PlanError(
                 f"trials '{path}' cannot be written: {error.strerror}; give the path of a file."
             ) from error
         file = TrialFile(Path(path), descriptor)
@@ -151,7 +148,7 @@ class TrialFile:
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise TrialsError(
+            raise PlanError(
                 f"trials '{self.path}' are in use by another search; wait for it, or give another "
                 "file."
             ) from error
@@ -179,7 +176,7 @@ class TrialFile:
         try:
             return json.loads(line)
         except json.JSONDecodeError as error:
-            raise TrialsError(
+            raise PlanError(
                 f"{self.path}:{number}: not JSON: {error.msg}; give a file that a search has "
                 "written, or a new one."
             ) from error
@@ -187,14 +184,14 @@ class TrialFile:
     def _check(self, header: Any, problem: dict[str, Any]) -> None:
         found = cast("dict[str, Any]", header) if isinstance(header, dict) else {}
         if found.get("format") != FORMAT or not isinstance(found.get("problem"), dict):
-            raise TrialsError(
+            raise PlanError(
                 f"{self.path}:1: not a file of trials, whose first line has the format "
                 f"'{FORMAT}' and a problem; give another file."
             )
         own = cast("dict[str, Any]", found["problem"])
         for key in dict.fromkeys([*problem, *own]):
             if own.get(key) != problem.get(key):
-                raise TrialsError(
+                raise PlanError(
                     f"trials '{self.path}' are of another problem: its {key} is {own.get(key)!r}, "
                     f"this one's is {problem.get(key)!r}; give another file."
                 )

@@ -78,7 +78,7 @@ def test_kernel_of_which_nothing_runs_says_why(monkeypatch: pytest.MonkeyPatch) 
         raise RuntimeError("no driver")
 
     monkeypatch.setattr("triton.testing.do_bench", times_by(seconds))
-    with pytest.raises(tune.NothingRunsError, match="ATen: RuntimeError no driver"):
+    with pytest.raises(RuntimeError, match="ATen: RuntimeError no driver"):
         tune.fastest_config(generate(gelu()), lambda config: lambda: config)
 
 

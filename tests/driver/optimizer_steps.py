@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 import shardweave as sw
+from shardweave.backends.optimizers.shards import full_value
 from shardweave.tests import own_optimizers
 
 STEPS = 3
@@ -54,7 +55,7 @@ class Uneven(nn.Module):
 
 
 def full(tensor: Tensor) -> Tensor:
-    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach()
+    return (full_value(tensor) if isinstance(tensor, DTensor) else tensor).detach()
 
 
 def maker(name: str) -> Callable[..., Optimizer]:
@@ -85,27 +86,50 @@ def errors_of(
     options: dict[str, Any], chosen: list[tuple[str, dict[str, Any]]], *, is_even: bool
 ) -> dict[str, float]:
     """The largest error of a parameter after the steps of each optimizer."""
-    warnings.simplefilter("ignore")
-    torch.manual_seed(0)
-    model = Uneven(is_even=is_even).double()
-    x = torch.randn(8, 6, dtype=torch.float64)
-    step = sw.compile(model, (x,), **options)
+    model, x, step = _compiled(options, is_even=is_even)
     start = copy.deepcopy(model.state_dict())
     errors: dict[str, float] = {}
     for name, settings in chosen:
         step.load_state_dict(start)
         eager = copy.deepcopy(model)
-        pairs: list[tuple[Any, Optimizer]] = []
-        for module in (step, eager):
-            is_one_group = name in ("AcrossParameters", "Lookahead")
-            parameters: Any = (
-                list(module.parameters())
-                if is_one_group
-                else groups_of(module, matrices=name in ("Muon",))
-            )
-            pairs.append((module, maker(name)(parameters, lr=0.05, **settings)))
+        pairs = [(each, _optimizer(name, settings, each)) for each in (step, eager)]
         errors[f"{name} {settings}"] = _error_of_steps(pairs, x)
     return errors
+
+
+def errors_of_resumed(
+    options: dict[str, Any], others: dict[str, Any], names: list[str], folder: str
+) -> dict[str, float]:
+    """The same, where a checkpoint of the steps goes on with other options of compile."""
+    model, x, step = _compiled(options, is_even=True)
+    start = copy.deepcopy(model.state_dict())
+    resumed = sw.compile(copy.deepcopy(model), (x,), **others)
+    errors: dict[str, float] = {}
+    for name in names:
+        step.load_state_dict(start)
+        eager = copy.deepcopy(model)
+        first, last, wanted = (_optimizer(name, {}, each) for each in (step, resumed, eager))
+        _error_of_steps([(step, first), (eager, wanted)], x)
+        sw.save_checkpoint(f"{folder}/{name}", STEPS, {"model": step, "optimizer": first})
+        sw.load_checkpoint(f"{folder}/{name}", {"model": resumed, "optimizer": last})
+        errors[name] = _error_of_steps([(resumed, last), (eager, wanted)], x)
+    return errors
+
+
+def _compiled(options: dict[str, Any], *, is_even: bool) -> tuple[nn.Module, Tensor, Any]:
+    warnings.simplefilter("ignore")
+    torch.manual_seed(0)
+    model = Uneven(is_even=is_even).double()
+    x = torch.randn(8, 6, dtype=torch.float64)
+    return model, x, sw.compile(model, (x,), **options)
+
+
+def _optimizer(name: str, settings: dict[str, Any], module: nn.Module) -> Optimizer:
+    is_one_group = name in ("AcrossParameters", "Lookahead")
+    parameters: Any = (
+        list(module.parameters()) if is_one_group else groups_of(module, matrices=name == "Muon")
+    )
+    return maker(name)(parameters, lr=0.05, **settings)
 
 
 def _error_of_steps(pairs: list[tuple[Any, Optimizer]], x: Tensor) -> float:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from shardweave.tests.driver.optimizer_steps import cases, errors_of
+from shardweave.passes.pipeline import as_mesh
+from shardweave.tests.driver.optimizer_steps import cases, errors_of, errors_of_resumed
 from shardweave.tests.spawn import run_ranks
 
 FEW = ("Muon", "Adafactor", "Rprop", "AdamW", "BySize", "SometimesNormed", "Noisy", "Lookahead")
 
-LAYOUTS: list[tuple[dict[str, Any], bool]] = [
-    ({"mesh": "data=2", "zero": 1}, False),
-    ({"mesh": "data=2", "zero": 3}, False),
-    ({"mesh": "tensor=2"}, True),
+LAYOUTS: list[tuple[str, int, bool]] = [
+    ("data=2", 1, False),
+    ("data=2", 2, False),
+    ("data=2", 3, False),
+    ("tensor=2", 0, False),
+    ("data=2,tensor=2", 3, True),
+    ("stage=2", 0, False),
 ]
-"""Options of compile, and whether all sizes divide."""
+"""Mesh, zero, and whether all sizes divide."""
 
 
 def worker(options: dict[str, Any], is_even: bool, names: list[str]) -> dict[str, float]:
@@ -24,18 +29,29 @@ def worker(options: dict[str, Any], is_even: bool, names: list[str]) -> dict[str
     return errors_of(options, chosen, is_even=is_even)
 
 
-def check(options: dict[str, Any], is_even: bool, *names: str) -> None:
-    for errors in run_ranks(worker, 2, options, is_even, list(names)):
-        # Muon iterates in bfloat16: 2e-4 is 1% of an update.
-        limits = {name: 2e-4 if name.startswith("Muon") else 1e-9 for name in errors}
-        assert not {name: error for name, error in errors.items() if not error < limits[name]}
+def check(mesh: str, zero: int, is_even: bool, *names: str) -> None:
+    options = {"mesh": mesh, "zero": zero}
+    ranks = as_mesh(mesh).num_devices
+    for errors in run_ranks(worker, ranks, options, is_even, list(names)):
+        assert not {name: error for name, error in errors.items() if not error < 1e-9}
 
 
 def test_optimizers_that_read_more_than_elements_train_as_on_one_process() -> None:
-    check({"mesh": "data=2", "zero": 3}, False, *FEW)
+    check("data=2", 3, False, *FEW)
+
+
+def test_the_size_of_a_parameter_is_the_same_on_all_stages() -> None:
+    check("stage=2", 0, False, "BySize")
+
+
+def test_a_checkpoint_of_any_state_goes_on_with_another_mesh(tmp_path: Path) -> None:
+    options: list[dict[str, Any]] = [{"mesh": "data=2", "zero": 3}, {"mesh": "tensor=2"}]
+    names = ["AdamW", "Muon", "Soap"]
+    for errors in run_ranks(errors_of_resumed, 2, *options, names, str(tmp_path)):
+        assert not {name: error for name, error in errors.items() if not error < 1e-9}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("options", "is_even"), LAYOUTS)
-def test_every_optimizer_trains_as_on_one_process(options: dict[str, Any], is_even: bool) -> None:
-    check(options, is_even)
+@pytest.mark.parametrize(("mesh", "zero", "is_even"), LAYOUTS)
+def test_every_optimizer_trains_as_on_one_process(mesh: str, zero: int, is_even: bool) -> None:
+    check(mesh, zero, is_even)

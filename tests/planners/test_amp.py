@@ -20,7 +20,7 @@ from shardweave.benchmarks.amp_work import LayerWork, fixed_shares
 from shardweave.planners.amp.costs import corrected_costs
 from shardweave.planners.amp.estimate import estimate
 from shardweave.planners.amp.memory import shortfall, stage_bytes
-from shardweave.planners.amp.model import AmpError, LayeredModel, Strategy, strategies
+from shardweave.planners.amp.model import LayeredModel, Strategy, strategies
 from shardweave.planners.amp.network import (
     ClusterArrays,
     boundary_bandwidths,
@@ -30,6 +30,7 @@ from shardweave.planners.amp.network import (
 from shardweave.planners.amp.search import Annealing, best_cuts, search_strategies
 from shardweave.planners.cost.cluster import Cluster, DeviceType, NodeType
 from shardweave.planners.cost.links import hops_at_once
+from shardweave.planners.plan.plan_parts import PlanError
 
 FAST = DeviceType("fast", {"float16": 1e12}, 10**9, 1e12)
 SLOW = replace(FAST, name="slow")
@@ -244,7 +245,7 @@ def test_search_leaves_out_what_does_not_fit() -> None:
 
 def test_cluster_too_small_in_memory_is_told_the_smallest_shortfall_by_part() -> None:
     model = chain(size=1e8)  # 1.6 GB of states a layer
-    with pytest.raises(AmpError, match=r"nearest is pipeline 4, .*optimizer 2\.24.* too many"):
+    with pytest.raises(PlanError, match=r"nearest is pipeline 4, .*optimizer 2\.24.* too many"):
         search_strategies(model, cluster(node("fast", count=2)))
     links = ClusterArrays.of(cluster(node("fast", count=2)))
     strategy = Strategy(4, 1, 1, 1)
@@ -314,7 +315,7 @@ def test_cuts_of_rows_are_cuts_between_layers() -> None:
 )
 def test_strategy_that_does_not_fit_the_model_is_refused(strategy: Strategy, message: str) -> None:
     links = ClusterArrays.of(cluster(node("fast", count=2)))
-    with pytest.raises(AmpError, match=message):
+    with pytest.raises(PlanError, match=message):
         corrected_costs(chain(), links, strategy, megatron_grid(strategy))
 
 
@@ -322,5 +323,5 @@ def test_cuts_of_another_number_of_stages_are_refused() -> None:
     strategy = Strategy(2, 2, 1, 1)
     links = ClusterArrays.of(cluster(node("fast", count=2)))
     found = corrected_costs(chain(), links, strategy, megatron_grid(strategy))
-    with pytest.raises(AmpError, match="found 3 stages ending at layer 6, expected 2"):
+    with pytest.raises(PlanError, match="found 3 stages ending at layer 6, expected 2"):
         estimate(chain(), strategy, found, (0, 2, 4, 6))

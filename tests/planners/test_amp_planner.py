@@ -14,7 +14,7 @@ from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.blocks import blocks_of
 from shardweave.planners.amp import plan_amp
 from shardweave.planners.amp.costs import corrected_costs
-from shardweave.planners.amp.model import AmpError, Strategy
+from shardweave.planners.amp.model import Strategy
 from shardweave.planners.amp.network import ClusterArrays
 from shardweave.planners.amp.profile import ProgramProfile, profile_program
 from shardweave.planners.amp.search import Placed, best_cuts
@@ -155,7 +155,7 @@ def test_annealing_is_never_slower() -> None:
 
 def test_cluster_too_small_in_memory_tells_the_shortfall_in_gib_by_part() -> None:
     devices = {name: replace(one, memory_bytes=50_000) for name, one in HET.devices.items()}
-    with pytest.raises(AmpError) as error:
+    with pytest.raises(PlanError) as error:
         planned(cluster=replace(HET, devices=devices))
     message = str(error.value)
     for part in ("parameters", "gradients", "optimizer", "activations", "workspace"):
@@ -164,9 +164,9 @@ def test_cluster_too_small_in_memory_tells_the_shortfall_in_gib_by_part() -> Non
 
 
 def test_mesh_of_another_size_or_with_other_axes_is_refused() -> None:
-    with pytest.raises(AmpError, match="has 4 devices, but 'amp' plans all 16"):
+    with pytest.raises(PlanError, match="has 4 devices, but 'amp' plans all 16"):
         planned(mesh="data=2,tensor=2")
-    with pytest.raises(AmpError, match="axis 'x', but 'amp' plans pipeline, data, tensor"):
+    with pytest.raises(PlanError, match="axis 'x', but 'amp' plans pipeline, data, tensor"):
         planned(mesh="x=16")
 
 

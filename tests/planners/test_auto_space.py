@@ -7,7 +7,6 @@ from functools import cache
 import pytest
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from shardweave.driver.cli import main
 from shardweave.driver.models.models import build_example
 from shardweave.ir.capture.capture import capture
 from shardweave.ir.mesh.mesh import Mesh
@@ -20,12 +19,10 @@ from shardweave.planners.auto.plans import PlanMaker
 from shardweave.planners.auto.reader import CostReader, Depths
 from shardweave.planners.auto.space.constraints import Constraints, point_of
 from shardweave.planners.auto.space.point import JointPoint
-from shardweave.planners.auto.space.sizes import shard_sizes
 from shardweave.planners.auto.space.space import JointSpace, joint_space
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.lowering.partition import partition
 from shardweave.planners.plan.plan import Plan
-from shardweave.planners.plan.plan_parts import PlanError
 from shardweave.planners.schedules.bounds import bubble_bound_s
 from shardweave.tests.zoo import assert_equals_eager, captured
 

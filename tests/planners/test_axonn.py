@@ -30,12 +30,13 @@ from shardweave.planners.axonn.model import (
     volumes,
 )
 from shardweave.planners.axonn.planner import axonn_layers_of
-from shardweave.planners.axonn.search import AxonnError, Options, grid_memory_of, rank_grids
+from shardweave.planners.axonn.search import Options, grid_memory_of, rank_grids
 from shardweave.planners.call import call_planner
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.lowering.apply_plan import ApplyPlanPass
 from shardweave.planners.lowering.partition import partition
 from shardweave.planners.plan.plan import Plan
+from shardweave.planners.plan.plan_parts import PlanError
 from shardweave.planners.structure.structure import parallel_pairs
 from shardweave.tests.zoo import SHARDING_PASSES, SPECS, assert_equals_eager, captured, partitioned
 
@@ -137,7 +138,7 @@ def test_placement_aware_ranking_differs_from_ranking_by_volume() -> None:
 
 
 def test_memory_too_small_names_the_smallest_shortfall() -> None:
-    with pytest.raises(AxonnError, match=r"smallest shortfall is [\d.]+ GiB, of x=\d+,y=") as error:
+    with pytest.raises(PlanError, match=r"smallest shortfall is [\d.]+ GiB, of x=\d+,y=") as error:
         rank_grids(gpt_model("GPT-80B", samples=1024), find_cluster("perlmutter"), 8)
     assert "parameters" in str(error.value)
 
@@ -283,7 +284,7 @@ def test_planner_chooses_a_grid_that_divides_and_says_why() -> None:
 
 
 def test_mesh_of_other_axes_is_refused() -> None:
-    with pytest.raises(AxonnError, match=r"axis 'tensor', but 'axonn' plans x, y, z, data"):
+    with pytest.raises(PlanError, match=r"axis 'tensor', but 'axonn' plans x, y, z, data"):
         plan_axonn(captured(SPECS["gpt"]).program, as_mesh("tensor=2"))
 
 

@@ -23,12 +23,13 @@ from shardweave.passes.pipeline import PassPipeline
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.lowering.plan_passes import plan_passes
 from shardweave.planners.oases.blocks import read_blocks
-from shardweave.planners.oases.chain import ChainError, linearise
+from shardweave.planners.oases.chain import linearise
 from shardweave.planners.oases.degree import Axes, plan_of_degrees, prime_factors
 from shardweave.planners.oases.dp import solve_chain
 from shardweave.planners.oases.planner import plan_oases
 from shardweave.planners.oases.program import ChainOptions, ProgramChain, chain_of_program
 from shardweave.planners.plan.plan import Plan
+from shardweave.planners.plan.plan_parts import PlanError
 from shardweave.planners.planning import plan as make_plan
 from shardweave.planners.structure.structure import find_pairs
 from shardweave.tests.marks import slow
@@ -279,7 +280,7 @@ def test_too_little_memory_gives_the_smallest_shortfall_by_part() -> None:
     program = captured(SPECS["gpt"]).program
     cluster = find_cluster(CLUSTER)
     small = {n: replace(d, memory_bytes=2**10) for n, d in cluster.devices.items()}
-    with pytest.raises(ChainError, match=r"GiB too much") as failure:
+    with pytest.raises(PlanError, match=r"GiB too much") as failure:
         plan_oases(program, Mesh(tensor=4), cluster=replace(cluster, devices=small))
     assert "parameters, gradients and optimizer" in str(failure.value)
     assert "workspace" in str(failure.value)

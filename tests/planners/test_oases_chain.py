@@ -11,12 +11,12 @@ from shardweave.planners.cost.quantity import GIB
 from shardweave.planners.oases.chain import (
     Chain,
     ChainBlock,
-    ChainError,
     DegreeOption,
     PassTimes,
     linearise,
 )
 from shardweave.planners.oases.chain import runs as runs_of
+from shardweave.planners.plan.plan_parts import PlanError
 from shardweave.tests.planners.small_chains import three_blocks
 
 
@@ -76,24 +76,24 @@ def test_runs_of_degrees_read_as_in_the_paper() -> None:
 
 
 def test_chain_without_blocks_is_refused() -> None:
-    with pytest.raises(ChainError, match="no blocks"):
+    with pytest.raises(PlanError, match="no blocks"):
         Chain((), ())
 
 
 def test_degrees_out_of_order_are_refused() -> None:
     block = three_blocks().blocks[0]
-    with pytest.raises(ChainError, match=r"'a' has degrees \[2, 1\]"):
+    with pytest.raises(PlanError, match=r"'a' has degrees \[2, 1\]"):
         Chain((replace(block, choices=block.choices[::-1]),), ())
 
 
 def test_gathers_of_another_shape_are_refused() -> None:
     chain = three_blocks()
-    with pytest.raises(ChainError, match=r"expected \[\(2, 2\), \(2, 2\)\]"):
+    with pytest.raises(PlanError, match=r"expected \[\(2, 2\), \(2, 2\)\]"):
         Chain(chain.blocks, chain.gather_s[:1])
 
 
 def test_degree_that_a_block_cannot_have_is_named() -> None:
-    with pytest.raises(ChainError, match=r"'b' cannot have degree 3; use one of \[1, 2\]"):
+    with pytest.raises(PlanError, match=r"'b' cannot have degree 3; use one of \[1, 2\]"):
         three_blocks().path([1, 3, 1])
 
 
@@ -101,5 +101,5 @@ def test_literal_costs_refuse_blocks_with_different_degrees() -> None:
     chain = three_blocks()
     narrow = replace(chain.blocks[2], choices=chain.blocks[2].choices[:1])
     chain = Chain((*chain.blocks[:2], narrow), (chain.gather_s[0], ((0.0,), (20.0,))))
-    with pytest.raises(ChainError, match=r"'c' has \[1\], 'a' has \[1, 2\]"):
+    with pytest.raises(PlanError, match=r"'c' has \[1\], 'a' has \[1, 2\]"):
         published_costs(chain)

@@ -9,8 +9,9 @@ import pytest
 from shardweave.benchmarks.oases_data import BUDGET_BYTES, chain_of, model_of
 from shardweave.benchmarks.oases_literal import published_costs
 from shardweave.planners.cost.quantity import GIB
-from shardweave.planners.oases.chain import Chain, ChainBlock, ChainError, linearise
+from shardweave.planners.oases.chain import Chain, ChainBlock, linearise
 from shardweave.planners.oases.dp import solve_chain
+from shardweave.planners.plan.plan_parts import PlanError
 from shardweave.tests.planners.small_chains import (
     least_time,
     random_budget,
@@ -29,7 +30,7 @@ def test_search_equals_trying_all_paths(literal: bool, max_switches: int | None)
         costs = published_costs(chain) if literal else None
         wanted = least_time(chain, budget, literal=literal, max_switches=max_switches)
         if wanted is None:
-            with pytest.raises(ChainError, match="GiB too much"):
+            with pytest.raises(PlanError, match="GiB too much"):
                 solve_chain(chain, budget, costs=costs, max_switches=max_switches)
             continue
         found = solve_chain(chain, budget, costs=costs, max_switches=max_switches)
@@ -46,7 +47,7 @@ def test_without_a_budget_the_fastest_path_wins() -> None:
 
 def test_too_small_budget_names_the_smallest_shortfall_and_its_parts() -> None:
     # Degree 2 everywhere needs 3 x (4 + 3) + 1 GiB, the least of all.
-    with pytest.raises(ChainError) as error:
+    with pytest.raises(PlanError) as error:
         solve_chain(three_blocks(), 20 * GIB)
     assert str(error.value) == (
         "no degrees fit into 20.00 GiB: the least memory, with blocks by degree {2: 3}, is 22.00 "
@@ -56,7 +57,7 @@ def test_too_small_budget_names_the_smallest_shortfall_and_its_parts() -> None:
 
 
 def test_budget_that_is_no_size_is_refused() -> None:
-    with pytest.raises(ChainError, match="budget is 0 bytes"):
+    with pytest.raises(PlanError, match="budget is 0 bytes"):
         solve_chain(three_blocks(), 0)
 
 
@@ -70,7 +71,7 @@ def test_blocks_without_a_common_degree_need_a_switch() -> None:
     low, high = chain.blocks[0].choices
     chain = Chain((ChainBlock("one", (low,)), ChainBlock("two", (high,))), (((10.0,),),))
     assert solve_chain(chain, max_switches=1).degrees == (1, 2)
-    with pytest.raises(ChainError, match="allow more switches"):
+    with pytest.raises(PlanError, match="allow more switches"):
         solve_chain(chain, max_switches=0)
 
 

@@ -10,9 +10,9 @@ import pytest
 
 from shardweave.benchmarks.oases_literal import published_costs
 from shardweave.planners.cost.quantity import GIB
-from shardweave.planners.oases.chain import ChainError
 from shardweave.planners.oases.dp import Solution, solve_chain
 from shardweave.planners.oases.ilp import solve_chain_ilp
+from shardweave.planners.plan.plan_parts import PlanError
 from shardweave.tests.planners.small_chains import random_budget, random_chain, three_blocks
 
 SOLVERS = ("highs", "cbc")
@@ -40,7 +40,7 @@ def solved(solve: Callable[[], Solution]) -> Solution | str:
     """The solution, or the message of the error."""
     try:
         return solve()
-    except ChainError as error:
+    except PlanError as error:
         return str(error)
 
 
@@ -57,7 +57,7 @@ def test_search_equals_both_ilp_solvers_on_500_random_chains() -> None:
 
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_ilp_that_does_not_fit_names_the_shortfall(solver: str) -> None:
-    with pytest.raises(ChainError, match=r"2\.00 GiB too much"):
+    with pytest.raises(PlanError, match=r"2\.00 GiB too much"):
         solve_chain_ilp(three_blocks(), 20 * GIB, solver=solver)
 
 

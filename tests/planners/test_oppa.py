@@ -34,10 +34,10 @@ from shardweave.planners.oppa.gp import fit
 from shardweave.planners.oppa.joint import JointPlans
 from shardweave.planners.oppa.prior import MemoryPrior, ThroughputPrior
 from shardweave.planners.oppa.search import run_trials
-from shardweave.planners.plan.plan_parts import RECOMPUTE
+from shardweave.planners.plan.plan_parts import RECOMPUTE, PlanError
 from shardweave.planners.planning import plan
-from shardweave.planners.trials.space import Configuration, SpaceError, SpaceTable
-from shardweave.planners.trials.trials import Outcome, Record, TrialFile, TrialsError
+from shardweave.planners.trials.space import Configuration, SpaceTable
+from shardweave.planners.trials.trials import Outcome, Record, TrialFile
 from shardweave.tests.zoo import captured
 
 SMALL = SearchSpace(8, 4, 4, 16, data_buckets_mib=(1, 16), zero_buckets_mib=(1, 16))
@@ -95,7 +95,7 @@ def test_space_of_sixteen_devices_has_ten_thousand_and_is_made_at_once() -> None
 
 
 def test_space_without_a_configuration_says_so() -> None:
-    with pytest.raises(SpaceError, match="no configuration uses all 8 devices"):
+    with pytest.raises(PlanError, match="no configuration uses all 8 devices"):
         SearchSpace(8, 1, 1, 3).enumerate()
 
 
@@ -105,7 +105,7 @@ def test_configuration_survives_json_and_a_wrong_one_is_named() -> None:
     joint = replace(one, context=2, sub_batches=2, order="gpipe")
     assert Configuration.from_dict(joint.to_dict(), "here") == joint
     assert "order" not in one.to_dict()
-    with pytest.raises(SpaceError, match="here: 'data' of the configuration is 'x'"):
+    with pytest.raises(PlanError, match="here: 'data' of the configuration is 'x'"):
         Configuration.from_dict({**one.to_dict(), "data": "x"}, "here")
 
 
@@ -244,7 +244,7 @@ def test_trials_of_another_problem_or_search_are_refused(tmp_path: Path) -> None
     path = tmp_path / "t.jsonl"
 
     def refuse(problem: dict[str, Any], message: str) -> None:
-        with pytest.raises(TrialsError, match=message), TrialFile.open(path, problem):
+        with pytest.raises(PlanError, match=message), TrialFile.open(path, problem):
             pass
 
     with TrialFile.open(path, {"cluster": "a"}):

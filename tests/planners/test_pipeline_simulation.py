@@ -9,10 +9,10 @@ import pytest
 
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.planners.amp import plan_amp
-from shardweave.planners.amp.model import AmpError
 from shardweave.planners.cost.cluster import Cluster, on_devices
 from shardweave.planners.cost.links import nics_of, transfer_of
 from shardweave.planners.plan.plan import Plan
+from shardweave.planners.plan.plan_parts import PlanError
 from shardweave.planners.predict.predict import simulation_of
 from shardweave.tests.benchmarks.test_played_stages import HET, UNIT, lowerings, staged
 from shardweave.tests.planners.small_clusters import cluster
@@ -45,9 +45,9 @@ def test_amp_with_zero_fits_where_it_did_not() -> None:
     devices = {name: replace(one, memory_bytes=middle) for name, one in HET.devices.items()}
     small = replace(HET, devices=devices)
     assert fullest(3, small).zero == 3
-    with pytest.raises(AmpError, match="GiB too many"):
+    with pytest.raises(PlanError, match="GiB too many"):
         fullest(0, small)
-    with pytest.raises(AmpError, match="zero is 4; use 0, 1, 2 or 3"):
+    with pytest.raises(PlanError, match="zero is 4; use 0, 1, 2 or 3"):
         plan_amp(lowerings(), None, cluster=HET, zero=4)
 
 

@@ -12,9 +12,9 @@ from shardweave.planners.lowering.lower import local_program
 from shardweave.planners.lowering.stages.choose import with_pipeline
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_parts import Candidate, Predicted
-from shardweave.planners.planning import simulate_plan
 from shardweave.planners.predict.predict import (
     predict_plan,
+    simulate_step,
     time_parts,
     why_slower,
     with_candidates,
@@ -39,7 +39,7 @@ def test_plan_that_names_no_stages_is_simulated_with_those_it_would_run_with() -
     program = captured(SPECS["gpt"]).program
     plan = replace(megatron(SPECS["gpt"], "data=2"), mesh={"pipeline": 2, "data": 2})
     run = with_pipeline(plan, program, Mesh(pipeline=2, data=2))
-    found, step = (simulate_plan(program, one, "perlmutter") for one in (plan, run))
+    found, step = (simulate_step(program, "perlmutter", plan=one) for one in (plan, run))
     assert run.num_stages == 2
     assert found.time_s == step.time_s
     assert found.peak_bytes == step.peak_bytes

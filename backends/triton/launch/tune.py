@@ -34,14 +34,10 @@ class Choice:
     failures: tuple[str, ...] = ()
 
 
-class NothingRunsError(RuntimeError):
-    """No configuration of a kernel runs on this device, nor do its ops on ATen."""
-
-
 def choose_config(kernel: Kernel, device_name: str, runner: Runner) -> Choice:
     """The fastest configuration on this device, from the cache on disk or measured now.
 
-    Raises NothingRunsError.
+    Raises RuntimeError.
     """
     path = entry_path(kernel, device_name)
     known = read_choice(path, kernel)
@@ -55,7 +51,7 @@ def choose_config(kernel: Kernel, device_name: str, runner: Runner) -> Choice:
 def fastest_config(kernel: Kernel, runner: Runner) -> Choice:
     """The configuration that takes the least time; one that fails, for any reason, is left out.
 
-    Raises NothingRunsError if all fail.
+    Raises RuntimeError if all fail.
     """
     from triton.testing import do_bench
 
@@ -72,7 +68,7 @@ def fastest_config(kernel: Kernel, runner: Runner) -> Choice:
             continue
         times.append((seconds, number, config))
     if not times:
-        raise NothingRunsError(f"{kernel.name}: nothing runs: {'; '.join(failures)}.")
+        raise RuntimeError(f"{kernel.name}: nothing runs: {'; '.join(failures)}.")
     return Choice(min(times)[2], tuple(failures))
 
 

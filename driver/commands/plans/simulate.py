@@ -70,16 +70,14 @@ def simulate_command(options: argparse.Namespace) -> int:
 
 def _simulated(program: Program, options: argparse.Namespace) -> Simulation | PipelineSimulation:
     from shardweave.driver.commands.read_programs import note_what_is_simulated
-    from shardweave.planners.planning import simulate_plan
     from shardweave.planners.predict.predict import simulate_step
 
-    state = optimizer_state(options)
     if options.plan is None:
         note_what_is_simulated(options.cluster, program)
-        return simulate_step(program, options.cluster, optimizer_multiplier=state)
-    if program.is_local:
+    elif program.is_local:
         raise ValueError(
             f"'{options.file}' is the program of one rank already; with --plan give the captured "
             "one, which `shardweave capture` writes."
         )
-    return simulate_plan(program, options.plan, options.cluster, optimizer_multiplier=state)
+    state = optimizer_state(options)
+    return simulate_step(program, options.cluster, plan=options.plan, optimizer_multiplier=state)

@@ -61,33 +61,24 @@ def explore_command(options: argparse.Namespace) -> int:
 
 
 def _explored(program: Program, options: argparse.Namespace) -> Exploration:
-    from shardweave.driver.explore import explore, explore_plans
+    from shardweave.driver.explore import explore
     from shardweave.planners.lowering.plan_passes import plan_passes
     from shardweave.planners.plan.plan import Plan
 
-    title, passes, mesh = Path(options.file).name, options.passes, options.mesh
-    state, precision = optimizer_state(options), ""
+    passes, mesh, precision = options.passes, options.mesh, ""
     if len(options.plan) > 1:
         names = {path: Path(path).name for path in options.plan}
         are_distinct = len(set(names.values())) == len(options.plan)
-        plans = {names[path] if are_distinct else path: Plan.load(path) for path in options.plan}
-        return explore_plans(
-            program,
-            plans,
-            options.cluster,
-            title=title,
-            optimizer_multiplier=state,
-        )
-    if options.plan:
+        passes = {names[path] if are_distinct else path: Plan.load(path) for path in options.plan}
+    elif options.plan:
         plan = Plan.load(options.plan[0])
-        passes = plan_passes(plan)
-        mesh, precision = plan.mesh, plan.precision
+        passes, mesh, precision = plan_passes(plan), plan.mesh, plan.precision
     return explore(
         program,
         passes,
         options.cluster,
         mesh=mesh,
-        title=title,
-        optimizer_multiplier=state,
+        title=Path(options.file).name,
+        optimizer_multiplier=optimizer_state(options),
         precision=precision,
     )

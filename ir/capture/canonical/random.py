@@ -1,4 +1,4 @@
-"""Random numbers: of `dist.random`, by the recipes that eager PyTorch follows under `sw.random`."""
+"""Random numbers: of `dist.random`, by the recipes that eager PyTorch follows under `sw.seeded`."""
 
 from __future__ import annotations
 

@@ -32,6 +32,7 @@ _WRONG_TYPE = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 
+_TEXT = "compute nothing of a text that Python makes, such as that of an exception"
 _REMEDIES = (
     ("sparse", SPARSE_REMEDY),
     ("nested", NESTED_REMEDY),
@@ -49,6 +50,10 @@ _REMEDIES = (
     ("failed to bind arguments", "call it with the arguments that it takes, as in eager"),
     ("assert", "take the assertion out of forward"),
     ("operator `print`", "take it out of forward"),
+    ("operator `str`", _TEXT),
+    ("has no type", _TEXT),
+    ("python_type()", _TEXT),
+    ("modified by an inplace", "change a copy, or give a new tensor: eager refuses it too"),
     ("tolist", "keep the value a tensor"),
     (
         "pack_padded_sequence",

@@ -16,6 +16,7 @@ from torch import fx
 
 from shardweave.ir.capture.arguments import children_of
 from shardweave.ir.capture.observed.constant_numbers import constant_numbers
+from shardweave.ir.capture.observed.exceptions import exact_texts
 from shardweave.ir.capture.observed.value_checks import without_value_checks
 from shardweave.ir.capture.substitutes.dense_attention import traced_anywhere
 from shardweave.ir.capture.substitutes.written_out import written_out
@@ -35,7 +36,6 @@ from shardweave.ir.torch_private import (
     replaced,
     silent_logs,
     unordered,
-    without_mkldnn,
 )
 
 _WORDS = {print, warnings.warn, logging.debug, logging.info, logging.warning, logging.error}
@@ -57,13 +57,14 @@ def _quiet() -> Iterator[None]:
     with silent_logs(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".* should not be instantiated", DeprecationWarning)
         warnings.filterwarnings("ignore", "Sparse .* support is in beta")  # refused with its line
+        warnings.filterwarnings("ignore", "Dynamo does not know how to trace")  # refused, too
         warnings.filterwarnings("ignore", "Dynamo detected a call to a `functools.lru_cache`")
         yield
 
 
 @contextlib.contextmanager
 def _outside_of_modes() -> Iterator[None]:
-    """Modes in which the caller is, such as `sw.random` or a counter of FLOPs, see nothing of it.
+    """Modes in which the caller is, such as `sw.seeded` or a counter of FLOPs, see nothing of it.
 
     A step compiles a program in the middle of a call. Fake tensors stay fake.
     """
@@ -97,8 +98,11 @@ def _plain_recurrence() -> Iterator[None]:
 
     Its kernel on the CPU is one op that nothing could cut, and keeps a workspace of no known size.
     """
-    with without_mkldnn():
-        yield
+    flags = torch.backends.mkldnn.flags(enabled=False)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "TF32 acceleration on top of oneDNN")
+        with flags:
+            yield
 
 
 @contextlib.contextmanager
@@ -229,6 +233,7 @@ def settings(model: torch.nn.Module, train: bool, grad: bool) -> Iterator[None]:
         stack.enter_context(written_out())
         stack.enter_context(without_value_checks())
         stack.enter_context(constant_numbers())
+        stack.enter_context(exact_texts())
         stack.enter_context(_plain_encoders())
         stack.enter_context(_plain_recurrence())
         mode = _fake_mode_of(model)

@@ -20,7 +20,6 @@ from shardweave.planners.auto.space.point import ReplicaCut
 from shardweave.planners.cost.degrees import asked_degrees, divisors
 from shardweave.planners.megatron.planner import CONTEXT, plan_megatron
 from shardweave.planners.plan.plan import Plan
-from shardweave.planners.plan.plan_parts import PlanError
 from shardweave.planners.plan.zero import BATCH_AXES
 
 MESH_AXES = (*BATCH_AXES, "tensor", CONTEXT, "pipeline", "stage")
@@ -127,9 +126,7 @@ def replica_cuts(
 def _contexts(devices: int, mesh: Mesh | None, constraints: Constraints) -> Iterator[int]:
     """Sizes that an axis of sequences may have, from the smallest."""
     for size in divisors(devices):
-        asked = (
-            size if mesh is None else asked_degrees(mesh, MESH_AXES, "auto", PlanError).get(CONTEXT)
-        )
+        asked = size if mesh is None else asked_degrees(mesh, MESH_AXES, "auto").get(CONTEXT)
         if size > 1 and size == asked and constraints.allows_value(CONTEXT, size):
             yield size
 

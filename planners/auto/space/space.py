@@ -28,7 +28,6 @@ from shardweave.planners.plan.plan_parts import (
     PIPELINE_SCHEDULES,
     PRODUCTS,
     RECOMPUTE,
-    PlanError,
 )
 from shardweave.planners.plan.zero import BATCH_AXES
 from shardweave.planners.schedules.schedules import find_schedule
@@ -237,7 +236,7 @@ class JointSpace:
     def _has_mesh(self, sizes: Mapping[str, int]) -> bool:
         if self.mesh is None:
             return True
-        asked = asked_degrees(self.mesh, MESH_AXES, "auto", PlanError)
+        asked = asked_degrees(self.mesh, MESH_AXES, "auto")
         depth = asked.get("pipeline", asked.get("stage", 1))
         found = {name: asked.get(name, 1) for name in (*BATCH_AXES, "tensor", "context")}
         return {**found, "stages": depth} == sizes

@@ -157,7 +157,7 @@ def test_what_is_made_of_all_samples_without_weights_is_cut_into_micro_batches(
         copy.deepcopy(eager), (x,), mesh=mesh, backend="reference", seed=0, prove=True
     )
     assert not [note for note in step.notes if "one micro-batch" in note]
-    with sw.random(0):
+    with sw.seeded(0):
         for _ in range(2):
             assert_step_equals_eager(step, eager, x)
 

@@ -260,7 +260,7 @@ def draw_before_micro_batches() -> None:
         x = inputs.double()
         step = sw.compile(model, (x,), mesh="stage=2", seed=3)
         assert not [note for note in step.notes if "one micro-batch" in note]
-        numbers = sw.random(3)
+        numbers = sw.seeded(3)
         for _ in range(3):
             with numbers:
                 expected = model(x)

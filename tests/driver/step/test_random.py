@@ -1,4 +1,4 @@
-"""Random numbers of a step: the same on every mesh, and those of eager PyTorch under `sw.random`."""
+"""Random numbers of a step: the same on every mesh, and those of eager PyTorch under `sw.seeded`."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def eager(model: nn.Module, numbers: Any, inputs: dict[str, Tensor], scale: floa
 
 
 def test_steps_go_on_as_eager_does_and_evaluation_draws_nothing() -> None:
-    model, numbers = Dropping(), sw.random(11)
+    model, numbers = Dropping(), sw.seeded(11)
     step = compiled(model, batch(), seed=11)
     for rows in (8, 8, 6):
         inputs = batch(rows)
@@ -102,7 +102,7 @@ def test_steps_go_on_as_eager_does_and_evaluation_draws_nothing() -> None:
 
 
 def test_program_is_compiled_within_the_context_in_which_eager_draws() -> None:
-    model, numbers = Dropping(), sw.random(5)
+    model, numbers = Dropping(), sw.seeded(5)
     step = compiled(model, batch(), seed=5)
     last = batch(5)
     with numbers:
@@ -121,7 +121,7 @@ def test_state_that_is_copied_back_draws_the_same_numbers_again() -> None:
 
 
 def test_micro_batches_draw_one_after_another() -> None:
-    model, numbers, inputs = Dropping(), sw.random(2), batch()
+    model, numbers, inputs = Dropping(), sw.seeded(2), batch()
     step = compiled(model, inputs, seed=2)
     step(**inputs, accumulate=2)
     for part in (slice(0, 4), slice(4, 8)):
@@ -167,7 +167,7 @@ def train_on_ranks() -> None:
     """Three steps on real processes, seeded differently by torch, beside eager."""
     rank = torch.distributed.get_rank()
     torch.manual_seed(0)
-    model, numbers = Dropping(), sw.random(7)
+    model, numbers = Dropping(), sw.seeded(7)
     batches = [batch() for _ in range(3)]
     torch.manual_seed(7 if rank == 0 else 8)
     step = sw.compile(model, kwargs=batches[0], mesh="data=2,tensor=2")

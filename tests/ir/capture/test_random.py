@@ -1,4 +1,4 @@
-"""What a model draws: a program has the numbers that eager PyTorch draws under `sw.random`."""
+"""What a model draws: a program has the numbers that eager PyTorch draws under `sw.seeded`."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_program_draws_what_eager_draws(name: str) -> None:
     torch.manual_seed(0)
     model, x = Drawing(BODIES[name]), torch.randn(4, 6, dtype=F64)
     program = capture(model, [x])
-    with sw.random(3) as numbers:
+    with sw.seeded(3) as numbers:
         loss = model(x)
     loss.backward()
     results = run_reference(program, values_of(program, model, {"arg0": x}, seed=3))
@@ -88,7 +88,7 @@ def test_program_draws_what_eager_draws(name: str) -> None:
 def test_dropout_of_everything_draws_nothing() -> None:
     model, x = Drawing(lambda h: F.dropout(h, 1.0) + h), torch.randn(4, 6, dtype=F64)
     program = capture(model, [x])
-    with sw.random(3) as numbers:
+    with sw.seeded(3) as numbers:
         loss = model(x)
     results = run_reference(program, values_of(program, model, {"arg0": x}))
     torch.testing.assert_close(results["output", "0"], loss.detach(), rtol=1e-12, atol=0)
@@ -118,7 +118,7 @@ def test_equal_blocks_draw_numbers_of_their_own() -> None:
     program = capture(model, [x])
     draws = [op.value("draw") for op in program.ops if op.name == "dist.random"]  # type: ignore[attr-defined]
     assert draws == list(range(6))
-    with sw.random(0):
+    with sw.seeded(0):
         loss = model(x)
     found = run_reference(program, values_of(program, model, {"arg0": x}))["output", "0"]
     torch.testing.assert_close(found, loss.detach())
@@ -140,7 +140,7 @@ def test_other_draws_are_refused_in_both_with_what_to_do(
     expected = rf"{name}\S* draws random numbers in a way that has no form .* draw by torch\.rand"
     with pytest.raises(CaptureError, match=rf"test_random\.py:\d+.*{expected}"):
         capture(model, [x])
-    with pytest.raises(ValueError, match=expected), sw.random(0):
+    with pytest.raises(ValueError, match=expected), sw.seeded(0):
         model(x)
 
 
@@ -155,27 +155,27 @@ def test_buffer_of_the_name_of_the_state_is_refused() -> None:
 
 
 def test_eager_goes_on_where_it_was_left_or_from_a_state() -> None:
-    with sw.random(5) as numbers:
+    with sw.seeded(5) as numbers:
         first = torch.rand(3)
     with numbers:
         second = torch.rand(3)
-    with sw.random(5):
+    with sw.seeded(5):
         assert torch.equal(torch.cat([torch.rand(3), torch.rand(3)]), torch.cat([first, second]))
-    with sw.random(torch.tensor([5, 1])):
+    with sw.seeded(torch.tensor([5, 1])):
         assert torch.equal(torch.rand(3), second)
 
 
 def test_eager_draws_in_inference_mode_too() -> None:
     x = torch.ones(4, 6)
-    with sw.random(1):
+    with sw.seeded(1):
         expected = F.dropout(x, 0.5)
-    with sw.random(1), torch.inference_mode():
+    with sw.seeded(1), torch.inference_mode():
         assert torch.equal(F.dropout(x, 0.5), expected)
 
 
 def test_draw_of_a_checkpoint_in_backward_is_refused() -> None:
     x = torch.randn(4, 6, requires_grad=True)
-    with sw.random(0):
+    with sw.seeded(0):
         result: Any = checkpoint(lambda h: F.dropout(h, 0.5).sin(), x, use_reentrant=False)
         with pytest.raises(ValueError, match=r"draws in a backward pass, as torch\.utils\.check"):
             result.sum().backward()
@@ -187,6 +187,6 @@ def test_draw_from_a_generator_of_its_own_is_refused_and_left_alone_in_eager() -
     with pytest.raises(CaptureError):
         capture(model, [torch.randn(4, 6, dtype=F64)])
     expected = torch.rand(3, generator=generator.manual_seed(1))
-    with sw.random(0) as numbers:
+    with sw.seeded(0) as numbers:
         assert torch.equal(torch.rand(3, generator=generator.manual_seed(1)), expected)
     assert numbers.state.tolist() == [0, 0]
