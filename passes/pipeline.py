@@ -161,7 +161,7 @@ class PassPipeline:
                     with heard_by(notes.append):
                         _run_one(one, context, analyses)
                         if verify_each or is_last:
-                            _check_after(one, result)
+                            _check_after(one, analyses)
                     watch.after(one, result)
                 except Exception as error:
                     watch.failed(one, error)
@@ -197,8 +197,9 @@ def _run_one(one: ModulePass, context: Context, analyses: Analyses) -> None:
         raise
 
 
-def _check_after(one: ModulePass, program: Program) -> None:
-    problems = verify(program)
+def _check_after(one: ModulePass, analyses: Analyses) -> None:
+    """Raise PassError for an invalid program; one that is as it was verified last is not again."""
+    problems = analyses.of(verify)
     if problems:
         raise PassError(f"pass '{one.name}' left an invalid program: {problems[0]}")
 

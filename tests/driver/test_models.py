@@ -17,6 +17,7 @@ from shardweave.driver.model_size import check_size
 from shardweave.driver.models.hf import build_hf
 from shardweave.driver.models.models import Example, announce, build_example, parse_options
 from shardweave.ir.capture.capture import capture
+from shardweave.tests.marks import slow
 
 OWN_SPECS = {
     "gpt": "gpt:layers=2,hidden=16,heads=2,vocab=32,seq=8,batch=2",
@@ -472,7 +473,7 @@ def test_model_too_large_for_the_machine_is_refused_before_it_is_built(
         announce(spec, torch.float32)
 
 
-@pytest.mark.parametrize("model_type", ["llama", "vit", "mpt", "siglip"])
+@pytest.mark.parametrize("model_type", ["llama", slow("vit"), slow("mpt"), "siglip"])
 def test_tiny_model_is_small_and_can_be_captured(model_type: str) -> None:
     example = build_example(f"hf:{model_type}:tiny", dtype=torch.float64)
     assert sum(p.numel() for p in example.module.parameters()) < 200_000

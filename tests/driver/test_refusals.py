@@ -9,17 +9,27 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from xdsl.dialects.builtin import StringAttr
 
 import shardweave as sw
 from shardweave.backends.emit.attention import plain_attention
 from shardweave.backends.reference.reference import run_reference
 from shardweave.driver.explore import explore
+from shardweave.driver.models.hf import build_hf
+from shardweave.driver.models.models import build_example
+from shardweave.driver.step.precision import reducing_in
+from shardweave.ir.mesh.effect import Effect
 from shardweave.ir.mesh.mesh import MOST_DEVICES, Axis, Mesh
 from shardweave.ir.proof.prove import prove
+from shardweave.passes.pipeline import as_mesh
+from shardweave.planners.cost.cluster import Cluster
+from shardweave.planners.cost.cluster_file import parse_cluster
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.lowering.stages.choose import devices_of_plan
+from shardweave.planners.lowering.stages.cut_stages import STAGES, stored_stages
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_parts import Pipeline
+from shardweave.planners.planning import resolve_plan
 from shardweave.planners.predict.predict import predict_plan
 from shardweave.planners.registry import register_planner
 from shardweave.planners.schedules.schedules import find_schedule
@@ -57,6 +67,37 @@ def compiled(**options: Any) -> sw.CompiledModule:
     return compile_copy(model, args=(x,), mesh={"data": 2}, backend="reference", **options)
 
 
+STARTED = """
+    input %x : tensor<4xf64>
+    %y = aten.relu(%x) {sharding = [#dist.sharding<[{}], unreduced = ["tensor"]>]} : tensor<4xf64>
+    %s = dist.start_all_reduce(%y, axes = ["tensor"]) {sharding = [#dist.sharding<[{}]>]} : tensor<4xf64>
+    %z = dist.wait(%s) {sharding = [#dist.sharding<[{}]>]} : tensor<4xf64>
+    output %z
+"""
+
+
+def with_stages(stages: str) -> sw.Program:
+    program = step(SMALL)
+    program.module.attributes[STAGES] = StringAttr(stages)
+    return program
+
+
+def grouped_mm(*, rows: int, starts: list[Any], ends: list[Any], blocks: int = 1) -> Tensor:
+    """The op on tensors without values."""
+    numbers = (torch.tensor(each).to("meta") for each in (starts, ends))
+    values = torch.empty(rows, 2, device="meta"), torch.empty(len(starts), 2, 2, device="meta")
+    return torch.ops.shardweave.grouped_mm(*values, *numbers, groups=4, blocks=blocks)
+
+
+def draw_numbers(state: Tensor) -> Tensor:
+    return torch.ops.shardweave.random(state.to("meta"), [], draw=0, dtype=torch.float32)
+
+
+def cluster_of(node: str) -> Cluster:
+    device = "{flops: {float32: 1T}, memory_bytes: 1GiB, memory_bandwidth_bytes_s: 1GB/s}"
+    return parse_cluster(f"{{name: a, devices: {{d: {device}}}, nodes: [{{device: d, {node}}}]}}")
+
+
 HALVES = torch.zeros(1, 1, 2, 4)
 
 REFUSALS: Mapping[str, tuple[Callable[[], object], str]] = {
@@ -84,7 +125,7 @@ REFUSALS: Mapping[str, tuple[Callable[[], object], str]] = {
     ),
     "more stages than ranks": (
         lambda: predict_plan(step(SMALL), plan_in_stages(stages=3), find_cluster("testbed")),
-        "the plan has 3 stages, but its mesh .* has places for 2; make them the same",
+        "the plan has 3 stages, but the mesh .* has devices for 2; make the one a multiple",
     ),
     "message for ever": (lambda: Streams().start(float("inf"), ["link"]), "takes for ever on the"),
     "no plans": (
@@ -108,6 +149,67 @@ REFUSALS: Mapping[str, tuple[Callable[[], object], str]] = {
     "two ZeRO stages": (
         lambda: compiled(plan=Plan(mesh={"data": 2}, zero=1), zero=3),
         "the plan has zero=1, and zero=3 is asked for; leave one out",
+    ),
+    "capacity without experts": (
+        lambda: build_example("gpt:capacity=2"),
+        "gpt: capacity=2 is of experts; give experts=",
+    ),
+    "no layers": (lambda: build_example("gpt:layers=0"), "gpt: layers=0 should be positive"),
+    "no model type": (lambda: build_example("hf:"), "hf: names no model type; write hf:TYPE"),
+    "image of two sizes": (
+        lambda: build_hf("vit", {"image_size": (8, 16)}, torch.float32),  # pyright: ignore[reportArgumentType]
+        r"hf:vit: images of image_size=\(8, 16\) are not supported; give one integer",
+    ),
+    "tensors of another": (
+        lambda: compiled().load_state_dict({}, assign=True),
+        "a step keeps its own tensors; leave assign out",
+    ),
+    "mesh that is none": (lambda: as_mesh(object()), "or an sw.Mesh, not a object"),  # pyright: ignore[reportArgumentType]
+    "no such plan": (
+        lambda: resolve_plan("megatrn", step(SMALL), Mesh(data=2)),
+        "plan 'megatrn' is neither a planner .* did you mean 'megatron'",
+    ),
+    "dtype of reductions beside passes": (
+        lambda: reducing_in("float32", "preset:partition"),
+        "where `passes` has insert-collectives, put 'reduce-in.* behind it",
+    ),
+    "reduction": (
+        lambda: Effect(reduces="mean").on_shards([HALVES, HALVES]),
+        'found the reduction "mean", expected "sum" or "max"',
+    ),
+    "stages that are no lists": (
+        lambda: stored_stages(with_stages("h.0")),
+        "dist.stages is .*, expected lists of layers",
+    ),
+    "deletion after the start": (
+        lambda: sw.run_passes(
+            step(STARTED, "tensor=2", local=True), "delete-redundant-collectives"
+        ),
+        "collectives are started already; delete redundant ones before start-collectives",
+    ),
+    "groups of other lengths": (
+        lambda: grouped_mm(rows=4, starts=[0, 2], ends=[2]),
+        "starts and ends are one number for each group",
+    ),
+    "group numbers that are fractions": (
+        lambda: grouped_mm(rows=4, starts=[0.0], ends=[4.0]),
+        "starts and ends are int32 or int64",
+    ),
+    "blocks that do not divide": (
+        lambda: grouped_mm(rows=4, starts=[0], ends=[4], blocks=3),
+        "3 blocks divide neither the groups nor the rows",
+    ),
+    "state of random numbers": (
+        lambda: draw_numbers(torch.zeros(3, dtype=torch.int64)),
+        "state has to be two int64: the seed, and the draws before",
+    ),
+    "node without links": (
+        lambda: cluster_of("devices: 2"),
+        "bandwidth_bytes_s",
+    ),
+    "nodes without a network": (
+        lambda: cluster_of("devices: 1, count: 2"),
+        "nic_bandwidth_bytes_s",
     ),
     "batch by position and by name": (
         lambda: compiled().local_batch(torch.ones(4, 4), x=torch.ones(4, 4)),

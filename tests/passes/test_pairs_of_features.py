@@ -53,6 +53,8 @@ PLAN = {
 }
 """Features of the plan. parts: micro-batches where there are stages, else sub-batches."""
 
+BINARY = ("random", "rows", "dtype")
+
 FEATURES: dict[str, tuple[object, ...]] = {**MODEL, **PLAN}
 Row = Mapping[str, object]
 
@@ -111,14 +113,30 @@ class Model(nn.Module):
         return errors.mean()
 
 
-def covering(seed: int) -> list[dict[str, object]]:
+@cache
+def models() -> list[Row]:
+    """Eight models with each pair of their features: capturing one takes most of a row's time."""
+    chosen = zip(MODEL["attention"], ((0, 0, 1), (0, 1, 1), (0, 0, 1), (0, 1, 0)), strict=True)
+    return [
+        {
+            "attention": kind,
+            **{name: MODEL[name][i ^ turned] for name, i in zip(BINARY, which, strict=True)},
+        }
+        for kind, which in chosen
+        for turned in (0, 1)
+    ]
+
+
+@cache
+def covering() -> list[dict[str, object]]:
     """Rows in which each pair of values of two features stands at least once (greedy)."""
-    rng = random.Random(seed)
+    rng = random.Random(7)  # of a dozen the one with the fewest rows
     pairs = _pairs()
     rows: list[dict[str, object]] = []
     while pairs:
         candidates = [
-            {name: rng.choice(values) for name, values in FEATURES.items()} for _ in range(200)
+            {**rng.choice(models()), **{name: rng.choice(PLAN[name]) for name in PLAN}}
+            for _ in range(200)
         ]
         candidates = [row for row in candidates if row["data"] == 2 or row["zero"] == 0]
         best = max(candidates, key=lambda row: len(pairs & _pairs_of(row)))
@@ -174,9 +192,9 @@ def plan_of(case: Captured, row: Row) -> Plan:
     return replace(plan, zero=int(str(row["zero"])), recompute=str(row["recompute"]))
 
 
-@pytest.mark.parametrize("number", range(len(covering(0))))
+@pytest.mark.parametrize("number", range(len(covering())))
 def test_every_pair_of_features_trains_as_eager(number: int) -> None:
-    row = covering(0)[number]
+    row = covering()[number]
     case = case_of(tuple((name, row[name]) for name in MODEL))
     with unheard():
         program = local_program(case.program, plan_of(case, row))
@@ -193,4 +211,4 @@ def test_every_pair_of_features_trains_as_eager(number: int) -> None:
 
 
 def test_rows_hold_every_pair() -> None:
-    assert set().union(*(_pairs_of(row) for row in covering(0))) == _pairs()
+    assert set().union(*(_pairs_of(row) for row in covering())) == _pairs()

@@ -23,9 +23,19 @@ from shardweave.tests.ir.rules.sharded_op import (
     instance_of,
 )
 from shardweave.tests.ir.strategies import random_sharding
+from shardweave.tests.marks import slow_where
 
 SAMPLES = (*POINTWISE, *LAYOUT, *COMPUTE)
 OPS = sorted({sample.op for sample in SAMPLES})
+
+SOME_POINTWISE = {"aten.add.Tensor", "aten.gelu_backward", "aten.relu", "aten.where.self"}
+ALIKE = {sample.op for sample in POINTWISE} - {
+    *SOME_POINTWISE,
+    *(s.op for s in (*LAYOUT, *COMPUTE)),
+}
+COMBINED = slow_where(ALIKE.__contains__, OPS)
+"""The ops for tests of several cuts at once: most pointwise ones are slow, since they have one rule,
+and what a rule allows together does not depend on the op."""
 
 NEVER_CUT = {f"aten.{name}" for name in ("all", "any", "mean", "min", "prod")}
 """Ops that need the whole tensor. (Overloads of theirs that take dims do not.)"""
@@ -52,7 +62,7 @@ def test_each_factor_can_be_cut_alone(op: str) -> None:
     assert (done > 0) is (op not in NEVER_CUT)
 
 
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", COMBINED)
 def test_factors_can_be_cut_together(op: str) -> None:
     random = Random(op)
     for instance in instances(op):
@@ -92,7 +102,7 @@ def test_pending_sums_pass_through_linear_ops(op: str) -> None:
                 check_cut(instance, Mesh((*mesh.axes, Axis("b", 2))), carrying)
 
 
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", COMBINED)
 def test_any_shardings_give_the_same_result(op: str) -> None:
     random = Random(op)
     for instance in instances(op):
