@@ -10,13 +10,13 @@ from torch.distributed.tensor import DTensor
 
 from shardweave.backends.distributed.cuda_graph import GraphedStep
 from shardweave.backends.distributed.layout import as_dtensor, placements_of, whole
-from shardweave.backends.distributed.mesh_tensor import MeshTensor
 from shardweave.backends.distributed.parts import Parts
 from shardweave.backends.distributed.pipeline import Home, StagedRunner, homes_of
 from shardweave.backends.distributed.runtime import Runtime
 from shardweave.backends.emit.emit import StepFunction
 from shardweave.backends.emit.emitted import JoinedRunner
 from shardweave.backends.programs import Key
+from shardweave.backends.state.mesh_tensor import MeshTensor
 from shardweave.backends.step.backend import Backend, Pending
 from shardweave.backends.step.bound import BoundProgram, device_of
 from shardweave.backends.step.compiled_module import CompiledModule
