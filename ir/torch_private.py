@@ -68,6 +68,7 @@ _PLACES: dict[str, tuple[str, ...]] = {
     "BatchNorm": ("torch.nn.modules.batchnorm:_BatchNorm",),
     "assign_attribute": ("torch.fx.graph_module:_assign_attr",),
     "TreeCodeGen": ("torch.fx.graph:_PyTreeCodeGen",),
+    "PyTreeInfo": ("torch.fx.graph:_PyTreeInfo",),
     # torch.distributed
     "default_store": ("torch.distributed.distributed_c10d:_get_default_store",),
     "StridedShard": ("torch.distributed.tensor.placement_types:_StridedShard",),
@@ -353,6 +354,10 @@ def modified_variables(side_effects: Any) -> Iterator[Any]:
 def codegen_of(graph: torch.fx.Graph) -> Any:
     """What makes the code of a graph."""
     return graph._codegen
+
+
+def set_codegen(graph: torch.fx.Graph, codegen: Any) -> None:
+    graph._codegen = codegen
 
 
 def keep_tree_specs(graph: torch.fx.GraphModule) -> None:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 PASSES: dict[str, str] = {
     "add-pending-sums": "shardweave.passes.prepare.add_pending_sums:AddPendingSumsPass",
     "bucket-collectives": "shardweave.passes.messages.bucket_collectives:BucketCollectivesPass",
+    "chunk-loss": "shardweave.passes.memory.chunk_loss:ChunkLossPass",
     "cse": "shardweave.passes.prepare.cse:CsePass",
     "dce": "shardweave.passes.prepare.dce:DcePass",
     "delete-redundant-collectives": (

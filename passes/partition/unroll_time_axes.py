@@ -28,6 +28,7 @@ from shardweave.ir.mesh.placement import (
     ordered,
 )
 from shardweave.ir.program.program import Program, Slot, shardings_of
+from shardweave.passes.memory.chunk_loss import CHUNKS, chunk_by_chunk
 from shardweave.passes.notes import note
 from shardweave.passes.partition.time_collectives import (
     CollectiveStep,
@@ -84,6 +85,11 @@ class _Unroller:
         for op in self.program.ops:
             self._op(op)
         results, result_entries = self._results()
+        if CHUNKS in self.names:
+            ops = list(self.block.ops)
+            for op in chunk_by_chunk(ops, self.names.index(CHUNKS)):
+                op.detach()
+                self.block.add_op(op)
         self.block.add_op(func.ReturnOp(*results))
         self.program.set_argument_attributes("dist.sharding", entries)
         self.program.set_result_attributes("dist.sharding", result_entries)

@@ -54,6 +54,9 @@ def fit_plan(
     inputs, notes = _inputs(plan, program, mesh, list(batch_axes))
     activations, more = _activations(plan, program, mesh)
     split, last = _batch_split(plan, program, mesh, inputs)
+    has_loss = any(s.kind == "output" and not shape_of(s.value) for s in program.results)
+    if plan.loss_chunks > 1 and not has_loss:
+        notes.append("'loss_chunks' has no effect: no output is a loss")
     fitted = replace(
         plan,
         parameters=parameters,
@@ -61,6 +64,7 @@ def fit_plan(
         inputs=inputs,
         activations=activations,
         batch_split=split,
+        loss_chunks=plan.loss_chunks if has_loss else 1,
         pipeline=_pipeline(plan, program, mesh, inputs),
     )
     notes += [*more, *last]

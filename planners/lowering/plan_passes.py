@@ -152,7 +152,9 @@ def _partitioning(plan: Plan) -> list[ModulePass]:
         passes.append(_make(name))
         if name == "repeat-key-heads" and plan.attention_parts > 1:
             passes.append(_make("split-attention", parts=plan.attention_parts))
-    if plan.batch_split > 1:
+        if name == "propagate-shardings" and plan.loss_chunks > 1:
+            passes.append(_make("chunk-loss", chunks=plan.loss_chunks))
+    if plan.batch_split > 1 or plan.loss_chunks > 1:
         keep = {"keep": MICRO} if plan.is_pipeline else {}
         passes.append(_make("unroll-time-axes", **keep))
     passes += [_make("cse"), _make("dce")]

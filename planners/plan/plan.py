@@ -41,6 +41,7 @@ class Plan:
 
     batch_split: sub-batches run one after another (`split-batch`). attention_parts: parts of keys
     and values, where these are cut along the sequence, that attention merges (`split-attention`).
+    loss_chunks: chunks of the loss along tokens, so that logits exist for one (`chunk-loss`).
     projections: the weights of fused projections, such as that of queries, keys and values, each of
     whose parts is computed by a linear map of its own (`split-projections`), so that heads that do
     not divide can be cut.
@@ -68,6 +69,7 @@ class Plan:
     notes: tuple[str, ...] = ()
     batch_split: int = 1
     attention_parts: int = 1
+    loss_chunks: int = 1
     projections: Mapping[str, SplitProjection] = field(default_factory=dict[str, SplitProjection])
     alone_bytes: int = 0
     passes: str = ""
@@ -192,6 +194,7 @@ _READERS: dict[str, parts.Reader] = {
     "notes": parts.list_of(parts.text, "strings"),
     "batch_split": parts.at_least(1),
     "attention_parts": parts.at_least(1),
+    "loss_chunks": parts.at_least(1),
     "projections": parts.object_of(parts.projection, "projections"),
     "alone_bytes": parts.at_least(0),
     "passes": parts.text,

@@ -53,6 +53,7 @@ _REMEDIES = (
     ("operator `str`", _TEXT),
     ("has no type", _TEXT),
     ("python_type()", _TEXT),
+    ("modified by an inplace", "change a copy, or give a new tensor: eager refuses it too"),
     ("tolist", "keep the value a tensor"),
     (
         "pack_padded_sequence",

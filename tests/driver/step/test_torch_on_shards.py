@@ -25,6 +25,7 @@ def steps_beside_eager() -> None:
     both = optimizers([step, model])
     averages = [AveragedModel(m, multi_avg_fn=get_ema_multi_avg_fn(0.9)) for m in (step, model)]
     assert step.to("cpu").double() is step
+    numbers: dict[nn.Module, list[float]] = {step: [], model: []}
     for _ in range(2):
         inputs = batch()
         for module, average, optimizer in zip((step, model), averages, both, strict=True):
@@ -32,15 +33,28 @@ def steps_beside_eager() -> None:
             loss, _ = module(**inputs)
             if module is model:
                 loss.backward()
-            nn.utils.clip_grad_norm_(module.parameters(), 0.1)
+            norm = nn.utils.clip_grad_norm_(module.parameters(), 0.1)
+            numbers[module] += [norm.item(), *numbers_of(module)]
             optimizer.step()
             average.update_parameters(module)
+    assert numbers[step] == pytest.approx(numbers[model], rel=1e-9, abs=1e-12)
     for name, parameter in model.named_parameters():
         close(sw.full_tensor(step.get_parameter(name)), parameter, name)
     inputs = batch()
     ours, theirs = (average.eval()(**inputs)[1] for average in averages)
     close(sw.full_tensor(ours), theirs)
     refuses(step)
+
+
+def numbers_of(module: nn.Module) -> list[float]:
+    """What a script logs of gradients: read out of DTensors, each is of the whole tensor."""
+    gradients = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
+    return [
+        *(gradient.norm().item() for gradient in gradients),
+        float(sum(gradient.mean() for gradient in gradients)),
+        float(bool(gradients[0].abs().max() > 1e-3)),
+        *(number for gradient in gradients for number in gradient.flatten()[:2].tolist()),
+    ]
 
 
 def refuses(step: sw.Step) -> None:

@@ -41,6 +41,7 @@ def micro_batch_plan(plan: Plan, program: Program) -> Plan:
         activations=plan.activations,
         batch_split=plan.batch_split,
         attention_parts=plan.attention_parts,
+        loss_chunks=plan.loss_chunks,
         projections=plan.projections,
         recompute=plan.recompute,
     )

@@ -1,0 +1,496 @@
+"""The loss in chunks of rows: logits exist for one chunk at a time, also in the backward pass.
+
+Between the product that makes logits and the gradients of its operands, all values that have both
+the rows and the columns of the logits are large. The ops that touch them, and the ops on paths
+between those, are cut along the rows over a time axis. `unroll_time_axes` then writes the chunks
+out one after another (`chunk_by_chunk`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+from xdsl.dialects.func import ReturnOp
+from xdsl.ir import Operation, OpResult, SSAValue
+from xdsl.rewriter import InsertPoint, Rewriter
+
+from shardweave.ir.dialects.annotations import copy_of, describe, set_shardings
+from shardweave.ir.dialects.aten import AtenOp
+from shardweave.ir.dialects.builder import Builder
+from shardweave.ir.dialects.dist import ReshardOp, create_dist
+from shardweave.ir.dialects.types import shape_of
+from shardweave.ir.mesh.mesh import Axis, Mesh
+from shardweave.ir.mesh.placement import DimSharding, Placement, Sharding, fits, ordered
+from shardweave.ir.ops.registry import spec_of
+from shardweave.ir.program.program import Program, shardings_of
+from shardweave.ir.sharding.fit import Misfit, fitting_factors
+from shardweave.ir.sharding.flow import is_propagated
+from shardweave.ir.sharding.rules import Rule, rule_of
+from shardweave.ir.sharding.rules.base import Dims
+from shardweave.passes.notes import note
+from shardweave.passes.program_pass import PassOnProgram
+
+CHUNKS = "loss"
+"""The time axis of the chunks."""
+
+Cut = tuple[DimSharding, ...]
+"""The placements of a value's dims over the time axis alone."""
+
+
+def chunk_loss(program: Program, chunks: int) -> int:
+    """Cut the loss along its rows over a time axis; returns the number of chunks. Linear in ops.
+
+    It is the nearest one, preferably higher, into which the rows of a device can be cut. Raises
+    ValueError, naming the op, for a loss that is no sum over rows; the program stays as it is.
+    """
+    _check(program, chunks)
+    logits = _logits_of(program)
+    pending = list(_candidates(logits, chunks))
+    tried: set[_Candidate] = set()
+    refused: list[_CannotCutError] = []
+    while pending:
+        candidate = pending.pop(0)
+        tried.add(candidate)
+        try:
+            plan = _Chunks(program, logits, candidate)
+        except _CannotCutError as error:
+            refused.append(error)
+            others = (replace(candidate, stride=s, chunks=n) for s, n in error.others(chunks))
+            pending += [other for other in others if other not in tried and other.fits(logits)]
+            pending.sort(key=lambda c: (c.chunks < chunks, abs(c.chunks - chunks)))
+        else:
+            plan.write()
+            return candidate.chunks
+    if refused:
+        raise next((error for error in refused if not error.parts), refused[0])
+    rows = " x ".join(str(shape_of(logits.value)[dim]) for dim in logits.rows)
+    raise ValueError(
+        f"chunks={chunks}, but {describe(logits.op)} has {rows} rows, too few for each device; use "
+        "fewer chunks."
+    )
+
+
+def chunk_by_chunk(ops: Sequence[Operation], position: int) -> list[Operation]:
+    """Reorder unrolled ops so that those of each chunk follow those of the chunk before.
+
+    position: of the chunks' axis in copies. An op that reads several chunks comes after the last
+    of them.
+    """
+    later = {op for op in ops if (copy := copy_of(op)) and copy[position] > 0}
+    touched = [i for i, op in enumerate(ops) if op in later or _makers(op) & later]
+    if not touched:
+        return list(ops)
+    window = slice(touched[0], touched[-1] + 1)
+    chunk: dict[Operation, int] = {}
+    for op in ops[window]:
+        copy = copy_of(op)
+        makers = [chunk.get(maker, 0) for maker in _makers(op)]
+        chunk[op] = max([copy[position] if copy else 0, *makers])
+    return [
+        *ops[: window.start],
+        *sorted(ops[window], key=chunk.__getitem__),
+        *ops[window.stop :],
+    ]
+
+
+def _makers(op: Operation) -> set[Operation]:
+    return {value.owner for value in op.operands if isinstance(value.owner, Operation)}
+
+
+def _check(program: Program, chunks: int) -> None:
+    if program.is_local or not is_propagated(program):
+        raise ValueError(
+            "the loss is cut in a global program whose shardings are chosen: run chunk-loss behind "
+            "propagate-shardings, before insert-collectives."
+        )
+    if chunks < 1:
+        raise ValueError(f"chunks={chunks}; use chunks >= 1.")
+    if CHUNKS in program.needed_mesh().names:
+        raise ValueError(f"the mesh {program.mesh} has an axis '{CHUNKS}' already.")
+
+
+# Where the logits are
+
+
+@dataclass(frozen=True)
+class _Logits:
+    """The result of the last product before the loss.
+
+    rows: its dims that are not those of the weight, of which `columns` is one.
+    """
+
+    op: AtenOp
+    value: SSAValue
+    rows: tuple[int, ...]
+    columns: int
+    sharding: Sharding
+
+
+def _logits_of(program: Program) -> _Logits:
+    """The largest of the products with a parameter that are nearest to the loss."""
+    losses = [s.value for s in program.results if s.kind == "output" and not shape_of(s.value)]
+    made_of_parameters = {s.value for s in program.arguments if s.kind == "param"}
+    for op in program.ops:
+        if made_of_parameters.issuperset(op.operands):
+            made_of_parameters.update(op.results)
+    heads: list[tuple[AtenOp, int]] = []
+    stack, seen = [value.owner for value in losses], set[Operation]()
+    while stack:
+        op = stack.pop()
+        if not isinstance(op, Operation) or op in seen:
+            continue
+        seen.add(op)
+        product = spec_of(op).product
+        weights = [
+            factor
+            for factor in (product.factors if product is not None else ())
+            if op.operands[factor] in made_of_parameters
+        ]
+        if len(weights) == 1 and isinstance(op, AtenOp):
+            heads.append((op, weights[0]))
+        else:
+            stack += [value.owner for value in op.operands]
+    if not heads:
+        raise ValueError(
+            "no product with a parameter leads to an output without dims, so there is no loss to "
+            "cut; let forward return the loss."
+        )
+    op, weight = max(heads, key=lambda head: prod(shape_of(head[0].results[0])))
+    rule, (value,) = rule_of(op), op.results
+    factors = {factor for names in rule.operands[weight] for factor in names}
+    columns = [dim for dim, names in enumerate(rule.results[0]) if factors.intersection(names)]
+    rows = [
+        dim
+        for dim, names in enumerate(rule.results[0])
+        if names and not factors.intersection(names) and shape_of(value)[dim] > 1
+    ]
+    if len(columns) != 1 or not rows:
+        raise ValueError(f"{describe(op)} has no rows along which the loss could be cut.")
+    (sharding,) = shardings_of(op, program)
+    assert sharding is not None
+    return _Logits(op, value, tuple(rows), columns[0], sharding)
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """A way to cut the logits: a dim of rows, and the placement of the chunks in it."""
+
+    dim: int
+    stride: int
+    chunks: int
+
+    @property
+    def placement(self) -> Placement:
+        return Placement(CHUNKS, self.chunks, self.stride)
+
+    def fits(self, logits: _Logits) -> bool:
+        """Whether the placement fits beside those that the logits have."""
+        held, size = logits.sharding.dims[self.dim], shape_of(logits.value)[self.dim]
+        return self.chunks > 1 and fits((*held, self.placement), size)
+
+
+def _candidates(logits: _Logits, chunks: int) -> Iterator[_Candidate]:
+    """Rows cut inside each device's part: unevenly only where devices have all rows."""
+    for dim in logits.rows:
+        size, held = shape_of(logits.value)[dim], logits.sharding.dims[dim]
+        cuts = [
+            (stride * minor, n)
+            for own, minor in _free(held, size)
+            for stride, n in _even(own, chunks)
+        ]
+        if not held and chunks <= size:
+            stride = -(-size // chunks)
+            cuts.insert(0, (stride, -(-size // stride)))
+        yield from (c for cut in cuts if (c := _Candidate(dim, *cut)).fits(logits))
+
+
+def _free(held: DimSharding, size: int) -> list[tuple[int, int]]:
+    """The digits of a dim that no placement takes, largest first: sizes, and what is minor."""
+    digits: list[tuple[int, int]] = []
+    for placement in held:
+        digits.append((size // placement.span, placement.span))
+        size = placement.stride
+    return sorted([*digits, (size, 1)], reverse=True)
+
+
+def _even(size: int, chunks: int) -> list[tuple[int, int]]:
+    """Strides and numbers of even chunks: the next more than `chunks`, and the next fewer."""
+    numbers = [n for n in range(2, size + 1) if size % n == 0]
+    near = [*[n for n in numbers if n >= chunks][:1], *[n for n in numbers if n < chunks][-1:]]
+    return [(size // n, n) for n in near]
+
+
+# What is cut with them
+
+
+class _CannotCutError(ValueError):
+    """An op cannot be cut along the rows.
+
+    parts: digits of the dim of rows along one of which they might be cut: sizes, and those of what
+    is minor to them.
+    """
+
+    def __init__(self, op: Operation, why: str, parts: Iterable[tuple[int, int]] = ()) -> None:
+        self.parts = tuple(parts)
+        super().__init__(f"the loss is no sum over rows: {describe(op)} {why}.")
+
+    def others(self, chunks: int) -> Iterator[tuple[int, int]]:
+        """Strides and numbers of chunks along one part."""
+        for size, minor in self.parts:
+            for stride, number in _even(size, chunks):
+                yield stride * minor, number
+
+
+class _Chunks:
+    """The ops that are cut, and in which shards each reads and gives its values.
+
+    Raises _CannotCutError; changes nothing before `write`.
+    """
+
+    def __init__(self, program: Program, logits: _Logits, candidate: _Candidate) -> None:
+        self.program = program
+        self.chunks, self.stride = candidate.chunks, candidate.stride
+        mesh = program.needed_mesh()
+        self.mesh = Mesh((*mesh.axes, Axis(CHUNKS, self.chunks, "time")))
+        self.old = {s.value: program.sharding_of_slot(s) for s in program.arguments}
+        for op in program.ops:
+            for result, sharding in zip(op.results, shardings_of(op, program), strict=True):
+                assert sharding is not None
+                self.old[result] = sharding
+        rank = len(shape_of(logits.value))
+        rows = Sharding.replicated(rank).with_dim(candidate.dim, [candidate.placement]).dims
+        self.rows: dict[SSAValue, Cut] = {logits.value: rows}
+        """How values are cut along the rows, those that are large first."""
+        self.columns = {logits.value: logits.columns}
+        """Large values, and their dims of columns."""
+        self._spread(logits.value)
+        self.ops = self._between()
+        self.new: dict[SSAValue, Sharding] = {}
+        self.read: dict[Operation, list[Sharding]] = {}
+        self.sums: set[SSAValue] = set()
+        for op in self.ops:
+            self._cut(op)
+
+    # Large values
+
+    def _spread(self, start: SSAValue) -> None:
+        """Find the values with the rows and the columns of the logits, from op to op."""
+        stack = [start]
+        while stack:
+            value = stack.pop()
+            users = [use.operation for use in value.uses]
+            for op in [value.owner, *users] if isinstance(value, OpResult) else users:
+                assert isinstance(op, Operation)
+                stack += self._spread_at(op, value)
+
+    def _spread_at(self, op: Operation, value: SSAValue) -> list[SSAValue]:
+        if isinstance(op, ReturnOp):
+            name = next(s.name for s in self.program.results if s.value is value)
+            raise _CannotCutError(op, f"gives output '{name}', all logits")
+        values = [*op.operands, *op.results]
+        added: list[SSAValue] = []
+        if isinstance(op, ReshardOp):
+            for other in values:
+                if other not in self.columns:
+                    self.rows[other], self.columns[other] = self.rows[value], self.columns[value]
+                    added.append(other)
+            return added
+        rule = self._rule(op)
+        factors = self._factors(op, rule, self.columns)
+        dims_of = [*rule.operands, *rule.results]
+        known = [(d, v) for d, v in zip(dims_of, values, strict=True) if v in self.columns]
+        columns = {factor for dims, other in known for factor in dims[self.columns[other]]}
+        # A dim that an op reads whole, as a softmax does, is no factor of its rule.
+        whole = {
+            shape_of(other)[self.columns[other]]
+            for dims, other in known
+            if not dims[self.columns[other]]
+        }
+        for dims, other in zip(dims_of, values, strict=True):
+            cut, sizes = rule.dims_of(dims, factors), shape_of(other)
+            dim = next(
+                (
+                    d
+                    for d, names in enumerate(dims)
+                    if columns.intersection(names) or (not names and sizes[d] in whole)
+                ),
+                None,
+            )
+            if other not in self.columns and any(cut) and dim is not None:
+                self.rows[other], self.columns[other] = cut, dim
+                added.append(other)
+        return added
+
+    def _between(self) -> list[Operation]:
+        """The ops that touch large values, and those on paths between them, in order."""
+        ops = list(self.program.ops)
+        large = {
+            op for op in ops if not self.columns.keys().isdisjoint((*op.operands, *op.results))
+        }
+        behind: set[Operation] = set()
+        for op in ops:
+            if op in large or _makers(op) & behind:
+                behind.add(op)
+        before: set[Operation] = set()
+        for op in reversed(ops):
+            if op in large or op in before:
+                before.add(op)
+                before |= _makers(op)
+        return [op for op in ops if op in behind and op in before]
+
+    # The cut of an op
+
+    def _rule(self, op: Operation) -> Rule:
+        if not isinstance(op, AtenOp):
+            raise _CannotCutError(op, "is no op that can be cut")
+        return rule_of(op)
+
+    def _factors(
+        self, op: Operation, rule: Rule, known: Mapping[SSAValue, object]
+    ) -> list[DimSharding]:
+        """How the rows of known operands and results cut the factors of an op."""
+        factors: list[DimSharding] = [()] * len(rule.factors)
+        pairs = zip((*rule.operands, *rule.results), (*op.operands, *op.results), strict=True)
+        for dims, value in pairs:
+            if value not in known:
+                continue
+            own = rule.factors_of(dims, self.rows[value])
+            if own is None:
+                parts = self._parts(rule, dims, value)
+                raise _CannotCutError(op, "reads or makes several rows at once", parts)
+            factors = [ordered({*x, *y}) for x, y in zip(factors, own, strict=True)]
+        if sum(map(len, factors)) > 1:
+            raise _CannotCutError(op, "has the rows in two dims")
+        return factors
+
+    def _parts(self, rule: Rule, dims: Dims, value: SSAValue) -> Iterator[tuple[int, int]]:
+        """The free digits of the factors of the dim of rows: their sizes, and what is minor to
+        them in the logits."""
+        held = rule.factors_of(dims, self.old[value].dims)
+        if held is None:
+            return
+        for names, placements in zip(dims, self.rows[value], strict=True):
+            for index, factor in enumerate(names) if placements else ():
+                size = rule.factors[factor].size
+                minor = prod(rule.factors[f].size for f in names[index + 1 :])
+                for own, inner in _free(held[factor], size):
+                    yield own, inner * minor * self.stride // placements[0].stride
+
+    def _cut(self, op: Operation) -> None:
+        summed = next((value for value in op.operands if value in self.sums), None)
+        if summed is not None:
+            name = summed.name_hint
+            raise _CannotCutError(op, f"reads %{name}, which is of all rows")
+        if isinstance(op, ReshardOp):
+            self._cut_reshard(op)
+            return
+        rule = self._rule(op)
+        factors = self._factors(op, rule, self.rows)
+        if not any(factors):
+            raise _CannotCutError(op, "has no rows, and gradients of logits depend on it")
+        operands, results = ([self.old[v] for v in vs] for vs in (op.operands, op.results))
+        old = fitting_factors(rule, tuple(operands), tuple(results), self.program.needed_mesh())
+        if isinstance(old, Misfit):
+            raise ValueError(f"{describe(op)}: {old.text(op)}; add a dist.reshard before it.")
+        cut = [ordered({*x, *y}) for x, y in zip(old, factors, strict=True)]
+        carried = operands[min(rule.linear)].unreduced if rule.linear else ()
+        made = [rule.result(i, cut, carried, self.mesh.names) for i in range(len(results))]
+        if not all(map(rule.can_cut, range(len(cut)), cut)) or None in made:
+            raise _CannotCutError(op, "cannot be computed on some of the rows")
+        self.read[op] = [
+            Sharding(rule.dims_of(dims, cut), sharding.unreduced, sharding.reduction)
+            for dims, sharding in zip(rule.operands, operands, strict=True)
+        ]
+        for dims, result, sharding in zip(rule.results, op.results, made, strict=True):
+            assert sharding is not None
+            self.new[result], self.rows[result] = sharding, rule.dims_of(dims, factors)
+            if CHUNKS in sharding.unreduced:
+                self.sums.add(result)
+
+    def _cut_reshard(self, op: ReshardOp) -> None:
+        (operand,), (result,) = op.operands, op.results
+        rows = self.rows.get(operand)
+        if rows is None:
+            raise _CannotCutError(op, "has no rows, and gradients of logits depend on it")
+
+        def added(value: SSAValue) -> Sharding:
+            old, shape = self.old[value], shape_of(value)
+            dims = tuple(ordered((*x, *y)) for x, y in zip(old.dims, rows, strict=True))
+            if not all(map(fits, dims, shape)):
+                raise _CannotCutError(op, "moves rows that the chunks cut across")
+            return Sharding(dims, old.unreduced, old.reduction)
+
+        self.read[op], self.new[result], self.rows[result] = [added(operand)], added(result), rows
+
+    # Writing
+
+    def write(self) -> None:
+        """Write the chunks into the program, with reshards where they begin and end."""
+        self.program.set_mesh(self.mesh)
+        made: dict[tuple[SSAValue, Sharding], SSAValue] = {}
+        inside = set(self.ops)
+        for op in self.ops:
+            for index, (value, wanted) in enumerate(
+                zip(list(op.operands), self.read[op], strict=True)
+            ):
+                if self.new.get(value, self.old[value]) == wanted:
+                    continue
+                if (value, wanted) not in made:
+                    why = f"{op.name} reads the rows of a chunk"
+                    point = InsertPoint.before(op)
+                    made[value, wanted] = self._reshard(value, wanted, op, point, why)
+                op.operands[index] = made[value, wanted]
+        for op in self.ops:
+            set_shardings(op, [self.new[r] for r in op.results], [shape_of(r) for r in op.results])
+            for result in op.results:
+                self._join(op, result, inside)
+
+    def _join(self, op: Operation, result: SSAValue, inside: set[Operation]) -> None:
+        outside = [use for use in result.uses if use.operation not in inside]
+        if not outside or self.new[result] == self.old[result]:
+            return
+        why = "terms of chunks are added" if result in self.sums else "chunks are joined"
+        point = InsertPoint.after(op)
+        whole = self._reshard(result, self.old[result], op, point, why)
+        for use in outside:
+            use.operation.operands[use.index] = whole
+
+    def _reshard(
+        self, value: SSAValue, goal: Sharding, like: Operation, point: InsertPoint, why: str
+    ) -> SSAValue:
+        op = create_dist(ReshardOp, [value], [value.type], why=why)
+        set_shardings(op, [goal], [shape_of(value)])
+        Builder(lambda new: Rewriter.insert_op(new, point), like).insert(op, value)
+        return op.results[0]
+
+
+@dataclass(frozen=True)
+class ChunkLossPass(PassOnProgram):
+    """Cut the loss along its rows, such as tokens, over a new time axis `loss`.
+
+    Cut are the ops from the product that makes the logits to the gradients of its operands, found
+    by the rules of ops alone: the loss may be any in which the gradient of a row of logits depends
+    on that row, and on what is not computed from logits. `unroll-time-axes` then writes the chunks
+    out, each one's backward ops behind its forward ops.
+
+    Requires: a propagated global program that returns its loss. Ensures: the mesh has the time
+    axis; numerics unchanged but for the order of sums. Linear in the ops.
+    """
+
+    name = "chunk-loss"
+    chunks: int = 8
+
+    def run(self, program: Program) -> None:
+        if self.chunks == 1:
+            note("chunks=1 leaves the loss as it is; give chunks >= 2, or leave the pass out.")
+            return
+        made = chunk_loss(program, self.chunks)
+        if made != self.chunks:
+            note(f"the rows of a device divide into {made} chunks, not {self.chunks}.")
+        if any(axis.kind == "stage" for axis in program.needed_mesh().axes):
+            note(
+                "logits of a micro-batch are kept until its backward pass, so that chunks take no "
+                "memory away in a pipeline; leave the pass out."
+            )
