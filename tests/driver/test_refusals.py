@@ -124,7 +124,7 @@ REFUSALS: Mapping[str, tuple[Callable[[], object], str]] = {
     ),
     "more stages than ranks": (
         lambda: predict_plan(step(SMALL), plan_in_stages(stages=3), find_cluster("testbed")),
-        "the plan has 3 stages, but its mesh .* has places for 2; make them the same",
+        "the plan has 3 stages, but the mesh .* has devices for 2; make the one a multiple",
     ),
     "message for ever": (lambda: Streams().start(float("inf"), ["link"]), "takes for ever on the"),
     "no plans": (
