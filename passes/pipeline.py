@@ -249,7 +249,7 @@ def _of_device_mesh(mesh: DeviceMesh) -> Mesh:
             "the DeviceMesh has no names of dims, which are the axes; make it with "
             "init_device_mesh(.., mesh_dim_names=('data', 'tensor'))."
         )
-    ranks = mesh.mesh.flatten().tolist()
+    ranks = cast("list[int]", mesh.mesh.flatten().tolist())  # pyright: ignore[reportUnknownMemberType]
     if ranks != list(range(len(ranks))):
         raise ValueError(
             f"the DeviceMesh has the ranks {ranks}; give one of all ranks in order, as "

@@ -136,7 +136,7 @@ def as_plain(model: nn.Module, *, with_hooks: bool) -> Generator[None]:
     run; without, autograd runs them.
     """
     plain: dict[int, Tensor] = {}
-    replaced = [
+    replaced: list[tuple[dict[str, Any], str, Tensor]] = [
         (held, name, tensor)
         for module in model.modules()
         for held in (module._parameters, module._buffers)

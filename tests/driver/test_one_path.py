@@ -21,6 +21,7 @@ from shardweave.driver.step.checks import check_request
 from shardweave.driver.step.request import CompileOptions, Request
 from shardweave.driver.step.request_text import OF_A_RANK, describe_request
 from shardweave.tests.compiled import compile_copy
+from shardweave.tests.marks import slow_where
 
 MESH, BACKEND = "data=2,tensor=2", "reference"
 WITHOUT_FLAG = {
@@ -67,7 +68,9 @@ def run(spec: str, *options: str, dtype: str = "float64") -> int:
     )
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", slow_where(lambda name: name not in ("gpt", "llama", "cnn"), MODELS)
+)
 def test_command_checks_the_program_that_people_train(
     name: str, steps: list[sw.CompiledModule]
 ) -> None:

@@ -27,6 +27,7 @@ from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_parts import PIPELINE_SCHEDULES, Pipeline
 from shardweave.planners.schedules.schedules import find_schedule
 from shardweave.tests.compiled import compile_copy
+from shardweave.tests.marks import slow
 from shardweave.tests.zoo import SPECS, assert_equals_eager, captured, megatron, partitioned
 
 GPT = "gpt:layers=4,hidden=16,heads=4,vocab=32,seq=8,batch=8"
@@ -73,9 +74,9 @@ def check(spec: str, plan: Plan) -> Program:
         ("stage=4", "zero-bubble", 8, 1),
         ("data=2,stage=2", "zero-bubble-v", 4, 2),
         ("stage=2,data=2", "dualpipe-v", 4, 2),
-        ("stage=2", "gpipe", 1, 1),
+        slow("stage=2", "gpipe", 1, 1),
         ("data=2", "1f1b", 4, 1),
-        ("stage=4", "list", 8, 1),
+        slow("stage=4", "list", 8, 1),
         ("stage=2", "list", 4, 2),
     ],
 )
@@ -285,8 +286,8 @@ def test_stage_at_two_coordinates_that_does_not_hold_together_is_found(
     [
         ("layer", 1, ""),
         ("after-communication", 2, "cross-pass"),
-        ("after-products", 1, "cross-pass"),
-        ("layer", 2, "sub-batch"),
+        slow("after-products", 1, "cross-pass"),
+        slow("layer", 2, "sub-batch"),
     ],
 )
 def test_recomputation_and_sub_batches_work_within_each_function(

@@ -36,6 +36,7 @@ _TEXT = "compute nothing of a text that Python makes, such as that of an excepti
 _REMEDIES = (
     ("sparse", SPARSE_REMEDY),
     ("nested", NESTED_REMEDY),
+    ("no autograd formula", "give the op one: op.register_autograd(..), of ops that are traced"),
     (
         "support running with fake tensors",
         f"give the op a fake implementation; if it makes a nested tensor, {NESTED_REMEDY}",
