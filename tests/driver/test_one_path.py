@@ -27,6 +27,7 @@ MESH, BACKEND = "data=2,tensor=2", "reference"
 WITHOUT_FLAG = {
     "backward",
     "outputs",
+    "optimizers",
     "cluster",
     "train",
     "seed",
