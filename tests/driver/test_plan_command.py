@@ -99,7 +99,7 @@ def test_plan_of_stages_explains_itself_and_is_run(tmp_path: Path, capsys: Captu
         "data",
         "exposed",
         "bubble",
-        "workspace",
+        "tokens/s",
         "chosen",
         "next best",
         "slower",
