@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from xdsl.ir import Operation
 
 from shardweave.benchmarks.auto_speed import CASES
+from shardweave.benchmarks.stages.micro_batch import micro_batch_plan
 from shardweave.driver.models.models import build_example
 from shardweave.ir.capture.capture import capture
 from shardweave.ir.dialects.dist import CollectiveOp
@@ -37,7 +38,6 @@ from shardweave.planners.cost.model import CostModel
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.cost.workload import alone
 from shardweave.planners.plan.zero import DATA_AXIS
-from shardweave.planners.predict.pipeline.micro_batch import micro_batch_plan
 
 CASE = "Llama-3-405B on 16,384, context 16"
 

@@ -68,6 +68,7 @@ _PLACES: dict[str, tuple[str, ...]] = {
     "BatchNorm": ("torch.nn.modules.batchnorm:_BatchNorm",),
     "assign_attribute": ("torch.fx.graph_module:_assign_attr",),
     "TreeCodeGen": ("torch.fx.graph:_PyTreeCodeGen",),
+    "PyTreeInfo": ("torch.fx.graph:_PyTreeInfo",),
     # torch.distributed
     "default_store": ("torch.distributed.distributed_c10d:_get_default_store",),
     "StridedShard": ("torch.distributed.tensor.placement_types:_StridedShard",),
@@ -120,6 +121,10 @@ _REPLACED: dict[str, tuple[tuple[str, ...], str]] = {
     # What a model's code does
     "graph's end": (("torch._dynamo.output_graph:OutputGraph.cleanup",), ""),
     "recurrent layers": (("torch._decomp.decompositions:_rnn_helper",), ""),
+    "triton ops": (
+        ("torch.export._trace:custom_triton_ops_decomposition_disabled",),
+        "ops of torch.library.triton_op are refused",
+    ),
     "is compiling": (
         ("torch.compiler:_is_compiling_flag",),
         "models take the way that they have for eager calls",

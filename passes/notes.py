@@ -56,11 +56,16 @@ def heard_by(listener: Listener) -> Generator[None]:
 
 @contextmanager
 def heard_from(passes: Collection[str], listener: Listener) -> Generator[None]:
-    """Give the notes of these passes, which begin with their names, to `listener`; drop others."""
+    """Give the notes of these passes, which begin with their names, to `listener`; drop others.
+
+    The listener may itself be `note`, which then gives them to who listened before.
+    """
+    before = _listener.get()
 
     def hear(text: str) -> None:
         if text.partition(":")[0] in passes:
-            listener(text)
+            with heard_by(before):
+                listener(text)
 
     with heard_by(hear):
         yield

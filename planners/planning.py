@@ -74,10 +74,8 @@ def _notes_on_idle_devices(plan: Plan, cluster: ClusterLike) -> list[str]:
 
 
 def simulated(program: Program, plan: Plan, cluster: ClusterLike) -> Plan:
-    """The plan with what it takes in the simulator, unless it has been simulated or measured, or
-    its planner was told to leave stages at an estimate."""
-    found = plan.predicted
-    if found is not None and (found.source in ("simulated", "measured") or plan.num_stages > 1):
+    """The plan with what it takes in the simulator, unless it has been simulated or measured."""
+    if plan.predicted is not None and plan.predicted.source in ("simulated", "measured"):
         return plan
     return replace(plan, predicted=predicted_of(simulate_step(program, cluster, plan=plan)))
 

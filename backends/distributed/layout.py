@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import wraps
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -113,3 +115,24 @@ def whole(local: Tensor, sharding: Sharding, runtime: Runtime) -> Tensor:
             block = block_of(placements[: index + 1], placement)
             local = runtime.all_gather(local, (placement.axis,), dim, block)
     return resized(local, shape)
+
+
+_READS = ("item", "tolist", "__bool__", "__int__", "__float__", "__index__", "__complex__")
+"""Methods of tensors that read Python numbers."""
+
+
+def _reading_whole_value(name: str) -> Any:
+    read = getattr(Tensor, name)
+
+    @wraps(read)
+    def read_whole_value(tensor: DTensor, *args: Any) -> Any:
+        if all(isinstance(placement, Replicate) for placement in tensor.placements):
+            return read(tensor.to_local(), *args)
+        return read(tensor.full_tensor(), *args)
+
+    return read_whole_value
+
+
+# The norm of a DTensor is unreduced, and torch 2.13 reads the rank's own part out of it.
+for _name in _READS:
+    setattr(DTensor, _name, _reading_whole_value(_name))

@@ -2,7 +2,7 @@
 
 The run's program is a decoder of its sizes (`decoder`), lowered for one micro-batch on the
 tensor degree by Megatron's rule and with the run's recomputation; its blocks are priced once, and
-the step is that of `planners/cost/pipeline` for the run's stages, micro-batches and ZeRO stage,
+the step is that of `benchmarks/stages` for the run's stages, micro-batches and ZeRO stage,
 with Adam behind it. Runs that differ in degrees of data and pipeline parallelism alone share all
 but the last.
 """
@@ -23,6 +23,8 @@ from shardweave.benchmarks.runs.policies import CHECKPOINT, POLICIES
 from shardweave.benchmarks.runs.rows import MeasuredRun
 from shardweave.benchmarks.runs.run_plan import chunks, dtype_of, plan_of, spec_of
 from shardweave.benchmarks.runs.spec import DecoderSpec
+from shardweave.benchmarks.stages.played import played_stages
+from shardweave.benchmarks.stages.stages import Stage, pipeline_of, placed_stages
 from shardweave.ir.dialects.dist import AllReduceOp
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.program import Program
@@ -34,8 +36,7 @@ from shardweave.planners.megatron.planner import CONTEXT, plan_megatron
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_parts import RECOMPUTE
 from shardweave.planners.plan.zero import DATA_AXIS
-from shardweave.planners.predict.pipeline.simulation import PipelineSimulation, played_stages
-from shardweave.planners.predict.pipeline.stages import Stage, pipeline_of, placed_stages
+from shardweave.planners.predict.pipeline.simulation import PipelineSimulation
 
 ADAM_BYTES = 32
 """That Adam moves for a parameter in mixed precision: its gradient, and three numbers of 32 bits

@@ -7,9 +7,9 @@ from itertools import accumulate, pairwise
 from shardweave.benchmarks.runs.frameworks import framework_of
 from shardweave.benchmarks.runs.rows import MeasuredRun
 from shardweave.benchmarks.runs.spec import DecoderSpec
+from shardweave.benchmarks.stages.events import INTERLEAVED
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_parts import Pipeline
-from shardweave.planners.predict.pipeline.events import INTERLEAVED
 
 DTYPES = {
     **{"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "tf32": "float32"},

@@ -51,11 +51,11 @@ class OutputLeaf:
 class Outputs:
     """What a model returns, with an `OutputLeaf` in place of each tensor.
 
-    kind: the dataclass whose fields are in the template, if the model returns one.
+    kinds: the dataclasses in it, which are dicts in the template, each with its number in `kinds`.
     """
 
     template: Any
-    kind: type | None = None
+    kinds: tuple[type, ...] = ()
 
     @cached_property
     def leaves(self) -> list[OutputLeaf]:
@@ -79,11 +79,19 @@ class Outputs:
         leaves, tree = pytree.tree_flatten(self.template)
         leaves = [_value_of(leaf, values) for leaf in leaves]
         built = pytree.tree_unflatten(leaves, tree)
-        if self.kind is None:
+        return self._with_dataclasses(built) if self.kinds else built
+
+    def _with_dataclasses(self, built: Any) -> Any:
+        if type(built) in (list, tuple):
+            return type(built)(map(self._with_dataclasses, built))
+        if type(built) is not dict:
             return built
-        if isinstance(built, tuple):  # a function made the loss
-            return built[0], self.kind(**built[1])
-        return self.kind(**built)
+        values = {key: self._with_dataclasses(value) for key, value in built.items()}
+        number = str(next(iter(values), "")).removeprefix(_KIND)
+        if f"{_KIND}{number}" not in values:
+            return values
+        del values[f"{_KIND}{number}"]
+        return self.kinds[int(number)](**values)
 
 
 def _value_of(leaf: Any, values: Mapping[str, Any]) -> Any:
@@ -258,15 +266,25 @@ def _detached(tensor: Tensor) -> Tensor:
 
 
 def _as_tree(output: Any) -> Any:
-    """The output, or the fields of a dataclass, which torch does not take apart by itself."""
-    if isinstance(output, (Tensor, tuple, list, dict)):
+    """The output, with a dict for each dataclass, which torch does not take apart by itself."""
+    if type(output) is tuple:
+        return tuple([_as_tree(item) for item in output])
+    if type(output) is list:
+        return [_as_tree(item) for item in output]
+    if type(output) is dict:
+        return {key: _as_tree(item) for key, item in output.items()}
+    if isinstance(output, (Tensor, tuple, list, dict, *CONSTANTS)):
         return output
-    names = _fields_of(type(output))
-    return {name: getattr(output, name) for name in names} if names else output
+    kind, names = _dataclass(type(output))
+    fields = {name: _as_tree(getattr(output, name)) for name in names}
+    return {kind: True, **fields} if kind else output
 
+
+_KIND = "__dataclass__"
+"""How the first key begins in the dict that stands for a dataclass; its number follows."""
 
 _KINDS: list[type] = []
-"""The dataclass that the model being traced has returned, if it is one."""
+"""The dataclasses in what the model being traced has returned."""
 
 _CUT: list[bool] = []
 """An entry if the gradients of its outputs are inputs of the backward pass."""
@@ -304,12 +322,13 @@ def _note_differentiable(flags: tuple[bool, ...]) -> None:
 
 
 @torch.compiler.assume_constant_result
-def _fields_of(kind: type) -> tuple[str, ...]:
-    """The fields of a dataclass, which is noted; nothing for other classes."""
+def _dataclass(kind: type) -> tuple[str, tuple[str, ...]]:
+    """The first key for a dataclass, which is noted, and its fields; nothing for other classes."""
     if not dataclasses.is_dataclass(kind):
-        return ()
-    _KINDS[:] = [kind]
-    return tuple(field.name for field in dataclasses.fields(kind))
+        return "", ()
+    if kind not in _KINDS:
+        _KINDS.append(kind)
+    return f"{_KIND}{_KINDS.index(kind)}", tuple(field.name for field in dataclasses.fields(kind))
 
 
 def _new_value(model: nn.Module, name: str) -> Tensor:
@@ -355,7 +374,7 @@ def outputs_of(tree: Any, nodes: Sequence[Any], loss: Any) -> tuple[Outputs, lis
             names[source] = _free(path or "output", names.values())
         found.append(names[source])
         leaves.append(OutputLeaf(names[source], next(is_differentiable, False)))
-    return Outputs(pytree.tree_unflatten(leaves, tree), next(iter(_KINDS), None)), found
+    return Outputs(pytree.tree_unflatten(leaves, tree), tuple(_KINDS)), found
 
 
 def _is_same(target: Any) -> bool:

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, cast
 
 import torch
+from torch import fx
 
 from shardweave.ir.capture.arguments import Form, children_of
 from shardweave.ir.capture.module_tree import block_paths
@@ -36,6 +38,7 @@ from shardweave.ir.capture.outputs import (
     noting_outputs,
     outputs_of,
 )
+from shardweave.ir.capture.recorded.trusted import recorded_graph
 from shardweave.ir.capture.repeats import joint_graph, repeats_of
 from shardweave.ir.capture.site import CaptureError, Site, qualified, site_of_node
 from shardweave.ir.capture.substitutes.boolean_rows import replace_boolean_rows
@@ -58,6 +61,8 @@ from shardweave.ir.torch_private import (
     note_newer,
     restore_state_dict,
 )
+
+logger = logging.getLogger(__name__)
 
 InputKind = Literal["param", "buffer", "input", "tangent"]
 OutputKind = Literal["loss", "output", "grad", "buffer"]
@@ -243,7 +248,7 @@ def _exported(
     wrapped: Wrapped, args: tuple[Any, ...], kwargs: dict[str, Any], seen: Observation
 ) -> Any:
     """Dynamo's graph, which returns the buffers that forward assigns as well."""
-    exported = _dynamo_graph(wrapped, args, kwargs)
+    exported = _graph_of(wrapped, args, kwargs, seen)
     writes = seen.writes
     _check_state(writes, exported, seen, partial(_dynamo_graph, wrapped, args, kwargs))
     assigned = assigned_buffers(wrapped.model, writes)
@@ -266,6 +271,31 @@ def _exported(
     restore_state_dict(wrapped, exported)
     install_hooks(wrapped.model, exported, partial(_exported_hook, wrapped.model, seen))
     return exported
+
+
+def _graph_of(wrapped: Wrapped, args: Any, kwargs: Any, seen: Observation) -> fx.GraphModule:
+    """Dynamo's graph; where it cannot follow the model's Python, what Python itself calls."""
+    if seen.refusal is None:
+        try:
+            return _dynamo_graph(wrapped, args, kwargs)
+        except CaptureError:
+            raise
+        except Exception as error:  # noqa: BLE001 - torch raises many unrelated classes here
+            seen.refusal = explained(error, seen)
+            seen.refusal.__cause__ = error
+    try:
+        graph, seen.writes = recorded_graph(wrapped, args, kwargs)
+    except Exception as error:  # noqa: BLE001 - of the model's own Python too
+        logger.info("the model is not recorded either: %s", error)
+        raise seen.refusal from seen.refusal.__cause__
+    seen.notes.append(_RECORDED.format(reason=str(seen.refusal).partition(";")[0]))
+    return graph
+
+
+_RECORDED = (
+    "{reason}; so its Python was run, and what it called was recorded and compared with eager on "
+    "two other inputs; parts under torch.utils.checkpoint keep their activations"
+)
 
 
 def _dynamo_graph(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

@@ -21,7 +21,7 @@ from shardweave.ir.dialects.builder import remade
 from shardweave.ir.dialects.types import dtype_of_value
 from shardweave.ir.ops.registry import spec_of
 from shardweave.ir.program.blocks import blocks_of
-from shardweave.ir.program.program import Program
+from shardweave.ir.program.program import Program, shardings_of
 from shardweave.passes.messages.merge_collectives import Buckets, merge_group, operand_bytes
 from shardweave.passes.messages.rows import join_scatters
 
@@ -64,7 +64,8 @@ def _bucket(
         if alone_bytes is not None and operand_bytes(op) >= alone_bytes:
             continue
         reduction = op.reduction if isinstance(op, dist.AllReduceOp) else "sum"
-        key = (op.axes, reduction, copy_of(op), phase_of(op), dtype_of_value(op.operands[0]))
+        dtype = dtype_of_value(op.operands[0])
+        key = (op.axes, reduction, copy_of(op), phase_of(op), dtype, _left_pending(op, program))
         if isinstance(op, dist.ReduceScatterOp):
             scatters.add((*key, stretch), op)
         else:
@@ -90,6 +91,13 @@ def _rounds(program: Program) -> list[list[dist.DistOp]]:
         ]
         rounds.insert(0, found)
     return rounds
+
+
+def _left_pending(op: Operation, program: Program) -> frozenset[str]:
+    """The axes over which what a reduction gives is still to be added up, as a gradient of norms
+    under sequence parallelism is over those of the sequence."""
+    (sharding,) = shardings_of(op, program) if len(op.results) == 1 else (None,)
+    return frozenset() if sharding is None else frozenset(sharding.unreduced)
 
 
 def _is_reduction(op: Operation) -> TypeGuard[dist.AllReduceOp | dist.ReduceScatterOp]:

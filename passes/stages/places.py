@@ -46,23 +46,29 @@ def places_of_ops(
 ) -> Places:
     """Place the ops of a local program. Linear in the ops.
 
-    stages: by layer; a layer without one stands where what it reads was made. A layer that is
-    called again behind a later stage is in both. Raises ValueError for a stage whose layers all
-    come behind those of a later one, so that it would have no op.
+    stages: by layer; a layer without one stands where what it reads was made, or where it is read
+    if no stage made that. A layer that is called again behind a later stage is in both. Raises
+    ValueError for a stage whose layers all come behind those of a later one, so that it would have
+    no op.
     """
     places = Places(num_stages)
     _tell_freedom(program, batches, places)
+    waiting: list[Operation] = []
     for op in program.ops:
         if op in places.freedom or op in batches.early:
             continue
         if op in batches.after or _joins_stages(op, places, batches):
             # Terms of several stages are added once, when each has added up its own.
             batches.after[op] = None
+        elif phase_of(op) == "forward" and _reads_no_stage(op, places, stages):
+            waiting.append(op)
         elif phase_of(op) == "forward":
             places.stage[op] = _forward_stage(op, places, stages)
             places.by_layer.setdefault(layer_of(op), set()).add(places.stage[op])
         else:
+            _place_where_read(waiting, places)
             places.stage[op] = _backward_stage(op, places, stages)
+    _place_where_read(waiting, places)
     _check_order(places, stages)
     return places
 
@@ -90,6 +96,22 @@ def _joins_stages(op: Operation, places: Places, batches: MicroBatches) -> bool:
     terms = [owner for owner in owners if isinstance(owner, Operation)]
     stages = {places.stage[owner] for owner in terms if owner in places.stage}
     return len(stages) > 1 or any(owner in batches.after for owner in terms)
+
+
+def _reads_no_stage(op: Operation, places: Places, stages: Mapping[str, int]) -> bool:
+    """Whether an op outside all layers reads nothing that a stage made, as a count of labels over
+    all replicas does."""
+    return layer_of(op) not in stages and not places.of(op.operands, is_forward=True)
+
+
+def _place_where_read(waiting: list[Operation], places: Places) -> None:
+    """Place ops in the first stage whose forward ops read them; the last if none does. There the
+    backward pass, which goes from the last stage to the first, does not have to wait for them."""
+    while waiting:
+        op = waiting.pop()
+        users = (use.operation for result in op.results for use in result.uses)
+        stages = [places.stage[u] for u in users if u in places.stage and phase_of(u) == "forward"]
+        places.stage[op] = min(stages, default=places.num_stages - 1)
 
 
 def _forward_stage(op: Operation, places: Places, stages: Mapping[str, int]) -> int:

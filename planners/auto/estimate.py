@@ -26,8 +26,6 @@ from shardweave.planners.plan.zero import (
     ring_passes,
     whole_for_a_while,
 )
-from shardweave.planners.predict.pipeline.stages import OVERLAPPING
-from shardweave.planners.predict.predict import BY_BLOCK, DEEP_BY_BLOCK
 
 WEIGHTS_SHARE = 0.5
 """Of a backward pass, what computes gradients of weights, behind which other messages hide."""
@@ -58,8 +56,8 @@ class Estimator:
     _rings: dict[tuple[int, int, ReplicaCut, tuple[str, ...]], tuple[float, float]] = field(
         default_factory=dict[tuple[int, int, ReplicaCut, tuple[str, ...]], tuple[float, float]]
     )
-    _joined: dict[tuple[int, int], tuple[int, float]] = field(
-        default_factory=dict[tuple[int, int], tuple[int, float]]
+    _joined: dict[tuple[int, int, int], tuple[int, float]] = field(
+        default_factory=dict[tuple[int, int, int], tuple[int, float]]
     )
     _stages: dict[tuple[ReplicaCut, int, str, float, int], float] = field(
         default_factory=dict[tuple[ReplicaCut, int, str, float, int], float]
@@ -106,17 +104,9 @@ class Estimator:
         """Stages of a device, where more of them fill a pipeline sooner."""
         return point.chunks if point.chooses("chunks") else 1
 
-    def _is_waited_for(self, point: JointPoint) -> bool:
-        """Whether compute waits for each message: where steps are simulated by block, in all orders
-        but those that overlap."""
-        by_block = DEEP_BY_BLOCK if self.reader.depths.is_deep else BY_BLOCK
-        return point.schedule == "blocking" or (
-            point.is_staged and point.pipeline in by_block and point.schedule not in OVERLAPPING
-        )
-
     def _exposed(self, point: JointPoint, compute: float, inside: float) -> float:
         """Messages within a replica that compute does not hide."""
-        if not inside or self._is_waited_for(point):
+        if not inside or point.schedule == "blocking":
             return inside
         if point.sub_batches > 1:
             later = 1 - 1 / point.sub_batches
@@ -145,10 +135,13 @@ class Estimator:
         sent = times * once
         # Gathers may be spared; what an all-reduce sends may not.
         least = min(times, 2) * by_bytes
-        if self._is_waited_for(point):
+        if point.is_staged and (point.zero < 2 or point.schedule not in BUCKETED):
+            # Sums travel behind the last pass, and the papers' schedules start nothing ahead.
+            return sent + times * self._copy_s(copied), least
+        if point.schedule == "blocking":
             return sent, least
         waited = 0.0
-        if not (point.is_staged or point.schedule in BUCKETED):
+        if point.schedule not in BUCKETED:
             # The papers' schedules start messages where they stand: weights are waited for.
             waited = (0, 1, 1, 2)[point.zero] * once
         # The backward pass of the last micro-batch hides it, or for stages 2 and 3 all do.
@@ -188,17 +181,17 @@ class Estimator:
         return self._rings[key]
 
     def _messages(self, point: JointPoint) -> tuple[int, float]:
-        """Of gradients in a step that is simulated op by op: how many there are, and bytes that
-        are copied to join them. Other steps send those of a stage at once."""
-        if point.is_staged:
-            return 1, 0.0
-        key = point.tensor, point.buckets if point.schedule in BUCKETED else 0
+        """Of gradients of a stage: how many there are, and bytes that are copied to join them."""
+        limit = point.buckets * 2**20 if point.schedule in BUCKETED else 0
+        if point.is_staged and point.zero == 0 and not limit:
+            limit = sum(self.reader.parameter_bytes)  # `merge-collectives` joins them
+        key = point.tensor, limit, point.stages
         if key not in self._joined:
-            limit = key[1] * 2**20
             sizes = [size / point.tensor for size in self.reader.parameter_bytes]
             small = [size for size in sizes if size < limit]
             joined = math.ceil(sum(small) / max(BUCKET_BYTES, limit))
-            self._joined[key] = len(sizes) - len(small) + joined, sum(small)
+            count = math.ceil((len(sizes) - len(small) + joined) / point.stages)
+            self._joined[key] = count, sum(small) / point.stages
         return self._joined[key]
 
     def _between(self, point: JointPoint, cost: PieceCost) -> float:
@@ -231,7 +224,7 @@ class Estimator:
             in_flight = point.micro_batches
         chunks = self._chunks(point)
         if chunks > 1:
-            # Passes of chunks ahead on the first device (`pipelines/interleaved.py`).
+            # Passes of chunks ahead on the first device (`planners/schedules/interleaved.py`).
             ahead = (chunks - 1) * point.stages + 2 * (point.stages - 1) + 1
             in_flight = min(point.micro_batches, ahead / chunks)
         kept *= point.sub_batches * in_flight / point.stages

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from shardweave.ir.program.blocks import blocks_of
 from shardweave.ir.program.program import Program
 from shardweave.planners.auto.plans import PlanMaker
 from shardweave.planners.auto.reader import FEW, MORE, Depths
@@ -13,8 +14,15 @@ from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.lowering.lower import RECENT, Lowerings
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_parts import Predicted
-from shardweave.planners.predict.pipeline.simulation import simulate_stages
-from shardweave.planners.predict.predict import is_by_block, predict_plan, predicted_of
+from shardweave.planners.predict.pipeline.deep import (
+    Deeper,
+    deepened_stages,
+    with_all_stages,
+    with_few_blocks,
+)
+from shardweave.planners.predict.pipeline.runs import simulate_runs
+from shardweave.planners.predict.pipeline.simulation import PipelineSimulation
+from shardweave.planners.predict.predict import predict_plan, predicted_of
 
 
 @dataclass(eq=False)
@@ -40,9 +48,10 @@ class Evaluator:
         return self.found.get(point)
 
     def predict_plans(self, plans: Sequence[Plan]) -> Predicted:
-        """The step of another planner's plan, given for each of `Depths.priced`; of a deep model
-        it has to be alike for all equal blocks. Raises ValueError if it does not fit."""
-        if self.depths.is_deep:
+        """The step of another planner's plan: of the whole program, or given for each of
+        `Depths.priced`, where it has to be alike for all equal blocks. Raises ValueError if it does
+        not fit."""
+        if len(plans) > 1:
             return self._extrapolated(*plans)
         return predict_plan(self.lowerings(self.depths.program), plans[0], self._cluster)
 
@@ -63,7 +72,7 @@ class Evaluator:
         plan = self.maker.plan(point, depths.read)
         if depths.more is None:
             return predict_plan(self.lowerings(depths.read), plan, self._cluster)
-        if plan.recompute_in and not is_by_block(plan, is_deep=True):
+        if plan.recompute_in:
             return self._in_some_layers(point, len(plan.recompute_in))
         return self._extrapolated(plan, self.maker.plan(point, depths.more))
 
@@ -82,18 +91,25 @@ class Evaluator:
         assert depths.few is not None
         assert depths.more is not None
         lowerings = self.lowerings(depths.few)
-        if is_by_block(plan, is_deep=True):
-            return predicted_of(
-                simulate_stages(lowerings, plan, self._cluster, deepened=depths.deepened)
-            )
-        if plan.is_pipeline and plan.pipeline is not None:
-            raise ValueError(
-                f"schedule '{plan.pipeline.schedule}' is simulated op by op, which takes too long "
-                f"for {len(depths.names)} blocks"
-            )
+        if plan.num_stages > 1:
+            return predicted_of(self._deep_stages(plan, more_plan))
         few = predict_plan(lowerings, plan, self._cluster)
         more = predict_plan(self.lowerings(depths.more), more_plan, self._cluster)
         return extrapolated(few, more, (len(depths.names) - MORE) / (MORE - FEW))
+
+    def _deep_stages(self, plan: Plan, more_plan: Plan) -> PipelineSimulation:
+        """A deep model's stages from programs with one or two blocks in each."""
+        depths = self.depths
+        staged: list[Program] = []
+        sizes: list[list[int]] = []
+        for program, one in zip(depths.priced, (plan, more_plan), strict=True):
+            small, counts = with_few_blocks(one, depths.names, blocks_of(program).names)
+            staged.append(with_all_stages(self.lowerings(program).local(small), plan))
+            sizes.append(counts)
+        deeper = Deeper(staged[1], deepened_stages(plan, depths.names, sizes[0], sizes[1]))
+        return simulate_runs(
+            staged[0], self._cluster, plan.pipeline, precision=plan.precision, deeper=deeper
+        )
 
 
 def extrapolated(few: Predicted, more: Predicted, times: float) -> Predicted:

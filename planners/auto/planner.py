@@ -13,7 +13,7 @@ from shardweave.planners.auto.empty import why_empty
 from shardweave.planners.auto.estimate import Estimator
 from shardweave.planners.auto.evaluate import Evaluator
 from shardweave.planners.auto.plans import PlanMaker
-from shardweave.planners.auto.proposals import proposals
+from shardweave.planners.auto.proposals import AMP, proposals
 from shardweave.planners.auto.reader import CostReader, Depths
 from shardweave.planners.auto.search import JointSearch
 from shardweave.planners.auto.space.constraints import Constraints, point_of, with_memory
@@ -157,13 +157,13 @@ def _proposed(
             return
         search.say(f"asking {name}")
         try:
-            plans = [make(program) for program in depths.priced]
+            is_whole = name == AMP
+            plans = [make(one) for one in ((depths.program,) if is_whole else depths.priced)]
         except ValueError:
             continue
         first = plans[0]
-        if Mesh(**first.mesh).num_stages > 1 and first.pipeline is None:
-            continue  # it is priced without the stages that it would run with
-        for schedule, size in dict.fromkeys(((first.schedule, 0), ("", joined), ("cross-pass", 0))):
+        orders = dict.fromkeys(((first.schedule, 0), ("", joined), ("cross-pass", 0)))
+        for schedule, size in [*orders][: 1 if is_whole and depths.is_deep else None]:
 
             def whole(plan: Plan, schedule: str = schedule, size: int = size) -> Plan:
                 return _bare(plan, schedule, size)
@@ -204,6 +204,11 @@ def _plan_of(search: JointSearch, rivals: list[Rival], options: AutoOptions) -> 
     rows += [Candidate(name, predicted) for name, _, predicted in rivals]
     _check_any(search, rows)
     rows.sort(key=lambda row: (not row.predicted.fits, row.predicted.time_s))
+    # Orders that change nothing give one program under several names.
+    rows = list(
+        {(row.predicted.time_s, row.predicted.peak_bytes): row for row in rows[::-1]}.values()
+    )
+    rows.reverse()
     best = rows[0]
     reasons = [*looked_at(search)]
     rival = next((whole for name, whole, _ in rivals if name == best.name), None)

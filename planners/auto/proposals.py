@@ -21,6 +21,10 @@ from shardweave.planners.megatron.planner import EXPERT, plan_megatron
 from shardweave.planners.oases import plan_oases
 from shardweave.planners.plan.plan import Plan
 
+AMP = "amp"
+"""The planner whose stages may differ in devices, and in shares of the batch: of a deep model its
+plan is simulated whole."""
+
 MOST_OASES = 2
 """How many meshes Oases plans for: those of the fastest points with a tensor axis."""
 
@@ -49,26 +53,24 @@ def proposals(
     """Planners by name, each as a function that plans. meshes: with a tensor axis, for Oases. like:
     the fastest point, after which Megatron's rule cuts experts over an axis that the space lacks.
 
-    Of a deep model these and AxoNN's alone: Megatron's rule and AMP's cuts are in the space, and
-    the degrees of Oases' blocks, which may differ, do not follow from a few.
+    Of a deep model these and AxoNN's alone, and AMP's where devices differ: Megatron's rule and
+    AMP's cuts for equal devices are in the space, and the degrees of Oases' blocks, which may
+    differ, do not follow from a few.
     """
     if mesh is None:
         yield from _further(evaluator, cluster, precision, like)
     if mesh is None or set(mesh.names) <= {"x", "y", "z", "data"}:
         yield "axonn", _axonn(evaluator.depths, cluster, mesh, precision)
-    if evaluator.depths.is_deep:
+    is_deep = evaluator.depths.is_deep
+    if not is_deep or len({node.device for node in cluster.nodes}) > 1:
+        if mesh is None or set(mesh.names) <= {"pipeline", "data", "tensor"}:
+            yield AMP, _amp(evaluator, cluster, mesh, precision)
+    if is_deep:
         return
     yield (
         "megatron",
         lambda program: replace(plan_megatron(program, mesh, cluster=cluster), precision=precision),
     )
-    if mesh is None or set(mesh.names) <= {"pipeline", "data", "tensor"}:
-        yield (
-            "amp",
-            lambda program: plan_amp(
-                evaluator.lowerings(program), mesh, cluster=cluster, precision=precision, simulate=1
-            ),
-        )
     for one in meshes[:MOST_OASES]:
         yield (
             f"oases on {one}",
@@ -76,6 +78,12 @@ def proposals(
                 program, one, cluster=cluster, precision=precision, refine=REFINED
             ),
         )
+
+
+def _amp(evaluator: Evaluator, cluster: Cluster, mesh: Mesh | None, precision: str) -> Make:
+    return lambda program: plan_amp(
+        evaluator.lowerings(program), mesh, cluster=cluster, precision=precision
+    )
 
 
 def _axonn(depths: Depths, cluster: Cluster, mesh: Mesh | None, precision: str) -> Make:

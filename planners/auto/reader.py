@@ -31,8 +31,8 @@ from shardweave.planners.plan.zero import DATA_AXIS
 FEW = 3
 """Blocks that are read of a deep model: its first, one that stands for all others, its last."""
 
-MORE = 5
-"""Blocks of a second program, by which steps that are simulated op by op are extrapolated."""
+MORE = 6
+"""Blocks of a second program, by which steps are extrapolated: two for each stage that differs."""
 
 ROWS_READ = (1, 4)
 """Rows of pieces whose costs are read of a deep model, whose ops are large: beyond some rows a time

@@ -34,7 +34,6 @@ from shardweave.planners.auto.space.point import DIMENSIONS, MESH, ORDERS, Joint
 from shardweave.planners.auto.space.space import JointSpace
 from shardweave.planners.cost.quantity import counted, seconds_text
 from shardweave.planners.plan.plan_parts import Predicted
-from shardweave.planners.predict.predict import BY_BLOCK
 
 STARTS = 3
 """From how many of the fastest points neighbours are looked at: more find what one start misses,
@@ -70,6 +69,10 @@ COLLECT_EACH, COLLECT_EACH_DEEP = 16, 64
 """Simulations between two collections of garbage. Left to itself Python collects while programs
 are made, of which most are alive: a third of the time of a small model's simulation. Programs have
 cycles, so that never to collect would keep all. Those of a few blocks of a deep model are small."""
+
+
+FILLED_LATE = ("1f1b", "gpipe")
+"""Orders that fill and drain their stages with whole passes."""
 
 
 FILLING = "zero-bubble"
@@ -396,7 +399,7 @@ class JointSearch:
             return True
         # Orders of micro-batches that fill stages sooner are tried on what is near with 1f1b.
         near = 1.0 if self.evaluator.depths.is_deep else NEAR
-        filling_s = found.filling_s / near if point.pipeline in BY_BLOCK else 0.0
+        filling_s = found.filling_s / near if point.pipeline in FILLED_LATE else 0.0
         return max(found.bound_s, filling_s) < best[1].time_s
 
     def _is_promising(self, point: JointPoint) -> bool:
@@ -459,12 +462,12 @@ class JointSearch:
 
 def _has_order(point: JointPoint) -> bool:
     """Whether there are micro-batches to order, or the order is the usual one."""
-    return point.micro_batches > 1 or point.pipeline in BY_BLOCK[:1]
+    return point.micro_batches > 1 or point.pipeline == JointPoint.pipeline
 
 
 def _has_bubbles(point: JointPoint) -> bool:
     """Whether a point has stages that wait for each other, and micro-batches to fill that with."""
-    return point.stages > 1 and point.micro_batches > 1 and point.pipeline in BY_BLOCK
+    return point.stages > 1 and point.micro_batches > 1 and point.pipeline in FILLED_LATE
 
 
 def _plainness(point: JointPoint) -> tuple[int, str]:

@@ -8,10 +8,7 @@ from shardweave.planners.auto.search import JointSearch
 from shardweave.planners.auto.space.point import DIMENSIONS, JointPoint
 from shardweave.planners.cost.quantity import counted, seconds_text
 from shardweave.planners.plan.plan_parts import Candidate, Predicted
-from shardweave.planners.predict.predict import why_slower
-
-AS_LONG = 5e-4
-"""Of a step, what plans may differ by and take as long: less than is printed."""
+from shardweave.planners.predict.predict import TIE, why_slower
 
 
 def looked_at(search: JointSearch) -> Iterator[str]:
@@ -75,8 +72,8 @@ def worth(search: JointSearch, point: JointPoint, best: Predicted) -> Iterator[s
         found, one = others[0]
         share = found.time_s / best.time_s - 1
         own, other = f"{name}={point.value(name)}", f"{name}={one.value(name)}"
-        if abs(share) < AS_LONG:
-            yield f"{own} is worth nothing against {other}: {one} takes as long"
+        if abs(share) < TIE:
+            yield f"{own} is a tie with {other}: {one} takes {share:+.1%}"
             continue
         gap = f"{seconds_text(found.time_s - best.time_s)} ({share:.1%})"
         yield f"{own} is worth {gap} against {other}: {one}; {why_slower(best, found)}"

@@ -18,18 +18,16 @@ from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_check import check_plan
 from shardweave.planners.plan.plan_parts import Candidate, Pipeline, PlanError, Predicted
 from shardweave.planners.predict.pipeline.runs import simulate_runs
-from shardweave.planners.predict.pipeline.simulation import PipelineSimulation, simulate_stages
+from shardweave.planners.predict.pipeline.simulation import PipelineSimulation
 from shardweave.planners.simulate.simulate import simulate
 from shardweave.planners.simulate.simulation import Simulation
 
-BY_BLOCK = ("1f1b", "gpipe")
-"""Schedules of pipelines that are simulated by block and micro-batch."""
-
-DEEP_BY_BLOCK = (*BY_BLOCK, "interleaved-1f1b")
-"""Those that can be, of models that are too deep to be simulated run by run."""
-
 _ROUNDING = 1e-9
 """Share of a step by which equal sums may differ that were added up in another order."""
+
+TIE = 0.01
+"""Share of a step by which simulations of two plans may differ and say nothing of which is faster:
+as far as that of a deep model, from a few of its blocks, may be from that of all."""
 
 _TOLD = 0.05
 """Share of the gap between two plans from which on a part is named as its cause."""
@@ -69,36 +67,21 @@ def simulation_of(
 ) -> Simulation | PipelineSimulation:
     """Partition a global program by a plan, and simulate a step of it on a cluster.
 
-    The rank's program itself, op by op; of a plan with stages or micro-batches by block and
-    micro-batch, or, by schedules that those do not know, function by function.
-    optimizer_multiplier: bytes of optimizer state per byte of parameters; None: those of Adam in
-    the plan's precision. Raises ValueError (PlanError, PassError, ClusterError) if it cannot be
-    partitioned or placed.
+    What is simulated is the program that the plan lowers to: a rank's, op by op, or that of stages
+    and micro-batches, run by run. A plan with a stage axis that names no stages has balanced ones,
+    as it would run. optimizer_multiplier: bytes of optimizer state per byte of parameters; None:
+    those of Adam in the plan's precision. Raises ValueError (PlanError, PassError, ClusterError) if
+    it cannot be partitioned or placed.
     """
     lowerings = Lowerings.of(program)
-    if is_by_block(plan):
-        return simulate_stages(lowerings, plan, cluster, optimizer_multiplier=optimizer_multiplier)
-    if plan.is_pipeline:
-        staged = lowerings.local(plan)
-        return simulate_runs(
-            staged,
-            cluster,
-            plan.pipeline,
-            optimizer_multiplier=optimizer_multiplier,
-            precision=plan.precision,
-        )
-    local = lowerings.local(plan)
-    return simulate(
-        local, cluster, optimizer_multiplier=optimizer_multiplier, precision=plan.precision
+    plan = with_pipeline(plan, lowerings.program, Mesh(**plan.mesh))
+    return simulate_step(
+        lowerings.local(plan),
+        cluster,
+        optimizer_multiplier=optimizer_multiplier,
+        precision=plan.precision,
+        pipeline=plan.pipeline,
     )
-
-
-def is_by_block(plan: Plan, *, is_deep: bool = False) -> bool:
-    """Whether a plan's step is simulated by block and micro-batch, of a deep model if so."""
-    pipeline = plan.pipeline
-    if pipeline is None or pipeline.shares:
-        return False
-    return plan.is_pipeline and pipeline.schedule in (DEEP_BY_BLOCK if is_deep else BY_BLOCK)
 
 
 def simulate_step(
@@ -132,7 +115,6 @@ def simulate_step(
     if plan is not None:
         plan = plan if isinstance(plan, Plan) else Plan.load(plan)
         check_plan(plan, program)
-        plan = with_pipeline(plan, program, Mesh(**plan.mesh))
         goal = find_cluster(cluster)
         return simulation_of(program, plan, goal, optimizer_multiplier=optimizer_multiplier)
     if not is_staged(program):
@@ -186,6 +168,8 @@ def why_slower(best: Predicted, other: Predicted) -> str:
     changes = {part: after.get(part, 0.0) - before.get(part, 0.0) for part in before | after}
     if abs(gap) <= _ROUNDING * best.time_s:
         return "takes as long"
+    if abs(gap) <= TIE * best.time_s:
+        return f"a tie, {seconds_text(gap)} slower"
     largest = sorted(changes.items(), key=lambda item: -item[1])
     least = _TOLD * abs(gap)
     told = [f"{part} +{seconds_text(more)}" for part, more in largest[:2] if more > least]

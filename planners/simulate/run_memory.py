@@ -33,7 +33,7 @@ from shardweave.planners.cost.memory import Storage, held_by, storages_of
 
 @dataclass(frozen=True)
 class PlaceMemory:
-    """The most bytes that live at once on a rank during a step, parameters and inputs left out.
+    """The most bytes that live at once on a rank during a run, parameters and inputs left out.
 
     parts: what they are at that moment: `activations`, `gradients` (with other sums over
     micro-batches), `communication` (messages between stages).
@@ -43,8 +43,14 @@ class PlaceMemory:
     parts: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
-def memory_of_places(program: Program) -> list[PlaceMemory]:
-    """Peak memory by coordinate on the stage axis. Linear in the ops, and in what runs read."""
+def fullest(memory: Iterable[PlaceMemory]) -> PlaceMemory:
+    """The first with the most bytes; nothing of none."""
+    return max(memory, key=lambda one: one.peak_bytes, default=PlaceMemory())
+
+
+def memory_of_places(program: Program) -> list[list[PlaceMemory]]:
+    """Peak memory of each run, by coordinate on the stage axis. Linear in the ops, and in what runs
+    read."""
     functions = functions_of(program)
     owners: dict[_Name, _Owner] = {}
     for function in functions.values():
@@ -222,12 +228,12 @@ class _Rank:
         self.sent: dict[int, deque[int]] = {}
         self.arrived: Counter[int] = Counter()
         self.here = 0
-        self.most = PlaceMemory()
+        self.seen: list[PlaceMemory] = []
 
-    def play(self) -> PlaceMemory:
+    def play(self) -> list[PlaceMemory]:
         for run, names in zip(self.runs, self._last_reads(), strict=True):
             self._run(run, names)
-        return self.most
+        return self.seen
 
     def _last_reads(self) -> list[frozenset[_Name]]:
         """For each run, what no later one reads."""
@@ -278,7 +284,7 @@ class _Rank:
         return owner, number if owner.is_kept else None
 
     def _look(self, beside: int) -> None:
-        """Compare what is there while a function runs with the most so far."""
+        """Note what is there while a function runs."""
         posted = sum(
             size for coming in self.inbox.values() for size, _ in islice(coming, RECEIVES_AHEAD)
         )
@@ -286,9 +292,8 @@ class _Rank:
         parts = dict(self.parts)
         parts["activations"] = parts.get("activations", 0) + beside
         parts["communication"] = posted + sent + self.here
-        total = sum(parts.values())
-        if total > self.most.peak_bytes:
-            self.most = PlaceMemory(total, {part: size for part, size in parts.items() if size})
+        held = {part: size for part, size in parts.items() if size}
+        self.seen.append(PlaceMemory(sum(held.values()), held))
 
     def _receive(self, one: _Profile, number: int | None) -> None:
         """What a function receives is among what it makes."""

@@ -60,7 +60,7 @@ def test_simulated_memory_by_part_is_the_textbook(stage: int) -> None:
     plan = replace(
         megatron(GPT, f"data={ranks}"),
         zero=stage,
-        pipeline=Pipeline((("*",),), MICRO_BATCHES, schedule="zero-bubble"),
+        pipeline=Pipeline((("*",),), MICRO_BATCHES),
     )
     result = simulation_of(Lowerings.of(found.program), plan, find_cluster("testbed:nodes=4"))
     assert isinstance(result, PipelineSimulation)

@@ -35,6 +35,7 @@ from shardweave.planners.registry import register_planner
 from shardweave.planners.schedules.schedules import find_schedule
 from shardweave.planners.simulate.streams import Streams
 from shardweave.planners.trials.trials import FORMAT, TrialFile
+from shardweave.tests.compiled import compile_copy
 from shardweave.tests.ir_text import step
 
 SMALL = """
@@ -61,9 +62,9 @@ def plan_in_stages(*ranks: tuple[int, ...], stages: int = 2) -> Plan:
     return Plan(mesh={"stage": 2, "data": 1}, pipeline=Pipeline(names, 2, ranks=ranks))
 
 
-def compiled(**options: Any) -> sw.Step:
+def compiled(**options: Any) -> sw.CompiledModule:
     model, x = Loss(), torch.ones(4, 4)
-    return sw.compile(model, args=(x,), mesh={"data": 2}, backend="reference", **options)
+    return compile_copy(model, args=(x,), mesh={"data": 2}, backend="reference", **options)
 
 
 STARTED = """
@@ -124,7 +125,7 @@ REFUSALS: Mapping[str, tuple[Callable[[], object], str]] = {
     ),
     "more stages than ranks": (
         lambda: predict_plan(step(SMALL), plan_in_stages(stages=3), find_cluster("testbed")),
-        "the plan has 3 stages, but its mesh .* has places for 2; make them the same",
+        "the plan has 3 stages, but the mesh .* has devices for 2; make the one a multiple",
     ),
     "message for ever": (lambda: Streams().start(float("inf"), ["link"]), "takes for ever on the"),
     "no plans": (

@@ -25,6 +25,7 @@ from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_parts import Predicted
 from shardweave.planners.plan.zero import ring_passes
 from shardweave.planners.predict.predict import predict_plan
+from shardweave.tests.marks import slow
 from shardweave.tests.zoo import captured
 
 
@@ -55,7 +56,7 @@ FREE, REAL = cluster(latency=False), cluster(latency=True)
 
 def simulated(plan: Plan, on: Cluster) -> Predicted:
     """As the papers have it: without a schedule, every message is waited for at once."""
-    if plan.num_stages == 1 and not plan.schedule:
+    if not plan.schedule:
         plan = replace(plan, schedule="blocking")
     return predict_plan(lowerings(), plan, on)
 
@@ -73,9 +74,10 @@ def sum_of(seconds: Mapping[str, float]) -> float:
     [
         ("data=16", 0, (0.99, 1.01), (0.95, 1.01), 0.3),
         ("data=16", 3, (0.99, 1.01), (1.55, 1.6), 0.06),
-        ("data=4,tensor=4", 0, (0.99, 1.01), (1.0, 1.25), 0.3),
-        ("pipeline=2,data=4,tensor=2", 0, (0.98, 1.01), (1.0, 1.05), 0.3),
-        ("pipeline=2,data=4,tensor=2", 3, (0.82, 1.01), (1.0, 1.05), 0.3),
+        slow("data=4,tensor=4", 0, (0.99, 1.01), (1.0, 1.25), 0.3),
+        slow("pipeline=2,data=4,tensor=2", 0, (0.99, 1.01), (1.0, 1.2), 0.3),
+        ("pipeline=4,data=4", 0, (0.99, 1.01), (1.0, 1.2), 0.3),
+        ("pipeline=2,data=4,tensor=2", 3, (0.82, 1.01), (1.0, 1.45), 0.25),
     ],
 )
 def test_amp_is_exact_but_for_latency_and_what_stages_of_zero_wait_for(
@@ -84,7 +86,8 @@ def test_amp_is_exact_but_for_latency_and_what_stages_of_zero_wait_for(
     """Equation 1 overlaps no gather of ZeRO 2 and 3 with anything, and delays no stage for one.
 
     With the cluster's latency it is 0.3 to 1 of the simulation, 0.06 where each weight is a message
-    of its own: AMP knows none. Under ZeRO 3 it adds gathered weights of blocks to the activations
+    of its own: AMP knows none. It counts all gradients beside all activations; in the program the
+    first are there when the last activations are gone. Under ZeRO 3 it adds gathered weights of blocks to the activations
     of all; in the program, which is simulated op by op, few are left when the last are gathered, so
     its memory is above the program's.
     """

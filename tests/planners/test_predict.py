@@ -56,6 +56,7 @@ def test_reason_names_the_parts_that_made_a_plan_slower() -> None:
     )
     assert why_slower(BEST, BEST) == "takes as long"
     assert why_slower(BEST, replace(BEST, time_s=1e-3 + 1e-18)) == "takes as long"
+    assert why_slower(BEST, replace(BEST, time_s=1.005e-3)) == "a tie, 5 us slower"
     large = Predicted(1e-4, memory_bytes={"a": 3 * 2**30}, capacity_bytes=2**30)
     assert why_slower(BEST, large) == "does not fit, by 2.00 GiB"
 

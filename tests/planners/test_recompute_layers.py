@@ -141,7 +141,9 @@ def test_step_of_a_deep_model_is_near_that_of_all_its_layers(point: JointPoint) 
     assert found is not None
     assert expected is not None
     assert found.time_s == pytest.approx(expected.time_s, rel=0.01)
-    assert found.peak_bytes == pytest.approx(expected.peak_bytes, rel=0.03)
+    # The line to where all are counts what a block computes again, which is gone when most is kept.
+    more = 1.08 if point.stages > 1 else 1.03
+    assert 0.97 <= found.peak_bytes / expected.peak_bytes <= more
 
 
 def test_auto_recomputes_as_few_layers_as_fit() -> None:

@@ -47,13 +47,13 @@ def constant_numbers() -> Iterator[None]:
     item, tolist = TensorVariable.method_item, TensorVariable.method_tolist
 
     def constant_item(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
-        value = None if args or kwargs else _value(self.as_proxy().node)
+        value = None if args or kwargs else constant_value(self.as_proxy().node)
         if value is None or value.numel() != 1:
             return item(self, tx, *args, **kwargs)
         return ConstantVariable.create(value.item())
 
     def constant_list(self: Any, tx: Any) -> Any:
-        value = _value(self.as_proxy().node)
+        value = constant_value(self.as_proxy().node)
         if value is None:
             return tolist(self, tx)
         return type(self).build(tx, value.tolist())
@@ -65,7 +65,7 @@ def constant_numbers() -> Iterator[None]:
         yield
 
 
-def _value(node: fx.Node) -> Tensor | None:
+def constant_value(node: fx.Node) -> Tensor | None:
     """The value of a node that depends on no input; None of another."""
     path: dict[fx.Node, None] = {}
     if not _is_constant(node, path) or any(_writes(other, path) for other in node.graph.nodes):

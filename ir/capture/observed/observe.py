@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from shardweave.ir.capture.site import Site, qualified, site_of_frames, site_of_node
+from shardweave.ir.capture.site import CaptureError, Site, qualified, site_of_frames, site_of_node
 from shardweave.ir.torch_private import (
     AttributeMutationExisting,
     ConstDictVariable,
@@ -59,7 +59,8 @@ class Observation:
 
     failed_in: the innermost module in which it raised an error. notes: sentences for the user.
     constants: tensors that became buffers of the model, by name. arrays: by the identity of a fake
-    tensor the one, of the same memory, of the numpy array that it stands for.
+    tensor the one, of the same memory, of the numpy array that it stands for. refusal: why dynamo
+    does not trace the model, so that its calls are recorded.
     """
 
     writes: list[Write] = field(default_factory=list)
@@ -70,6 +71,7 @@ class Observation:
     notes: list[str] = field(default_factory=list)
     constants: dict[str, Any] = field(default_factory=dict)
     arrays: dict[int, Any] = field(default_factory=dict)
+    refusal: CaptureError | None = None
 
 
 @contextlib.contextmanager

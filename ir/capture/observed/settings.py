@@ -57,6 +57,7 @@ def _quiet() -> Iterator[None]:
     with silent_logs(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".* should not be instantiated", DeprecationWarning)
         warnings.filterwarnings("ignore", "Sparse .* support is in beta")  # refused with its line
+        warnings.filterwarnings("ignore", "Dynamo does not know how to trace")  # refused, too
         warnings.filterwarnings("ignore", "Dynamo detected a call to a `functools.lru_cache`")
         yield
 
@@ -193,6 +194,7 @@ _REPLACED: dict[str, Any] = {
     # Dynamo parses each source file for a line of a log that nobody reads.
     "source lines": _no_header,
     "exported root": _root_of,
+    "triton ops": lambda: True,  # they stay ops
 }
 """What of torch's tracing does something else meanwhile, and what it does."""
 

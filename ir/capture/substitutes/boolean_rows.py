@@ -78,7 +78,7 @@ def _replace_read(read: torch.fx.Node) -> bool:
             return False
         computed.add(node)
     if not writes or any(
-        _is_written(cast("torch.fx.Node", write.args[1])) for write in (read, *writes)
+        is_written(cast("torch.fx.Node", write.args[1])) for write in (read, *writes)
     ):
         return False
     read.target = rows_or_filler
@@ -116,16 +116,16 @@ def _is_pointwise(node: torch.fx.Node) -> bool:
     return any(spec_named(overload).role == "pointwise" for overload in overloads)
 
 
-def _is_written(mask: torch.fx.Node) -> bool:
-    """Whether some call may change a mask in place."""
+def is_written(tensor: torch.fx.Node) -> bool:
+    """Whether some call may change a tensor in place."""
     return any(
-        user.args[:1] == (mask,)
+        user.args[:1] == (tensor,)
         and (
             user.target is operator.setitem
             or str(user.target).endswith("_")
             or getattr(user.target, "__name__", "")[:1] == "i"
         )
-        for user in mask.users
+        for user in tensor.users
     )
 
 
@@ -140,7 +140,7 @@ def _is_same(first: Any, second: Any) -> bool:
     is_call = first.op == second.op == "call_function" and first.target is second.target
     # What draws random numbers gives others each time.
     is_call &= first.target in _COMPARED
-    is_pure = is_call and not first.kwargs and not second.kwargs and not _is_written(first)
+    is_pure = is_call and not first.kwargs and not second.kwargs and not is_written(first)
     return is_pure and _is_same(first.args, second.args)
 
 

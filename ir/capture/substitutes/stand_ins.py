@@ -8,6 +8,8 @@
 - A determinant is that of a dense matrix. Torch factors a matrix as it lies in memory, and traces
   a gradient by these factors: of a weight that is laid out otherwise, such as the `Q` of
   `torch.linalg.qr`, it would be that of the transposed one, as values of a program are dense.
+- What `einsum` gives is a copy where it is changed in place: it is a permuted view, and torch
+  cannot bring the change back to what it is a view of.
 - `embedding_bag` of bags of one length is a lookup and a sum, which can be cut by samples, by rows
   and by columns of the table.
 """
@@ -22,6 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from shardweave.ir.capture.substitutes.boolean_rows import is_written
 from shardweave.ir.torch_private import pytree
 
 _SIGNS: dict[Any, Any] = {torch.sgn: torch.sign, "sgn": "sign"}
@@ -37,9 +40,16 @@ def replace_calls(exported: torch.fx.GraphModule) -> None:
             node.op, node.target = "call_function", _of_dense(target)
         elif node.target in _SIGNS and not node.meta["example_value"].is_complex():
             node.target = _SIGNS[node.target]
+        elif node.target is torch.einsum and is_written(node):
+            node.target = einsum
         elif node.target in _WRITTEN_OUT:
             node.target = _WRITTEN_OUT[node.target]
     exported.recompile()
+
+
+def einsum(*args: Any) -> Tensor:
+    """As torch's, in memory of its own."""
+    return torch.einsum(*args).clone()
 
 
 _DETERMINANTS: set[Any] = {

@@ -30,8 +30,6 @@ from shardweave.planners.plan.plan_parts import (
     RECOMPUTE,
 )
 from shardweave.planners.plan.zero import BATCH_AXES
-from shardweave.planners.predict.pipeline.stages import OVERLAPPING
-from shardweave.planners.predict.predict import BY_BLOCK, DEEP_BY_BLOCK
 from shardweave.planners.schedules.schedules import find_schedule
 
 SUB_BATCHES = (1, 2, 4)
@@ -46,9 +44,9 @@ class JointSpace:
     cuts: of replicas, for so many devices and samples. parts: where stages may be cut, and one
     more. buckets: MiB from which on tensors may travel alone. mesh: what a user's mesh asks for, by
     axis. has_list: whether schedules `list` can be named, and the model is not so deep that they
-    take long to find. chunks: into which `interleaved-1f1b` may cut what a device has. is_deep: see
-    `Depths`. layers: equal blocks, of which policy `layer` may recompute some of each stage. node:
-    devices of which every node has a multiple.
+    take long to find. chunks: into which `interleaved-1f1b` may cut what a device has. layers:
+    equal blocks, of which policy `layer` may recompute some of each stage. node: devices of which
+    every node has a multiple.
     """
 
     cuts: ReplicaCuts
@@ -59,7 +57,6 @@ class JointSpace:
     has_list: bool = True
     whole: str = ""
     chunks: tuple[int, ...] = CHUNKS[:1]
-    is_deep: bool = False
     layers: int = 0
     node: int = 1
 
@@ -153,7 +150,7 @@ class JointSpace:
     def _usual(self, point: JointPoint) -> JointPoint | None:
         """The point with the first schedules that the user allows, and that can be where something
         is asked of schedules; None if there are none."""
-        first = "cross-pass" if point.sub_batches > 1 or point.is_staged else "in-order"
+        first = "cross-pass" if point.sub_batches > 1 else "in-order"
         if not self.constraints.names & {*ORDERS}:
             return point.with_value(schedule=first, buckets=self.buckets[0])
         point = point.with_value(buckets=self.buckets[0])
@@ -178,23 +175,11 @@ class JointSpace:
         return (*SCHEDULES, *(("list",) if self.has_list else ()))
 
     def variants(self, point: JointPoint) -> Iterator[JointPoint]:
-        """The point under each order of messages and of micro-batches, if the user allows it.
-
-        Steps that are simulated by block (`predict.BY_BLOCK`) know two orders of messages: those
-        that run beside compute, and those that are waited for. The first of each stands for all.
-        """
-        seen: set[tuple[str, int, bool]] = set()
-        by_block = DEEP_BY_BLOCK if self.is_deep else BY_BLOCK
+        """The point under each order of messages and of micro-batches, if the user allows it."""
         for schedule, (pipeline, chunks) in product(self._schedules, self._orders(point)):
             found = point.with_value(schedule=schedule, pipeline=pipeline, chunks=chunks)
-            if not (self.constraints.allows(found) and self.is_possible(found)):
-                continue
-            if found.is_staged and pipeline in by_block:
-                kind = pipeline, chunks, schedule in OVERLAPPING
-                if kind in seen:
-                    continue
-                seen.add(kind)
-            yield found
+            if self.constraints.allows(found) and self.is_possible(found):
+                yield found
 
     def fewer_layers(self, point: JointPoint) -> list[JointPoint]:
         """A point with policy `layer` in each number of layers of a stage that is less than all,
@@ -303,7 +288,6 @@ def joint_space(
         has_list=has_list,
         whole=why_not_one_by_one(program) if runnable else "",
         chunks=chunks_of(reader, constraints),
-        is_deep=reader.depths.is_deep,
         layers=len(reader.depths.names),
         node=node,
     )

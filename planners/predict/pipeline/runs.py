@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from shardweave.ir.dialects.dist import RecvOp, SendOp
@@ -32,15 +32,16 @@ from shardweave.planners.cost.memory import state_bytes
 from shardweave.planners.cost.model import CostModel
 from shardweave.planners.cost.workload import parameter_dtype
 from shardweave.planners.plan.plan_parts import Pipeline
+from shardweave.planners.predict.pipeline.deep import Deeper
 from shardweave.planners.predict.pipeline.simulation import PipelineSimulation, StageResult
 from shardweave.planners.simulate.run_memory import (
     PlaceMemory,
     devices_of_places,
+    fullest,
     memory_of_places,
     parameters_of_places,
 )
 from shardweave.planners.simulate.simulate import simulate
-from shardweave.planners.simulate.simulation import Simulation
 from shardweave.planners.simulate.timeline import Event
 
 AXIS = "stage"
@@ -67,11 +68,22 @@ class _Place:
 
 
 @dataclass(frozen=True)
+class _Cost:
+    """What a run of a function takes, in seconds, as `Simulation` has it."""
+
+    time_s: float
+    compute_s: float
+    slowdown_s: float
+    communication_s: Mapping[str, float]
+    exposed_s: Mapping[str, float]
+
+
+@dataclass(frozen=True)
 class _Function:
     """A function as it is run: simulated, and its messages: the other stage, a name, and bytes."""
 
     function: StageFunction
-    simulation: Simulation
+    cost: _Cost
     sends: tuple[tuple[int, str, int], ...]
     receives: tuple[tuple[int, str, int], ...]
 
@@ -83,15 +95,23 @@ def simulate_runs(
     *,
     optimizer_multiplier: float | None = None,
     precision: str = "",
+    deeper: Deeper | None = None,
 ) -> PipelineSimulation:
     """Simulate a step of a staged program on a cluster. Linear in its ops and runs.
 
     pipeline: of the plan, for the name of its schedule. optimizer_multiplier, precision: as for
-    `state_bytes`. Raises ValueError (ClusterError) for devices that the cluster does not have.
+    `state_bytes`. deeper: for a step of the same stages with more blocks. Raises ValueError
+    (ClusterError) for devices that the cluster does not have.
     """
     ranks = devices_of_places(program)
     places = [_Place(on_devices(cluster, found)) for found in ranks]
-    functions = _read_all(program, [place.cluster for place in places])
+    clusters = [place.cluster for place in places]
+    functions = _read_all(program, clusters)
+    sizes, memory = parameters_of_places(program), memory_of_places(program)
+    if deeper is not None:
+        more = _read_all(deeper.program, clusters)
+        functions = {key: _deepened(one, more[key], deeper) for key, one in functions.items()}
+        sizes, memory = _deepened_memory(program, deeper, sizes, memory)
     step = _Played(cluster, places, functions, StagePlaces.of(program), ranks)
     joined_s = _joined_s(program, cluster, ranks)
     for _, run in runs_of(program):
@@ -104,9 +124,10 @@ def simulate_runs(
         precision=precision,
         optimizer_multiplier=optimizer_multiplier,
     )
-    sizes, memory = parameters_of_places(program), memory_of_places(program)
     results = [
-        _result(place, time_s, _memory(states(size), memory[index]), _in_flight(program, index))
+        _result(
+            place, time_s, _memory(states(size), fullest(memory[index])), _in_flight(program, index)
+        )
         for index, (place, size) in enumerate(zip(places, sizes, strict=True))
     ]
     axis = micro_axis(program)
@@ -176,12 +197,63 @@ def _read(function: StageFunction, cluster: PlacedCluster) -> _Function:
         for op in function.ops
         if isinstance(op, RecvOp)
     ]
-    return _Function(
-        function,
-        simulate(function.alone, cluster),
-        tuple(sizes),
-        tuple(coming),
+    found = simulate(function.alone, cluster)
+    cost = _Cost(
+        found.time_s,
+        found.compute_s,
+        found.slowdown_s,
+        {",".join(axes): seconds for axes, seconds in found.communication_s.items()},
+        {",".join(axes): seconds for axes, seconds in found.exposed_s.items()},
     )
+    return _Function(function, cost, tuple(sizes), tuple(coming))
+
+
+def _deepened(one: _Function, more: _Function, deeper: Deeper) -> _Function:
+    few, own = one.cost, partial(deeper.beyond, [one.function.stage])
+
+    def each(less: Mapping[str, float], greater: Mapping[str, float]) -> dict[str, float]:
+        names = dict.fromkeys((*less, *greater))
+        return {name: own(less.get(name, 0.0), greater.get(name, 0.0)) for name in names}
+
+    cost = _Cost(
+        own(few.time_s, more.cost.time_s),
+        own(few.compute_s, more.cost.compute_s),
+        own(few.slowdown_s, more.cost.slowdown_s),
+        each(few.communication_s, more.cost.communication_s),
+        each(few.exposed_s, more.cost.exposed_s),
+    )
+    return replace(one, cost=cost)
+
+
+def _deepened_memory(
+    program: Program,
+    deeper: Deeper,
+    sizes: Sequence[int],
+    memory: Sequence[Sequence[PlaceMemory]],
+) -> tuple[list[int], list[list[PlaceMemory]]]:
+    """Parameters, and the peaks of all runs, by place."""
+    stages: list[list[int]] = [[] for _ in sizes]
+    for stage, places in StagePlaces.of(program).of_stage.items():
+        for place in places:
+            stages[place].append(stage)
+
+    def both(own: Sequence[int], few: PlaceMemory, more: PlaceMemory) -> PlaceMemory:
+        parts = {
+            part: int(deeper.beyond(own, few.parts.get(part, 0), more.parts.get(part, 0)))
+            for part in dict.fromkeys((*few.parts, *more.parts))
+        }
+        return PlaceMemory(sum(parts.values()), parts)
+
+    more, greater = parameters_of_places(deeper.program), memory_of_places(deeper.program)
+    parameters = [
+        int(deeper.beyond(own, few, other))
+        for own, few, other in zip(stages, sizes, more, strict=True)
+    ]
+    peaks = [
+        [both(own, few, other) for few, other in zip(runs, others, strict=True)]
+        for own, runs, others in zip(stages, memory, greater, strict=True)
+    ]
+    return parameters, peaks
 
 
 class _Played:
@@ -234,14 +306,14 @@ class _Played:
         for to, _, size in one.sends:
             goals = sum(goal != run.at for goal in self.stage_at.goals(run, stage, to))
             messages_s += goals * self.cluster.message_work_s(size)
-        found = one.simulation
+        found = one.cost
         end_s = place.now_s = start_s + found.time_s + messages_s
         place.compute_s += found.compute_s + messages_s
         place.slowdown_s += found.slowdown_s
         for axes, seconds in found.communication_s.items():
-            place.communication_s[",".join(axes)] += seconds
+            place.communication_s[axes] += seconds
         for axes, seconds in found.exposed_s.items():
-            place.exposed_s[",".join(axes)] += seconds
+            place.exposed_s[axes] += seconds
         self._event(one.function, run, start_s, end_s)
         self._send(one, run, end_s)
 

@@ -27,7 +27,7 @@ class Result:
     """An output that torch does not take apart by itself."""
 
     loss: Tensor
-    logits: Tensor
+    logits: Any
     note: str = "plain"
 
 
@@ -58,6 +58,7 @@ OUTPUTS: dict[str, Callable[[Tensor], Any]] = {
     "only scalar": lambda y: {"hidden": y, "score": y.square().mean(), "count": torch.ones(2)},
     "last in a tuple": lambda y: (y, y.square().mean()),
     "dataclass": lambda y: Result(y.square().mean(), y),
+    "nested": lambda y: Result(y.square().mean(), {"parts": [Result(y.sum(), y), None]}, "outer"),
     "named tuple": lambda y: Pair(y.square().mean(), y),
     "the same twice": lambda y: (y.square().mean(), y, y),
 }

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardweave.planners.plan.plan_parts import PIPELINE_SCHEDULES
-from shardweave.planners.predict.pipeline.events import (
+from shardweave.benchmarks.stages.events import (
     Message,
     Played,
     StageTimes,
@@ -21,6 +20,7 @@ from shardweave.planners.predict.pipeline.events import (
     order_of,
     play,
 )
+from shardweave.planners.plan.plan_parts import PIPELINE_SCHEDULES
 from shardweave.planners.simulate.streams import Streams, beside_s
 
 schedules = st.sampled_from(PIPELINE_SCHEDULES)

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
+from shardweave.benchmarks.stages.events import (
+    INTERLEAVED,
+    Message,
+    StageTimes,
+    Task,
+    TaskPart,
+    most_in_flight,
+    order_of,
+)
+from shardweave.benchmarks.stages.replicas import ReplicaLinks, Sync
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.planners.cost.cluster import Cluster, PlacedCluster, likeness, on_devices
 from shardweave.planners.cost.links import transfer_of
 from shardweave.planners.cost.memory import state_bytes
 from shardweave.planners.cost.model import CostModel
 from shardweave.planners.cost.workload import BlockWork, Workload
-from shardweave.planners.lowering.lower import Lowerings
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_names import Lookup
 from shardweave.planners.plan.plan_parts import Pipeline, PlanError
@@ -25,17 +34,6 @@ from shardweave.planners.plan.zero import (
     divided,
     whole_for_a_while,
 )
-from shardweave.planners.predict.pipeline.events import (
-    INTERLEAVED,
-    Message,
-    StageTimes,
-    Task,
-    TaskPart,
-    most_in_flight,
-    order_of,
-)
-from shardweave.planners.predict.pipeline.micro_batch import micro_batch_plan
-from shardweave.planners.predict.pipeline.replicas import ReplicaLinks, Sync
 from shardweave.planners.simulate.streams import beside_s
 
 OVERLAPPING = ("sub-batch", "cross-pass", "list")
@@ -235,45 +233,6 @@ def memory_of(
 def places_of(plan: Plan) -> int:
     """How many devices, each of which stands for all of its ranks, have the stages of a plan."""
     return Mesh(**plan.mesh).num_stages
-
-
-def stages_of(
-    lowerings: Lowerings,
-    plan: Plan,
-    cluster: Cluster,
-    deepened: Callable[[Workload], Workload] | None = None,
-) -> list[Stage]:
-    """The stages of a plan of a global program; one, on all devices, for a plan without.
-
-    One partition, of a micro-batch, and a walk over its program for each kind of placement.
-    deepened: makes the blocks of a deep model of those of the program, which has few of them; the
-    plan's stages name the deep one's. Raises ValueError if the plan does not fit the program or the
-    cluster.
-    """
-    piece = micro_batch_plan(plan, lowerings.program)
-
-    def read_piece(piece: Plan, placed: PlacedCluster, mesh: Mesh) -> Workload:
-        work = lowerings.workload(piece, placed, (id(cluster), likeness(placed)), mesh)
-        return deepened(work) if deepened else work
-
-    def read(placed: PlacedCluster, mesh: Mesh) -> Workload:
-        work = read_piece(piece, placed, mesh)
-        if not plan.recompute_in:
-            return work
-        keeping = read_piece(replace(piece, recompute="none"), placed, mesh)
-        return _where_recomputed(plan, work, keeping)
-
-    return placed_stages(plan, cluster, read)
-
-
-def _where_recomputed(plan: Plan, work: Workload, keeping: Workload) -> Workload:
-    """The blocks that a plan recomputes of one workload, and all others of one that keeps all."""
-    chosen = Lookup(dict.fromkeys(plan.recompute_in, ""))
-    blocks = (
-        again if chosen.key(again.name) is not None else kept
-        for again, kept in zip(work.blocks, keeping.blocks, strict=True)
-    )
-    return replace(work, blocks=tuple(blocks))
 
 
 def placed_stages(

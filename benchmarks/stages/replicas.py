@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from itertools import repeat
 from typing import Literal
 
+from shardweave.benchmarks.stages.events import Message
 from shardweave.planners.cost.links import nics_of
 from shardweave.planners.cost.model import CostModel
-from shardweave.planners.predict.pipeline.events import Message
 
 SyncStep = Literal["gather", "scatter", "sum"]
 """Shards that ZeRO divides into are gathered, and gradients scattered to them; what is not divided,

@@ -45,7 +45,7 @@ def order_of(
 
     gpipe: all forward passes, then all backward (Huang et al. 2019). 1f1b: as many forward passes
     as there are stages after it, then one of each in turn, then what is left (Narayanan et al.
-    2021, Sec. 2.2). interleaved-1f1b: of several chunks (`pipelines/interleaved.py`).
+    2021, Sec. 2.2). interleaved-1f1b: of several chunks (`planners/schedules/interleaved.py`).
     """
     if schedule == INTERLEAVED and chunks > 1:
         return _interleaved(places, micro_batches, chunks)[place]

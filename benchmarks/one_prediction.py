@@ -1,0 +1,214 @@
+"""Whether every command says the same of a plan: time, memory and messages of 60 random problems.
+
+`python benchmarks/one_prediction.py [--count N] [--seed N] [--quick] [--json OUT]` draws a model, a
+cluster and a point of the joint space or a planner, and prints what the plan predicts beside the
+simulations of `simulate --plan`, of `report` and of the step's program, which is verified. A deep
+model's plan comes from a few of its blocks (`planners/predict/pipeline/deep.py`), the others from
+all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from shardweave.driver.models.models import build_example
+from shardweave.driver.report.reshards import local_with_reshards
+from shardweave.ir.capture.capture import capture
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.program.program import Program
+from shardweave.ir.verify.program import check
+from shardweave.passes.notes import unheard
+from shardweave.passes.pipeline import run_passes
+from shardweave.planners.auto.estimate import Estimator
+from shardweave.planners.auto.evaluate import Evaluator
+from shardweave.planners.auto.plans import PlanMaker
+from shardweave.planners.auto.reader import CostReader, Depths
+from shardweave.planners.auto.space.constraints import Constraints
+from shardweave.planners.auto.space.point import JointPoint
+from shardweave.planners.auto.space.space import joint_space
+from shardweave.planners.call import call_planner
+from shardweave.planners.cost.cluster import Cluster
+from shardweave.planners.cost.presets import find_cluster
+from shardweave.planners.lowering.plan_passes import plan_passes
+from shardweave.planners.lowering.stages.choose import with_pipeline
+from shardweave.planners.plan.plan import Plan
+from shardweave.planners.plan.plan_parts import PlanError, Predicted
+from shardweave.planners.planning import on_cluster
+from shardweave.planners.predict.predict import predicted_of, simulate_step
+
+WITHIN = 0.01
+"""How far any two numbers may be apart."""
+
+MODELS = (
+    "gpt:layers=4,hidden=256,heads=8,vocab=512,seq=64,batch=16",
+    "gpt:layers=12,hidden=512,heads=8,vocab=1024,seq=128,batch=32",
+    "hf:llama:tiny,batch=16",
+    "unet:channels=32,size=16,levels=1,batch=16",
+)
+CLUSTERS = ("h100-pod:nodes=1", "dgx-a100:nodes=2", "oases-3090", "amp-het-cluster")
+PLANNERS = ("megatron", "amp", "axonn")
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Of a step: seconds, bytes at the peak, and seconds of messages by axes."""
+
+    time_s: float
+    peak_bytes: float
+    messages_s: float
+
+    @staticmethod
+    def of(found: Predicted) -> Numbers:
+        return Numbers(found.time_s, found.peak_bytes, sum(found.communication_s.values()))
+
+    def apart(self, other: Numbers) -> float:
+        """The largest share by which a number differs from another's."""
+        pairs = zip(asdict(self).values(), asdict(other).values(), strict=True)
+        return max(abs(a - b) / max(a, b, 1e-12) for a, b in pairs)
+
+
+def numbers_of(program: Program, plan: Plan, cluster: Cluster) -> dict[str, Numbers]:
+    """What each command says of a plan. Raises ValueError for one that cannot be lowered, and
+    PlanError for a program that does not verify."""
+    said = on_cluster(program, plan, cluster)
+    assert said.predicted is not None
+    staged = with_pipeline(plan, program, Mesh(**plan.mesh))
+    with unheard():
+        step = run_passes(program.clone(), plan_passes(staged))
+        reported, _ = local_with_reshards(program, plan)
+    check(step)
+    return {
+        "plan": Numbers.of(said.predicted),
+        "simulate --plan": Numbers.of(predicted_of(simulate_step(program, cluster, plan=plan))),
+        "report": _simulated(reported, plan, cluster),
+        "step": _simulated(step, plan, cluster),
+    }
+
+
+def _simulated(program: Program, plan: Plan, cluster: Cluster) -> Numbers:
+    return Numbers.of(
+        predicted_of(
+            simulate_step(program, cluster, optimizer_multiplier=None, precision=plan.precision)
+        )
+    )
+
+
+@dataclass(frozen=True)
+class Row:
+    """A problem, and what was said of it by each command."""
+
+    model: str
+    cluster: str
+    plan: str
+    numbers: Mapping[str, Numbers]
+
+    @property
+    def apart(self) -> float:
+        first, *others = self.numbers.values()
+        return max(first.apart(other) for other in others)
+
+
+@cache
+def program_of(spec: str) -> Program:
+    with FakeTensorMode():
+        example = build_example(spec, dtype=torch.float32)
+    return capture(example.module, kwargs=example.kwargs)
+
+
+@cache
+def evaluator_of(spec: str, place: str) -> Evaluator:
+    reader = CostReader(Depths.of(program_of(spec)), find_cluster(place))
+    return Evaluator(PlanMaker(Estimator(reader), place))
+
+
+@cache
+def points_of(spec: str, place: str) -> tuple[list[JointPoint], list[JointPoint]]:
+    """All points of a space, without and with stages or micro-batches."""
+    reader = evaluator_of(spec, place).maker.estimator.reader
+    space = joint_space(reader, None, Constraints())
+    points = [found for point in space.all_points() for found in space.variants(point)]
+    return [p for p in points if not p.is_staged], [p for p in points if p.is_staged]
+
+
+def drawn(chosen: random.Random) -> Row | None:
+    """A row of a problem that is drawn; None for one that is refused."""
+    spec, place = chosen.choice(MODELS), chosen.choice(CLUSTERS)
+    program, cluster = program_of(spec), find_cluster(place)
+    if chosen.random() < 0.25:
+        planner = chosen.choice(PLANNERS)
+        mesh = Mesh(data=cluster.num_devices) if planner == "megatron" else None
+        try:
+            plan = call_planner(planner, program, mesh, cluster=cluster)
+        except PlanError:
+            return None
+        return Row(spec, place, planner, numbers_of(program, plan, cluster))
+    evaluator, pools = evaluator_of(spec, place), points_of(spec, place)
+    point = chosen.choice(pools[chosen.random() < 0.7] or pools[0])
+    found = evaluator.predict(point)
+    if found is None:
+        return None
+    plan = evaluator.maker.plan(point, program)
+    numbers = numbers_of(program, plan, cluster)
+    return Row(spec, place, str(point), numbers | {"auto": Numbers.of(found)})
+
+
+def rows_of(count: int, seed: int) -> Iterator[Row]:
+    chosen = random.Random(seed)
+    found = 0
+    while found < count:
+        row = drawn(chosen)
+        if row is not None:
+            found += 1
+            yield row
+
+
+def table_of(rows: Sequence[Row]) -> Table:
+    table = Table(box=None)
+    for name in ("model", "cluster", "plan"):
+        table.add_column(name, overflow="fold")
+    for name in ("time", "memory", "apart"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        step = row.numbers["step"]
+        table.add_row(
+            row.model.partition(",")[0].replace(":", " "), row.cluster, escape(row.plan),
+            f"{1e3 * step.time_s:.2f} ms", f"{step.peak_bytes / 2**20:.1f} MiB", f"{row.apart:.2%}",
+        )  # fmt: skip
+    return table
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--count", type=int, default=60)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--quick", action="store_true", help="six problems")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args(arguments)
+    rows: list[Row] = []
+    for row in rows_of(6 if options.quick else options.count, options.seed):
+        rows.append(row)
+        print(f"{row.model} on {row.cluster}: {row.plan}: {row.apart:.3%}", file=sys.stderr)
+    Console(width=140).print(table_of(rows))
+    off = [row for row in rows if row.apart > WITHIN]
+    print(f"{len(rows) - len(off)} of {len(rows)} agree within {WITHIN:.0%}")
+    if options.json:
+        records = [asdict(row) | {"apart": row.apart} for row in rows]
+        options.json.write_text(json.dumps({"within": WITHIN, "rows": records}, indent=1))
+    return 1 if off else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

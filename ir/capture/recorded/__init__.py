@@ -1,0 +1,1 @@
+"""Optimizers: what the update of a parameter reads."""

@@ -1,0 +1,248 @@
+"""The staged program of a deep model, put together from that of the same model with few blocks.
+
+All stages but the first and the last of a model of equal blocks run alike, so that the functions of
+three stages are those of any number. A stage of n blocks takes what lies on the line through one of
+few and one of more blocks: exact where each further block adds what the one before it added.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+from typing import cast
+
+from xdsl.dialects import builtin, func
+from xdsl.dialects.builtin import StringAttr
+from xdsl.ir import Block, Operation
+from xdsl.rewriter import InsertPoint, Rewriter
+
+from shardweave.ir.dialects import dist
+from shardweave.ir.dialects.dist import RecvOp, SendOp
+from shardweave.ir.dialects.literals import to_attribute
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.program.program import Program
+from shardweave.ir.program.staged import ONCE, Run, StageFunction, functions_of, name_of
+from shardweave.passes.stages.build import function_of
+from shardweave.passes.stages.cut import ScheduledRun, places_of_tasks
+from shardweave.planners.lowering.stages.tasks import tasks_of
+from shardweave.planners.plan.plan import Plan
+from shardweave.planners.plan.plan_parts import PlanError
+from shardweave.planners.schedules.schedules import find_schedule
+from shardweave.planners.schedules.table import Table
+
+KINDS = 3
+"""Stages that differ: the first, those between, the last."""
+
+
+@dataclass(frozen=True)
+class Deeper:
+    """A step whose stages have more blocks than those of another program.
+
+    program: the same step with more blocks. times: by stage, how often what its blocks are more is
+    to be added to the other one.
+    """
+
+    program: Program
+    times: Sequence[float]
+
+    def beyond(self, stages: Sequence[int], few: float, more: float) -> float:
+        """A number of some stages on the line through that of the other program and of this one."""
+        times = sum(self.times[stage] for stage in stages) / len(stages)
+        return max(0.0, few + times * (more - few))
+
+
+def deepened_stages(
+    plan: Plan, names: Sequence[str], few: Sequence[int], more: Sequence[int]
+) -> list[float]:
+    """`Deeper.times` of a plan. few, more: blocks of each kind of stage in the two programs."""
+    assert plan.pipeline is not None
+    blocks = {*names}
+    counts = [sum(name in blocks for name in stage) for stage in plan.pipeline.stages]
+    last = len(counts) - 1
+    kinds = [len(few) - 1 if i == last else min(i, len(few) - 2) for i in range(last + 1)]
+    return [
+        (count - few[kind]) / (more[kind] - few[kind])
+        for count, kind in zip(counts, kinds, strict=True)
+    ]
+
+
+def with_few_blocks(
+    plan: Plan, names: Sequence[str], kept: Sequence[str]
+) -> tuple[Plan, list[int]]:
+    """A plan with stages for a program that has but a few of the blocks, and how many in each.
+
+    It has a stage of each kind, whose functions are those of the plan's. names: of all equal
+    blocks; kept: of those that are left. Raises PlanError for a plan that puts other layers between
+    equal blocks.
+    """
+    assert plan.pipeline is not None
+    pipeline, blocks = plan.pipeline, {*names}
+    others = [[name for name in stage if name not in blocks] for stage in pipeline.stages]
+    if any(others[1:-1]):
+        raise PlanError("a stage between the first and the last has layers outside equal blocks.")
+    kinds = min(KINDS, len(pipeline.stages))
+    sizes = [len(kept) // kinds] * (kinds - 1)
+    sizes.append(len(kept) - sum(sizes))
+    ends = [0, *accumulate(sizes)]
+    stages = [kept[start:end] for start, end in pairwise(ends)]
+    stages[0], stages[-1] = (*others[0], *stages[0]), (*stages[-1], *others[-1])
+    schedule = pipeline.schedule
+    if len(pipeline.stages) >= KINDS:
+        is_split = any(action.kind in "IW" for row in _table(plan) for action in row)
+        schedule = "zero-bubble" if is_split else "1f1b"
+    mesh = Mesh(**plan.mesh)
+    axis = mesh.stage_axis
+    degrees = {name: size for name, size in plan.mesh.items() if axis is None or name != axis.name}
+    return replace(
+        plan,
+        mesh={axis.name if axis else "pipeline": kinds} | degrees,
+        pipeline=replace(pipeline, stages=tuple(map(tuple, stages)), schedule=schedule),
+    ), sizes
+
+
+def _table(plan: Plan) -> Table:
+    assert plan.pipeline is not None
+    ranks = Mesh(**plan.mesh).num_stages
+    chosen = find_schedule(plan.pipeline.schedule)
+    return chosen.table(ranks, plan.pipeline.micro_batches, plan.num_stages // ranks)
+
+
+def with_all_stages(program: Program, plan: Plan) -> Program:
+    """The staged program of a plan, from that of `with_few_blocks`: its functions for each stage,
+    run in the order of the plan's schedule. For simulation; what goes between them has no types."""
+    count = plan.num_stages
+    if count < KINDS:
+        return program
+    mesh = program.needed_mesh()
+    ranks = Mesh(**plan.mesh).num_stages
+    axes = (replace(a, size=ranks) if a.kind == "stage" else a for a in mesh.axes)
+    functions = functions_of(program).values()
+    messages = _Messages.of(functions, count)
+    copies = [
+        messages.copied(function, stage)
+        for stage in range(count)
+        for function in functions
+        if function.stage == messages.kind(stage)
+    ]
+    made = {copy.sym_name.data: copy for copy in copies}
+    block = Block(arg_types=program.function.body.block.arg_types)
+    for run in _runs(tasks_of(_table(plan), count), [*made]):
+        options = {} if run.micro_batch is None else {"micro_batch": run.micro_batch}
+        block.add_op(
+            dist.create_dist(dist.RunOp, [], [], function=run.function, at=run.at, **options)
+        )
+    block.add_op(func.ReturnOp())
+    step = function_of("step", block, [slot.attributes.data for slot in program.arguments], [])
+    found = Program(builtin.ModuleOp([step, *made.values()], dict(program.module.attributes)))
+    found.set_mesh(Mesh(tuple(axes)))
+    return found
+
+
+def _runs(tasks: Sequence[ScheduledRun], functions: Sequence[str]) -> Iterator[Run]:
+    """All runs in order, as `cut-stages` has them."""
+    places, known = places_of_tasks(tasks), {*functions}
+
+    def once(direction: str) -> Iterator[Run]:
+        for stage, at in enumerate(places):
+            yield from (Run(f"{direction}_{stage}", place) for place in at)
+
+    each = (Run(name_of(kind, stage), at, number) for kind, stage, number, at in tasks)
+    runs = (*once(ONCE[0]), *each, *once(ONCE[1]), *once(ONCE[2]))
+    yield from (run for run in runs if run.function in known)
+
+
+@dataclass(frozen=True)
+class _Messages:
+    """Messages between stages of each kind, and whom they go to among all stages.
+
+    A message goes to a neighbour, from one end to the other, or from an end to all. goals: by stage
+    and name, the stages that a message goes to. order: by stage, neighbour and name, its number
+    among those that go there: two stages of a kind have different names for what they hand on.
+    """
+
+    count: int
+    goals: Mapping[tuple[int, str], set[int]]
+    order: Mapping[tuple[int, int, str], int]
+
+    @staticmethod
+    def of(functions: Collection[StageFunction], count: int) -> _Messages:
+        """Raises PlanError where stages between the ends would not send alike."""
+        goals: defaultdict[tuple[int, str], set[int]] = defaultdict(set)
+        sends = [
+            (function.stage, op.to, op.message)
+            for function in functions
+            for op in function.ops
+            if isinstance(op, SendOp)
+        ]
+        for stage, to, name in sends:
+            goals[stage, name].add(to)
+        order: dict[tuple[int, int, str], int] = {}
+        sent: Counter[tuple[int, int]] = Counter()
+        for stage, to, name in sends:
+            if len(goals[stage, name]) == 1 and (stage, to, name) not in order:
+                order[stage, to, name] = sent[stage, to]
+                sent[stage, to] += 1
+        spreads = any(stage == 1 and len(to) > 1 for (stage, _), to in goals.items())
+        if spreads or sent[0, 1] != sent[1, 2] or sent[1, 0] != sent[2, 1]:
+            raise PlanError("stages between the first and the last hand on other values.")
+        return _Messages(count, goals, order)
+
+    def kind(self, stage: int) -> int:
+        """The stage of the small program that stands for a stage."""
+        return KINDS - 1 if stage == self.count - 1 else min(stage, KINDS - 2)
+
+    def copied(self, function: StageFunction, stage: int) -> func.FuncOp:
+        """The function of another stage of the same kind."""
+        copy, kind = function.function.clone(), function.stage
+        copy.properties["sym_name"] = StringAttr(name_of(function.direction, stage))
+        if kind == KINDS - 2:
+            self._rename_parameters(copy, stage)
+        for op in list(copy.body.block.ops):
+            if isinstance(op, SendOp):
+                stages, name = self._ends(kind, kind, op.to, op.message, stage)
+                _set(op, "to", stages[0], name)
+                for further in stages[1:]:
+                    more = op.clone()
+                    Rewriter.insert_op(more, InsertPoint.after(op))
+                    _set(more, "to", further, name)
+            elif isinstance(op, RecvOp):
+                stages, name = self._ends(op.source, kind, op.source, op.message, stage)
+                _set(op, "source", stages[0], name)
+        return copy
+
+    def _ends(
+        self, sender: int, kind: int, other: int, name: str, stage: int
+    ) -> tuple[list[int], str]:
+        """The stages at the other end of a message of a stage, and its name among all stages.
+
+        sender, kind, other: stages of the small program: that which sends, that which stands for
+        `stage`, and the other end.
+        """
+        goals = self.goals[sender, name]
+        if len(goals) > 1:
+            is_all = other == KINDS - 2 and other != sender
+            return ([*range(1, self.count - 1)] if is_all else [self._end(other)]), name
+        if abs(other - kind) == 1:
+            receiver = kind if sender == other else other
+            return [stage + other - kind], f"{self.order[sender, receiver, name]}"
+        return [self._end(other)], name
+
+    def _end(self, kind: int) -> int:
+        return 0 if kind == 0 else self.count - 1
+
+    def _rename_parameters(self, copy: func.FuncOp, stage: int) -> None:
+        """Give parameters of stages that are alike names of their own."""
+        entries: list[builtin.DictionaryAttr] = []
+        for entry in copy.arg_attrs or ():
+            data = dict(cast("builtin.DictionaryAttr", entry).data)
+            name = data.get("dist.name")
+            if isinstance(name, StringAttr) and data.get("dist.kind") == StringAttr("param"):
+                data["dist.name"] = StringAttr(f"{name.data} of stage {stage}")
+            entries.append(builtin.DictionaryAttr(data))
+        copy.arg_attrs = builtin.ArrayAttr(entries)
+
+
+def _set(op: Operation, end: str, stage: int, name: str) -> None:
+    op.properties |= {end: to_attribute(stage), "name": to_attribute(name)}
