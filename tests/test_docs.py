@@ -28,6 +28,7 @@ from shardweave.tests.pages import PageRun, blocks_of
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 LANGUAGES = {"", "console", "diff", "json", "mlir", "python", "sh", "text"}
+SLOW = ("plans", "tools", "explore", "planners", "pipelines", "overlap")
 COMMANDS = commands_of(command_line())
 _GPU_TEST = re.compile(r"@pytest\.mark\.gpu\n(?:@.*\n)*def (test_\w+)")
 _MAKE = re.compile(r"(?:^|`)make ([a-z-]+)", re.M)
@@ -53,9 +54,7 @@ def page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PageRu
         yield PageRun(tmp_path)
 
 
-@pytest.mark.parametrize(
-    "page", slow_where(lambda page: page.stem in ("plans", "tools", "explore"), PAGES), ids=name_of
-)
+@pytest.mark.parametrize("page", slow_where(lambda page: page.stem in SLOW, PAGES), ids=name_of)
 def test_every_block_of_the_page_is_as_it_says(page: Path, page_run: PageRun) -> None:
     for block in blocks_of(page.read_text()):
         try:

@@ -82,7 +82,7 @@ def test_kernels_of_random_regions_equal_eager(count: int, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     "model",
     [
-        pytest.param("gpt:layers=2,hidden=16,heads=4,vocab=32,seq=16,batch=4", id="gpt"),
+        pytest.param("gpt:layers=1,hidden=16,heads=2,vocab=32,seq=8,batch=2", id="gpt"),
         pytest.param(
             "unet:channels=8,size=8,batch=2,levels=2,groups=4,heads=2",
             id="unet",

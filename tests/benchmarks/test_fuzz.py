@@ -23,8 +23,8 @@ from shardweave.benchmarks.fuzz_entries import KINDS
 from shardweave.tests.mutations import mutated_data, restructured
 
 COUNTS = {
-    "program": 10, "plan": 10, "cluster": 30, "checkpoint": 20, "mesh": 20, "pipeline": 10,
-    "model": 10, "flags": 20,
+    "program": 6, "plan": 6, "cluster": 30, "checkpoint": 20, "mesh": 20, "pipeline": 10,
+    "model": 6, "flags": 12,
 }  # fmt: skip
 
 

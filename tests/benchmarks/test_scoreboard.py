@@ -30,6 +30,7 @@ from shardweave.benchmarks.scoreboard_score import formula, score_of
 from shardweave.benchmarks.scoreboard_twins import end_s, messages_s, oracle_regret
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.cost.workload import BlockWork, Shared, Workload
+from shardweave.tests.marks import slow
 
 ROWS = FOLDER / "vtrain_single.csv"
 ROOT = Path(__file__).resolve().parents[2]
@@ -277,7 +278,7 @@ def test_one_run_is_predicted_on_the_preset_of_its_device_and_on_a_file(tmp_path
 
 @pytest.mark.parametrize(
     ("micro_batch", "precision", "has_kernel"),
-    [(1, "fp16", False), (2, "fp16", True), (2, "fp32", False)],
+    [(1, "fp16", False), (2, "fp16", True), slow(2, "fp32", False)],
 )
 def test_scores_are_masked_by_ops_of_their_own_where_megatron_has_no_kernel(
     micro_batch: int, precision: str, has_kernel: bool

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from shardweave.backends.reference.reference import ReplicaMismatchError, run_reference
-from shardweave.driver.step.compile import compile
 from shardweave.ir.dialects.annotations import layer_of, set_phase
 from shardweave.ir.dialects.dist import RecvOp, RunOp, SendOp
 from shardweave.ir.mesh.mesh import Mesh
@@ -27,6 +26,8 @@ from shardweave.planners.megatron.planner import plan_megatron
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_parts import PIPELINE_SCHEDULES, Pipeline
 from shardweave.planners.schedules.schedules import find_schedule
+from shardweave.tests.compiled import compile_copy
+from shardweave.tests.marks import slow
 from shardweave.tests.zoo import SPECS, assert_equals_eager, captured, megatron, partitioned
 
 GPT = "gpt:layers=4,hidden=16,heads=4,vocab=32,seq=8,batch=8"
@@ -73,9 +74,9 @@ def check(spec: str, plan: Plan) -> Program:
         ("stage=4", "zero-bubble", 8, 1),
         ("data=2,stage=2", "zero-bubble-v", 4, 2),
         ("stage=2,data=2", "dualpipe-v", 4, 2),
-        ("stage=2", "gpipe", 1, 1),
+        slow("stage=2", "gpipe", 1, 1),
         ("data=2", "1f1b", 4, 1),
-        ("stage=4", "list", 8, 1),
+        slow("stage=4", "list", 8, 1),
         ("stage=2", "list", 4, 2),
     ],
 )
@@ -285,8 +286,8 @@ def test_stage_at_two_coordinates_that_does_not_hold_together_is_found(
     [
         ("layer", 1, ""),
         ("after-communication", 2, "cross-pass"),
-        ("after-products", 1, "cross-pass"),
-        ("layer", 2, "sub-batch"),
+        slow("after-products", 1, "cross-pass"),
+        slow("layer", 2, "sub-batch"),
     ],
 )
 def test_recomputation_and_sub_batches_work_within_each_function(
@@ -379,7 +380,7 @@ def test_stages_that_do_not_fit_the_mesh_are_refused() -> None:
 def test_smaller_batches_run_in_fewer_micro_batches() -> None:
     example = captured(GPT).example
     plan = plan_of(GPT, "stage=2", "dualpipe-v", 4)
-    step = compile(example.module, kwargs=example.kwargs, plan=plan, backend="reference")
+    step = compile_copy(example.module, kwargs=example.kwargs, plan=plan, backend="reference")
     for rows in (6, 1):
         batch = {name: tensor[:rows] for name, tensor in example.kwargs.items()}
         torch.testing.assert_close(step(**batch), example.module(**batch).detach())

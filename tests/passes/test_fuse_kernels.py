@@ -27,7 +27,7 @@ from shardweave.planners.lowering.stages.balance import balanced_stages
 from shardweave.planners.megatron.planner import plan_megatron
 from shardweave.planners.plan.plan_parts import Pipeline
 from shardweave.tests.ir_text import step
-from shardweave.tests.marks import slow_where
+from shardweave.tests.marks import slow, slow_where
 from shardweave.tests.zoo import SPECS, assert_equals_eager, captured, megatron, partitioned
 
 KINDS = ("gpt", "gpt2", "llama", "bert", "t5", "vit", "unet", "cnn")
@@ -68,7 +68,7 @@ def fused_step(kind: str) -> Program:
     return run_passes(captured(SPECS[kind]).program, "fuse-kernels")
 
 
-@pytest.mark.parametrize("kind", slow_where("t5".__eq__, KINDS))
+@pytest.mark.parametrize("kind", slow_where(lambda kind: kind in ("t5", "bert", "gpt2"), KINDS))
 def test_fused_step_equals_eager_and_unfuses_to_the_same_program(kind: str) -> None:
     case = captured(SPECS[kind])
     fused = fused_step(kind)
@@ -134,7 +134,7 @@ def test_ops_outside_regions_keep_their_order() -> None:
     assert [op.name for op in fused.ops if not isinstance(op, FusedOp)] == outside
 
 
-@pytest.mark.parametrize("kind", ["gpt", "llama"])
+@pytest.mark.parametrize("kind", ["gpt", slow("llama")])
 def test_regions_with_products_compute_the_same_bit_for_bit(kind: str) -> None:
     program, values = in_float32(kind)
     fused = fused_in_float32(kind)

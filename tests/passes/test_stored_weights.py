@@ -17,6 +17,7 @@ from shardweave.planners.lowering.lower import local_program
 from shardweave.planners.megatron.planner import plan_megatron
 from shardweave.planners.plan.plan import Plan
 from shardweave.tests.ir_text import step
+from shardweave.tests.marks import slow
 from shardweave.tests.unforeseen import HERE
 from shardweave.tests.zoo import (
     SHARDING_PASSES,
@@ -108,7 +109,9 @@ def test_sub_batches_share_the_gathers_and_add_their_gradients_before_the_scatte
     }
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "bert", "t5", "vit", "unet", "cnn"])
+@pytest.mark.parametrize(
+    "name", ["gpt2", "llama", slow("bert"), slow("t5"), slow("vit"), "unet", "cnn"]
+)
 def test_fsdp_of_every_model_equals_eager_and_moves_no_activation(name: str) -> None:
     spec = SPECS[name]
     case = captured(spec)

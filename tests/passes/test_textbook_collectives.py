@@ -21,6 +21,7 @@ from shardweave.ir.program.program import Program
 from shardweave.passes.pipeline import run_passes
 from shardweave.planners.lowering.apply_plan import ApplyPlanPass
 from shardweave.planners.plan.plan import Plan
+from shardweave.tests.marks import slow
 from shardweave.tests.zoo import SHARDING_PASSES, captured, megatron, partitioned
 
 LAYERS = 3
@@ -65,7 +66,7 @@ def gpt(mesh: str, spec: str = GPT, *, sequence_parallel: bool = False) -> Progr
     return partitioned(spec, mesh, megatron(spec, mesh, sequence_parallel=sequence_parallel))
 
 
-@pytest.mark.parametrize("spec", [GPT, UNTIED])
+@pytest.mark.parametrize("spec", [GPT, slow(UNTIED)])
 def test_tensor_parallel_step_sends_two_all_reduces_per_layer_and_pass(spec: str) -> None:
     program = gpt("tensor=4", spec)
     embedding, loss, head = 1, 2, 1
@@ -90,7 +91,7 @@ def test_loss_on_vocabulary_shards_sends_a_maximum_and_a_sum_per_row_and_one_num
             assert "x32x" not in str(op.result_types[0]), "a shard of the logits is sent"
 
 
-@pytest.mark.parametrize("spec", [GPT, UNTIED])
+@pytest.mark.parametrize("spec", [GPT, slow(UNTIED)])
 def test_data_parallel_step_sends_the_gradients_in_one_bucket_and_the_loss(spec: str) -> None:
     program = gpt("data=2", spec)
     assert messages(program) == {
@@ -126,7 +127,7 @@ def test_gradients_fill_as_many_buckets_as_their_bytes_need() -> None:
     assert all(one + other > limit for one, other in pairwise(buckets))
 
 
-@pytest.mark.parametrize("spec", [GPT, UNTIED])
+@pytest.mark.parametrize("spec", [GPT, slow(UNTIED)])
 def test_sequence_parallel_step_scatters_and_gathers_twice_per_layer_and_pass(spec: str) -> None:
     program = gpt("tensor=4", spec, sequence_parallel=True)
     embedding, loss, head = 1, 2, 1

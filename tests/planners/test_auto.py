@@ -32,6 +32,7 @@ from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_parts import Candidate, PlanError, Predicted
 from shardweave.planners.predict.predict import predict_plan
 from shardweave.planners.trials.trials import Host
+from shardweave.tests.marks import slow
 from shardweave.tests.zoo import assert_equals_eager, captured
 
 SPEC = "gpt:layers=1,hidden=32,heads=4,vocab=32,seq=8,batch=8"
@@ -172,7 +173,7 @@ def test_value_that_was_asked_for_and_makes_no_difference_is_told() -> None:
     assert told not in planned(fix="buckets=7,data=4,micro_batches=1,schedule=in-order").reasons
 
 
-@pytest.mark.parametrize("at", ["256 points estimated", "simulated; best", "asking"])
+@pytest.mark.parametrize("at", ["256 points estimated", "simulated; best", slow("asking")])
 def test_interrupted_search_gives_the_best_so_far(at: str) -> None:
     calls: list[str] = []
 

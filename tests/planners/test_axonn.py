@@ -38,6 +38,7 @@ from shardweave.planners.lowering.partition import partition
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_parts import PlanError
 from shardweave.planners.structure.structure import parallel_pairs
+from shardweave.tests.marks import slow
 from shardweave.tests.zoo import SHARDING_PASSES, SPECS, assert_equals_eager, captured, partitioned
 
 LAYER = LinearLayer(rows_in=16, rows_out=16, k=4, n=8)
@@ -180,7 +181,7 @@ def step(name: str, mesh: str) -> Program:
     return partitioned(spec, mesh, plan_axonn(captured(spec).program, as_mesh(mesh)))
 
 
-@pytest.mark.parametrize("name", ["gpt", "gpt2", "bert", "vit", "unet", "cnn"])
+@pytest.mark.parametrize("name", ["gpt", slow("gpt2"), slow("bert"), slow("vit"), "unet", "cnn"])
 def test_step_on_all_four_axes_equals_eager(name: str) -> None:
     program = step(name, GRID)
     axes = {axis for found in program.stats().collectives for axis in found.axes}
@@ -193,7 +194,7 @@ def test_llama_equals_eager_where_its_norms_are_whole(mesh: str) -> None:
     assert_equals_eager(step("llama", mesh), captured(SPECS["llama"]))
 
 
-@pytest.mark.parametrize("name", ["llama", "t5"])
+@pytest.mark.parametrize("name", ["llama", slow("t5")])
 def test_step_whose_norms_are_cut_equals_the_whole_one_with_its_casts_in_float64(name: str) -> None:
     # y cuts the features that these models' norms cast to float32 and sum, whatever the dtype:
     # another order of additions is another result there, so the casts go to float64 in both.

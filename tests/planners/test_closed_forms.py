@@ -25,6 +25,7 @@ from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_parts import Predicted
 from shardweave.planners.plan.zero import ring_passes
 from shardweave.planners.predict.predict import predict_plan
+from shardweave.tests.marks import slow
 from shardweave.tests.zoo import captured
 
 
@@ -73,8 +74,8 @@ def sum_of(seconds: Mapping[str, float]) -> float:
     [
         ("data=16", 0, (0.99, 1.01), (0.95, 1.01), 0.3),
         ("data=16", 3, (0.99, 1.01), (1.55, 1.6), 0.06),
-        ("data=4,tensor=4", 0, (0.99, 1.01), (1.0, 1.25), 0.3),
-        ("pipeline=2,data=4,tensor=2", 0, (0.99, 1.01), (1.0, 1.2), 0.3),
+        slow("data=4,tensor=4", 0, (0.99, 1.01), (1.0, 1.25), 0.3),
+        slow("pipeline=2,data=4,tensor=2", 0, (0.99, 1.01), (1.0, 1.2), 0.3),
         ("pipeline=4,data=4", 0, (0.99, 1.01), (1.0, 1.2), 0.3),
         ("pipeline=2,data=4,tensor=2", 3, (0.82, 1.01), (1.0, 1.45), 0.25),
     ],
