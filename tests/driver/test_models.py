@@ -15,13 +15,7 @@ from shardweave.backends.reference.reference import run_reference, values_of
 from shardweave.driver import model_size
 from shardweave.driver.model_size import check_size
 from shardweave.driver.models.hf import build_hf
-from shardweave.driver.models.models import (
-    Example,
-    announce,
-    build_example,
-    example_to_trace,
-    parse_options,
-)
+from shardweave.driver.models.models import Example, announce, build_example, parse_options
 from shardweave.ir.capture.capture import capture
 from shardweave.tests.marks import slow
 
@@ -292,14 +286,6 @@ def test_model_of_full_size_is_announced_before_it_is_built(
         "hf:llama has 6,738,415,616 parameters (25.1 GiB), which take a while to make; for a small "
         "model give its sizes, as in hf:llama:num_hidden_layers=2,hidden_size=64,...\n"
     )
-
-
-def test_large_model_to_capture_takes_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_size, "memory_bytes", lambda: 2**20)
-    example = example_to_trace("hf:llama:num_hidden_layers=2,vocab_size=100000")
-    assert all(isinstance(parameter, FakeTensor) for parameter in example.module.parameters())
-    small = example_to_trace("gpt:layers=1")
-    assert not any(isinstance(parameter, FakeTensor) for parameter in small.module.parameters())
 
 
 @pytest.mark.parametrize("spec", [HF_SPECS["llama"], "gpt:layers=1", "hf", "package.module:make"])
