@@ -18,7 +18,7 @@ from shardweave.ir.mesh.mesh import Mesh
 from shardweave.planners.lowering.stages.balance import balanced_stages
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_parts import Pipeline
-from shardweave.planners.simulate.run_memory import fullest, memory_of_places
+from shardweave.planners.simulate.run_memory import memory_of_places
 from shardweave.tests.compiled import compile_copy
 from shardweave.tests.spawn import run_ranks
 from shardweave.tests.zoo import captured, megatron
