@@ -65,9 +65,7 @@ def peaks(spec: str, plan: Plan) -> tuple[int, int]:
     step.zero_grad()
     with Counted() as counted:
         step(**example.kwargs)
-    return counted.most, fullest(
-        memory_of_places(step.program)[step.backend.runtime.place]
-    ).peak_bytes
+    return counted.most, memory_of_places(step.program)[step.backend.runtime.place].peak_bytes
 
 
 def check(schedule: str, mesh: str, count: int, chunks: int, world_size: int, **more: Any) -> None:
