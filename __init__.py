@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from shardweave.backends.optimizers.hook import OptimizerNote
     from shardweave.backends.reference.virtual_ranks import ReplicaMismatchError
     from shardweave.backends.state.saved_state import CheckpointError
+    from shardweave.backends.step.compiled_module import CompiledModule
     from shardweave.backends.step.grad_scaler import GradScaler
     from shardweave.backends.step.step import Step
     from shardweave.backends.step.whole import full_tensor
@@ -66,6 +67,7 @@ __all__ = [
     "CheckpointError",
     "Cluster",
     "ClusterError",
+    "CompiledModule",
     "Exploration",
     "GradScaler",
     "LostRankError",
@@ -147,6 +149,7 @@ _HOMES = {
     "ReplicaMismatchError": "backends.reference.virtual_ranks:ReplicaMismatchError",
     "Sharding": "ir.mesh.placement:Sharding",
     "Simulation": "planners.simulate.simulation:Simulation",
+    "CompiledModule": "backends.step.compiled_module:CompiledModule",
     "Step": "backends.step.step:Step",
     "TooLargeError": "driver.checking.validate:TooLargeError",
     "TorchNote": "ir.notes:TorchNote",

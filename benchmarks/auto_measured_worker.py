@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import warnings
 from functools import partial
 from typing import Any
 
@@ -18,12 +17,13 @@ from shardweave.driver.models.models import build_example
 
 def rows_of(throttle: Throttle, settings: Settings) -> list[TimedRow]:
     """A row for each plan, on a model of its own with equal weights."""
-    warnings.filterwarnings("ignore", "no parameter of the step has changed")  # none is to be
     found: list[TimedRow] = []
     for name, path in settings["plans"].items():
         torch.manual_seed(0)
         example = build_example(settings["model"])
-        step = sw.compile(example.module, kwargs=example.kwargs, plan=sw.Plan.load(path))
+        step = sw.compile(
+            example.module, kwargs=example.kwargs, plan=sw.Plan.load(path), backward="in_call"
+        )
 
         def run(step: Any = step, batch: Any = example.kwargs) -> torch.Tensor:
             return step(**batch)

@@ -192,10 +192,6 @@ def _gradients() -> dict[str, Parts]:
             lambda m, h, i: h,
             prepare=lambda m: m.up.register_full_backward_hook(lambda p, gi, go: None),
         ),
-        "refused-post-accumulate": Parts(
-            lambda m, h, i: h,
-            prepare=lambda m: m.up.weight.register_post_accumulate_grad_hook(lambda p: None),
-        ),
         "frozen": Parts(lambda m, h, i: h, prepare=frozen),
         "unused-parameters": Parts(lambda m, h, i: h, lambda: {"unused": linear()}),
         "autograd-function": Parts(lambda m, h, i: _Scaled.apply(h, m.b)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -61,7 +62,7 @@ def methods(settings: Settings) -> list[TimedRow]:
     found: list[TimedRow] = []
     for name in ROWS:
         local = program_of(name, program, cluster_of(settings))
-        step = step_of(local, example.module, runtime)
+        step = step_of(local, copy.deepcopy(example.module), runtime)
         run = lambda step=step: step(**example.kwargs)  # noqa: E731
         found.append(TimedRow(name, run, [step], local))
     return found

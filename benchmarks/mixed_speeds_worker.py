@@ -23,7 +23,7 @@ def rows_of(settings: Settings, throttle: Throttle) -> list[TimedRow]:
     found: list[TimedRow] = []
     for name, path in settings["plans"].items():
         example = build_example(settings["model"])
-        step = sw.compile(example.module, kwargs=example.kwargs, plan=path)
+        step = sw.compile(example.module, kwargs=example.kwargs, plan=path, backward="in_call")
         run = lambda step=step, batch=example.kwargs: step(**batch)  # noqa: E731
         found.append(TimedRow(name, run, [step], step.program))
     return slowed_rows(found, throttle)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import statistics
 import sys
 from pathlib import Path
@@ -42,7 +43,7 @@ def methods(settings: Settings) -> list[TimedRow]:
     for name in chosen:
         if name in ROWS:
             local = pipeline(name, program, cluster_of(settings))
-            step = step_of(local, example.module, runtime)
+            step = step_of(local, copy.deepcopy(example.module), runtime)
             run = lambda step=step: step(**example.kwargs)  # noqa: E731
             found.append(TimedRow(name, run, [step], local))
         elif settings["link"] == "shaped":

@@ -66,7 +66,7 @@ def our_row(case: Case, model: str, micro_batches: int, cluster: str) -> TimedRo
     example = build_example(model)
     program = sw.capture(example.module, kwargs=example.kwargs)
     plan = plan_of(program, case, dist.get_world_size(), micro_batches, cluster)
-    step = sw.compile(example.module, kwargs=example.kwargs, plan=plan)
+    step = sw.compile(example.module, kwargs=example.kwargs, plan=plan, backward="in_call")
     is_first = dist.get_rank() == 0
 
     def run() -> Tensor:

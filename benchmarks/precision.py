@@ -71,7 +71,7 @@ def measure(mesh: str, reduce_dtype: torch.dtype | None, num_seeds: int) -> Row:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "reduce-in: ")  # it has nothing to do everywhere
         step = sw.compile(
-            model,
+            copy.deepcopy(model),
             kwargs=batch,
             mesh=mesh,
             backend="reference",
@@ -87,7 +87,7 @@ def measure(mesh: str, reduce_dtype: torch.dtype | None, num_seeds: int) -> Row:
         backward(model, batch, cast=True)
         step.load_state_dict({name: t.detach() for name, t in model.state_dict().items()})
         step.zero_grad()
-        step(**batch)
+        step(**batch).backward()
         logs.append(math.log(distance(step, exact) / distance(model, exact)))
     name = "" if reduce_dtype is None else dtype_word(reduce_dtype)
     spread = statistics.stdev(logs) / math.sqrt(num_seeds)

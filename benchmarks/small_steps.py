@@ -46,7 +46,7 @@ def main() -> int:
         eager(**example.kwargs).backward()
 
     def run_step() -> None:
-        step(**example.kwargs)
+        step(**example.kwargs).backward()
 
     steps = [(eager, run_eager), (step, run_step)]
     rows = {

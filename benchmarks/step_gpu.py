@@ -54,6 +54,7 @@ def made(method: str, example: Example) -> tuple[Run, Any]:
         passes="recompute-producers,fuse-kernels" if generated else (),
         cuda_graph=method.endswith("graph"),
         only_loss=True,
+        backward="in_call",
     )
     return lambda: step(**batch), step
 

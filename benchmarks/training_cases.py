@@ -81,7 +81,13 @@ def our_row(case: Case, model: str) -> TimedRow:
     step = sw.compile(
         example.module, kwargs=example.kwargs, mesh=mesh, plan=plan, passes=case.passes
     )
-    return TimedRow("shardweave", lambda: step(**example.kwargs), [step], step.program)
+
+    def run() -> Tensor:
+        loss = step(**example.kwargs)
+        loss.backward()
+        return loss.detach()
+
+    return TimedRow("shardweave", run, [step], step.program)
 
 
 def our_program(case: Case, model: str) -> Program:

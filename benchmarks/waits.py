@@ -122,7 +122,7 @@ def live(does: str, folder: str) -> None:
             befall("step")
         if number == 5 and act == "skip":
             continue
-        step(x)
+        step(x).backward()
         time.sleep(0.02)  # the next batch
         optimizer.step()
         if number == SAVED:

@@ -28,7 +28,7 @@ def our_row(zero: int, model: str, micro_batches: int) -> TimedRow:
     program = sw.capture(example.module, kwargs=example.kwargs)
     plan = plan_megatron(program, sw.Mesh(data=dist.get_world_size()))
     plan = replace(plan, zero=zero, pipeline=Pipeline((("*",),), micro_batches))
-    step = sw.compile(example.module, kwargs=example.kwargs, plan=plan)
+    step = sw.compile(example.module, kwargs=example.kwargs, plan=plan, backward="in_call")
     return TimedRow(f"shardweave ZeRO {zero}", lambda: step(**example.kwargs), [step], step.program)
 
 

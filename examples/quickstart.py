@@ -29,7 +29,8 @@ model = sw.compile(model, (x, y), mesh=sys.argv[1])
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 for _ in range(20):
     optimizer.zero_grad()
-    loss = model(x, y)  # forward and backward: gradients are in .grad
+    loss = model(x, y)
+    loss.backward()
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
 print(f"loss {loss.item():.4f}")

@@ -127,7 +127,11 @@ def main() -> None:
     batches = DataLoader(train, batch_sampler=batch_order(len(train), options.batch, start))
     for number, (ids, labels) in zip(range(start + 1, options.steps + 1), batches, strict=False):
         optimizer.zero_grad()
-        loss = model(ids, labels, accumulate=options.accumulate)
+        loss = torch.zeros((), device=DEVICE)
+        for part in zip(*(x.chunk(options.accumulate) for x in (ids, labels)), strict=True):
+            micro_loss = model(*part) / options.accumulate
+            micro_loss.backward()
+            loss += micro_loss.detach()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, cast, get_type_hints
+from typing import TYPE_CHECKING, Any, cast, get_type_hints
 
 from xdsl.context import Context
 from xdsl.passes import ModulePass
@@ -25,6 +25,9 @@ from shardweave.passes.observers import DumpFiles, Observer, Observers
 from shardweave.passes.presets import preset_of, readable_spec
 from shardweave.passes.program_pass import PassWithAnalyses
 from shardweave.passes.registry import find_pass
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 MeshLike = Mesh | Mapping[str, int] | str
 """A mesh, axis sizes by name, or text such as "data=2,tensor=2"."""
@@ -219,18 +222,37 @@ def run_passes(
     return PassPipeline(passes).run(program, mesh=on, observer=observer)
 
 
-def as_mesh(mesh: MeshLike, num_devices: int | None = None) -> Mesh:
+def as_mesh(mesh: MeshLike | DeviceMesh, num_devices: int | None = None) -> Mesh:
     """A Mesh from one, from its text, or from axis sizes by name; see `Mesh.parse`.
 
-    Raises ValueError for what is none of these, such as a DeviceMesh.
+    A DeviceMesh of torch's gives the sizes of its dims. Raises ValueError for anything else, and
+    for a DeviceMesh whose dims have no names or whose ranks are not all ranks in order.
     """
     if isinstance(mesh, Mesh):
         return mesh
+    if hasattr(mesh, "mesh_dim_names"):  # torch.distributed takes long to import
+        return _of_device_mesh(cast("DeviceMesh", mesh))
     if not isinstance(mesh, str | Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError(
-            f"a mesh is text such as 'data=2,tensor=4', sizes by name, or an sw.Mesh, not a "
-            f"{type(mesh).__name__}; the processes are laid out over it, the last axis first."
+            "a mesh is text such as 'data=2,tensor=4', sizes by name, an sw.Mesh or a DeviceMesh, "
+            f"not a {type(mesh).__name__}; the processes are laid out over it, the last axis first."
         )
     if not isinstance(mesh, str):
         mesh = ",".join(f"{name}={size}" for name, size in mesh.items())
     return Mesh.parse(mesh, num_devices)
+
+
+def _of_device_mesh(mesh: DeviceMesh) -> Mesh:
+    names = mesh.mesh_dim_names
+    if names is None:
+        raise ValueError(
+            "the DeviceMesh has no names of dims, which are the axes; make it with "
+            "init_device_mesh(.., mesh_dim_names=('data', 'tensor'))."
+        )
+    ranks = cast("list[int]", mesh.mesh.flatten().tolist())  # pyright: ignore[reportUnknownMemberType]
+    if ranks != list(range(len(ranks))):
+        raise ValueError(
+            f"the DeviceMesh has the ranks {ranks}; give one of all ranks in order, as "
+            "init_device_mesh makes it."
+        )
+    return Mesh(**dict(zip(names, mesh.mesh.shape, strict=True)))

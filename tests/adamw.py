@@ -8,7 +8,7 @@ import shardweave as sw
 from shardweave.driver.models.models import Example
 
 
-def errors_of_three_steps(step: sw.Step, example: Example) -> list[float]:
+def errors_of_three_steps(step: sw.CompiledModule, example: Example) -> list[float]:
     """Three steps of AdamW of a step and of its model: the errors of each loss, and then the
     largest of each parameter."""
     model = example.module

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shardweave.backends.step.step import Step
+from shardweave.backends.step.compiled_module import CompiledModule
 from shardweave.driver.checking.check import scalar_loss
-from shardweave.driver.step.compile import compile
 from shardweave.ir.capture.seeded import SeededRandom
 from shardweave.ir.library.philox import STATE
+from shardweave.tests.compiled import compile_copy
 
 BOUND = 1e-9
 ROUNDING = 1e-11
@@ -52,7 +52,7 @@ def assert_three_steps_equal_eager(
     The model is compiled before it is run, both begin in the same state and draw the same numbers.
     """
     batches = [batch() for _ in range(NUM_STEPS)]
-    step = compile(model, batches[0], mesh=mesh, backend="reference", seed=SEED)
+    step = compile_copy(model, batches[0], mesh=mesh, backend="reference", seed=SEED)
     numbers = SeededRandom(SEED)
     for number, inputs in enumerate(batches):
         with numbers:
@@ -66,7 +66,7 @@ def assert_three_steps_equal_eager(
 
 
 def assert_step_equals_eager(
-    step: Step, model: nn.Module, *inputs: Tensor, bound: float = ROUNDING
+    step: CompiledModule, model: nn.Module, *inputs: Tensor, bound: float = ROUNDING
 ) -> None:
     """Loss and every gradient, of one call with both in the same state.
 
@@ -84,7 +84,7 @@ def _after(step: nn.Module, inputs: Sequence[Tensor]) -> State:
     step.zero_grad(set_to_none=True)
     inputs = [tensor.clone() for tensor in inputs]
     loss = scalar_loss(step(*inputs))
-    if not isinstance(step, Step):
+    if not isinstance(step, CompiledModule):
         loss.backward()
     grads = {
         f"grad {name}": torch.zeros_like(p) if p.grad is None else p.grad.clone()

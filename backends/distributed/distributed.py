@@ -16,8 +16,10 @@ from shardweave.backends.distributed.runtime import Runtime
 from shardweave.backends.emit.emit import StepFunction
 from shardweave.backends.emit.emitted import JoinedRunner
 from shardweave.backends.programs import Key
+from shardweave.backends.state.mesh_tensor import MeshTensor
 from shardweave.backends.step.backend import Backend, Pending
 from shardweave.backends.step.bound import BoundProgram, device_of
+from shardweave.backends.step.compiled_module import CompiledModule
 from shardweave.backends.step.step import Step
 from shardweave.backends.step.step_programs import GivenProgram
 from shardweave.backends.watch.agreement import require_same_model
@@ -25,7 +27,7 @@ from shardweave.ir.mesh.placement import Sharding
 from shardweave.ir.mesh.shards import take_shard
 from shardweave.ir.program.program import Program
 from shardweave.ir.program.staged import is_staged
-from shardweave.ir.torch_private import dtensor_spec
+from shardweave.ir.torch_private import dtensor_spec, local_part
 
 
 class EmittedRunner(JoinedRunner):
@@ -201,9 +203,22 @@ class DistributedBackend(Backend):
             return DTensor(local, dtensor_spec(stored), requires_grad=False)
         return local
 
+    def parameter(self, stored: Tensor, *, requires_grad: bool) -> nn.Parameter:
+        made = super().parameter(stored, requires_grad=requires_grad)
+        if isinstance(made, DTensor) and made.device_mesh != self.runtime.device_mesh:
+            made.__class__ = MeshTensor
+        return made
+
+    def gradient(self, local: Tensor, parameter: Tensor) -> Tensor:
+        if not isinstance(parameter, DTensor) or isinstance(local, MeshTensor):
+            return local
+        if isinstance(local, DTensor):
+            return MeshTensor(local_part(local), dtensor_spec(local), requires_grad=False)
+        return MeshTensor(local, dtensor_spec(parameter), requires_grad=False)
+
     def fitted(self, value: Tensor, stored: Tensor, sharding: Sharding) -> Tensor:
         if isinstance(stored, DTensor) and stored.device_mesh.get_coordinate() is None:
-            return self.like(stored.to_local(), stored)
+            return self.like(stored.to_local().detach(), stored)
         if isinstance(value, DTensor):
             if value.placements == getattr(stored, "placements", None):
                 return self.like(value.to_local(), stored)
@@ -254,17 +269,20 @@ def step_of(
     kernels: bool = False,
     cuda_graph: bool = False,
     sync: bool = True,
-) -> Step:
-    """A step that runs one program, a local one or a global one on one device, as this rank.
+) -> CompiledModule:
+    """Let a model run one program, a local one or a global one on one device, as this rank.
 
-    sync: as in `Step`. Making it is collective. Raises ValueError if model, program and mesh do
-    not fit together.
+    The model is sharded in place, and returned. sync: as in `Step`. Collective. Raises ValueError
+    if model, program and mesh do not fit together.
     """
     runtime = runtime or _runtime_for(program, model)
     backend = DistributedBackend(runtime, kernels=kernels, cuda_graph=cuda_graph)
     if backend.is_joint:
         require_same_model(model)
-    return Step(model, backend, GivenProgram(BoundProgram(program, backend)), sync=sync)
+    first = BoundProgram(program, backend)
+    Step(model, first, lambda: GivenProgram(first), sync=sync)
+    assert isinstance(model, CompiledModule)
+    return model
 
 
 def _runtime_for(program: Program, model: nn.Module) -> Runtime:

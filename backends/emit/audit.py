@@ -11,8 +11,8 @@ from collections.abc import Collection
 
 import torch
 
-from shardweave.backends.emit.calls import TRANSPOSE
-from shardweave.ir.library.pure_ops import pure_ops
+from shardweave.backends.emit.calls import CUSTOM, TRANSPOSE
+from shardweave.ir.library.pure_ops import is_custom, pure_ops
 from shardweave.ir.ops.registry import torch_functions
 
 _STRUCTURE = (
@@ -73,6 +73,7 @@ def _check_callee(node: ast.Call, functions: Collection[str]) -> None:
         or callee in functions
         or callee in torch_functions()
         or callee == TRANSPOSE
+        or _is_of_custom_op(callee)
         or (isinstance(node.func, ast.Subscript) and _is_kernel(node.func))
         or (is_method and callee.startswith("rt.") and "_" != callee[3])
         or (is_method and callee.endswith(".contiguous"))
@@ -89,6 +90,11 @@ def _dotted(node: ast.expr) -> str:
     if isinstance(node, ast.Attribute):
         return f"{_dotted(node.value)}.{node.attr}"
     return ast.unparse(node)
+
+
+def _is_of_custom_op(callee: str) -> bool:
+    name = callee.removeprefix(CUSTOM).removesuffix(".default")
+    return callee.startswith(CUSTOM) and is_custom(name)
 
 
 def _is_kernel(node: ast.Subscript) -> bool:
@@ -111,7 +117,10 @@ def _check_attribute(node: ast.Attribute) -> None:
     while isinstance(root, ast.Attribute):
         root = root.value
     is_known = isinstance(root, ast.Name) and (
-        root.id in ("aten", "rt") or node.attr == "contiguous" or _dotted(node) == _TAKEN
+        root.id in ("aten", "rt")
+        or node.attr == "contiguous"
+        or _dotted(node) == _TAKEN
+        or f"{_dotted(node)}.".startswith(CUSTOM)
     )
     if not is_known or node.attr.startswith("__"):
         raise _error(node, f"reads {ast.unparse(node)}")

@@ -39,6 +39,10 @@ TRANSPOSE = "torch.t"
 """What stands for `aten.permute` of a matrix, and reads no list: it takes half the time."""
 
 
+CUSTOM = "torch.ops."
+"""How the function of an op that is not of ATen begins."""
+
+
 def callee_of(op: AtenOp) -> Callable[..., Any]:
     """The Python function that an op calls with its arguments."""
     return FUNCTIONS.get(op.name) or overload_of(op)
@@ -53,7 +57,9 @@ def function_text(op: AtenOp) -> str:
     function = callee_of(op)
     if op.name in FUNCTIONS:
         return function.__name__
-    return spec_of(op).torch_function or str(function)  # an overload prints as `aten.add.Tensor`
+    # An overload prints as `aten.add.Tensor`.
+    overload = str(function) if op.name.startswith("aten.") else f"{CUSTOM}{function}"
+    return spec_of(op).torch_function or overload
 
 
 def takes_device(op: AtenOp) -> bool:

@@ -24,6 +24,7 @@ from torch.optim.optimizer import (
 
 from shardweave.backends.optimizers.plain import PlainParameters
 from shardweave.backends.optimizers.random_state import shared_random_state
+from shardweave.backends.optimizers.repoint import check_not_replaced
 from shardweave.backends.optimizers.shards import is_everywhere, shapes_of_shards
 from shardweave.backends.optimizers.stand_ins import StandIns
 from shardweave.ir.capture.update.reads import Reads, Sizes, reads_of
@@ -77,6 +78,7 @@ def _before(
     """The arguments with which torch calls the step, the optimizer first."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if not any(map(_is_ours, parameters)):
+        check_not_replaced(parameters)
         return None
     closure = args[1] if len(args) > 1 else kwargs.get("closure")
     has_gradient = _have_gradients(parameters, has_closure=closure is not None)

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.optim import Optimizer
 
 from shardweave.backends.state.checkpoint import checkpointable
-from shardweave.backends.state.state import ShardedState
+from shardweave.backends.state.state import state_of
 from shardweave.backends.watch.watch import first_line
 from shardweave.ir.library.philox import STATE
 from shardweave.ir.torch_private import pytree
@@ -268,8 +268,9 @@ def _module_targets(
     sizes: Mapping[str, TensorStorageMetadata],
 ) -> dict[str, Tensor]:
     saved = {part.path[0]: part.key for part in rows}
-    if STATE in saved and isinstance(module, ShardedState) and STATE not in module.state_dict():
-        module.draw_from(0)  # the state follows
+    state = state_of(module)
+    if STATE in saved and state is not None and STATE not in module.state_dict():
+        state.draw_from(0)  # the state follows
     own = {name: x for name, x in module.state_dict().items() if isinstance(x, Tensor)}
     for name in own.keys() ^ saved.keys():
         where, other = ("the checkpoint", entry) if name in own else (f"'{entry}'", "checkpoint")

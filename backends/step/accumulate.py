@@ -7,7 +7,6 @@ outside reduces them, in place.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,12 +19,6 @@ from shardweave.backends.state.state import ShardedState
 from shardweave.backends.step.backend import Pending
 from shardweave.backends.step.bound import BoundProgram
 from shardweave.ir.mesh.placement import Sharding
-
-UNUSED_CALLS = 16
-"""After so many calls that made gradients, and no change of a parameter, a step warns."""
-
-SAMPLE = 64
-"""Values of each parameter by which a change is seen; a sparse gradient may miss those of one."""
 
 
 class Gradients:
@@ -42,14 +35,6 @@ class Gradients:
         self._pending: dict[str, Sharding] = {}
         self._closed: set[str] = set()
         self._is_synced = True
-        self._num_finished = 0
-        self._first: list[Tensor] = []
-        """Some values of each parameter in the first call."""
-
-    def _some_values(self) -> list[Tensor]:
-        """A few of each parameter's. (Not versions: foreach optimizers count none on DTensors.)"""
-        locals_ = (self.backend.local(parameter).detach() for parameter in self.parameters)
-        return [one.flatten()[:SAMPLE].clone() for one in locals_ if one.numel()]
 
     @property
     def are_pending(self) -> bool:
@@ -126,7 +111,7 @@ class Gradients:
             parameter.grad = self.backend.pending(local, sharding)
             self._pending[name] = sharding
         else:
-            parameter.grad = self.backend.like(local, parameter)
+            parameter.grad = self.backend.gradient(local, parameter)
             if self._pending:
                 self._pending.pop(name, None)
 
@@ -141,44 +126,16 @@ class Gradients:
             for name, gradient in self.backend.reduced(pending).items():
                 self._by_name[name].grad = gradient
             self._pending.clear()
-        self.count(is_synced=is_synced)
+        self.note_sync(is_synced=is_synced)
         for parameter in self.parameters:
             hooks = parameter._post_accumulate_grad_hooks
             if hooks and parameter.grad is not None:
                 for hook in list(hooks.values()):
                     hook(parameter)
 
-    def count(self, *, is_synced: bool) -> None:
-        """Count a call whose gradients have arrived."""
+    def note_sync(self, *, is_synced: bool) -> None:
+        """Note whether a call whose gradients have arrived was the last before an update."""
         self._is_synced = is_synced
-        if is_synced:
-            self._check_they_are_used()
-
-    def _check_they_are_used(self) -> None:
-        """Warn once, after some calls, if no parameter has changed since the beginning."""
-        self._num_finished += 1
-        if self._num_finished == 1:
-            self._first = self._some_values()
-        if self._num_finished != UNUSED_CALLS or not self._first:
-            return
-        first, self._first = self._first, []
-        if all(map(torch.equal, first, self._some_values())):
-            warnings.warn(
-                f"no parameter of the step has changed in {UNUSED_CALLS} calls with gradients; an "
-                "optimizer is to be made of step.parameters(), after sw.compile, since those of "
-                "the model itself are no longer used",
-                stacklevel=8,
-            )
-
-    def check_hooks(self) -> None:
-        """Raises ValueError for hooks on parameters that a step would never call."""
-        for parameter in self.parameters:
-            if parameter._backward_hooks:
-                raise ValueError(
-                    "a parameter of the step has a gradient hook (register_hook), which a step "
-                    "does not call; register it on the model's parameter before it is compiled, "
-                    "or register_post_accumulate_grad_hook on this one."
-                )
 
 
 def micro_batches(inputs: Mapping[str, Tensor], count: int) -> list[dict[str, Tensor]]:

@@ -6,7 +6,6 @@ raises when autograd comes to it, whichever way it is asked: `backward`, or `tor
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Collection, Sequence
 from typing import Any, NoReturn
 
@@ -38,10 +37,6 @@ class BackwardRan:
         self._trained: tuple[bool, ...] = ()
         self._anchor: Tensor | None = None
         """A scalar that hangs on all parameters that require a gradient; None if none does."""
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> BackwardRan:
-        """For the copies of the parameters."""
-        return BackwardRan(copy.deepcopy(self._parameters, memo))
 
     def mark(
         self,

@@ -250,17 +250,20 @@ class _Recorded:
         given: list[Tensor | None] = []
         for parameter in self._parameters:
             key = ("grad", names[id(parameter)])
-            if key not in results or is_added:
+            if is_added or key not in bound.results:
                 given.append(None)
-            else:
-                given.append(step.backend.like(results[key], parameter))
+            elif key in results:
+                given.append(step.backend.gradient(results[key], parameter))
+            else:  # it is on another stage, and this rank has an empty part of it
+                empty = torch.empty_like(step.backend.local(parameter))
+                given.append(step.backend.gradient(empty, parameter))
         if is_added:
             for key, one in results.items():
                 if key[0] == "grad":
                     step.gradients.add(key[1], one, bound.results[key])
             step.gradients.finish(is_synced=self.is_synced)
         else:
-            step.gradients.count(is_synced=True)
+            step.gradients.note_sync(is_synced=True)
         for name, tensor in self.call.inputs.items():
             if tensor.requires_grad:
                 key = ("output", INPUT_GRADIENT + name)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from shardweave.backends.programs import Key
 from shardweave.ir.mesh.placement import Sharding
@@ -45,10 +44,6 @@ class Backend(ABC):
     device: torch.device
     is_joint: bool = False
     adds_pending: bool = False
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Itself: a copy of a step is where the step is."""
-        return self
 
     @abstractmethod
     def check(self, program: Program) -> None:
@@ -96,6 +91,19 @@ class Backend(ABC):
     @abstractmethod
     def rows(self, num_rows: int, sharding: Sharding) -> Sequence[int]:
         """The rows, of so many, that are this rank's."""
+
+    def parameter(self, stored: Tensor, *, requires_grad: bool) -> nn.Parameter:
+        """A stored tensor as a parameter."""
+        return nn.Parameter(stored, requires_grad)
+
+    def gradient(self, local: Tensor, parameter: Tensor) -> Tensor:
+        """A rank's part of a gradient, in the form that the parameter's `.grad` has."""
+        return self.like(local, parameter)
+
+    def take_gradient(self, parameter: Tensor) -> None:
+        """Bring the gradient that autograd has added into the form that `gradient` gives."""
+        if parameter.grad is not None:
+            parameter.grad = self.gradient(parameter.grad, parameter)
 
     # Gradients that are pending sums
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import cached_property
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -60,10 +60,6 @@ class BoundProgram:
         self.parts = self._split() if is_split else None
         if self.parts is None:
             assert self.runner
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Itself: a copy of a step runs the same programs."""
-        return self
 
     @property
     def inputs(self) -> list[str]:

@@ -9,19 +9,21 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
 
 from shardweave.backends.distributed import replicas
 from shardweave.backends.programs import Key
-from shardweave.backends.state.state import ShardedState
+from shardweave.backends.state.state import ShardedState, state_of
 from shardweave.backends.step.accumulate import Gradients, merged, micro_batches
 from shardweave.backends.step.after_backward import BackwardRan
 from shardweave.backends.step.autograd import AutogradCalls, give
-from shardweave.backends.step.backend import Backend
 from shardweave.backends.step.bound import BoundProgram
+from shardweave.backends.step.compiled_module import make_compiled
 from shardweave.backends.step.grad_scaler import loss_scale_of
 from shardweave.backends.step.step_call import StepCall, autocast_dtype
-from shardweave.backends.step.step_programs import CallObserver, Programs
+from shardweave.backends.step.step_programs import Programs
 from shardweave.backends.step.summary import summary_of
 from shardweave.backends.watch import watchdog
 from shardweave.backends.watch.failure_guard import FailureGuard
@@ -40,12 +42,12 @@ AUTOGRAD, IN_CALL = "autograd", "in_call"
 
 
 class Step(ShardedState):
-    """A model's training step on a mesh: an `nn.Module` with the model's parameters, sharded.
+    """A model's training step on a mesh: its tensors, sharded in place, and its programs.
 
-    Calling it runs forward, updates buffers, and returns what the model returns, with a graph for
-    `backward()` (see `backends.step.autograd`). With backward="in_call" a call in training mode
-    runs backward of the model's own loss too, and adds to `.grad`. In evaluation mode
-    (`step.eval()`), or under `torch.no_grad()`, it means what it means for the model. Calls are
+    Calling the model, or this, runs forward, updates buffers, and returns what the model returns,
+    with a graph for `backward()` (see `backends.step.autograd`). With backward="in_call" a call in
+    training mode runs backward of the model's own loss too, and adds to `.grad`. In evaluation mode
+    (`model.eval()`), or under `torch.no_grad()`, it means what it means for the model. Calls are
     collective, and so are their backward passes: every rank makes the same ones.
 
     Inputs are the global batch, the same on every rank; `local_batch` makes it from each rank's
@@ -57,40 +59,57 @@ class Step(ShardedState):
     multiplied by for the gradients (1 by default), a number, a tensor or a GradScaler; the loss
     that is returned is not.
 
-    sync: parameters and buffers start with the values of rank 0's model; with False, ranks compare
-    digests of theirs, and all raise AgreementError if they differ. That the ranks' models are the
-    same but for values is the caller's to make sure of (`agreement.require_same_model`).
-    origin: the model whose settings the step's modules read and set. observe: makes the
-    observer of the step's calls. backward: `AUTOGRAD` or `IN_CALL`, where gradients arrive.
+    first: the program by which the tensors are sharded. make_programs: makes the source of the
+    programs of calls, once the tensors are sharded. sync: parameters and buffers start with the
+    values of rank 0's model; with False, ranks compare digests of theirs, and all raise
+    AgreementError if they differ. The caller makes sure that the ranks' models are the same except
+    for values (`agreement.require_same_model`). optimizers: as in
+    `ShardedState`. backward: `AUTOGRAD` or `IN_CALL`, where gradients arrive.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        backend: Backend,
-        programs: Programs,
+        first: BoundProgram,
+        make_programs: Callable[[], Programs],
         *,
         sync: bool = True,
-        origin: nn.Module | None = None,
-        observe: Callable[[Step], CallObserver] | None = None,
+        optimizers: Sequence[Optimizer] = (),
         backward: str = IN_CALL,
     ) -> None:
-        programs.first.check_model(model)
-        super().__init__(model, backend, programs.first.state_shardings, sync=sync)
-        if programs.first.draws:
-            self.draw_from(programs.seed)
-        self._programs = programs
-        self._bound = programs.first
+        first.check_model(model)
+        shardings = first.state_shardings
+        super().__init__(model, first.backend, shardings, sync=sync, optimizers=optimizers)
+        self._programs = make_programs()
+        if first.draws:
+            self.draw_from(self._programs.seed)
+        self._bound = first
         self._gradients = Gradients(self)
         self._ran = BackwardRan(self._gradients.parameters)
         self._calls = AutogradCalls(self) if backward == AUTOGRAD else None
         self._is_synced = True
         self._notes: list[str] = []
-        self.failure_guard = FailureGuard(is_joint=backend.is_joint)
+        self.failure_guard = FailureGuard(is_joint=self.backend.is_joint)
         self._num_calls = 0
-        self._observer = None if observe is None else observe(self)
-        if origin is not None:
-            self._stand_for(origin)
+        make_compiled(model, self)
+
+    @staticmethod
+    def of(model: nn.Module) -> Step:
+        """The step of a compiled model. Raises ValueError for another one."""
+        step = state_of(model)
+        if not isinstance(step, Step):
+            raise ValueError(
+                f"{type(model).__name__} is not compiled; call sw.compile on it first."
+            )
+        return step
+
+    def copied(self, model: nn.Module, memo: Mapping[int, Any]) -> Step:
+        new = super().copied(model, memo)
+        new._gradients = Gradients(new)
+        new._ran = BackwardRan(new._gradients.parameters)
+        new._calls = AutogradCalls(new) if self._calls is not None else None
+        new._notes = list(self._notes)
+        return new
 
     @property
     def programs(self) -> Programs:
@@ -110,7 +129,7 @@ class Step(ShardedState):
     # Calls
 
     @torch.compiler.disable  # torch.compile(step) would trace what runs compiled programs.
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the model returns for a batch; see the class. Collective."""
         options = {name: kwargs.pop(name) for name in self._programs.options & kwargs.keys()}
         count = options.get("accumulate", 1)
@@ -121,8 +140,6 @@ class Step(ShardedState):
         autograd = self._calls if call.grad else None
         if autograd is not None:
             _check_no_options(options)
-        else:
-            self._gradients.check_hooks()
         is_checked = self.backend.is_joint and replicas.are_checked()
         are_compared = is_checked or (
             self.backend.is_joint and replicas.inputs_are_checked(self._num_calls)
@@ -164,7 +181,7 @@ class Step(ShardedState):
         return StepCall(
             form,
             inputs,
-            self.training and torch.is_grad_enabled(),
+            self.model.training and torch.is_grad_enabled(),
             tuple([module.training for module in self.modes]),
             tuple([parameter.requires_grad for parameter in self._gradients.parameters]),
             autocast_dtype(self.backend.device.type) or self._programs.autocast,
@@ -174,8 +191,6 @@ class Step(ShardedState):
         """The program of a call, from now on that of the last call. Collective."""
         if self.backend.is_joint:
             watchdog.enter(call)
-        if self._observer is not None:
-            self._observer.check(call)
         bound = self._bound = self._programs.find(call, self.shardings)
         if bound.draws and ("buffer", STATE) not in self.stored:
             self.draw_from(self._programs.seed)
@@ -203,8 +218,10 @@ class Step(ShardedState):
     def taken(self, results: Mapping[Key, Tensor], bound: BoundProgram) -> dict[str, Any]:
         """The outputs of a program's results; new values of buffers go to where these are."""
         outputs: dict[str, Any] = {}
-        for key, tensor in results.items():
-            kind, name = key
+        for key in bound.results:  # in the order that all ranks have
+            if key not in results:
+                continue
+            (kind, name), tensor = key, results[key]
             if kind == "buffer":
                 self.backend.local(self.stored[key]).copy_(tensor)
             elif kind == "output" and not name.startswith(INPUT_GRADIENT):
@@ -224,9 +241,10 @@ class Step(ShardedState):
     def of_input(self, gradient: Tensor, bound: BoundProgram, name: str, like: Tensor) -> Tensor:
         """The gradient of an input in the form of the input."""
         sharding = bound.results["output", INPUT_GRADIENT + name]
-        if isinstance(like, DTensor):
-            return self.backend.returned(gradient, sharding, INPUT_GRADIENT + name)
-        return self.backend.whole(gradient, sharding).to(like.device)
+        returned = self.backend.returned(gradient, sharding, INPUT_GRADIENT + name)
+        if isinstance(like, DTensor) or not isinstance(returned, DTensor):
+            return returned.to(like.device)
+        return self._full(returned, sharding).to(like.device)
 
     def _accumulate(self, call: StepCall, count: int, scale: float | Tensor) -> dict[str, Any]:
         parts = micro_batches(call.inputs, count)
@@ -338,7 +356,7 @@ class Step(ShardedState):
         modes = [module.training for module in self.modes]
         try:
             if train is not None:
-                self.train(train)
+                self.model.train(train)
             with torch.set_grad_enabled(torch.is_grad_enabled() if grad is None else grad):
                 call = self.call_of(args, kwargs)
                 if self.backend.is_joint:
@@ -381,6 +399,19 @@ class Step(ShardedState):
     def kernels(self) -> list[Any]:
         """Its fused regions, as kernels."""
         return [kernel for runner in self._bound.runners for kernel in runner.kernels]
+
+    def recompile(self) -> None:
+        """Forget all programs; the next call of each form captures the model anew.
+
+        Changes of attributes, hooks and modules are followed without it. It is for what programs
+        cannot see, such as a value in a large list or in another package. Call it on all ranks.
+        """
+        self._programs.forget()
+
+    @property
+    def device_mesh(self) -> DeviceMesh | None:
+        """The mesh as torch.distributed has it, with our axes' names; None on one device."""
+        return getattr(self.runtime, "device_mesh", None)
 
     @property
     def runtime(self) -> Any:

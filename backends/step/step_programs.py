@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, Self
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,13 +19,6 @@ from shardweave.planners.plan.plan import Plan
 
 OPTIONS = ("accumulate", "loss_scale")
 """Arguments of a call that are the step's own, unless the model's forward has one of the name."""
-
-
-class CallObserver(Protocol):
-    """Looks at each call of a step."""
-
-    def check(self, call: StepCall) -> None:
-        """Say what is wrong with a call that is about to be made."""
 
 
 Stored = Mapping[Key, Sharding]
@@ -49,10 +42,6 @@ class Programs(ABC):
     plan: Plan | None = None
     notes: Sequence[str] = ()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Itself: a copy of a step runs the same programs."""
-        return self
-
     @abstractmethod
     def taken_apart(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], *, is_whole: bool = True
@@ -66,6 +55,10 @@ class Programs(ABC):
     def compile_ahead(self, call: StepCall, stored: Stored) -> BoundProgram:
         """`find` for a call that is to come."""
         return self.find(call, stored)
+
+    def forget(self) -> None:
+        """Drop the programs, to make them anew. Raises ValueError for one that was given."""
+        raise ValueError("the model runs one given program, which recompile() cannot make anew.")
 
     def input_name(self, name: str) -> str:
         """How programs name the input that the model's forward takes under a name."""

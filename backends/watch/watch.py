@@ -348,11 +348,13 @@ class Watch:
             self._asks_at = None
 
     def begin(self, program: int) -> None:
-        """The program of the call that was entered begins to run. program: its number, which is the
-        same on all ranks."""
+        """The program of the call that was entered begins to run, or its backward part. program:
+        its number, which is the same on all ranks."""
+        is_first = self.started != self.entered
         self.started = self.entered
         self._trail = hash((self._trail, program))
-        if self.started % TRAIL_CALLS == 0:
+        # Once for a call: another rank may have read what stands there before the backward part.
+        if is_first and self.started % TRAIL_CALLS == 0:
             call = self.call()
             if call is not None and self.entered and os.environ.get(CHECK) != "0":
                 self._trail = hash((self._trail, sample_number(call.inputs)))

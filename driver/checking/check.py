@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from shardweave.backends.state.state import ShardedState
+from shardweave.backends.state.state import state_of
 from shardweave.backends.step.bound import device_of
 from shardweave.ir.capture.outputs import NO_LOSS, LossChoice, chosen_loss
 from shardweave.ir.dialects.types import dtype_of_value
@@ -207,8 +207,9 @@ def run_eager(model: nn.Module, batch: Mapping[str, Tensor], how: EagerOptions =
 
 def results_of(module: nn.Module, loss: Tensor) -> Expected:
     """What a model or a step has computed, as whole tensors of their own. Collective."""
-    if isinstance(module, ShardedState):
-        gradients, buffers = module.full_gradients(), module.full_buffers()
+    state = state_of(module)
+    if state is not None:
+        gradients, buffers = state.full_gradients(), state.full_buffers()
     else:
         gradients = {
             name: _whole(torch.zeros_like(p) if p.grad is None else p.grad)

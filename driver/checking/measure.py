@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import sys
@@ -17,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from shardweave.backends.step.step import Step
+from shardweave.backends.step.compiled_module import CompiledModule
 from shardweave.driver.checking.check import (
     CheckResult,
     EagerOptions,
@@ -100,7 +101,7 @@ def run(options: RunOptions) -> RunReport:
     )
 
 
-def compiled(options: RunOptions, example: Example) -> Step:
+def compiled(options: RunOptions, example: Example) -> CompiledModule:
     """The step of an example's model, as `sw.compile` makes it. Collective."""
     given: dict[str, Any] = {
         option.name: getattr(options.compiled, option.name) for option in fields(CompileOptions)
@@ -110,7 +111,8 @@ def compiled(options: RunOptions, example: Example) -> Step:
         given["device"] = world.local_device(options.mesh.num_devices)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PlanNote)  # the report has them
-        return compile(example.module, kwargs=example.kwargs, **given)
+        model = copy.deepcopy(example.module)  # the other is run in eager
+        return compile(model, kwargs=example.kwargs, **given)
 
 
 def _twin(options: RunOptions) -> tuple[str, Example]:
@@ -123,7 +125,7 @@ def _twin(options: RunOptions) -> tuple[str, Example]:
 
 
 def _measure(
-    options: RunOptions, step: Step, example: Example, program: Program
+    options: RunOptions, step: CompiledModule, example: Example, program: Program
 ) -> tuple[float, CheckResult | None, Training | None, Training | None]:
     """Run the step, checked if asked to, and train; then the eager model on rank 0 alone."""
     device = step.backend.device
@@ -133,13 +135,13 @@ def _measure(
     loss = torch.tensor(math.nan)
     for inputs in batches:
         step.zero_grad(set_to_none=True)
-        loss = _loss(step(**inputs), options)
+        loss = _run(step, inputs, options)
         if options.check:
             found.append(results_of(step, loss))
     training = None
     if options.steps:
         training = train(
-            lambda: _loss(step(**batch), options),
+            lambda: _run(step, batch, options),
             step.parameters(),
             options.steps,
             stop_above_s=options.stop_above,
@@ -160,6 +162,13 @@ def _measure(
                 )
     first_loss = found[0].loss if found else loss.detach().double().item()
     return first_loss, check, training, eager_training
+
+
+def _run(step: CompiledModule, batch: Mapping[str, Tensor], options: RunOptions) -> Tensor:
+    """Run forward and backward, and give the loss."""
+    loss = _loss(step(**batch), options)
+    loss.backward()
+    return loss
 
 
 def _loss(output: object, options: RunOptions) -> Tensor:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
-from shardweave.backends.step.step import AUTOGRAD, IN_CALL, Step
+from shardweave.backends.state.state import state_of
+from shardweave.backends.step.step import AUTOGRAD, IN_CALL
 from shardweave.driver.processes import world
 from shardweave.driver.step.precision import check_precision, reducing_in
 from shardweave.driver.step.request import (
@@ -44,6 +47,7 @@ def check_request(request: Request) -> Request:
     checked = replace(
         request,
         kwargs=request.kwargs or {},
+        optimizers=_as_optimizers(request.optimizers),
         mesh=mesh_for(request, world.world_size() if is_real else None),
         program=None if request.program is None else loaded(request.program),
     )
@@ -51,6 +55,15 @@ def check_request(request: Request) -> Request:
         checked = replace(checked, passes=reducing_in(request.reduce_dtype, request.passes))
     _check_options(checked)
     return checked
+
+
+def _as_optimizers(given: Any) -> tuple[Optimizer, ...]:
+    """The optimizers as a tuple. Raises ValueError for something else."""
+    optimizers = tuple(given) if isinstance(given, list | tuple) else (given,)
+    for optimizer in optimizers:
+        if not isinstance(optimizer, Optimizer):
+            raise ValueError(f"optimizers: {type(optimizer).__name__} is no torch.optim.Optimizer.")
+    return optimizers
 
 
 def _check_planned(request: Request) -> None:
@@ -91,8 +104,11 @@ def _check_among(name: str, value: str, known: tuple[str, ...]) -> None:
 
 
 def _check_model(model: nn.Module) -> None:
-    if isinstance(model, Step):
-        raise ValueError("the model is a step of sw.compile already; pass the model that it is of.")
+    if state_of(model) is not None:
+        raise ValueError(
+            "the model is compiled already, and its tensors are sharded in place; compile a copy "
+            "of the model that was made before (copy.deepcopy)."
+        )
     if isinstance(model, DistributedDataParallel | nn.DataParallel):
         raise ValueError(
             f"the model is wrapped in {type(model).__name__}, whose work a step does itself; pass "

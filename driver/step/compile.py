@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -12,6 +13,7 @@ from shardweave.backends.distributed.runtime import Runtime
 from shardweave.backends.reference.virtual import VirtualBackend
 from shardweave.backends.step.backend import Backend
 from shardweave.backends.step.bound import BoundProgram, device_of
+from shardweave.backends.step.compiled_module import CompiledModule
 from shardweave.backends.step.step import AUTOGRAD, Step
 from shardweave.backends.step.step_call import StepCall
 from shardweave.backends.watch import watchdog
@@ -27,9 +29,8 @@ from shardweave.driver.step.lowering import (
     lower,
     on_rank_0,
 )
-from shardweave.driver.step.model.original import Original
 from shardweave.driver.step.plan_choice import choose_plan
-from shardweave.driver.step.precision import dtype_named, in_precision
+from shardweave.driver.step.precision import cast_parameters, dtype_named
 from shardweave.driver.step.programs import CompiledPrograms, seed_of
 from shardweave.driver.step.request import Request
 from shardweave.driver.step.request_text import describe_request
@@ -39,20 +40,21 @@ from shardweave.ir.program.staged import is_staged
 
 
 @taking(Request)
-def compile(request: Request) -> Step:
+def compile(request: Request) -> CompiledModule:
     """Capture a training step of `model`, shard it over `mesh`, and make it ready to run.
 
-    The result is an `nn.Module` with copies of the model's parameters and buffers, sharded, which
-    is called as the model is and returns what it returns; gradients are added to the `.grad` of its
-    parameters. `step.train()`, `step.eval()` and `torch.no_grad()` mean what they mean for the
-    model. A call in another mode, or with inputs of other shapes, compiles another program on the
-    same parameters. All ranks must hold the same model, which is kept for that; `model.to("meta")`
-    frees the memory of its own weights.
+    Returns the model itself, whose parameters and buffers are sharded in place, as `fully_shard`
+    does it: on a mesh of several devices they become DTensors, and an optimizer that was made
+    before is to be passed as `optimizers`. Calls of the model run compiled programs, see `Step`.
+    `model.train()`, `model.eval()` and `torch.no_grad()` mean what they mean without. A call in
+    another mode, with inputs of other shapes, or after a setting of the model was changed, compiles
+    another program on the same parameters. All ranks must hold the same model. If compiling
+    fails, the model is left as it was.
 
     args, kwargs: an example batch, the global one, by whose program the plan is made.
-    mesh: a Mesh, axis sizes by name, or text such as "data=2,tensor=2"; an axis of size -1 takes
-    the processes that the others leave. None is the mesh that a given plan was made for, and
-    without such a plan one device.
+    mesh: a DeviceMesh of torch's, whose dim names are the axes, an sw.Mesh, axis sizes by name, or
+    text such as "data=2,tensor=2"; an axis of size -1 takes the processes that the others leave.
+    None is the mesh that a given plan was made for, and without such a plan one device.
     plan: a planner's name ("megatron" is the default), a Plan, the path of a plan's JSON file, or
     shardings by parameter name or pattern, as in {"h.*.fc_in.weight": '[{"tensor"}, {}]'}. What it
     leaves whole or idle is a warning (PlanNote).
@@ -80,10 +82,11 @@ def compile(request: Request) -> Step:
     entry `loss`, or the first of a tuple. A function computes it from the output; the step then
     returns (loss, output).
     only_loss: calls that compute gradients return the loss alone, and keep nothing else for it.
-    backward: "in_call" computes the gradients of the model's own loss in the call; "autograd": they
-    arrive at `backward()`, of any outputs, so that a criterion may stand outside the model, and
-    several calls before one backward pass. outputs: with "autograd", "full" gathers what the model
-    returns on every rank, which is the default where that is no loss, and "sharded" does not.
+    backward: "autograd": gradients arrive at `backward()`, of any outputs, so that a criterion may
+    stand outside the model, and several calls before one backward pass. "in_call" computes the
+    gradients of the model's own loss in the call, for loops without `loss.backward()`. outputs:
+    with "autograd", "full" gathers what the model returns on every rank, which is the default where
+    that is no loss, and "sharded" does not.
     precision: "bf16" or "fp16" computes as under torch.autocast in that dtype, with parameters and
     gradients in their own; "bf16-true" casts the parameters too.
     reduce_dtype: in which ranks add up gradients, and what has fewer digits than it.
@@ -100,6 +103,8 @@ def compile(request: Request) -> Step:
     captured program's results (docs/proof.md); raises ProofError if that cannot be shown.
     sync: the parameters and buffers start with the values of rank 0's model; False sends none, and
     raises AgreementError if the models of the ranks hold other values.
+    optimizers: one or more that were made of the model's parameters before; they go on with the
+    sharded ones, states included. One that is not passed raises an error at its first step.
     timeout: seconds that a rank may wait for others in one collective (default: SHARDWEAVE_TIMEOUT,
     else 25 minutes; 0: for ever); it then ends, and says which rank is late, and where. A rank that
     is dead is noticed in seconds (backends.watchdog).
@@ -110,6 +115,7 @@ def compile(request: Request) -> Step:
     """
     request = check_request(request)
     device = join_mesh(request)
+    request = replace(request, device=device)
     agree(request)
     call = example_call(request)
 
@@ -163,17 +169,21 @@ def _backend_of(request: Request, program: Program, device: torch.device) -> Bac
     )
 
 
-def bind(request: Request, call: StepCall, lowered: Lowered, first: BoundProgram) -> Step:
-    """A step with copies of the model's parameters, on which its programs run. Collective."""
+def bind(request: Request, call: StepCall, lowered: Lowered, first: BoundProgram) -> CompiledModule:
+    """Shard the model in place, and let its calls run programs. Collective."""
     seed = world.from_rank_0(partial(seed_of, request.seed))
-    model = in_precision(request.model, request.precision)
-    step = Step(
+    model = request.model
+    cast_parameters(model, request.precision)
+    request = request.on_mesh_of(lowered.plan)
+    Step(
         model,
-        first.backend,
-        CompiledPrograms(request.on_mesh_of(lowered.plan), call, lowered, first, seed),
+        first,
+        lambda: CompiledPrograms(request, call, lowered, first, seed),
         sync=request.sync,
-        origin=request.model,
-        observe=partial(Original, request.model),
+        optimizers=request.optimizers,  # pyright: ignore[reportArgumentType]
         backward=request.backward,
     )
-    return step if request.train is None else step.train(request.train)
+    if request.train is not None:
+        model.train(request.train)
+    assert isinstance(model, CompiledModule)
+    return model

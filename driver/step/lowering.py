@@ -12,6 +12,8 @@ import torch
 
 from shardweave.backends.programs import Key
 from shardweave.backends.step.bound import device_of
+from shardweave.backends.step.compiled_module import as_plain
+from shardweave.backends.step.step import IN_CALL
 from shardweave.backends.step.step_call import StepCall
 from shardweave.backends.watch import watchdog
 from shardweave.driver.processes import world
@@ -85,10 +87,13 @@ def on_rank_0(
     own: list[Program] = []
 
     def made() -> Lowered:
-        # Cast anew each time: what is set on the model is to be seen in its copy.
-        model = in_precision(request.model, request.precision)
         start_s = perf_counter()
-        with nullcontext() if is_first else unheard(), _explaining_empty_inputs(call):
+        with (
+            nullcontext() if is_first else unheard(),
+            _explaining_empty_inputs(call),
+            as_plain(request.model, with_hooks=request.backward == IN_CALL),
+        ):
+            model = in_precision(request.model, request.precision)
             lowered = make(replace(request, model=model))
         lowered = replace(lowered, lowering_s=perf_counter() - start_s - lowered.capture_s)
         if is_first and not call.grad and request.train is None:

@@ -38,13 +38,21 @@ def in_precision(model: nn.Module, precision: str | None) -> nn.Module:
     real parts alone.
     """
     dtype = PARAMETERS.get(precision)
-    if dtype is None:
+    tensors = (*model.parameters(), *model.buffers())
+    if dtype is None or all(x.dtype == dtype for x in tensors if x.is_floating_point()):
         return model
     # Of what hooks make anew in each forward pass, as weight norm and pruning do, no copy is made.
     made = [x for m in model.modules() for x in vars(m).values() if isinstance(x, Tensor)]
     memo: dict[int, Any] = {id(x): x.detach() for x in made if not x.is_leaf}
     copied = copy.deepcopy(model, memo)
     return copied._apply(lambda x: x.to(dtype) if x.is_floating_point() else x)
+
+
+def cast_parameters(model: nn.Module, precision: str | None) -> None:
+    """Cast the model's own parameters and buffers to the dtype that a precision says."""
+    dtype = PARAMETERS.get(precision)
+    if dtype is not None:
+        model._apply(lambda x: x.to(dtype) if x.is_floating_point() else x)
 
 
 def inputs_in_precision(inputs: Mapping[str, Tensor], precision: str | None) -> dict[str, Tensor]:

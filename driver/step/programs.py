@@ -152,6 +152,11 @@ class CompiledPrograms(Programs):
         self._ahead.add(self._shape_key(call))
         return self._found(call, stored)
 
+    def forget(self) -> None:
+        if self.request.program is not None:
+            super().forget()
+        self._kept.clear()
+
     def _shape_key(self, call: StepCall) -> Any:
         return call.form, tuple((t.shape, t.dtype) for t in call.inputs.values())
 
@@ -165,8 +170,8 @@ class CompiledPrograms(Programs):
 
     def _compile(self, call: StepCall, stored: Stored, why: str = "") -> BoundProgram:
         start_s = time.perf_counter()
-        last = next(reversed(self._kept.values())).call
-        why = why or difference(last, call)
+        last = next(reversed(self._kept.values()), None)
+        why = why or (difference(last.call, call) if last else "asked for by recompile()")
         if call.key in self._dropped:
             why += (
                 ". It was compiled before, and dropped: the last "

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     import torch
     from torch import nn
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.optim import Optimizer
 
     from shardweave.driver.models.models import Example
     from shardweave.ir.capture.outputs import LossChoice
@@ -57,7 +59,7 @@ def _flag(default: Any, text: str, **arguments: Any) -> Any:
 class CompileOptions:
     """Options of `compile`, which explains them; fields with metadata are flags of `run`."""
 
-    mesh: MeshLike | None = _flag(
+    mesh: MeshLike | DeviceMesh | None = _flag(
         None, "as in data=2,tensor=2; default: the plan's, else one device", metavar="MESH"
     )
     plan: PlanLike | None = _flag(
@@ -101,7 +103,7 @@ class CompileOptions:
     precision: str | None = _flag(
         None, "compute in it, under autocast or (-true) with parameters too", choices=PRECISIONS
     )
-    backward: str = "in_call"
+    backward: str = "autograd"
     outputs: str | None = None
     reduce_dtype: torch.dtype | str | None = _flag(
         None, "in which ranks add up gradients", choices=DTYPES
@@ -123,6 +125,7 @@ class CompileOptions:
         "prove, without running it, that what each rank runs equals the captured program",
     )
     sync: bool = True
+    optimizers: Optimizer | Sequence[Optimizer] = ()
     timeout: float | None = None
     twin: Callable[[], tuple[str, Example]] | None = None
 

@@ -15,7 +15,7 @@ from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.registry import PLANNERS
 
-OF_A_RANK = ("device", "timeout", "twin")
+OF_A_RANK = ("device", "timeout", "twin", "optimizers")
 """Options that may differ between ranks."""
 
 

@@ -31,7 +31,7 @@ from shardweave.backends.state.saved_state import (
     take_apart,
     targets,
 )
-from shardweave.backends.step.step import Step
+from shardweave.backends.step.compiled_module import CompiledModule
 from shardweave.backends.watch import watchdog
 from shardweave.backends.watch.agreement import gathered_from_ranks
 from shardweave.driver.checkpoint_lock import FolderLock
@@ -174,7 +174,8 @@ def _locked(root: Path, number: int, size: int) -> Iterator[tuple[Path, FolderLo
 def _warn_of_gradients(number: int, state: Mapping[str, Any]) -> None:
     """Say of gradients to which other calls were to add that no checkpoint has them."""
     for entry, content in state.items():
-        if isinstance(content, Step) and content.gradients.are_unfinished and world.rank() == 0:
+        is_step = isinstance(content, CompiledModule)
+        if is_step and content.gradients.are_unfinished and world.rank() == 0:
             warn(
                 f"checkpoint {number} lacks the gradients of '{entry}', which calls under "
                 "no_sync() have made so far: a run that goes on from it does without these "

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from shardweave.backends.step.step import Step
+from shardweave.backends.step.compiled_module import CompiledModule
 from shardweave.driver.checking.measure import peak_bytes
 from shardweave.driver.processes import world
 from shardweave.planners.call import ClusterLike
@@ -38,7 +38,7 @@ class Progress:
 
     def __init__(
         self,
-        step: Step,
+        step: CompiledModule,
         num_steps: int,
         *,
         every: int = 10,
@@ -93,7 +93,7 @@ class Progress:
         )
 
 
-def predict_step(step: Step, cluster: Cluster, accumulate: int = 1) -> Prediction:
+def predict_step(step: CompiledModule, cluster: Cluster, accumulate: int = 1) -> Prediction:
     """What the last call of a step takes on a cluster, if it was of so many micro-batches.
 
     The gradients of all but the last micro-batch are taken to wait, where they can.

@@ -29,7 +29,7 @@ from shardweave.ir.dialects.aten import NOT_STORED, op_name, signature_of
 from shardweave.ir.dialects.attributes import PhaseAttr
 from shardweave.ir.dialects.types import AnyTensor, element_of, tensor_type, tensor_type_of
 from shardweave.ir.library.philox import STATE
-from shardweave.ir.library.pure_ops import NOT_PURE, pure_ops
+from shardweave.ir.library.pure_ops import NOT_PURE, is_pure
 from shardweave.ir.ops.registry import spec_named
 from shardweave.ir.program.program import TANGENT
 from shardweave.ir.torch_private import OpOverload
@@ -172,15 +172,10 @@ class _Importer:
             return self.values[cast(torch.fx.Node, source)][cast(int, index)]
         target: Any = node.target
         if not isinstance(target, OpOverload):  # pyright: ignore[reportUnknownMemberType]
-            raise CaptureError(f"the traced graph calls {node.target}, which is not an ATen op.")
+            raise CaptureError(f"{site_of_node(node)}: {_no_op(node)}")
         name = op_name(cast("OpOverload[..., Any]", target))
         form = lookup(name)
-        if form is None and target.namespace != "aten":
-            raise CaptureError(
-                f"the model calls {target}, which torch does not express in ATen ops; replace it "
-                "by plain torch operators."
-            )
-        if form is None and name not in pure_ops():
+        if form is None and not is_pure(name):
             raise CaptureError(
                 f"{site_of_node(node)}: {name} {NOT_PURE}; pass its result as input."
             )
@@ -300,6 +295,17 @@ class _Importer:
         for (kind, name), value in kept.items():
             if kind == "buffer" and (kind, name) not in read:
                 self._add_argument(kind, name, tensor_type_of(value))
+
+
+def _no_op(node: torch.fx.Node) -> str:
+    """Why a call that is none of an op cannot be in a program, and what to do."""
+    changed = next((str(arg) for arg in node.args if isinstance(arg, OpOverload)), "")
+    if changed:
+        return f"{changed} changes an argument in place; let the op return a new tensor."
+    return (
+        f"{node.target} runs code of its own, which no program has; write it with plain torch "
+        "operators, or as a custom op (torch.library.custom_op)."
+    )
 
 
 def _result_types(node: torch.fx.Node) -> list[AnyTensor | None]:

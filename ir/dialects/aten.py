@@ -1,4 +1,5 @@
-"""The `aten` dialect: one op for each functional ATen overload, made from torch's schemas.
+"""The `aten` dialect: one op for each functional ATen overload, made from torch's schemas. An op of
+another namespace, registered by `torch.library`, is made in the same way.
 
 Tensor arguments are operands; other arguments are properties with the schema's names, left
 out where they equal the schema's default. Arguments that restate the type of a result, and
@@ -27,7 +28,7 @@ from shardweave.ir.dialects.types import number_of_type
 from shardweave.ir.library.grouped import GROUPED_MM, GROUPED_OUTER
 from shardweave.ir.library.philox import RANDOM
 from shardweave.ir.library.positional_attention import ATTENTION, ATTENTION_BACKWARD
-from shardweave.ir.library.pure_ops import NOT_PURE, pure_ops
+from shardweave.ir.library.pure_ops import NOT_PURE, is_pure, pure_ops
 from shardweave.ir.torch_private import OpOverload, schema_of
 
 NOT_STORED = frozenset({"device", "layout", "pin_memory", "memory_format", "generator"})
@@ -134,8 +135,8 @@ class AtenOp(CallOp):
         return parameter.default
 
     def verify_(self) -> None:
-        is_pure = self.name in pure_ops() or self.name in OWN_OPS
-        problem = annotation_problem(self) if is_pure else f"{self.name} {NOT_PURE}"
+        is_known = self.name in OWN_OPS or is_pure(self.name)
+        problem = annotation_problem(self) if is_known else f"{self.name} {NOT_PURE}"
         if problem is not None:
             raise VerifyException(problem)
         given, wanted = self.structured_operands, self.signature.tensors

@@ -1,4 +1,4 @@
-"""The ATen ops that a program may have: those that do nothing but compute tensors from tensors.
+"""The ops that a program may have: those that do nothing but compute tensors from tensors.
 
 A program's text may come from anywhere. So no op in it opens a file, writes to memory that is not
 its own, or hands out memory that nobody has written.
@@ -9,7 +9,9 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from shardweave.ir.torch_private import schemas
+import torch
+
+from shardweave.ir.torch_private import OpOverload, schema_of, schemas
 
 CREATES = frozenset(
     """
@@ -45,6 +47,38 @@ def pure_ops() -> frozenset[str]:
         for schema in schemas()
         if schema.name.startswith("aten::") and _is_pure(schema)
     )
+
+
+_OF_TORCH = ("aten", "prim", "prims", "shardweave", "dist")
+_OF_RUNTIME = ("c10d", "symm_mem", "rngprims", "inductor", "streams", "fsdp", "dtensor")
+"""Namespaces whose ops are no third party's, and those of communication and generated code."""
+
+
+def is_pure(name: str) -> bool:
+    """Whether a program may have an op: one of ATen, or a custom one that is pure by its schema.
+
+    A custom op is one of `torch.library`; it is known once the code that registers it is imported.
+    """
+    return name in pure_ops() or is_custom(name)
+
+
+def is_custom(name: str) -> bool:
+    """Whether a name, such as `mylib.scale`, is that of a pure custom op."""
+    namespace, *rest = name.split(".")
+    is_others = namespace not in _OF_TORCH and not namespace.strip("_").startswith(_OF_RUNTIME)
+    if not is_others or not 1 <= len(rest) <= 2:
+        return False
+    return _is_pure_overload(namespace, rest[0], rest[1] if len(rest) > 1 else "default")
+
+
+def _is_pure_overload(namespace: str, packet: str, overload: str) -> bool:
+    try:
+        found: Any = getattr(getattr(getattr(torch.ops, namespace), packet), overload)
+    except (AttributeError, RuntimeError):
+        return False
+    if type(found) is not OpOverload or torch.Tag.nondeterministic_seeded in found.tags:
+        return False
+    return _is_pure(schema_of(found))
 
 
 def _name(schema: Any) -> str:

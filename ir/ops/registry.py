@@ -10,7 +10,7 @@ import torch
 from xdsl.ir import Operation
 
 from shardweave.ir.dialects.aten import AtenOp, overload_named
-from shardweave.ir.library.pure_ops import pure_ops
+from shardweave.ir.library.pure_ops import is_custom, pure_ops
 from shardweave.ir.ops.records import (
     attention,
     creation,
@@ -86,12 +86,15 @@ def spec_named(name: str) -> OpSpec:
 
 def _by_tag(name: str) -> OpSpec:
     """A record with the rule of pointwise ops for one that torch tags so, else without any fact."""
-    _TAGGED[name] = _UNKNOWN
-    if name in pure_ops():
-        tags = overload_named(name).tags
-        if torch.Tag.pointwise in tags and torch.Tag.nondeterministic_seeded not in tags:
-            _TAGGED[name] = OpSpec(name, rule="pointwise", refuses_values=True)
-    return _TAGGED[name]
+    is_others = is_custom(name)
+    if not is_others and name not in pure_ops():
+        return _UNKNOWN
+    tags = overload_named(name).tags
+    is_pointwise = torch.Tag.pointwise in tags and torch.Tag.nondeterministic_seeded not in tags
+    if is_pointwise or is_others:
+        rule = "pointwise" if is_pointwise else ""
+        _TAGGED[name] = OpSpec(name, rule=rule, refuses_values=True, needs_contiguous=is_others)
+    return _TAGGED.setdefault(name, _UNKNOWN)
 
 
 def specs() -> Iterator[OpSpec]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import re
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from io import StringIO
@@ -15,9 +15,10 @@ from xdsl.dialects.func import Func, FuncOp, ReturnOp
 from xdsl.ir import Operation
 from xdsl.utils.exceptions import ParseError, VerifyException
 
-from shardweave.ir.dialects.aten import AtenOp, aten_dialect
+from shardweave.ir.dialects.aten import AtenOp, aten_class, aten_dialect
 from shardweave.ir.dialects.dist import dist_dialect
 from shardweave.ir.dialects.kernel import kernel_dialect
+from shardweave.ir.library.pure_ops import is_custom
 from shardweave.ir.ops.aten_args import problem_of_arguments
 from shardweave.ir.program.source_text import SourceText, excerpt, position
 from shardweave.ir.strings import TextParser, TextPrinter
@@ -69,9 +70,19 @@ def print_module(module: ModuleOp, *, locations: bool = False) -> str:
     return stream.getvalue() + "\n"
 
 
+class _OpenContext(Context):
+    """A context that knows the custom ops of the process too."""
+
+    def get_optional_op(
+        self, name: str, *, dialect_stack: Sequence[str] = ()
+    ) -> type[Operation] | None:
+        known = super().get_optional_op(name, dialect_stack=dialect_stack)
+        return aten_class(name) if known is None and is_custom(name) else known
+
+
 def make_context() -> Context:
     """The xDSL context with the dialects of a program."""
-    context = Context()
+    context = _OpenContext()
     context.load_dialect(Builtin)
     context.load_dialect(Func)
     context.register_dialect("aten", aten_dialect)

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import FileStore, Store, TCPStore
 
 from shardweave.backends.watch import watchdog
-from shardweave.driver.step.compile import compile as compile_step
 from shardweave.driver.training import checkpoints
+from shardweave.tests.compiled import compile_copy as compile_step
 from shardweave.tests.shared_traces import share_traces
 from shardweave.tests.spawn import importable, warm_context
 

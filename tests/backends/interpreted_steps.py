@@ -8,13 +8,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from shardweave.backends.distributed.distributed import step_of
 from shardweave.driver.models.models import build_example
 from shardweave.ir.capture.capture import capture
 from shardweave.ir.ops.registry import spec_of
 from shardweave.passes.pipeline import run_passes
 from shardweave.tests.backends import interpreter as _  # noqa: F401
 from shardweave.tests.backends.mock_cuda import mock_cuda
+from shardweave.tests.compiled import step_of_copy
 
 # Lanes beyond the end of a row compute on zeros, which NumPy warns of; they are not written.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -40,12 +40,12 @@ def test_bfloat16_step_with_cuda_s_dtypes(name: str) -> None:
     wide = build_example(MODELS[name], dtype=torch.float32)
     wide.module.load_state_dict(example.module.state_dict())
     batch = {key: t.float() if t.is_floating_point() else t for key, t in example.kwargs.items()}
-    exact = step_of(capture(wide.module, kwargs=batch), wide.module)
-    step = step_of(fused, example.module, kernels=True)
+    exact = step_of_copy(capture(wide.module, kwargs=batch), wide.module)
+    step = step_of_copy(fused, example.module, kernels=True)
     with mock_cuda():
         loss = step(**example.kwargs)
         gradients = {name: p.grad for name, p in step.named_parameters()}
-        plain = step_of(program, example.module)
+        plain = step_of_copy(program, example.module)
         plain_loss = plain(**example.kwargs)
     exact_loss = exact(**batch)
     assert any(call.kernels for call in step.kernels)

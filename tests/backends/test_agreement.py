@@ -11,7 +11,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from shardweave.backends.distributed.distributed import step_of
 from shardweave.backends.distributed.replicas import CHECK
 from shardweave.backends.watch.agreement import (
     MESSAGE_BYTES,
@@ -20,8 +19,9 @@ from shardweave.backends.watch.agreement import (
     first_difference,
     ranks_text,
 )
-from shardweave.driver.step.compile import compile as compile_step
 from shardweave.tests.backends.programs import MLPModel, mlp_program
+from shardweave.tests.compiled import compile_copy as compile_step
+from shardweave.tests.compiled import step_of_copy
 from shardweave.tests.spawn import run_ranks
 
 
@@ -102,7 +102,7 @@ def test_equal_values_are_accepted_without_sync() -> None:
 
 def given_program() -> dict[str, Tensor]:
     torch.manual_seed(dist.get_rank())
-    return step_of(mlp_program(), MLPModel()).full_state_dict()
+    return step_of_copy(mlp_program(), MLPModel()).full_state_dict()
 
 
 def test_step_of_a_given_program_starts_with_the_values_of_rank_0() -> None:
@@ -195,7 +195,7 @@ def other_program() -> str:
 
     mine = text.replace("aten.relu", "aten.sigmoid") if dist.get_rank() == 3 else text
     with pytest.raises(AgreementError) as error:
-        step_of(Program.parse(mine, "x"), MLPModel())
+        step_of_copy(Program.parse(mine, "x"), MLPModel())
     return str(error.value)
 
 

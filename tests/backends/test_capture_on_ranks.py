@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from shardweave.driver.step.compile import compile
+import shardweave as sw
 from shardweave.tests.spawn import run_ranks
 
 F64 = torch.float64
@@ -44,7 +44,7 @@ def whole(tensor: Tensor) -> Tensor:
 def three_steps(mesh: str) -> list[dict[str, Tensor]]:
     """What each step gives: loss, gradients, that of the input, and the buffer."""
     plan = {"table.weight": '[{"tensor"}, {}]'} if "tensor" in mesh else None
-    step = compile(Smoothed(), batch(0), mesh=mesh, plan=plan)
+    step = sw.compile(Smoothed(), batch(0), mesh=mesh, plan=plan, backward="in_call")
     found: list[dict[str, Tensor]] = []
     for number in range(3):
         ids, offset = batch(number)

@@ -24,10 +24,10 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from shardweave.backends.distributed.distributed import step_of
 from shardweave.backends.emit.emit import emit
 from shardweave.backends.state.checkpoint import checkpointable
 from shardweave.backends.step import accumulate
+from shardweave.backends.step.compiled_module import CompiledModule
 from shardweave.backends.step.step import Step
 from shardweave.driver.models.models import build_example
 from shardweave.ir.capture.capture import capture
@@ -36,6 +36,7 @@ from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.program import Program
 from shardweave.passes.pipeline import run_passes
 from shardweave.tests.backends.programs import MLPModel, Squares, mlp_program, squares_program
+from shardweave.tests.compiled import step_of_copy
 from shardweave.tests.spawn import run_ranks
 
 GPT = "gpt:layers=1,hidden=16,heads=2,vocab=32,seq=8,batch=2"
@@ -52,7 +53,7 @@ def captured(spec: str) -> tuple[nn.Module, dict[str, Tensor], Program]:
 
 def test_step_without_a_mesh_leaves_eager_gradients_on_plain_parameters() -> None:
     model, batch, program = captured(GPT)
-    step = step_of(program, model)
+    step = step_of_copy(program, model)
     loss = step(**batch)
     wanted = model(**batch)
     wanted.backward()
@@ -68,7 +69,7 @@ def test_step_without_a_mesh_leaves_eager_gradients_on_plain_parameters() -> Non
 
 def test_gradients_add_up_until_zero_grad() -> None:
     model, batch, program = captured(GPT)
-    step = step_of(program, model)
+    step = step_of_copy(program, model)
     step(**batch)
     once = step.get_parameter("ln_f.weight").grad
     assert once is not None
@@ -82,7 +83,7 @@ def test_gradients_add_up_until_zero_grad() -> None:
 def test_training_a_step_leaves_the_model_alone() -> None:
     model, batch, program = captured(GPT)
     before = copy.deepcopy(model.state_dict())
-    step = step_of(program, model)
+    step = step_of_copy(program, model)
     step(**batch)
     torch.optim.SGD(step.parameters(), lr=1.0).step()
     torch.testing.assert_close(model.state_dict(), before)
@@ -91,7 +92,7 @@ def test_training_a_step_leaves_the_model_alone() -> None:
 
 def test_buffers_are_updated_as_eager_updates_them() -> None:
     model, batch, program = captured(CNN)
-    step = step_of(program, model)
+    step = step_of_copy(program, model)
     step(**batch)
     model(**batch)
     assert dict(model.named_buffers())
@@ -100,7 +101,7 @@ def test_buffers_are_updated_as_eager_updates_them() -> None:
 
 def test_state_dict_has_the_names_of_the_model_and_ties_what_is_tied() -> None:
     model, _, program = captured(GPT)
-    step = step_of(program, model)
+    step = step_of_copy(program, model)
     assert list(step.state_dict()) == list(model.state_dict())
     first, second = (step.state_dict()[name] for name in ("wte.weight", "head.weight"))
     assert first.data_ptr() == second.data_ptr()
@@ -116,7 +117,7 @@ def test_state_dict_has_the_names_of_the_model_and_ties_what_is_tied() -> None:
 
 def test_a_state_of_another_shape_or_with_other_names_is_refused() -> None:
     model, _, program = captured(GPT)
-    step = step_of(program, model)
+    step = step_of_copy(program, model)
     state = dict(model.state_dict())
     with pytest.raises(RuntimeError, match=r"Missing key.*ln_f\.bias"):
         step.load_state_dict({k: v for k, v in state.items() if k != "ln_f.bias"})
@@ -127,7 +128,7 @@ def test_a_state_of_another_shape_or_with_other_names_is_refused() -> None:
 def test_what_the_program_does_not_use_is_kept_without_a_gradient() -> None:
     model = MLPModel(unused=True)
     x = torch.randn(6, 4, dtype=torch.float64)
-    step = step_of(capture(model, args=(x,)), model)
+    step = step_of_copy(capture(model, args=(x,)), model)
     step(x)
     assert step.get_parameter("spare").grad is None
     assert torch.equal(step.state_dict()["table"], torch.arange(3))
@@ -139,7 +140,7 @@ def test_a_frozen_parameter_gets_no_gradient() -> None:
     x = torch.randn(6, 4, dtype=torch.float64)
     program = capture(model, args=(x,))
     model.up.bias.requires_grad_(False)
-    step = step_of(program, model)
+    step = step_of_copy(program, model)
     step(x)
     assert step.get_parameter("up.bias").grad is None
     assert step.get_parameter("up.weight").grad is not None
@@ -149,7 +150,7 @@ def test_a_program_without_gradients_returns_the_outputs_of_the_model() -> None:
     model = nn.ModuleDict({"up": nn.Linear(4, 3)})
     model.forward = lambda x: model["up"](x).tanh()  # pyright: ignore[reportAttributeAccessIssue]
     x = torch.randn(2, 4)
-    step = step_of(capture(model, args=(x,), train=False), model)
+    step = step_of_copy(capture(model, args=(x,), train=False), model)
     torch.testing.assert_close(step(x), model(x).detach())
 
 
@@ -158,15 +159,16 @@ def test_layers_named_as_the_steps_own_attributes_are_kept() -> None:
     model = nn.ModuleDict({name: nn.Linear(4, 4) for name in names})
     model.forward = lambda x: sum(model[name](x) for name in names).sum()  # pyright: ignore[reportAttributeAccessIssue]
     x = torch.randn(2, 4)
-    step = step_of(capture(model, args=(x,)), model)
+    step = step_of_copy(capture(model, args=(x,)), model)
     step(x)
     assert list(step.state_dict()) == list(model.state_dict())
-    assert isinstance(step.program, Program)
+    assert isinstance(Step.of(step).program, Program)
+    assert isinstance(step.program, nn.Linear)
 
 
 def test_a_wrong_batch_is_explained() -> None:
     model, batch, program = captured(GPT)
-    step = step_of(program, model)
+    step = step_of_copy(program, model)
     with pytest.raises(ValueError, match=r"called with \['input_ids'\].*\['input_ids', 'labels'\]"):
         step(input_ids=batch["input_ids"])
     with pytest.raises(ValueError, match=r"'labels' has shape \(1, 8\).*global shape \(2, 8\)"):
@@ -176,17 +178,17 @@ def test_a_wrong_batch_is_explained() -> None:
 def test_a_model_or_mesh_that_does_not_fit_the_program_is_explained() -> None:
     _, _, program = captured(GPT)
     with pytest.raises(ValueError, match=r"the model lacks param 'wte\.weight'"):
-        step_of(program, MLPModel())
+        step_of_copy(program, MLPModel())
     other = build_example(GPT.replace("hidden=16", "hidden=8"), dtype=torch.float64).module
     with pytest.raises(ValueError, match=r"has shape \(32, 8\).*program has \(32, 16\)"):
-        step_of(program, other)
+        step_of_copy(program, other)
     with pytest.raises(ValueError, match="this process is alone"):
-        step_of(mlp_program(), MLPModel())
+        step_of_copy(mlp_program(), MLPModel())
 
 
 def test_source_is_the_emitted_module() -> None:
     model, _, program = captured(GPT)
-    assert step_of(program, model).source == emit(program)
+    assert step_of_copy(program, model).source == emit(program)
 
 
 @pytest.mark.gpu
@@ -195,7 +197,7 @@ def test_step_on_one_gpu_equals_eager_on_the_cpu() -> None:
     wanted = model(**batch)
     wanted.backward()
     on_gpu = copy.deepcopy(model).cuda()
-    step = step_of(program, on_gpu)
+    step = step_of_copy(program, on_gpu)
     loss = step(**{name: tensor.cuda() for name, tensor in batch.items()})
     torch.testing.assert_close(loss.cpu(), wanted.detach())
     for name, parameter in model.named_parameters():
@@ -235,10 +237,10 @@ OTHER_SHARDINGS = {
 }
 
 
-def squares(shardings: Mapping[str, str], seed: int) -> tuple[Squares, Step]:
+def squares(shardings: Mapping[str, str], seed: int) -> tuple[Squares, CompiledModule]:
     torch.manual_seed(seed)
     mesh, model = Mesh(a=2, b=2), Squares(SHAPES)
-    return model, step_of(squares_program(mesh, SHAPES, shardings), model)
+    return model, step_of_copy(squares_program(mesh, SHAPES, shardings), model)
 
 
 def train_squares() -> list[float]:
@@ -310,7 +312,7 @@ def save_and_load(path: str) -> tuple[list[bool], dict[str, Tensor]]:
     return same, whole_state
 
 
-def equal_states(a: Step, b: Step) -> bool:
+def equal_states(a: CompiledModule, b: CompiledModule) -> bool:
     wanted = a.full_state_dict()
     return all(torch.equal(tensor, wanted[name]) for name, tensor in b.full_state_dict().items())
 
@@ -328,7 +330,7 @@ def feed_mlp(x: Tensor) -> dict[str, Any]:
     """One partitioned step for each form of the batch."""
     torch.manual_seed(1)
     model = MLPModel(unused=True)
-    step = step_of(mlp_program(), model)
+    step = step_of_copy(mlp_program(), model)
     mesh = step.runtime.device_mesh
     assert mesh is not None
     local = x.chunk(2)[step.runtime.coordinates["data"]]
@@ -406,7 +408,7 @@ def sharded_gpt() -> tuple[nn.Module, dict[str, Tensor], Program]:
 def train_gpt(text: str) -> tuple[list[Tensor], dict[str, Tensor]]:
     """Losses of three steps of AdamW, and the parameters after them."""
     example = build_example(GPT, dtype=torch.float64)
-    step = step_of(Program.parse(text), example.module)
+    step = step_of_copy(Program.parse(text), example.module)
     optimizer = torch.optim.AdamW(step.parameters(), lr=0.01)
     losses: list[Tensor] = []
     for _ in range(3):

@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from shardweave.backends.distributed.distributed import step_of
-from shardweave.driver.step.compile import compile
 from shardweave.ir.capture.capture import capture
+from shardweave.tests.compiled import compile_copy, step_of_copy
 
 F64 = torch.float64
 
@@ -34,7 +33,7 @@ def inputs() -> tuple[Tensor, Tensor]:
 )
 def test_gradients_of_inputs_are_added_to_theirs(backend: str, mesh: str) -> None:
     model = Scaled()
-    step = compile(model, inputs(), mesh=mesh or None, backend=backend)
+    step = compile_copy(model, inputs(), mesh=mesh or None, backend=backend)
     for _ in range(2):
         ours, other = inputs()
         eagers = ours.detach().clone().requires_grad_()
@@ -51,7 +50,7 @@ def test_gradients_of_inputs_are_added_to_theirs(backend: str, mesh: str) -> Non
 def test_input_that_requires_a_gradient_only_later_gets_it() -> None:
     x, offset = inputs()
     model = Scaled()
-    step = compile(model, (x.detach(), offset), backend="reference")
+    step = compile_copy(model, (x.detach(), offset), backend="reference")
     step(x.detach(), offset)
     step(x, offset)
     eagers = x.detach().clone().requires_grad_()
@@ -62,7 +61,7 @@ def test_input_that_requires_a_gradient_only_later_gets_it() -> None:
 def test_given_program_without_the_gradient_of_an_input_refuses_one_that_requires_it() -> None:
     x, offset = inputs()
     model = Scaled()
-    step = step_of(capture(model, (x.detach(), offset)), model)
+    step = step_of_copy(capture(model, (x.detach(), offset)), model)
     with pytest.raises(ValueError, match="input 'arg0' requires a gradient, but the one that the"):
         step(x, offset)
 
@@ -83,7 +82,7 @@ def test_backward_goes_on_into_what_made_the_inputs() -> None:
             return (self.fc(a) * b).square().mean()
 
     x, model = torch.randn(4, 4, dtype=F64), Both()
-    step = compile(model, (x, x), mesh="data=2", backend="reference")
+    step = compile_copy(model, (x, x), mesh="data=2", backend="reference")
     ours, theirs = front(), front()
     hidden = ours(x)
     step(hidden, hidden.sin(), loss_scale=2.0)

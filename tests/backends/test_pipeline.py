@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from shardweave.backends.distributed.gradient_norm import clip_grad_norm_
 from shardweave.backends.distributed.mail import ExpectedMessage, Mail
 from shardweave.backends.distributed.runtime import Runtime
-from shardweave.backends.step.step import Step
+from shardweave.backends.step.compiled_module import CompiledModule
 from shardweave.driver.checking.check import (
     CheckResult,
     Expected,
@@ -28,12 +28,12 @@ from shardweave.driver.checking.check import (
     scalar_loss,
 )
 from shardweave.driver.models.models import build_example
-from shardweave.driver.step.compile import compile
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.planners.lowering.stages.balance import balanced_stages
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_parts import Pipeline
 from shardweave.planners.schedules.schedules import find_schedule
+from shardweave.tests.compiled import compile_copy
 from shardweave.tests.spawn import run_ranks
 from shardweave.tests.unforeseen import HERE
 from shardweave.tests.zoo import SPECS, captured, megatron
@@ -68,7 +68,7 @@ def clipped(spec: str, plan: Plan) -> tuple[float, float, float]:
     """The norm of the gradients of a step and of the model, and how far apart they are clipped."""
     torch.set_num_threads(1)
     example = build_example(spec, dtype=torch.float64)
-    step = compile(example.module, kwargs=example.kwargs, plan=plan)
+    step = compile_copy(example.module, kwargs=example.kwargs, plan=plan)
     step(**example.kwargs)
     scalar_loss(example.module(**example.kwargs)).backward()
     found = clip_grad_norm_(step.parameters(), 0.1)
@@ -86,7 +86,7 @@ def test_norm_over_all_stages_is_that_of_eager() -> None:
         assert error < 1e-9
 
 
-def error_of(step: Step, model: nn.Module) -> float:
+def error_of(step: CompiledModule, model: nn.Module) -> float:
     """The largest difference of a parameter on any stage from that of a model."""
     full = step.full_state_dict()
     return max((full[n] - p.detach()).abs().max().item() for n, p in model.named_parameters())
@@ -96,7 +96,7 @@ def trained(spec: str, plan: Plan) -> tuple[list[float], list[float], float, int
     """Losses of a step and of the model, how far apart they end, and the elements that are held."""
     torch.set_num_threads(1)
     example = build_example(spec, dtype=torch.float64)
-    step = compile(example.module, kwargs=example.kwargs, plan=plan)
+    step = compile_copy(example.module, kwargs=example.kwargs, plan=plan)
     model = copy.deepcopy(example.module)
     losses = train(step, example.kwargs, is_step=True)
     expected = train(model, example.kwargs, is_step=False)
@@ -126,7 +126,7 @@ def checked(spec: str, plan: Plan) -> CheckResult:
     """Two steps beside eager's: the loss, every gradient, every buffer."""
     torch.set_num_threads(1)
     example = build_example(spec, dtype=torch.float64)
-    step, model = compile(example.module, kwargs=example.kwargs, plan=plan), example.module
+    step, model = compile_copy(example.module, kwargs=example.kwargs, plan=plan), example.module
     found: list[Expected] = []
     for _ in range(2):
         step.zero_grad()
@@ -260,11 +260,11 @@ def saved_and_resumed(spec: str, plan: Plan, other: Plan, folder: str) -> tuple[
     torch.set_num_threads(1)
     example = build_example(spec, dtype=torch.float64)
     model = copy.deepcopy(example.module)
-    first = compile(example.module, kwargs=example.kwargs, plan=plan)
+    first = compile_copy(example.module, kwargs=example.kwargs, plan=plan)
     train(first, example.kwargs, is_step=True)
     train(model, example.kwargs, is_step=False)
     dcp.save(first.state_dict(), checkpoint_id=f"{folder}/first")
-    second = compile(
+    second = compile_copy(
         build_example(spec, dtype=torch.float64, seed=7).module, kwargs=example.kwargs, plan=other
     )
     state = second.state_dict()

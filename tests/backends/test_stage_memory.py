@@ -14,12 +14,12 @@ from torch.utils._pytree import tree_leaves
 
 from shardweave.backends.distributed.distributed import DistributedBackend
 from shardweave.driver.models.models import build_example
-from shardweave.driver.step.compile import compile
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.planners.lowering.stages.balance import balanced_stages
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_parts import Pipeline
 from shardweave.planners.simulate.run_memory import fullest, memory_of_places
+from shardweave.tests.compiled import compile_copy
 from shardweave.tests.spawn import run_ranks
 from shardweave.tests.zoo import captured, megatron
 
@@ -59,7 +59,7 @@ def peaks(spec: str, plan: Plan) -> tuple[int, int]:
     """The most bytes that live at once on this rank in a step: counted, and simulated."""
     torch.set_num_threads(1)
     example = build_example(spec)
-    step = compile(example.module, kwargs=example.kwargs, plan=plan)
+    step = compile_copy(example.module, kwargs=example.kwargs, plan=plan)
     assert isinstance(step.backend, DistributedBackend)
     step(**example.kwargs)
     step.zero_grad()

@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-import shardweave as sw
-from shardweave.backends.distributed.distributed import step_of
-from shardweave.backends.step.step import Step
+from shardweave.backends.step.compiled_module import CompiledModule
 from shardweave.driver.models.models import build_example
 from shardweave.ir.dialects.kernel import FusedOp, fuse
 from shardweave.ir.program.staged import ops_of_parts
@@ -15,6 +13,7 @@ from shardweave.passes.pipeline import run_passes
 from shardweave.planners.lowering.stages.balance import balanced_stages
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_parts import Pipeline
+from shardweave.tests.compiled import compile_copy, step_of_copy
 from shardweave.tests.ir_text import step as step_text
 from shardweave.tests.zoo import captured
 
@@ -23,8 +22,10 @@ GPT = "gpt:layers=1,hidden=16,heads=4,vocab=32,seq=8,batch=2"
 
 def test_fused_step_on_the_cpu_equals_the_plain_one() -> None:
     case = captured(GPT)
-    plain = step_of(case.program, case.example.module)
-    fused = step_of(run_passes(case.program, "fuse-kernels"), case.example.module, kernels=True)
+    plain = step_of_copy(case.program, case.example.module)
+    fused = step_of_copy(
+        run_passes(case.program, "fuse-kernels"), case.example.module, kernels=True
+    )
     assert "kernels[0](" in fused.source
     torch.testing.assert_close(fused(**case.example.kwargs), plain(**case.example.kwargs))
     for a, b in zip(fused.parameters(), plain.parameters(), strict=True):
@@ -33,13 +34,13 @@ def test_fused_step_on_the_cpu_equals_the_plain_one() -> None:
 
 def test_explain_says_what_runs_each_region_and_why() -> None:
     example = build_example(GPT)
-    step = sw.compile(example.module, kwargs=example.kwargs, backend="triton")
-    assert isinstance(step, Step)
+    step = compile_copy(example.module, kwargs=example.kwargs, backend="triton")
+    assert isinstance(step, CompiledModule)
     lines = step.explain().splitlines()
     assert len(lines) == len(step.kernels) > 3
     assert all("ATen, op by op, since kernels need a GPU: " in line for line in lines)
-    plain = sw.compile(example.module, kwargs=example.kwargs)
-    assert isinstance(plain, Step)
+    plain = compile_copy(example.module, kwargs=example.kwargs)
+    assert isinstance(plain, CompiledModule)
     assert plain.explain() == "no fused regions: every op runs on ATen"
 
 
@@ -48,10 +49,10 @@ def test_micro_batches_are_fused_once(passes: str) -> None:
     example = build_example(GPT)
     stages = balanced_stages(captured(GPT).program, 1)
     plan = Plan(pipeline=Pipeline(stages, 2, schedule="1f1b"))
-    step = sw.compile(
+    step = compile_copy(
         example.module, kwargs=example.kwargs, plan=plan, passes=passes, backend="triton"
     )
-    assert isinstance(step, Step)
+    assert isinstance(step, CompiledModule)
     fused = [op for op in ops_of_parts(step.program) if isinstance(op, FusedOp)]
     assert len(step.kernels) == len(fused) > 3
     torch.testing.assert_close(step(**example.kwargs), example.module(**example.kwargs))
@@ -66,7 +67,7 @@ def test_region_that_no_template_fits_runs_on_aten_and_says_why() -> None:
     """)
     ops = list(program.ops)
     fuse(ops, program.return_op, [0, 1])
-    step = step_of(program, torch.nn.Module(), kernels=True)
+    step = step_of_copy(program, torch.nn.Module(), kernels=True)
     said = step.kernels[0].explain(torch.device("cuda"))
     why = "a sum over all rows is known only when the kernel ends"
     assert said == f"ATen, op by op, since {why}: sum.dim_IntList, exp"
@@ -76,7 +77,7 @@ def test_region_that_no_template_fits_runs_on_aten_and_says_why() -> None:
 
 def test_cuda_graph_off_the_gpu_is_refused() -> None:
     example = build_example(GPT)
-    step = sw.compile(example.module, kwargs=example.kwargs, backend="triton", cuda_graph=True)
+    step = compile_copy(example.module, kwargs=example.kwargs, backend="triton", cuda_graph=True)
     with pytest.raises(ValueError, match="a CUDA graph cannot be captured on cpu"):
         step(**example.kwargs)
 
@@ -87,7 +88,7 @@ def test_fused_step_on_a_gpu_equals_eager(cuda_graph: bool) -> None:
     example = build_example(GPT)
     eager = example.module(**example.kwargs)
     eager.backward()
-    step = sw.compile(
+    step = compile_copy(
         example.module,
         kwargs=example.kwargs,
         backend="triton",
@@ -110,8 +111,8 @@ def test_fused_step_on_a_gpu_equals_eager(cuda_graph: bool) -> None:
 @pytest.mark.gpu
 def test_tuned_kernels_on_a_gpu_say_what_was_chosen() -> None:
     example = build_example(GPT)
-    step = sw.compile(example.module, kwargs=example.kwargs, backend="triton", device="cuda")
-    assert isinstance(step, Step)
+    step = compile_copy(example.module, kwargs=example.kwargs, backend="triton", device="cuda")
+    assert isinstance(step, CompiledModule)
     step(**{name: tensor.cuda() for name, tensor in example.kwargs.items()})
     assert "Triton, " in step.explain()
     assert "BLOCK" in step.explain() or "is slower than ATen" in step.explain()

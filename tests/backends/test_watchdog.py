@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from shardweave.backends.watch.watch import SILENCE_S
-from shardweave.driver.step.compile import compile as compile_step
 from shardweave.driver.training.checkpoint_files import complete
 from shardweave.tests.backends.ending_ranks import (
     NUM_RANKS,
@@ -48,6 +47,7 @@ from shardweave.tests.backends.ending_ranks import (
     train_by_the_store_of_rank_0,
     wait_for_the_device,
 )
+from shardweave.tests.compiled import compile_copy as compile_step
 from shardweave.tests.spawn import importable
 
 

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 import shardweave as sw
 from shardweave.backends.optimizers.shards import full_value
 from shardweave.tests import own_optimizers
+from shardweave.tests.compiled import compile_copy
 
 STEPS = 3
 
@@ -103,7 +104,7 @@ def errors_of_resumed(
     """The same, where a checkpoint of the steps goes on with other options of compile."""
     model, x, step = _compiled(options, is_even=True)
     start = copy.deepcopy(model.state_dict())
-    resumed = sw.compile(copy.deepcopy(model), (x,), **others)
+    resumed = compile_copy(copy.deepcopy(model), (x,), **others)
     errors: dict[str, float] = {}
     for name in names:
         step.load_state_dict(start)
@@ -121,7 +122,7 @@ def _compiled(options: dict[str, Any], *, is_even: bool) -> tuple[nn.Module, Ten
     torch.manual_seed(0)
     model = Uneven(is_even=is_even).double()
     x = torch.randn(8, 6, dtype=torch.float64)
-    return model, x, sw.compile(model, (x,), **options)
+    return model, x, compile_copy(model, (x,), **options)
 
 
 def _optimizer(name: str, settings: dict[str, Any], module: nn.Module) -> Optimizer:

@@ -21,10 +21,10 @@ import torch
 from torch import Tensor, nn
 
 from shardweave.backends.state.saved_state import CheckpointError
-from shardweave.backends.step.step import Step
-from shardweave.driver.step.compile import compile as compile_step
+from shardweave.backends.step.compiled_module import CompiledModule
 from shardweave.driver.training.checkpoint_files import MANIFEST, complete, digests_of
 from shardweave.driver.training.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
+from shardweave.tests.compiled import compile_copy as compile_step
 from shardweave.tests.spawn import importable, run_ranks, warm_context
 
 
@@ -47,7 +47,7 @@ class Run:
     ) -> None:
         torch.manual_seed(seed)
         self.x = torch.linspace(-1, 1, 32, dtype=torch.float64).reshape(8, 4)
-        self.step: Step = compile_step(
+        self.step: CompiledModule = compile_step(
             Model(hidden).double(), (self.x,), mesh=mesh, backend=backend
         )
         self.optimizer = torch.optim.AdamW(self.step.parameters(), lr=0.1)

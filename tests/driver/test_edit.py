@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from shardweave.driver.cli import main
-from shardweave.driver.step.compile import compile as compile_step
 from shardweave.ir.program.program import Program
 from shardweave.ir.verify.program import check
 from shardweave.tests import zoo
+from shardweave.tests.compiled import compile_copy as compile_step
 from shardweave.tests.real_step import MODEL, annotated, assert_equals_eager, local, save
 
 Captured = pytest.CaptureFixture[str]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch.distributed.tensor import DTensor, Shard
 
-import shardweave as sw
 from shardweave.driver.models.models import build_example
 from shardweave.tests.adamw import errors_of_three_steps
+from shardweave.tests.compiled import compile_copy
 from shardweave.tests.spawn import run_ranks
 
 GPT = "gpt:layers=1,hidden=16,heads=4,vocab=32,seq=8,batch=4"
@@ -16,7 +16,7 @@ GPT = "gpt:layers=1,hidden=16,heads=4,vocab=32,seq=8,batch=4"
 def train() -> list[float]:
     """Errors of losses and then of parameters; Adam's state is in shards, too."""
     example = build_example(GPT, dtype=torch.float64)
-    step = sw.compile(
+    step = compile_copy(
         example.module, kwargs=example.kwargs, mesh="data=2", plan={"h.*.weight": '[{"data"}, {}]'}
     )
     errors = errors_of_three_steps(step, example)

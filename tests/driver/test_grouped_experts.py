@@ -14,6 +14,7 @@ from torch.nn import functional as F
 import shardweave as sw
 from shardweave.ir.ops.flops import flops_of
 from shardweave.passes.notes import PlanNote
+from shardweave.tests.compiled import compile_copy
 from shardweave.tests.marks import slow
 from shardweave.tests.spawn import run_ranks
 
@@ -111,7 +112,7 @@ def test_any_routing_equals_a_loop_over_experts(mesh: str, zero: int, choices: i
     first = routing(0, choices)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        step = sw.compile(model, kwargs=first, mesh=mesh, zero=zero, backend="reference")
+        step = compile_copy(model, kwargs=first, mesh=mesh, zero=zero, backend="reference")
     idle = [str(w.message) for w in caught if issubclass(w.category, PlanNote)]
     assert not any("idle" in note for note in idle)
     for seed in range(9):
@@ -122,7 +123,7 @@ def test_devices_share_the_products_and_send_tokens_alone() -> None:
     model, _ = model_and_loop()
     batch = routing(0, 2)
     whole = sum(map(flops_of, sw.capture(model, kwargs=batch).ops))
-    program = sw.compile(model, kwargs=batch, mesh="data=2,expert=2", backend="reference").program
+    program = compile_copy(model, kwargs=batch, mesh="data=2,expert=2", backend="reference").program
     assert sum(map(flops_of, program.ops)) == whole / 4
     rows = TOKENS * 2 * HIDDEN * 8
     for one in program.stats().collectives:
@@ -133,15 +134,15 @@ def test_devices_share_the_products_and_send_tokens_alone() -> None:
 def test_a_step_is_proved_from_blocks_of_experts_on() -> None:
     model, _ = model_and_loop()
     batch, options = routing(0, 2), {"backend": "reference", "prove": True}
-    step = sw.compile(model, kwargs=batch, mesh="data=2,expert=2", **options)
+    step = compile_copy(model, kwargs=batch, mesh="data=2,expert=2", **options)
     assert any("block-experts gives them, which is not proved" in note for note in step.notes)
-    other = sw.compile(model, kwargs=batch, mesh="tensor=2", **options)
+    other = compile_copy(model, kwargs=batch, mesh="tensor=2", **options)
     assert any(note.endswith("proved to compute the model's results") for note in other.notes)
 
 
 def train(mesh: str) -> list[float]:
     model, loop = model_and_loop()
-    step = sw.compile(model, kwargs=routing(0, 2), mesh=mesh)
+    step = compile_copy(model, kwargs=routing(0, 2), mesh=mesh)
     for seed in range(3):
         assert_equal(step, loop, routing(seed, 2))
     return []

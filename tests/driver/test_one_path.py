@@ -20,6 +20,7 @@ from shardweave.driver.models.models import build_example
 from shardweave.driver.step.checks import check_request
 from shardweave.driver.step.request import CompileOptions, Request
 from shardweave.driver.step.request_text import OF_A_RANK, describe_request
+from shardweave.tests.compiled import compile_copy
 from shardweave.tests.marks import slow_where
 
 LLAMA = (
@@ -43,24 +44,24 @@ WITHOUT_FLAG = {
 
 
 @pytest.fixture
-def steps(monkeypatch: pytest.MonkeyPatch) -> list[sw.Step]:
+def steps(monkeypatch: pytest.MonkeyPatch) -> list[sw.CompiledModule]:
     """The steps that the command makes."""
-    made: list[sw.Step] = []
+    made: list[sw.CompiledModule] = []
 
-    def compiled(*args: Any, **kwargs: Any) -> sw.Step:
-        made.append(sw.compile(*args, **kwargs))
+    def compiled(*args: Any, **kwargs: Any) -> sw.CompiledModule:
+        made.append(compile_copy(*args, **kwargs))
         return made[-1]
 
     monkeypatch.setattr(measure, "compile", compiled)
     return made
 
 
-def compiled_like(spec: str, **options: Any) -> sw.Step:
+def compiled_like(spec: str, **options: Any) -> sw.CompiledModule:
     """The step that a person makes of the model of a command."""
     example = build_example(spec, dtype=torch.float64)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", sw.PlanNote)
-        return sw.compile(
+        return compile_copy(
             example.module, kwargs=example.kwargs, mesh=MESH, backend=BACKEND, **options
         )
 
@@ -74,7 +75,9 @@ def run(spec: str, *options: str) -> int:
 @pytest.mark.parametrize(
     "name", slow_where(lambda name: name not in ("gpt", "llama", "cnn"), MODELS)
 )
-def test_command_checks_the_program_that_people_train(name: str, steps: list[sw.Step]) -> None:
+def test_command_checks_the_program_that_people_train(
+    name: str, steps: list[sw.CompiledModule]
+) -> None:
     assert run(MODELS[name], "--check") == 0
     assert str(steps[0].program) == str(compiled_like(MODELS[name]).program)
 
@@ -92,7 +95,7 @@ def test_command_checks_the_program_that_people_train(name: str, steps: list[sw.
     ],
 )
 def test_flag_of_the_command_means_what_the_option_means(
-    flags: list[str], options: dict[str, Any], steps: list[sw.Step]
+    flags: list[str], options: dict[str, Any], steps: list[sw.CompiledModule]
 ) -> None:
     assert run(LLAMA, *flags, "--steps", "1", "--no-eager") == 0
     assert str(steps[0].program) == str(compiled_like(LLAMA, **options).program)
@@ -115,7 +118,7 @@ def test_every_option_has_a_flag_but_those_without_use_in_a_run() -> None:
 def test_compile_has_the_signature_of_its_request() -> None:
     own, asked = inspect.signature(sw.compile), inspect.signature(Request)
     assert own.parameters == asked.parameters
-    assert own.return_annotation == "Step"
+    assert own.return_annotation == "CompiledModule"
     names = [option.name for option in fields(CompileOptions)]
     assert list(own.parameters) == ["model", "args", "kwargs", *names]
 
@@ -123,7 +126,7 @@ def test_compile_has_the_signature_of_its_request() -> None:
 def test_argument_that_compile_lacks_is_named_with_the_nearest() -> None:
     given: dict[str, Any] = {"mash": "data=2"}
     with pytest.raises(TypeError, match=r"compile\(\) has no argument 'mash'; did you mean 'mesh'"):
-        sw.compile(nn.Linear(2, 2), (torch.ones(2, 2),), **given)
+        compile_copy(nn.Linear(2, 2), (torch.ones(2, 2),), **given)
 
 
 OTHER: dict[str, Any] = {
@@ -131,7 +134,7 @@ OTHER: dict[str, Any] = {
     "zero": 1, "passes": "cse", "backend": "triton", "cuda_graph": True, "train": True,
     "loss": "loss", "only_loss": True, "precision": "bf16", "reduce_dtype": "float32", "seed": 1,
     "dynamic": False, "max_programs": 1, "validate": True, "validate_limit": 1.0, "prove": True,
-    "sync": False, "backward": "autograd", "outputs": "full",
+    "sync": False, "backward": "in_call", "outputs": "full",
 }  # fmt: skip
 
 

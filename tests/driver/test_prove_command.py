@@ -18,6 +18,7 @@ from shardweave.driver.cli import main
 from shardweave.ir.dialects import dist
 from shardweave.ir.dialects.annotations import set_sharding_attrs
 from shardweave.ir.program.program import Program
+from shardweave.tests.compiled import compile_copy
 from shardweave.tests.ir_text import step
 
 PASSES = "propagate-shardings,insert-collectives,start-collectives"
@@ -106,7 +107,7 @@ def test_error_names_the_pass_that_broke_the_program(program: Program) -> None:
 
 def test_compiled_step_says_that_it_is_proved() -> None:
     model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8))
-    step = sw.compile(
+    step = compile_copy(
         model,
         (torch.randn(4, 8),),
         mesh="data=2,tensor=2",

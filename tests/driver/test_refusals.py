@@ -35,6 +35,7 @@ from shardweave.planners.registry import register_planner
 from shardweave.planners.schedules.schedules import find_schedule
 from shardweave.planners.simulate.streams import Streams
 from shardweave.planners.trials.trials import FORMAT, TrialFile
+from shardweave.tests.compiled import compile_copy
 from shardweave.tests.ir_text import step
 
 SMALL = """
@@ -61,9 +62,9 @@ def plan_in_stages(*ranks: tuple[int, ...], stages: int = 2) -> Plan:
     return Plan(mesh={"stage": 2, "data": 1}, pipeline=Pipeline(names, 2, ranks=ranks))
 
 
-def compiled(**options: Any) -> sw.Step:
+def compiled(**options: Any) -> sw.CompiledModule:
     model, x = Loss(), torch.ones(4, 4)
-    return sw.compile(model, args=(x,), mesh={"data": 2}, backend="reference", **options)
+    return compile_copy(model, args=(x,), mesh={"data": 2}, backend="reference", **options)
 
 
 STARTED = """

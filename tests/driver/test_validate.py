@@ -26,6 +26,7 @@ from shardweave.ir.dialects.types import dtype_of_value
 from shardweave.ir.program.program import Program
 from shardweave.passes.kernels.unfuse_kernels import has_regions
 from shardweave.passes.pipeline import PassPipeline, as_mesh
+from shardweave.tests.compiled import compile_copy
 from shardweave.tests.ir_text import step
 from shardweave.tests.marks import slow, slow_where
 from shardweave.tests.zoo import SPECS, captured
@@ -275,7 +276,7 @@ def test_programs_with_fused_regions_are_validated(mesh: str, passes: str) -> No
 
 def test_compile_validates_with_the_inputs_it_is_given() -> None:
     example = captured(SPECS["gpt"]).example
-    step = sw.compile(
+    step = compile_copy(
         example.module,
         kwargs=example.kwargs,
         mesh="tensor=2",

@@ -9,10 +9,10 @@ import sys
 
 import torch
 
-import shardweave as sw
 from shardweave.driver.checking.check import scalar_loss
 from shardweave.driver.models.models import build_example
 from shardweave.driver.processes.launch import end_process
+from shardweave.tests.compiled import compile_copy
 
 BOUND = 1e-9
 
@@ -20,7 +20,7 @@ BOUND = 1e-9
 def main(mesh: str, plan: str, spec: str) -> None:
     example = build_example(spec, dtype=torch.float64)
     batch = example.kwargs
-    step = sw.compile(example.module, kwargs=batch, mesh=mesh, plan=plan)
+    step = compile_copy(example.module, kwargs=batch, mesh=mesh, plan=plan)
     eager = copy.deepcopy(example.module)
     optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-3) for m in (step, eager)]
     for _ in range(3):

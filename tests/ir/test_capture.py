@@ -16,12 +16,12 @@ from xdsl.dialects.builtin import FileLineColLoc
 
 from shardweave.backends.reference.reference import run_reference, values_of
 from shardweave.driver.models.models import build_example
-from shardweave.driver.step.compile import compile
 from shardweave.ir.capture.capture import CaptureError, capture
 from shardweave.ir.capture.trace import trace
 from shardweave.ir.dialects.annotations import layer_of, phase_of
 from shardweave.ir.program.program import Program
 from shardweave.ir.verify.program import verify
+from shardweave.tests.compiled import compile_copy
 from shardweave.tests.zoo import SPECS, captured
 
 every_model = pytest.mark.parametrize("name", SPECS)
@@ -185,7 +185,7 @@ def test_unused_input_is_an_argument_and_its_shape_is_checked() -> None:
     assert [s.name for s in capture(model, (x(), x())).arguments if s.kind == "input"] == [
         "arg0", "arg1",
     ]  # fmt: skip
-    step = compile(model, (x(), x()), backend="reference", dynamic=False)
+    step = compile_copy(model, (x(), x()), backend="reference", dynamic=False)
     with pytest.raises(ValueError, match="arg1"):
         step(x(), x()[:1])
 

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from xdsl.irdl import irdl_op_definition, operand_def, result_def
 
 import shardweave as sw
-from shardweave.backends.distributed.distributed import step_of
 from shardweave.backends.distributed.in_flight import Group, InFlight
 from shardweave.backends.distributed.runtime import Runtime
 from shardweave.backends.emit.emit import emit
@@ -23,6 +22,7 @@ from shardweave.ir.dialects.types import TENSOR
 from shardweave.ir.mesh.effect import Effect
 from shardweave.ir.mesh.mesh import Axis, Mesh
 from shardweave.ir.mesh.placement import Sharding
+from shardweave.tests.compiled import step_of_copy
 from shardweave.tests.ir_text import assert_same_values, collectives, random_values, step
 from shardweave.tests.spawn import run_ranks
 
@@ -179,7 +179,7 @@ def run_on_ranks(text: str, x: Tensor, w: Tensor) -> tuple[Tensor, list[str]]:
     program = sw.Program.parse(text)
     model = nn.Module()
     model.register_parameter("w", nn.Parameter(w))
-    made = step_of(program, model, Runtime(program.mesh))
+    made = step_of_copy(program, model, Runtime(program.mesh))
     result = made(x=x)
     return result.full_tensor(), [line for line in emit(program).splitlines() if "ordered" in line]
 

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from shardweave.backends.reference.reference import ReplicaMismatchError, run_reference
-from shardweave.driver.step.compile import compile
 from shardweave.ir.dialects.annotations import layer_of, set_phase
 from shardweave.ir.dialects.dist import RecvOp, RunOp, SendOp
 from shardweave.ir.mesh.mesh import Mesh
@@ -27,6 +26,7 @@ from shardweave.planners.megatron.planner import plan_megatron
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_parts import PIPELINE_SCHEDULES, Pipeline
 from shardweave.planners.schedules.schedules import find_schedule
+from shardweave.tests.compiled import compile_copy
 from shardweave.tests.marks import slow
 from shardweave.tests.zoo import SPECS, assert_equals_eager, captured, megatron, partitioned
 
@@ -380,7 +380,7 @@ def test_stages_that_do_not_fit_the_mesh_are_refused() -> None:
 def test_smaller_batches_run_in_fewer_micro_batches() -> None:
     example = captured(GPT).example
     plan = plan_of(GPT, "stage=2", "dualpipe-v", 4)
-    step = compile(example.module, kwargs=example.kwargs, plan=plan, backend="reference")
+    step = compile_copy(example.module, kwargs=example.kwargs, plan=plan, backend="reference")
     for rows in (6, 1):
         batch = {name: tensor[:rows] for name, tensor in example.kwargs.items()}
         torch.testing.assert_close(step(**batch), example.module(**batch).detach())

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-import shardweave as sw
 from shardweave.driver.cli import main
 from shardweave.ir.program.program import Program
 from shardweave.passes.notes import PassNote, heard_by, note, unheard
 from shardweave.passes.pipeline import PassError, PassPipeline, run_passes
+from shardweave.tests.compiled import compile_copy
 from shardweave.tests.ir_text import step
 
 GLOBAL = """
@@ -231,8 +231,8 @@ def test_compile_warns_of_the_passes_that_were_asked_for_alone(mesh: str | None)
     given = {"kwargs": {"x": torch.ones(5, 4)}, "mesh": mesh, "backend": "reference"}
     with warnings.catch_warnings():
         warnings.simplefilter("error", PassNote)
-        sw.compile(Small(), **given)
+        compile_copy(Small(), **given)
     with pytest.warns(PassNote) as caught:
-        sw.compile(Small(), **given, passes="rematerialize")
+        compile_copy(Small(), **given, passes="rematerialize")
     of_passes = [str(one.message) for one in caught if one.category is PassNote]
     assert [message.partition(":")[0] for message in of_passes] == ["rematerialize"]

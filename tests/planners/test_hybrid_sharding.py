@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-import shardweave as sw
 from shardweave.driver.models.models import build_example
 from shardweave.ir.dialects.dist import DistOp
 from shardweave.ir.mesh.mesh import Mesh
@@ -21,6 +20,7 @@ from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_parts import Pipeline
 from shardweave.planners.predict.predict import predicted_of, simulation_of
 from shardweave.tests.adamw import errors_of_three_steps
+from shardweave.tests.compiled import compile_copy
 from shardweave.tests.marks import slow
 from shardweave.tests.planners.small_clusters import cluster, with_dtype
 from shardweave.tests.spawn import run_ranks
@@ -100,7 +100,7 @@ def test_shards_of_a_node_send_less_between_nodes_than_those_of_all() -> None:
 
 def train() -> list[float]:
     example = build_example(SPECS["gpt"], dtype=torch.float64)
-    step = sw.compile(example.module, kwargs=example.kwargs, mesh="replica=2,data=2", zero=3)
+    step = compile_copy(example.module, kwargs=example.kwargs, mesh="replica=2,data=2", zero=3)
     weight = step.get_parameter("h.0.mlp.fc_in.weight")
     assert isinstance(weight, DTensor)
     assert weight.placements == (Replicate(), Shard(0))

@@ -14,7 +14,6 @@ from torch import Tensor
 from shardweave.backends.emit.emit import emit
 from shardweave.driver.checking.check import scalar_loss
 from shardweave.driver.models.models import build_example
-from shardweave.driver.step.compile import compile
 from shardweave.ir.capture.capture import capture
 from shardweave.ir.dialects.annotations import phase_of
 from shardweave.ir.dialects.dist import STARTS, AllGatherOp, SliceOp, WaitOp
@@ -32,6 +31,7 @@ from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_parts import Pipeline
 from shardweave.planners.simulate.simulate import simulate
 from shardweave.planners.simulate.simulation import Simulation
+from shardweave.tests.compiled import compile_copy
 from shardweave.tests.spawn import run_ranks
 from shardweave.tests.zoo import (
     SPECS,
@@ -289,7 +289,7 @@ def step_on_rank(mesh: str, parts: int) -> tuple[Tensor, dict[str, Tensor]]:
     example = build_example(GROUPED, dtype=torch.float64)
     program = capture(example.module, kwargs=example.kwargs)
     plan = plan_megatron(program, as_mesh(mesh), attention_parts=parts)
-    step = compile(example.module, kwargs=example.kwargs, mesh=mesh, plan=plan)
+    step = compile_copy(example.module, kwargs=example.kwargs, mesh=mesh, plan=plan)
     loss = step(**example.kwargs)
     return scalar_loss(loss).detach(), {
         n: cast(Any, p.grad).full_tensor() for n, p in step.named_parameters()

@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.modules import module as all_modules
 from torch.utils.hooks import RemovableHandle
 
+from shardweave.backends.step.compiled_module import as_written
 from shardweave.driver.step.model.plain_values import ABSENT, SIMPLE, Finder, plain
 from shardweave.ir.capture.observed.loose_tensors import kept_constants
 from shardweave.ir.capture.outputs import LossChoice
@@ -89,7 +90,8 @@ class Settings:
     def look(self) -> None:
         """Find out anew where settings are: a module or an attribute may have been put in."""
         finder = Finder()
-        finder.add_modules(self._model)
+        with as_written(self._model):
+            finder.add_modules(self._model)
         if isinstance(self._loss, nn.Module):
             finder.add_modules(self._loss, "loss")
         else:
@@ -185,14 +187,14 @@ def _check_without_parameters(place: str, *modules: Any) -> None:
     if isinstance(modules[0], Constant):
         name = place.removeprefix("the constant ")
         raise ValueError(
-            f"tensor '{name}' of the model was changed after sw.compile, but the step has a copy "
-            f"of it. Write step.get_buffer({name!r}).copy_(..), or compile the model anew."
+            f"tensor '{name}' of the model was replaced after sw.compile, which its programs do "
+            f"not see. Write model.get_buffer({name!r}).copy_(..)."
         )
     for module in modules:
         if isinstance(module, nn.Module) and module.state_dict():
             raise ValueError(
-                f"module '{place}' of the model was replaced after sw.compile; the step has the "
-                "parameters and buffers of the model as it was. Compile the model anew."
+                f"module '{place}' of the model was replaced after sw.compile; its programs work "
+                "on the parameters and buffers that were there. Replace it before sw.compile."
             )
 
 

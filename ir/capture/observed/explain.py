@@ -32,10 +32,12 @@ _WRONG_TYPE = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 
+_MASKED = "keep all elements and mask them: torch.where(mask, x, 0) in place of x[mask]"
 _TEXT = "compute nothing of a text that Python makes, such as that of an exception"
 _REMEDIES = (
     ("sparse", SPARSE_REMEDY),
     ("nested", NESTED_REMEDY),
+    ("no autograd formula", "give the op one: op.register_autograd(..), of ops that are traced"),
     (
         "support running with fake tensors",
         f"give the op a fake implementation; if it makes a nested tensor, {NESTED_REMEDY}",
@@ -53,6 +55,8 @@ _REMEDIES = (
     ("operator `str`", _TEXT),
     ("has no type", _TEXT),
     ("python_type()", _TEXT),
+    ("nonzero", _MASKED),
+    ("masked_select", _MASKED),
     ("modified by an inplace", "change a copy, or give a new tensor: eager refuses it too"),
     ("tolist", "keep the value a tensor"),
     (

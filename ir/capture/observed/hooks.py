@@ -48,13 +48,6 @@ def check_hooks(model: nn.Module) -> None:
                 f"{_site(hook, '')}: a hook of all modules cannot be traced; register it on the "
                 "modules that it is for."
             )
-    for name, parameter in model.named_parameters():
-        for hook in (getattr(parameter, "_post_accumulate_grad_hooks", None) or {}).values():
-            raise CaptureError(
-                f"{_site(hook, name.rpartition('.')[0])}: a hook after the accumulation of the "
-                f"gradient of '{name}' runs Python inside the step; register it on the parameter "
-                "of the compiled step, or use register_hook for what changes the gradient."
-            )
 
 
 def check_leaf_hooks(hooks: Iterable[tuple[str, Site]]) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import shardweave as sw
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.presets import find_cluster
+from shardweave.tests.compiled import compile_copy
 
 F64 = torch.float64
 
@@ -68,9 +69,9 @@ def batch(rows: int = 8) -> dict[str, Any]:
     return {"x": torch.randn(rows, 4, dtype=F64), "y": torch.randn(rows, 4, dtype=F64)}
 
 
-def compiled(model: nn.Module, example: Mapping[str, Any], **options: Any) -> sw.Step:
+def compiled(model: nn.Module, example: Mapping[str, Any], **options: Any) -> sw.CompiledModule:
     """A step on a virtual mesh."""
-    return sw.compile(
+    return compile_copy(
         model, kwargs=example, **{"mesh": "data=2,tensor=2", "backend": "reference", **options}
     )
 

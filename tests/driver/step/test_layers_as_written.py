@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import shardweave as sw
 from shardweave.planners.plan.plan_parts import Pipeline
+from shardweave.tests.compiled import compile_copy
 from shardweave.tests.driver.step.models import Masked, Mixed
 from shardweave.tests.eager import ROUNDING, assert_step_equals_eager
 from shardweave.tests.marks import slow
@@ -86,7 +87,7 @@ def test_step_equals_eager(
     eager = model()
     dtype = next(eager.parameters()).dtype
     x = torch.randn(shape, dtype=dtype)
-    step = sw.compile(copy.deepcopy(eager), (x,), mesh=mesh, plan=plan, backend="reference")
+    step = compile_copy(copy.deepcopy(eager), (x,), mesh=mesh, plan=plan, backend="reference")
     bound = 1e-6 if dtype == torch.float32 else ROUNDING
     assert_step_equals_eager(step, eager, x, bound=bound)
     if model is HiddenToo:
@@ -101,7 +102,7 @@ def test_last_batch_of_rows_that_time_steps_need_together_runs_as_one_micro_batc
     torch.manual_seed(0)
     eager = Recurrent(is_behind=is_behind).double()
     x = torch.randn(4, 3, 4, dtype=F64)
-    step = sw.compile(copy.deepcopy(eager), (x,), mesh="data=2,stage=2", backend="reference")
+    step = compile_copy(copy.deepcopy(eager), (x,), mesh="data=2,stage=2", backend="reference")
     for batch in (x, x[:rows], x):
         assert_step_equals_eager(step, eager, batch)
     said = [note for note in step.notes if "run as one micro-batch: " in note]
@@ -114,7 +115,7 @@ def test_step_may_be_compiled_for_such_a_batch() -> None:
     eager = Recurrent(is_behind=True).double()
     x = torch.randn(4, 3, 4, dtype=F64)
     with pytest.warns(sw.PlanNote, match="run as one micro-batch: .* in layer 'cell'"):
-        step = sw.compile(
+        step = compile_copy(
             copy.deepcopy(eager), (x[:3],), mesh="data=2,stage=2", backend="reference"
         )
     for batch in (x[:3], x):
@@ -143,7 +144,7 @@ def test_layers_that_need_the_whole_batch_run_in_stages_as_one_micro_batch() -> 
         "run as one micro-batch: .* depends on param 'first.*', .* as batch norm does in training$"
     )
     with pytest.warns(sw.PlanNote, match=said):
-        step = sw.compile(copy.deepcopy(eager), (x,), mesh="stage=2", backend="reference")
+        step = compile_copy(copy.deepcopy(eager), (x,), mesh="stage=2", backend="reference")
     assert_step_equals_eager(step, eager, x)
 
 
@@ -154,7 +155,7 @@ def test_what_is_made_of_all_samples_without_weights_is_cut_into_micro_batches(
 ) -> None:
     torch.manual_seed(0)
     eager, x = model(), torch.randn(8, 5, 4, dtype=F64)
-    step = sw.compile(
+    step = compile_copy(
         copy.deepcopy(eager), (x,), mesh=mesh, backend="reference", seed=0, prove=True
     )
     assert not [note for note in step.notes if "one micro-batch" in note]
@@ -179,7 +180,7 @@ def test_inputs_of_several_lengths_have_micro_batches_that_divide_all() -> None:
     torch.manual_seed(0)
     eager = Graph()
     batch = torch.randn(8, 4, dtype=F64), torch.randn(12, 4, dtype=F64), torch.arange(12) % 8
-    step = sw.compile(copy.deepcopy(eager), batch, mesh="stage=2", backend="reference")
+    step = compile_copy(copy.deepcopy(eager), batch, mesh="stage=2", backend="reference")
     assert "2 stages of about equal work, 4 micro-batches, 1f1b" in step.notes
     assert_step_equals_eager(step, eager, *batch)
 
@@ -198,7 +199,7 @@ class Twins(nn.Module):
 def test_block_that_is_called_twice_is_cut_where_there_is_no_other_layer() -> None:
     torch.manual_seed(0)
     eager, x = Twins(), torch.randn(8, 4, dtype=F64)
-    step = sw.compile(copy.deepcopy(eager), (x,), mesh="stage=2", backend="reference", prove=True)
+    step = compile_copy(copy.deepcopy(eager), (x,), mesh="stage=2", backend="reference", prove=True)
     assert step.plan is not None
     assert step.plan.pipeline is not None
     assert step.plan.pipeline.stages == (("block.0", "block.1"), ("block.2",))

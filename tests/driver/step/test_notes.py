@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import shardweave as sw
+from shardweave.tests import compiled as compiled_copies
+from shardweave.tests.compiled import compile_copy
 from shardweave.tests.driver.step.models import Normed, batch, compiled
 
 
@@ -27,7 +29,7 @@ from shardweave.tests.driver.step.models import Normed, batch, compiled
 def test_what_a_plan_leaves_undone_is_a_warning(options: dict[str, Any], message: str) -> None:
     with pytest.warns(sw.PlanNote, match=message) as caught:
         step = compiled(Normed(), batch(), **options)
-    assert all(warning.filename == __file__.replace("test_notes", "models") for warning in caught)
+    assert all(warning.filename == compiled_copies.__file__ for warning in caught)
     assert any(str(warning.message) in step.notes for warning in caught)
 
 
@@ -98,7 +100,7 @@ def test_op_without_a_factor_rule_is_a_warning_and_a_note() -> None:
         warnings.simplefilter("error")
         step.eval()
         step(x=x)
-        sw.compile(Linear(), kwargs={"x": x})
+        compile_copy(Linear(), kwargs={"x": x})
 
 
 class Plain(nn.Module):
@@ -113,7 +115,7 @@ class Plain(nn.Module):
 
 
 def test_step_on_one_device_has_no_plan() -> None:
-    step = sw.compile(Plain(), (torch.ones(2, 4),))
+    step = compile_copy(Plain(), (torch.ones(2, 4),))
     assert step.plan is None
     assert step.summary().splitlines()[0] == "one device"
     assert list(step.rows("x")) == [0, 1]

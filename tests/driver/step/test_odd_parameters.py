@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from shardweave.driver.step.compile import compile
 from shardweave.passes.notes import PlanNote
+from shardweave.tests.compiled import compile_copy
 
 F64 = torch.float64
 
@@ -30,7 +30,7 @@ class _Heads(nn.Module):
 def test_parameters_that_a_later_call_uses_first_have_eagers_gradients_under_zero() -> None:
     model, x = _Heads(), torch.randn(8, 6, dtype=F64)
     eager = copy.deepcopy(model)
-    step = compile(model, (x, "a"), mesh="data=2", zero=3, backend="reference")
+    step = compile_copy(model, (x, "a"), mesh="data=2", zero=3, backend="reference")
     ours, theirs = (torch.optim.AdamW(m.parameters(), 0.1) for m in (step, eager))
     for task in "abba":
         ours.zero_grad(), theirs.zero_grad()
@@ -58,7 +58,7 @@ class _Prompt(nn.Module):
 def test_parameter_without_elements_is_not_divided(mesh: str) -> None:
     model, x = _Prompt(), torch.randn(8, 6, dtype=F64)
     eager = copy.deepcopy(model)
-    step = compile(model, (x,), mesh=mesh, zero=3, backend="reference")
+    step = compile_copy(model, (x,), mesh=mesh, zero=3, backend="reference")
     loss = eager(x)
     torch.testing.assert_close(step(x).detach(), loss.detach())
     loss.backward()
@@ -70,7 +70,7 @@ def test_parameter_without_elements_is_not_divided(mesh: str) -> None:
 def test_zero_on_one_process_is_a_note(mesh: str) -> None:
     model, x = _Prompt(), torch.randn(2, 6, dtype=F64)
     with pytest.warns(PlanNote, match="zero=3 divides nothing: the mesh .* has one replica"):
-        step = compile(model, (x,), mesh=mesh, zero=3, backend="reference")
+        step = compile_copy(model, (x,), mesh=mesh, zero=3, backend="reference")
     torch.testing.assert_close(step(x).detach(), model(x).detach())
 
 
@@ -94,7 +94,7 @@ class _Convolution(nn.Module):
 def test_fused_projection_by_a_convolution_is_planned_for_any_number_of_heads(heads: int) -> None:
     model, x = _Convolution(heads), torch.randn(4, 8, 2, 2, dtype=F64)
     eager = copy.deepcopy(model)
-    step = compile(model, (x,), mesh="tensor=2", backend="reference")
+    step = compile_copy(model, (x,), mesh="tensor=2", backend="reference")
     loss = eager(x)
     loss.backward()
     torch.testing.assert_close(step(x).detach(), loss.detach())

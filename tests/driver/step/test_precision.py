@@ -16,9 +16,9 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.nn.utils import prune
 
 import shardweave as sw
-from shardweave.backends.distributed.distributed import step_of
 from shardweave.ir.capture.capture import capture
 from shardweave.passes.notes import PassNote
+from shardweave.tests.compiled import compile_copy, step_of_copy
 from shardweave.tests.driver.step.models import Normed, batch
 from shardweave.tests.spawn import run_ranks
 
@@ -52,7 +52,7 @@ def distance(module: nn.Module, exact: nn.Module) -> float:
 @pytest.mark.parametrize("is_around", [False, True], ids=["asked for", "around the call"])
 def test_autocast_on_one_device_is_that_of_eager(is_around: bool) -> None:
     model, given = Normed().float(), inputs()
-    step = sw.compile(model, kwargs=given, precision="" if is_around else "bf16")
+    step = compile_copy(model, kwargs=given, precision="" if is_around else "bf16")
     with torch.autocast("cpu", BF16, enabled=is_around):
         loss, out = step(**given)
     assert out.dtype == BF16
@@ -76,7 +76,7 @@ def test_autocast_on_one_device_is_that_of_eager(is_around: bool) -> None:
     ],
 )
 def test_autocast_on_a_mesh_is_about_as_far_from_float64_as_eager(mesh: str, bound: float) -> None:
-    step = sw.compile(
+    step = compile_copy(
         Normed().float(), kwargs=inputs(), mesh=mesh, backend="reference", precision="bf16"
     )
     ratios: list[float] = []
@@ -95,7 +95,7 @@ def test_autocast_on_a_mesh_is_about_as_far_from_float64_as_eager(mesh: str, bou
 
 def test_programs_with_and_without_autocast_are_kept_apart() -> None:
     model, given = Normed().float(), inputs()
-    step = sw.compile(model, kwargs=given, backend="reference")
+    step = compile_copy(model, kwargs=given, backend="reference")
     plain = step(**given)[1]
     with torch.autocast("cpu", BF16):
         assert step(**given)[1].dtype == BF16
@@ -108,14 +108,14 @@ def test_programs_with_and_without_autocast_are_kept_apart() -> None:
 
 def test_autocast_around_a_given_program_is_refused() -> None:
     model, given = Normed().float(), inputs()
-    step = step_of(capture(model, kwargs=given), model)
+    step = step_of_copy(capture(model, kwargs=given), model)
     with torch.autocast("cpu", BF16), pytest.raises(ValueError, match="in the dtypes that it has"):
         step(**given)
 
 
 def test_unknown_precision_is_refused() -> None:
     with pytest.raises(ValueError, match="precision 'fp8' is unknown"):
-        sw.compile(Normed(), kwargs=batch(), precision="fp8")
+        compile_copy(Normed(), kwargs=batch(), precision="fp8")
 
 
 # Parameters in bfloat16
@@ -124,7 +124,7 @@ def test_unknown_precision_is_refused() -> None:
 def test_parameters_in_bfloat16_are_those_of_a_model_in_bfloat16() -> None:
     model, given = Biased(), {"x": torch.randn(16, 8), "y": torch.randn(16, 8)}
     before = copy.deepcopy(model.state_dict())
-    step = sw.compile(model, kwargs=given, precision="bf16-true")
+    step = compile_copy(model, kwargs=given, precision="bf16-true")
     expected = copy.deepcopy(model).to(BF16)
     loss, out = step(**given)
     wanted, _ = expected(**{name: tensor.to(BF16) for name, tensor in given.items()})
@@ -159,7 +159,7 @@ class Turned(nn.Module):
 
 def test_complex_numbers_stay_where_parameters_are_cast() -> None:
     model, x = Turned(), torch.randn(4, 8)
-    step = sw.compile(model, (x,), mesh="data=2", backend="reference", precision="bf16-true")
+    step = compile_copy(model, (x,), mesh="data=2", backend="reference", precision="bf16-true")
     assert step.get_buffer("turns").dtype == torch.complex64
     expected = copy.deepcopy(model).bfloat16()(x.to(BF16))
     torch.testing.assert_close(step(x), expected.detach(), rtol=1e-5, atol=1e-6)
@@ -170,7 +170,7 @@ def test_weights_that_hooks_make_anew_are_cast_as_their_parameters_are() -> None
     torch.manual_seed(0)
     model, x = Turned(), torch.randn(4, 8)
     prune.l1_unstructured(model.linear, "weight", 0.5)
-    step = sw.compile(model, (x,), mesh="data=2", backend="reference", precision="bf16-true")
+    step = compile_copy(model, (x,), mesh="data=2", backend="reference", precision="bf16-true")
     assert {p.dtype for p in step.parameters()} == {BF16}
     assert model.linear.weight_orig.dtype == torch.float32
     expected = model.bfloat16()(x.to(BF16))
@@ -203,7 +203,7 @@ def test_losses_that_are_written_out_are_those_of_autocast(
 ) -> None:
     torch.manual_seed(0)
     model, x = WithLoss(loss), torch.randn(8, 8)
-    step = sw.compile(model, (x,), mesh="data=2", backend="reference", precision="bf16")
+    step = compile_copy(model, (x,), mesh="data=2", backend="reference", precision="bf16")
     with torch.autocast("cpu", BF16):
         expected = model(x)
     found = step(x)
@@ -215,7 +215,7 @@ def test_input_that_is_cast_cannot_have_a_gradient() -> None:
     given = inputs()
     given["x"].requires_grad_()
     with pytest.raises(ValueError, match=r"input 'x' requires a gradient in torch\.float32, but"):
-        sw.compile(Normed().float(), kwargs=given, precision="bf16-true")
+        compile_copy(Normed().float(), kwargs=given, precision="bf16-true")
 
 
 # float16, with a loss scale
@@ -223,7 +223,7 @@ def test_input_that_is_cast_cannot_have_a_gradient() -> None:
 
 def test_training_in_float16_with_a_gradient_scaler_is_that_of_eager() -> None:
     model = Normed().float()
-    step = sw.compile(model, kwargs=inputs(), precision="fp16")
+    step = compile_copy(model, kwargs=inputs(), precision="fp16")
     ours, theirs = (
         torch.amp.GradScaler("cpu", init_scale=2.0**17, growth_interval=2) for _ in "ab"
     )
@@ -257,7 +257,9 @@ def scale_on_ranks(plan: dict[str, str]) -> tuple[list[float], Tensor, Tensor]:
     """Scales of steps in the second of which a gradient of rank 1 alone is infinite, and a weight
     before and after that step."""
     torch.manual_seed(0)
-    step = sw.compile(Normed().float(), kwargs=inputs(), mesh="data=2", plan=plan, precision="fp16")
+    step = compile_copy(
+        Normed().float(), kwargs=inputs(), mesh="data=2", plan=plan, precision="fp16"
+    )
     optimizer = torch.optim.AdamW(step.parameters(), lr=0.1)
     with pytest.raises(ValueError, match=r"use shardweave\.GradScaler"):
         step(**inputs(), loss_scale=torch.amp.GradScaler("cpu"))
@@ -290,7 +292,7 @@ def reduce_on_ranks(reduce_dtype: torch.dtype) -> tuple[set[torch.dtype], set[to
     gradients are from those of eager."""
     torch.manual_seed(0)
     model, given = Normed().float(), inputs()
-    step = sw.compile(model, kwargs=given, mesh="data=2", reduce_dtype=reduce_dtype)
+    step = compile_copy(model, kwargs=given, mesh="data=2", reduce_dtype=reduce_dtype)
     dtypes: list[set[torch.dtype]] = []
     before = dist.all_reduce
 
@@ -345,17 +347,17 @@ def test_ranks_agree_on_overflows_and_reduce_in_the_dtype_asked_for() -> None:
 def test_dtypes_of_reductions_that_there_are_not_are_refused() -> None:
     options: dict[str, Any] = {"kwargs": inputs(), "mesh": "data=2", "backend": "reference"}
     with pytest.raises(ValueError, match=r"reduce_dtype=torch\.int8 is not supported; use one of"):
-        sw.compile(Normed().float(), **options, reduce_dtype=torch.int8)
+        compile_copy(Normed().float(), **options, reduce_dtype=torch.int8)
     with pytest.raises(ValueError, match=r"put 'reduce-in\{dtype=\"bfloat16\"\}' behind it"):
-        sw.compile(Normed().float(), **options, reduce_dtype=BF16, passes="preset:partition")
+        compile_copy(Normed().float(), **options, reduce_dtype=BF16, passes="preset:partition")
     with pytest.warns(PassNote, match="in another dtype than float32"):
-        sw.compile(Normed().float(), **options, reduce_dtype=torch.float32)
+        compile_copy(Normed().float(), **options, reduce_dtype=torch.float32)
 
 
 def test_bias_added_to_a_sum_in_float32_is_closer_to_float64() -> None:
     """Tensor parallelism rounds each rank's term, their sum, and the sum with the bias."""
     steps = [
-        sw.compile(
+        compile_copy(
             Biased(),
             (torch.randn(16, 8), torch.randn(16, 8)),
             mesh="tensor=2",

@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor, Partial, Shard
 import shardweave as sw
 from shardweave.driver.processes import world
 from shardweave.driver.step import plan_choice
+from shardweave.tests.compiled import compile_copy
 from shardweave.tests.driver.step.models import Masked, Mixed, Normed, batch, close, two_devices
 from shardweave.tests.spawn import run_ranks
 
@@ -42,7 +43,7 @@ class Counted:
         dist.all_reduce = self.before
 
 
-def assert_same(step: sw.Step, model: Normed) -> None:
+def assert_same(step: sw.CompiledModule, model: Normed) -> None:
     """Whole parameters, gradients and buffers are those of eager."""
     for name, parameter in model.named_parameters():
         ours = step.get_parameter(name)
@@ -66,7 +67,7 @@ def train(plan: dict[str, str]) -> None:
     """Every form of a call, beside eager."""
     torch.manual_seed(0)
     model, rank = Normed(), dist.get_rank()
-    step = sw.compile(model, kwargs=batch(), mesh="data=2", plan=plan)
+    step = compile_copy(model, kwargs=batch(), mesh="data=2", plan=plan)
     assert list(step.rows("x")) == list(range(4 * rank, 4 * rank + 4))
     assert step.rows("y", 6) == range(3 * rank, 3 * rank + 3)
     both = [torch.optim.SGD(module.parameters(), lr=0.1) for module in (step, model)]
@@ -101,7 +102,7 @@ def train(plan: dict[str, str]) -> None:
     accumulate(step, model)
 
 
-def accumulate(step: sw.Step, model: Normed) -> None:
+def accumulate(step: sw.CompiledModule, model: Normed) -> None:
     """Micro-batches of one call and of several, whose gradients are reduced once."""
     inputs = batch()
     step.zero_grad()
@@ -135,7 +136,7 @@ def count_messages() -> tuple[int, int]:
     """All-reduces of a call, and of one of four micro-batches."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(4, 300), torch.nn.Linear(300, 4))
-    step = sw.compile(Loss(model), (torch.randn(8, 4),), mesh="data=2", plan="replicated")
+    step = compile_copy(Loss(model), (torch.randn(8, 4),), mesh="data=2", plan="replicated")
     counts: list[int] = []
     for options in ({}, {"accumulate": 4}):
         step(torch.randn(8, 4), **options)
@@ -169,7 +170,7 @@ def fail_together() -> list[str]:
     found.append(str(raised.value))
     with pytest.raises(AttributeError if is_first else world.RankZeroError):
         world.from_rank_0(lambda: wrong)  # which pickle does not take
-    step = sw.compile(Normed(), kwargs=batch(), mesh="data=2")
+    step = compile_copy(Normed(), kwargs=batch(), mesh="data=2")
     with pytest.raises(ValueError, match="ranks differ in the call") as differs:
         step(**batch(6 if dist.get_rank() == 0 else 4))
     found.append(str(differs.value))
@@ -182,7 +183,7 @@ def fail_together() -> list[str]:
 def fail_while_running() -> None:
     """Ranks that failed at the same op go on as before; where they are left apart, none does."""
     table, ids = nn.EmbeddingBag(4, 2).double(), torch.zeros(4, 3, dtype=torch.int64)
-    step = sw.compile(table, (ids,), mesh="data=2", loss=lambda out: out.sum())
+    step = compile_copy(table, (ids,), mesh="data=2", loss=lambda out: out.sum())
     step(ids)
     for _ in range(2):
         with pytest.raises((ValueError, IndexError)):
@@ -231,7 +232,7 @@ def plan_for_cluster() -> None:
     plan_choice.plan = counting
     try:
         inputs = batch()
-        step = sw.compile(model, kwargs=inputs, cluster=two_devices(), plan="megatron")
+        step = compile_copy(model, kwargs=inputs, cluster=two_devices(), plan="megatron")
     finally:
         plan_choice.plan = before
     assert asked == (["once"] if dist.get_rank() == 0 else [])
@@ -246,7 +247,7 @@ def synchronise_batch_norm() -> None:
     """What DDP needs for it changes nothing: a program's batch norm is over the global batch."""
     model, inputs = Normed(), batch()
     converted = nn.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(model))
-    step = sw.compile(converted, kwargs=inputs, mesh="data=2")
+    step = compile_copy(converted, kwargs=inputs, mesh="data=2")
     loss, _ = step(**inputs)
     expected, _ = model(**inputs)
     expected.backward()
@@ -258,7 +259,7 @@ def draw_before_micro_batches() -> None:
     """Each stage has the state of random numbers from which what it reads of all samples is made."""
     for model, inputs in ((Masked(), torch.randn(8, 5, 4)), (Mixed(), torch.randn(8, 3, 4))):
         x = inputs.double()
-        step = sw.compile(model, (x,), mesh="stage=2", seed=3)
+        step = compile_copy(model, (x,), mesh="stage=2", seed=3)
         assert not [note for note in step.notes if "one micro-batch" in note]
         numbers = sw.seeded(3)
         for _ in range(3):

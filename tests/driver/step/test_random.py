@@ -15,6 +15,7 @@ from shardweave.passes.pipeline import run_passes
 from shardweave.planners.lowering.apply_plan import ApplyPlanPass
 from shardweave.planners.lowering.lower import local_program
 from shardweave.tests import zoo
+from shardweave.tests.compiled import compile_copy
 from shardweave.tests.driver.step.models import F64, assert_same_state, batch, close, compiled
 from shardweave.tests.marks import slow
 from shardweave.tests.spawn import run_ranks
@@ -173,7 +174,7 @@ def train_on_ranks() -> None:
     model, numbers = Dropping(), sw.seeded(7)
     batches = [batch() for _ in range(3)]
     torch.manual_seed(7 if rank == 0 else 8)
-    step = sw.compile(model, kwargs=batches[0], mesh="data=2,tensor=2")
+    step = compile_copy(model, kwargs=batches[0], mesh="data=2,tensor=2")
     for inputs in batches:
         step.zero_grad()
         model.zero_grad()

@@ -14,6 +14,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import shardweave as sw
+from shardweave.tests.compiled import compile_copy
 from shardweave.tests.driver.step.models import F64, Normed, batch, close, optimizers
 from shardweave.tests.spawn import run_ranks
 
@@ -21,7 +22,7 @@ from shardweave.tests.spawn import run_ranks
 def steps_beside_eager() -> None:
     torch.manual_seed(0)
     model = Normed()
-    step = sw.compile(model, kwargs=batch(), mesh="tensor=2")
+    step = compile_copy(model, kwargs=batch(), mesh="tensor=2")
     both = optimizers([step, model])
     averages = [AveragedModel(m, multi_avg_fn=get_ema_multi_avg_fn(0.9)) for m in (step, model)]
     assert step.to("cpu").double() is step
@@ -57,14 +58,14 @@ def numbers_of(module: nn.Module) -> list[float]:
     ]
 
 
-def refuses(step: sw.Step) -> None:
+def refuses(step: sw.CompiledModule) -> None:
     """What would be silently wrong, or end in words of torch's."""
     loss, out = step(**batch())
     assert isinstance(out, DTensor)
     for result in (loss, out.sum(), sw.full_tensor(out).sum()):
         with pytest.raises(RuntimeError, match="the step"):
             torch.autograd.grad(result, list(step.parameters()), allow_unused=True)
-    with pytest.raises(TypeError, match="programs of the step"):
+    with pytest.raises(TypeError, match="programs of the compiled model"):
         step.bfloat16()
     twin = copy.deepcopy(step)
     twin.up.weight.data = twin.up.weight.data * 2
@@ -73,7 +74,7 @@ def refuses(step: sw.Step) -> None:
     sharded = Normed()
     parallelize_module(sharded, init_device_mesh("cpu", (2,)), {"up": ColwiseParallel()})
     with pytest.raises(ValueError, match=r"'up\.weight' of the model is a DTensor already"):
-        sw.compile(sharded, kwargs=batch(), mesh="tensor=2")
+        compile_copy(sharded, kwargs=batch(), mesh="tensor=2")
 
 
 def test_averages_copies_and_clipping_are_those_of_eager_and_the_rest_is_refused() -> None:
@@ -120,7 +121,7 @@ def three_steps_of_each() -> None:
     for name, make in (OPTIMIZERS | NOT_ON_SHARDS).items():
         torch.manual_seed(0)
         model = Plain()
-        step = sw.compile(model, kwargs=batch(), mesh="tensor=2")
+        step = compile_copy(model, kwargs=batch(), mesh="tensor=2")
         if name in NOT_ON_SHARDS:
             with pytest.raises((RuntimeError, NotImplementedError)):
                 three_steps(step, make)
@@ -142,7 +143,7 @@ def three_steps(module: nn.Module, make: Callable[..., torch.optim.Optimizer]) -
         def loss(inputs: dict[str, Tensor] = inputs) -> Tensor:
             optimizer.zero_grad()
             loss = module(**inputs)[0]
-            if not isinstance(module, sw.Step):
+            if not isinstance(module, sw.CompiledModule):
                 loss.backward()
             return loss.detach()
 

@@ -20,6 +20,7 @@ import shardweave as sw
 from shardweave.driver.checking.check import scalar_loss
 from shardweave.driver.models.gpt import GPT, GPTConfig, build_gpt
 from shardweave.driver.models.models import build_example
+from shardweave.tests.compiled import compile_copy
 from shardweave.tests.driver.step.models import close
 from shardweave.tests.spawn import run_ranks
 
@@ -33,10 +34,10 @@ def gpt(config: GPTConfig) -> tuple[GPT, dict[str, Tensor]]:
 
 def check(
     model: nn.Module, batch: dict[str, Tensor], mesh: str, plan: sw.Plan | str = "megatron"
-) -> sw.Step:
+) -> sw.CompiledModule:
     """Loss and gradients on a virtual mesh beside those of eager."""
     eager = copy.deepcopy(model)
-    step = sw.compile(model, kwargs=batch, mesh=mesh, plan=plan, backend="reference")
+    step = compile_copy(model, kwargs=batch, mesh=mesh, plan=plan, backend="reference")
     loss, expected = scalar_loss(step(**batch)), scalar_loss(eager(**batch))
     expected.backward()
     close(loss, expected)
@@ -183,7 +184,7 @@ def train(folder: Path) -> None:
     """Two steps with clipped gradients, a checkpoint between them, and the model's state."""
     torch.manual_seed(0)
     model, batch = gpt(ODD)
-    step = sw.compile(model, kwargs=batch, mesh="tensor=2", plan="megatron")
+    step = compile_copy(model, kwargs=batch, mesh="tensor=2", plan="megatron")
     weight = step.get_parameter("wte.weight")
     assert isinstance(weight, DTensor)
     assert weight.placements == (Shard(0),)
@@ -223,7 +224,7 @@ def rows() -> None:
     """A batch of which the last rank has fewer rows, whole, by rows, and in micro-batches."""
     torch.manual_seed(0)
     model, batch = gpt(replace(ODD, batch=6))
-    step = sw.compile(model, kwargs=batch, mesh="data=4", plan="replicated")
+    step = compile_copy(model, kwargs=batch, mesh="data=4", plan="replicated")
     assert [len(step.rows("labels", n)) for n in (6, 8)] == [(2, 2, 2, 0)[dist.get_rank()], 2]
     mine = list(step.rows("labels"))
     local = step.local_batch(**{name: tensor[mine] for name, tensor in batch.items()})

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from shardweave.driver.step.compile import compile
 from shardweave.ir.capture.capture import CaptureError, capture
+from shardweave.tests.compiled import compile_copy
 from shardweave.tests.eager import Model, rows
 
 Number = Callable[[Tensor], Any]
@@ -37,7 +37,7 @@ def _written(x: Tensor) -> Any:
 def test_number_of_a_constant_is_a_value(number: Number) -> None:
     model = Model(lambda self, x: (self.linear(x) * number(x)).square().sum())
     (x,) = rows()
-    step = compile(model, (x,), mesh="data=2", backend="reference")
+    step = compile_copy(model, (x,), mesh="data=2", backend="reference")
     torch.testing.assert_close(step(x).detach(), model(x).detach())
 
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from shardweave.driver.step.compile import compile
 from shardweave.passes.notes import PlanNote
+from shardweave.tests.compiled import compile_copy
 from shardweave.tests.eager import Model, rows
 
 _TENSOR = torch.ones(4, dtype=torch.float64)
@@ -45,7 +45,7 @@ def test_constant_tensor_becomes_a_buffer_that_is_not_saved(name: str) -> None:
     eager = copy.deepcopy(model)
     (x,) = rows()
     with pytest.warns(PlanNote, match=rf"^the model \(test_constants\.py:\d+: .*{expected}"):
-        step = compile(model, (x,), mesh="data=2", backend="reference")
+        step = compile_copy(model, (x,), mesh="data=2", backend="reference")
     assert step.state_dict().keys() == eager.state_dict().keys()
     for rows_of_x in (x, x[:2], x + 1):  # captured again for another shape
         torch.testing.assert_close(step(rows_of_x).detach(), eager(rows_of_x).detach())
@@ -71,7 +71,7 @@ def test_repeated_blocks_have_constants_of_their_own() -> None:
     (x,) = rows()
     wanted = copy.deepcopy(model)(x).square().sum()
     with pytest.warns(PlanNote):
-        step = compile(model, (x,), mesh="data=2", backend="reference", loss=_sum_of_squares)
+        step = compile_copy(model, (x,), mesh="data=2", backend="reference", loss=_sum_of_squares)
     loss = step(x)[0]
     torch.testing.assert_close(loss.detach(), wanted.detach())
 
@@ -85,7 +85,7 @@ def test_constant_that_is_changed_after_compile_is_an_error_with_the_line_to_wri
         model = Model(lambda self, x: (self.linear(x) * self.scale).sum())
         model.scale = torch.ones(4, dtype=torch.float64)
         with pytest.warns(PlanNote, match="changes of it raise an error"):
-            step = compile(model, rows(), mesh="data=2", backend="reference")
+            step = compile_copy(model, rows(), mesh="data=2", backend="reference")
         step(*rows())
         if change == "replaced":
             model.scale = torch.zeros(4, dtype=torch.float64)

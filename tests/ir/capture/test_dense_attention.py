@@ -12,9 +12,9 @@ from torch.nn import functional as F
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.attention.varlen import varlen_attn
 
-from shardweave.backends.step.step import Step
-from shardweave.driver.step.compile import compile
+from shardweave.backends.step.compiled_module import CompiledModule
 from shardweave.ir.capture.capture import CaptureError, capture
+from shardweave.tests.compiled import compile_copy
 from shardweave.tests.marks import slow
 from shardweave.tests.torch_versions import new_torch
 
@@ -67,7 +67,7 @@ def batch() -> tuple[Tensor, Tensor]:
     return torch.randn(4, LENGTH, WIDTH, dtype=F64), documents
 
 
-def assert_equal(step: Step, by_hand: nn.Module, *inputs: Tensor) -> None:
+def assert_equal(step: CompiledModule, by_hand: nn.Module, *inputs: Tensor) -> None:
     """The loss and all gradients."""
     by_hand.zero_grad()
     step.zero_grad()
@@ -85,7 +85,7 @@ def test_flex_attention_is_exact_and_cut_by_heads(groups: int, scored: bool) -> 
     model = Attention(groups, scored=scored)
     by_hand = Attention(groups, by_hand=True, scored=scored)
     by_hand.load_state_dict(model.state_dict())
-    step = compile(model, batch(), mesh="data=2,tensor=2", backend="reference")
+    step = compile_copy(model, batch(), mesh="data=2,tensor=2", backend="reference")
     for _ in range(2):
         assert_equal(step, by_hand, *batch())
     weights = {s.name: s for s in step.program.arguments if s.name in ("q.weight", "k.weight")}
@@ -122,7 +122,9 @@ def test_attention_by_cumulative_lengths_is_exact(window: tuple[int, int]) -> No
     model, by_hand = Packed(window_size=window), Packed(by_hand=True, window_size=window)
     by_hand.load_state_dict(model.state_dict())
     x = torch.randn(16, WIDTH, dtype=F64)
-    step = compile(model, (x, torch.tensor([0, 5, 9, 16])), mesh="tensor=2", backend="reference")
+    step = compile_copy(
+        model, (x, torch.tensor([0, 5, 9, 16])), mesh="tensor=2", backend="reference"
+    )
     for ends in ([0, 5, 9, 16], [0, 2, 8, 16]):
         assert_equal(step, by_hand, x, torch.tensor(ends))
 
@@ -163,5 +165,5 @@ def test_numbers_in_score_functions_are_those_of_each_layer() -> None:
     model, by_hand = Decaying(), Decaying(by_hand=True)
     by_hand.load_state_dict(model.state_dict())
     x = torch.randn(4, LENGTH, WIDTH, dtype=F64)
-    step = compile(model, (x,), mesh="data=2", backend="reference")
+    step = compile_copy(model, (x,), mesh="data=2", backend="reference")
     assert_equal(step, by_hand, x)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from shardweave.backends.reference.reference import run_reference
 from shardweave.driver.models.models import build_example
-from shardweave.driver.step.compile import compile
+from shardweave.tests.compiled import compile_copy
 from shardweave.tests.eager import assert_three_steps_equal_eager
 from shardweave.tests.marks import slow
 from shardweave.tests.zoo import assert_equals_eager, captured
@@ -57,7 +57,7 @@ def test_hidden_states_are_returned_and_hooks_left_as_they_were(is_hooked: bool)
     if is_hooked:
         example.module(**example.kwargs)
     before = [len(module._forward_hooks) for module in example.module.modules()]
-    step = compile(example.module, kwargs=example.kwargs, mesh="data=2", backend="reference")
+    step = compile_copy(example.module, kwargs=example.kwargs, mesh="data=2", backend="reference")
     found = step(**example.kwargs).hidden_states
     assert [len(module._forward_hooks) for module in example.module.modules()] == before
     expected = example.module(**example.kwargs).hidden_states
@@ -83,7 +83,7 @@ def test_speech_recognition_with_padded_labels_is_that_of_eager() -> None:
     model = Data2VecAudioForCTC(config)
     labels = torch.tensor([[1, 1, 2], [3, -100, -100], [-100, 4, 5], [2, 3, 4]])
     inputs = {"input_values": torch.randn(4, 60), "labels": labels}
-    step = compile(model, kwargs=inputs, mesh="data=2,tensor=2", backend="reference")
+    step = compile_copy(model, kwargs=inputs, mesh="data=2,tensor=2", backend="reference")
     expected = model(**inputs)
     expected.loss.backward()
     torch.testing.assert_close(step(**inputs).loss, expected.loss.detach())

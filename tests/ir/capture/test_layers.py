@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import shardweave as sw
+from shardweave.tests.compiled import compile_copy
 from shardweave.tests.eager import assert_step_equals_eager
 
 F64 = torch.float64
@@ -51,7 +52,7 @@ class WithLayers(nn.Module):
 
 
 def assert_equal_without_gathers(model: nn.Module, *inputs: Tensor) -> None:
-    step = sw.compile(model, inputs, mesh="data=2", backend="reference")
+    step = compile_copy(model, inputs, mesh="data=2", backend="reference")
     assert_step_equals_eager(step, model, *inputs)
     assert {message.kind for message in step.program.stats().collectives} == {"all_reduce"}
 
@@ -104,7 +105,7 @@ def test_lookup_that_its_layer_does_not_return_is_not_cut_along_the_sequence() -
     program = sw.capture(model, (words,))
     plan = sw.plan(program, "tensor=2", "megatron", sequence_parallel=True)
     assert [note for note in plan.notes if "from 'bag': it does not return its lookup" in note]
-    step = sw.compile(model, (words,), plan=plan, backend="reference")
+    step = compile_copy(model, (words,), plan=plan, backend="reference")
     torch.testing.assert_close(step(words), model(words), rtol=1e-12, atol=0)
 
 
@@ -129,8 +130,8 @@ def test_packed_sequences_are_refused_with_what_computes_the_same() -> None:
     with pytest.raises(
         sw.CaptureError, match=r"last output .*: out\[torch\.arange\(len\(lengths\)\),"
     ):
-        sw.compile(model, batch, backend="reference")
+        compile_copy(model, batch, backend="reference")
     written = Packing(packs=False)
     written.load_state_dict(model.state_dict())
-    step = sw.compile(written, batch, mesh="data=2", backend="reference")
+    step = compile_copy(written, batch, mesh="data=2", backend="reference")
     torch.testing.assert_close(step(*batch), model(*batch).detach())

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from shardweave.driver.step.compile import compile
 from shardweave.ir.capture.capture import CaptureError, capture
 from shardweave.passes.notes import PlanNote
+from shardweave.tests.compiled import compile_copy
 from shardweave.tests.eager import Model, assert_three_steps_equal_eager, rows
 
 Function = Callable[[Any, Tensor], Tensor]
@@ -47,7 +47,7 @@ def test_table_with_sparse_gradients_has_dense_ones_of_the_same_values() -> None
     model = Model(lambda self, i: self.linear(self.table(i)).square().sum(), table=table)
     index = torch.tensor([0, 3, 3, 1])
     with pytest.warns(PlanNote, match="module 'table' .*sparse=True is dense in a step"):
-        step = compile(model, (index,), mesh="data=2", backend="reference")
+        step = compile_copy(model, (index,), mesh="data=2", backend="reference")
     step(index)
     model(index).backward()
     for name, parameter in model.named_parameters():
@@ -58,7 +58,7 @@ def test_table_with_sparse_gradients_has_dense_ones_of_the_same_values() -> None
 def test_unread_sparse_buffer_stays_with_the_model() -> None:
     model = Model(lambda self, x: self.linear(x).square().sum())
     model.linear.register_buffer("heads", torch.eye(4).to_sparse(), persistent=False)
-    step = compile(model, rows(), mesh="data=2", backend="reference")
+    step = compile_copy(model, rows(), mesh="data=2", backend="reference")
     assert step.get_buffer("linear.heads").to_dense().sum() == 4
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import shardweave as sw
+from shardweave.tests.compiled import compile_copy
 
 F64 = torch.float64
 NUM_CLASSES = 4
@@ -158,7 +159,7 @@ def test_loss_equals_eager_where_batch_and_classes_are_cut(name: str) -> None:
     rows = dict.fromkeys(("x", "p", "labels"), '[{"data"}, {}]')
     mesh = {"data": 2, "tensor": 2}
     plan = sw.Plan(mesh=mesh, parameters=CUT, inputs={**rows, "i": '[{"data"}]'})
-    step = sw.compile(model, inputs, plan=plan, backend="reference")
+    step = compile_copy(model, inputs, plan=plan, backend="reference")
     expected = model(*inputs)
     expected.backward()
     torch.testing.assert_close(step(*inputs), expected, rtol=1e-11, atol=0)
@@ -173,7 +174,7 @@ def test_layer_of_torch_that_looks_at_values_is_refused_with_its_line(
     monkeypatch.setattr("shardweave.ir.capture.substitutes.written_out.batch_norm", as_torch_has_it)
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4, momentum=None))
     with pytest.raises(sw.CaptureError, match=r"write out .* torch's nn/\w+(/\w+)?\.py, line \d+"):
-        sw.compile(model, (torch.randn(4, 4),), mesh="data=2", backend="reference")
+        compile_copy(model, (torch.randn(4, 4),), mesh="data=2", backend="reference")
 
 
 def test_every_loss_of_torch_is_tried() -> None:

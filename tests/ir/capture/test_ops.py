@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from shardweave.driver.step.compile import compile
 from shardweave.ir.capture.capture import CaptureError, capture
+from shardweave.tests.compiled import compile_copy
 from shardweave.tests.eager import Model, assert_three_steps_equal_eager
 from shardweave.tests.marks import slow
 from shardweave.tests.torch_versions import new_torch
@@ -156,5 +156,5 @@ def test_maximum_over_the_batch_is_taken_over_sub_batches_too() -> None:
 
     model = Model(forward)
     inputs = (torch.randn(8, 4, dtype=F64), torch.zeros(1))
-    step = compile(model, inputs, mesh="data=2", passes="preset:oases", backend="reference")
+    step = compile_copy(model, inputs, mesh="data=2", passes="preset:oases", backend="reference")
     torch.testing.assert_close(step(*inputs), model(*inputs).detach(), rtol=1e-12, atol=0)

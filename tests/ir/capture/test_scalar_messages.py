@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from shardweave.driver.step.compile import compile
+from shardweave.tests.compiled import compile_copy
 from shardweave.tests.eager import Model, rows
 
 Function = Callable[[Any, Tensor], Tensor]
@@ -46,7 +46,7 @@ def test_rows_stay_where_they_are(function: Function) -> None:
     model = Model(function, eye=torch.nn.Parameter(torch.eye(4, dtype=torch.float64)))
     (x,) = rows()
     x = x + torch.linspace(0, 1, 16, dtype=torch.float64).view(4, 4)
-    step = compile(model, (x,), mesh="data=2", backend="reference")
+    step = compile_copy(model, (x,), mesh="data=2", backend="reference")
     loss = model(x)
     loss.backward()
     torch.testing.assert_close(step(x).detach(), loss.detach())

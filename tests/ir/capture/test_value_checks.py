@@ -10,6 +10,7 @@ from torch import Tensor
 
 import shardweave as sw
 from shardweave.tests.checked import Checked, asserted, caught, decided, in_contexts, raised, said
+from shardweave.tests.compiled import compile_copy
 from shardweave.tests.eager import NUM_STEPS, assert_three_steps_equal_eager
 from shardweave.tests.torch_versions import new_torch
 
@@ -28,7 +29,7 @@ def test_check_that_decides_what_is_computed_is_refused(
     look: Callable[[Tensor, Tensor], Tensor],
 ) -> None:
     with pytest.raises(sw.CaptureError, match=r"depend on the data|Data-dependent branching"):
-        sw.compile(Checked(look), batch(), mesh="data=2", backend="reference")
+        compile_copy(Checked(look), batch(), mesh="data=2", backend="reference")
 
 
 @new_torch("print and warnings cannot be left out of a trace")
@@ -44,4 +45,4 @@ def misused(x: Tensor, ids: Tensor) -> Tensor:
 
 def test_method_with_wrong_arguments_is_refused_in_the_words_of_eager() -> None:
     with pytest.raises(sw.CaptureError, match=r"raises TypeError: argsort\(\) received an invalid"):
-        sw.compile(Checked(misused), batch(), mesh="data=2", backend="reference")
+        compile_copy(Checked(misused), batch(), mesh="data=2", backend="reference")

@@ -19,6 +19,7 @@ from shardweave.ir.capture.substitutes.written_out import (
     ctc_loss,
     gaussian_nll_loss,
 )
+from shardweave.tests.compiled import compile_copy
 from shardweave.tests.eager import assert_step_equals_eager, assert_three_steps_equal_eager
 from shardweave.tests.marks import slow
 
@@ -125,7 +126,7 @@ def test_model_with_them_equals_eager_where_batch_and_classes_are_cut() -> None:
     model = Recognised().double()
     x = torch.randn(SAMPLES, STEPS, 4, dtype=F64)
     batch = (x, LABELS, torch.tensor([7, 5, 6, 4]), torch.tensor([3, 2, 3, 0]))
-    step = sw.compile(model, batch, mesh="data=2,tensor=2", backend="reference")
+    step = compile_copy(model, batch, mesh="data=2,tensor=2", backend="reference")
     assert_step_equals_eager(step, model, *batch)
 
 
@@ -223,7 +224,7 @@ def test_ctc_loss_of_targets_in_one_row_that_the_data_divides_is_refused() -> No
 
     batch = (torch.randn(STEPS, SAMPLES, 4), torch.ones(8, dtype=torch.int64), torch.full((4,), 2))
     with pytest.raises(sw.CaptureError, match="pad them to a tensor of N x S"):
-        sw.compile(Joined(), batch, mesh="data=2", backend="reference")
+        compile_copy(Joined(), batch, mesh="data=2", backend="reference")
 
 
 class Flow(nn.Module):

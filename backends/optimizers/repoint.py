@@ -1,0 +1,55 @@
+"""Optimizers that were made before the parameters of a model became DTensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+REPLACED = "_shardweave_replaced"
+"""The attribute by which a parameter says under which name another one took its place."""
+
+
+def repoint(
+    optimizers: Iterable[Optimizer],
+    new: Mapping[int, Tensor],
+    placed: Callable[[Tensor, Tensor], Tensor],
+) -> None:
+    """Let optimizers update new parameters, by the id of those they have; states move along.
+
+    placed: a state tensor of a parameter's shape, and the new parameter -> the tensor in its form.
+    """
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["params"][:] = [new.get(id(old), old) for old in group["params"]]
+        states = list(optimizer.state.items())
+        optimizer.state.clear()
+        for old, state in states:
+            parameter = new.get(id(old), old)
+            optimizer.state[parameter] = (
+                state if parameter is old else _placed(state, old, parameter, placed)
+            )
+
+
+def _placed(
+    state: Any, old: Tensor, new: Tensor, placed: Callable[[Tensor, Tensor], Tensor]
+) -> Any:
+    if isinstance(state, dict):
+        return {key: _placed(value, old, new, placed) for key, value in state.items()}
+    if isinstance(state, Tensor) and state.ndim and state.shape == old.shape:
+        return placed(state, new)
+    return state
+
+
+def check_not_replaced(parameters: Iterable[Tensor]) -> None:
+    """Raises ValueError for a parameter in whose place sw.compile has put another one."""
+    for parameter in parameters:
+        name = getattr(parameter, REPLACED, None)
+        if name is not None:
+            raise ValueError(
+                f"the optimizer has the parameter '{name}' of before sw.compile, which made a "
+                "DTensor of it: it would train nothing. Make the optimizer after sw.compile, or "
+                "pass it: sw.compile(.., optimizers=optimizer)."
+            )

@@ -1,0 +1,191 @@
+"""The class of a compiled model: the model's own, whose calls run compiled programs."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn, Self
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from shardweave.backends.state.state import STEP, ShardedState, state_of
+from shardweave.ir.library.philox import STATE
+
+_SAID_OTHERWISE = {
+    "module": "it is the model itself, with its own names, parameters and state_dict",
+    "set_requires_gradient_sync": "call the model under model.no_sync(), or with accumulate=",
+    "clip_grad_norm_": "call torch.nn.utils.clip_grad_norm_(model.parameters(), ..)",
+}
+"""What to use for attributes that DistributedDataParallel or FSDP give a model."""
+
+_CONVERT = "Convert the model before sw.compile, or compile with precision= or device=."
+
+
+class CompiledModule(nn.Module):
+    """A model that `sw.compile` has sharded in place.
+
+    It is the model: its modules, names, hooks and settings are its own, its parameters and buffers
+    are DTensors on a mesh of several devices. A call runs compiled programs, see `Step`, whose
+    public methods and properties are the model's too. Where the model has an attribute of the same
+    name, that comes first, and `Step.of(model)` has the other one.
+    """
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return state_of(self)(*args, **kwargs)  # pyright: ignore[reportCallIssue, reportOptionalCall]
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            step = None if name.startswith("_") else vars(self).get(STEP)
+            if step is not None and hasattr(type(step), name):
+                return getattr(step, name)
+            if step is not None and name in _SAID_OTHERWISE:
+                raise AttributeError(
+                    f"a compiled model has no '{name}': {_SAID_OTHERWISE[name]}."
+                ) from None
+            raise
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        del recurse
+        _require_unchanged(self, fn)
+        return self
+
+    def share_memory(self) -> NoReturn:
+        """Refused: processes train together as ranks of a mesh. Raises ValueError."""
+        raise ValueError(
+            "the tensors of a compiled model are of this process; processes that train together "
+            "are ranks of its mesh, such as data=2."
+        )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Copy the model with tensors of its own; the copy runs the same programs.
+
+        So `torch.optim.swa_utils.AveragedModel(model)` averages its weights.
+        """
+        new = type(self).__new__(type(self))
+        memo[id(self)] = new
+        # Torch's own copy of a DTensor's gradient fails where that is a view of a message.
+        memo |= {id(t): _copied(t) for t in vars(self)[STEP].stored.values() if id(t) not in memo}
+        own = {name: value for name, value in vars(self).items() if name != STEP}
+        vars(new).update(copy.deepcopy(own, memo))
+        vars(new)[STEP] = vars(self)[STEP].copied(new, memo)
+        return new
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError(
+            "a compiled model holds the programs and groups of this process, so that it is not "
+            "pickled; save it by sw.save_checkpoint, or its model.full_state_dict(), and copy it "
+            "by copy.deepcopy."
+        )
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    made = tensor.detach().clone()
+    if not isinstance(tensor, nn.Parameter):
+        return made
+    new = nn.Parameter(made, tensor.requires_grad)
+    new.__class__ = type(tensor)
+    vars(new).update(vars(tensor))
+    new.grad = None if tensor.grad is None else tensor.grad.detach().clone()
+    return new
+
+
+def make_compiled(model: nn.Module, state: ShardedState) -> None:
+    """Let calls of a model run the programs of a state, its step."""
+    vars(model)[STEP] = state
+    model.__class__ = _class_of(type(model))
+
+
+@functools.cache
+def _class_of(kind: type[nn.Module]) -> type[nn.Module]:
+    """The class of compiled models of a class, as FSDP2 makes such classes."""
+
+    @functools.wraps(kind.forward)
+    def forward(self: CompiledModule, *args: Any, **kwargs: Any) -> Any:
+        return self(*args, **kwargs)
+
+    own = {"forward": forward, "__module__": kind.__module__, "__doc__": kind.__doc__}
+    return type(f"Compiled{kind.__name__}", (CompiledModule, kind), own)
+
+
+@contextmanager
+def as_written(model: nn.Module) -> Iterator[None]:
+    """Meanwhile a compiled model has the class and the attributes that its author wrote."""
+    kind, step = type(model), vars(model).pop(STEP, None)
+    try:
+        if step is not None:
+            model.__class__ = kind.__mro__[2]
+        yield
+    finally:
+        if step is not None:
+            model.__class__ = kind
+            vars(model)[STEP] = step
+
+
+@contextmanager
+def as_plain(model: nn.Module, *, with_hooks: bool) -> Generator[None]:
+    """Meanwhile a model can be captured: it is as written, and its tensors are plain ones.
+
+    Sharded tensors are stood for by empty ones of the global shape, which take no memory on a CPU
+    until they are written. with_hooks: keep the gradient hooks of parameters, for the program to
+    run; without, autograd runs them.
+    """
+    plain: dict[int, Tensor] = {}
+    replaced: list[tuple[dict[str, Any], str, Tensor]] = [
+        (held, name, tensor)
+        for module in model.modules()
+        for held in (module._parameters, module._buffers)
+        for name, tensor in held.items()
+        if isinstance(tensor, DTensor)
+        or (tensor is not None and tensor._backward_hooks and not with_hooks)
+    ]
+    state = model._buffers.pop(STATE, None) if state_of(model) is not None else None
+    try:
+        for held, name, tensor in replaced:
+            if id(tensor) not in plain:
+                plain[id(tensor)] = _plain(tensor, with_hooks=with_hooks)
+            held[name] = plain[id(tensor)]
+        with as_written(model):
+            yield
+    finally:
+        for held, name, tensor in replaced:
+            held[name] = tensor
+        if state is not None:
+            model._buffers[STATE] = state
+
+
+def _plain(tensor: Tensor, *, with_hooks: bool) -> Tensor:
+    made = tensor.detach()
+    if isinstance(tensor, DTensor):
+        made = tensor.to_local().detach()
+        if made.shape != tensor.shape or not all(p.is_replicate() for p in tensor.placements):
+            made = torch.empty(tensor.shape, dtype=tensor.dtype, device=made.device)
+    if not isinstance(tensor, nn.Parameter):
+        return made
+    made = nn.Parameter(made, tensor.requires_grad)
+    vars(made).update(vars(tensor))
+    for hook in (tensor._backward_hooks or {}).values() if with_hooks else ():
+        made.register_hook(hook)
+    return made
+
+
+def _require_unchanged(module: nn.Module, fn: Callable[[Tensor], Tensor]) -> None:
+    """Raises TypeError if `.to`, `.half` or `.cuda` would change a tensor's dtype or device, which
+    are those of the programs."""
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        dtype, device = tensor.dtype, tensor.device
+        try:
+            changed = fn(torch.empty(0, dtype=dtype, device=device))
+        except (AssertionError, RuntimeError) as error:  # torch's, for a device that is not there
+            raise TypeError(f"'{name}' stays on {device} ({error}). {_CONVERT}") from error
+        for before, after in ((dtype, changed.dtype), (device, changed.device)):
+            if before != after:
+                raise TypeError(
+                    f"'{name}' is {before} in the programs of the compiled model and cannot become "
+                    f"{after}. {_CONVERT}"
+                )
