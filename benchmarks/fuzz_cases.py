@@ -169,6 +169,7 @@ BY_HAND = """{
   "used": {"wte.weight": "[{\\"tensor\\"}, {}]"},
   "activations": {"h.0.mlp": "[{\\"data\\"}, {}, {}]"},
   "batch_split": 2,
+  "loss_chunks": 2,
   "recompute": "layer",
   "schedule": "sub-batch"
 }"""

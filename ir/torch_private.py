@@ -121,6 +121,10 @@ _REPLACED: dict[str, tuple[tuple[str, ...], str]] = {
     # What a model's code does
     "graph's end": (("torch._dynamo.output_graph:OutputGraph.cleanup",), ""),
     "recurrent layers": (("torch._decomp.decompositions:_rnn_helper",), ""),
+    "triton ops": (
+        ("torch.export._trace:custom_triton_ops_decomposition_disabled",),
+        "ops of torch.library.triton_op are refused",
+    ),
     "is compiling": (
         ("torch.compiler:_is_compiling_flag",),
         "models take the way that they have for eager calls",
@@ -354,10 +358,6 @@ def modified_variables(side_effects: Any) -> Iterator[Any]:
 def codegen_of(graph: torch.fx.Graph) -> Any:
     """What makes the code of a graph."""
     return graph._codegen
-
-
-def set_codegen(graph: torch.fx.Graph, codegen: Any) -> None:
-    graph._codegen = codegen
 
 
 def keep_tree_specs(graph: torch.fx.GraphModule) -> None:

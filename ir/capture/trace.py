@@ -205,12 +205,18 @@ def _trace(
     seen: Observation,
 ) -> Traced:
     exported = _exported(wrapped, args, kwargs, seen)
+    run_again = _read_in_checkpoints(exported.graph) if wrapped.grad else frozenset[str]()
     graph, joint = joint_graph(exported, partial(_joint, args=args, kwargs=kwargs))
     returned, plain = _returned(graph.output_node(), wrapped, joint.meta["out_spec"])
     inputs = tuple(
         _input(node.meta["desc"], names, plain) for node in graph.find_nodes(op="placeholder")
     )
     outputs = _outputs(graph.output_node(), names, plain, wrapped)
+    updated = sorted(run_again & {name for kind, name in outputs if kind == "buffer"})
+    if updated:
+        seen.notes.append(
+            _UPDATED_ONCE.format(names=", ".join([*updated[:3], *([".."] if updated[3:] else [])]))
+        )
     constants = {
         node.target: getattr(joint, node.target) for node in graph.find_nodes(op="get_attr")
     }
@@ -223,6 +229,21 @@ def _trace(
         returned,
         tuple(dict.fromkeys(seen.notes)),
         seen.constants,
+    )
+
+
+_UPDATED_ONCE = (
+    "buffers under torch.utils.checkpoint ({names}) are updated once in a step; eager updates "
+    "them twice, since backward runs that part of forward again"
+)
+
+
+def _read_in_checkpoints(graph: fx.Graph) -> frozenset[str]:
+    """The names of parameters and buffers that checkpointed parts read."""
+    parts = [node for node in graph.nodes if str(node.target) == "tag_activation_checkpoint"]
+    reads = [arg for part in parts for arg in part.args if isinstance(arg, fx.Node)]
+    return frozenset(
+        str(read.target).removeprefix("model.") for read in reads if read.op == "get_attr"
     )
 
 

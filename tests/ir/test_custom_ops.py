@@ -142,3 +142,23 @@ def test_op_that_cannot_be_in_a_program_is_refused_with_its_line(
         sw.CaptureError, match=rf"(test_custom_ops\.py:\d+.*|^the model.*){expected}"
     ):
         sw.capture(model, rows())
+
+
+def test_op_of_a_triton_kernel_stays_an_op() -> None:
+    triton = pytest.importorskip("triton")
+
+    @triton.jit
+    def double_kernel(x, y, n, BLOCK: triton.language.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+        offsets = triton.language.arange(0, BLOCK)
+        value = triton.language.load(x + offsets, mask=offsets < n)
+        triton.language.store(y + offsets, 2 * value, mask=offsets < n)
+
+    @torch.library.triton_op(f"{OPS}::double_on_gpu", mutates_args={})
+    def double(x: Tensor) -> Tensor:
+        y = torch.empty_like(x)
+        torch.library.wrap_triton(double_kernel)[(1,)](x, y, x.numel(), 64)
+        return y
+
+    double.register_autograd(lambda _, gradient: double(gradient))
+    program = sw.capture(_net(double), rows())
+    assert [op.name for op in program.ops].count(f"{OPS}.double_on_gpu") == 2

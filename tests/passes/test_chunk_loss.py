@@ -17,6 +17,7 @@ from shardweave.ir.dialects.annotations import copy_of
 from shardweave.ir.dialects.types import shape_of
 from shardweave.ir.mesh.mesh import Axis
 from shardweave.ir.program.program import Program
+from shardweave.ir.proof.prove import prove
 from shardweave.passes.memory.chunk_loss import CHUNKS
 from shardweave.passes.notes import heard_by
 from shardweave.passes.pipeline import PassError, as_mesh, run_passes
@@ -171,6 +172,11 @@ def test_chunks_go_with_other_fields_of_a_plan(mesh: str, options: dict[str, int
     plan = replace(megatron(SPECS["gpt"], mesh), loss_chunks=4, **options)
     program = run_passes(captured(SPECS["gpt"]).program, plan_passes(plan), mesh=mesh)
     assert_equals_eager(program, captured(SPECS["gpt"]))
+
+
+def test_chunks_are_proved_to_compute_the_loss() -> None:
+    program, _, _ = case("distillation")
+    prove(chunked(program, "data=2,tensor=2", 3), against=program)
 
 
 @pytest.mark.parametrize("name", REFUSED)

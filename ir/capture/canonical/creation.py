@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +21,13 @@ _KINDS: tuple[tuple[Callable[[torch.dtype], bool], Callable[[Any], Any]], ...] =
 
 
 def _filled(call: Call, constant: Any) -> Result:
-    """One op for all tensors of a single value."""
+    """One op for all tensors of a single value. Raises ValueError for one beyond the dtype."""
+    if call.dtype.is_floating_point and math.isfinite(constant):
+        if abs(constant) > torch.finfo(call.dtype).max:
+            raise ValueError(
+                f"{constant} is beyond {call.dtype}, which eager refuses too; give the tensor the "
+                "dtype that the value is of (dtype=x.dtype)."
+            )
     kind = next(kind for is_kind, kind in _KINDS if is_kind(call.dtype))
     return call.builder.full(call.shape, kind(constant), call.dtype)
 

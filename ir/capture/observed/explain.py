@@ -32,6 +32,7 @@ _WRONG_TYPE = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 
+_MASKED = "keep all elements and mask them: torch.where(mask, x, 0) in place of x[mask]"
 _TEXT = "compute nothing of a text that Python makes, such as that of an exception"
 _REMEDIES = (
     ("sparse", SPARSE_REMEDY),
@@ -54,6 +55,8 @@ _REMEDIES = (
     ("operator `str`", _TEXT),
     ("has no type", _TEXT),
     ("python_type()", _TEXT),
+    ("nonzero", _MASKED),
+    ("masked_select", _MASKED),
     ("modified by an inplace", "change a copy, or give a new tensor: eager refuses it too"),
     ("tolist", "keep the value a tensor"),
     (

@@ -194,6 +194,7 @@ _REPLACED: dict[str, Any] = {
     # Dynamo parses each source file for a line of a log that nobody reads.
     "source lines": _no_header,
     "exported root": _root_of,
+    "triton ops": lambda: True,  # they stay ops
 }
 """What of torch's tracing does something else meanwhile, and what it does."""
 

@@ -27,7 +27,6 @@ from shardweave.ir.torch_private import (
     TreeCodeGen,
     pytree,
     replaced,
-    set_codegen,
 )
 
 _CLOSE = {torch.float64: 1e-9, torch.complex128: 1e-9, torch.float32: 1e-4, torch.complex64: 1e-4}
@@ -75,7 +74,7 @@ def _record(
         raise Unseen("forward creates or removes a buffer")
     exported = fx.GraphModule(recorder.root, recorder.graph)
     in_tree = pytree.tree_flatten((tuple(args), dict(kwargs)))[1]
-    set_codegen(exported.graph, TreeCodeGen(PyTreeInfo(list(values), in_tree, tree)))
+    exported.graph.set_codegen(TreeCodeGen(PyTreeInfo(list(values), in_tree, tree)))
     exported.recompile()
     return exported, [name for name in before if after[name] is not before[name]]
 

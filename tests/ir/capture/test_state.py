@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from shardweave.ir.capture.capture import CaptureError, capture
+from shardweave.ir.notes import CaptureNote
 from shardweave.tests.eager import Model, assert_three_steps_equal_eager, rows
 from shardweave.tests.torch_versions import new_torch
 
@@ -371,3 +373,10 @@ def test_constants_that_the_code_writes_out_are_part_of_the_program() -> None:
         return (self.linear(x) * torch.tensor([1.0, 2.0, 2.0, 5.0])).square().sum()
 
     assert_three_steps_equal_eager(Model(forward), mesh="data=2,tensor=2")
+
+
+def test_buffer_of_a_checkpointed_part_is_updated_once_and_a_note_says_so() -> None:
+    norm = nn.BatchNorm1d(4, dtype=torch.float64)
+    model = Model(lambda self, x: checkpoint(self.norm, x, use_reentrant=False).sum(), norm=norm)
+    with pytest.warns(CaptureNote, match=r"\(norm\.num_batches_tracked, .*once in a step; eager"):
+        capture(model, rows())
