@@ -38,7 +38,8 @@ TWICE = (
 
 IN_CALL_NOTE = (
     "gradients of the loss are computed in the call, and multiplied at backward() by the one that "
-    "comes in: the program has no backward part of its own (stages, sub-batches across passes)"
+    "comes in: the program has no backward part of its own (stages, sub-batches across passes, a "
+    "loss in chunks)"
 )
 
 TWICE_NOTE = (
