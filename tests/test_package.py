@@ -22,7 +22,9 @@ INTERNAL = {
     "CanonicalError": "becomes a CaptureError",
     "UnreachableSharding": "becomes a PassError",
     "JoinedMicroBatches": "becomes a PassError, or a note",
-    **dict.fromkeys(("Irregular", "Unlike", "Unfit", "OutOfTime"), "caught where it is raised"),
+    **dict.fromkeys(
+        ("Irregular", "Unlike", "Unfit", "Unseen", "OutOfTime"), "caught where it is raised"
+    ),
     "UnfitError": "becomes a note: the region runs on ATen",
     "NotReadyError": "orders the statements of a kernel",
     "SourceError": "a guard against files that were tampered with",

@@ -15,6 +15,7 @@ import shardweave as sw
 from shardweave.ir.ops.flops import flops_of
 from shardweave.passes.notes import PlanNote
 from shardweave.tests.compiled import compile_copy
+from shardweave.tests.marks import slow
 from shardweave.tests.spawn import run_ranks
 
 grouped_mm = torch._grouped_mm  # pyright: ignore[reportPrivateImportUsage]
@@ -99,10 +100,10 @@ def assert_equal(step: Any, loop: Mixture, batch: dict[str, Tensor]) -> None:
     ("mesh", "zero", "choices"),
     [
         ("expert=2", 0, 2),
-        ("data=2", 0, 1),
+        slow("data=2", 0, 1),
         ("data=2,expert=2", 3, 2),
         ("expert=2,tensor=2", 0, 4),
-        ("expert=4", 0, 8),
+        slow("expert=4", 0, 8),
         ("stage=2", 0, 2),
     ],
 )

@@ -13,6 +13,7 @@ from shardweave.planners.plan.plan_parts import Pipeline
 from shardweave.tests.compiled import compile_copy
 from shardweave.tests.driver.step.models import Masked, Mixed
 from shardweave.tests.eager import ROUNDING, assert_step_equals_eager
+from shardweave.tests.marks import slow
 
 F64 = torch.float64
 
@@ -93,7 +94,7 @@ def test_step_equals_eager(
         torch.testing.assert_close(step(x)["hidden"], eager(x)["hidden"], rtol=bound, atol=bound)
 
 
-@pytest.mark.parametrize(("rows", "is_behind"), [(3, False), (3, True), (1, True)])
+@pytest.mark.parametrize(("rows", "is_behind"), [(3, False), slow(3, True), (1, True)])
 def test_last_batch_of_rows_that_time_steps_need_together_runs_as_one_micro_batch(
     rows: int, is_behind: bool
 ) -> None:

@@ -17,6 +17,7 @@ from shardweave.planners.lowering.lower import local_program
 from shardweave.tests import zoo
 from shardweave.tests.compiled import compile_copy
 from shardweave.tests.driver.step.models import F64, assert_same_state, batch, close, compiled
+from shardweave.tests.marks import slow
 from shardweave.tests.spawn import run_ranks
 
 GPT = "gpt:layers=2,hidden=16,heads=8,vocab=32,seq=16,batch=8,dropout=0.1"
@@ -24,7 +25,9 @@ VIT = f"{zoo.SPECS['vit']},hidden_dropout_prob=0.1,attention_probs_dropout_prob=
 LAYERS = "split-addmm,add-pending-sums,propagate-shardings,rematerialize,insert-collectives,cse,dce"
 
 
-@pytest.mark.parametrize("spec", [GPT, VIT], ids=["gpt", "vit"])
+@pytest.mark.parametrize(
+    "spec", [pytest.param(GPT, id="gpt"), pytest.param(VIT, id="vit", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize(
     ("mesh", "passes"),
     [
@@ -32,7 +35,7 @@ LAYERS = "split-addmm,add-pending-sums,propagate-shardings,rematerialize,insert-
         ("data=4", "preset:partition"),
         ("data=2,tensor=2", LAYERS),
         ("data=2,tensor=2", "preset:oases"),
-        ("data=2,tensor=2", "preset:merak"),
+        slow("data=2,tensor=2", "preset:merak"),
     ],
 )
 def test_dropout_everywhere_equals_eager(spec: str, mesh: str, passes: str) -> None:

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from shardweave.ir.capture.capture import CaptureError, capture
 from shardweave.tests.compiled import compile_copy
 from shardweave.tests.eager import Model, assert_three_steps_equal_eager
+from shardweave.tests.marks import slow
 from shardweave.tests.torch_versions import new_torch
 
 F64 = torch.float64
@@ -111,7 +112,7 @@ def test_operation_equals_eager(function: Function) -> None:
     assert_three_steps_equal_eager(model, batch)
 
 
-@pytest.mark.parametrize("cell", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize("cell", [nn.LSTM, nn.GRU, slow(nn.RNN)])
 def test_recurrent_layers_equal_eager(cell: type[nn.Module]) -> None:
     kwargs: dict[str, Any] = {"batch_first": True, "bidirectional": cell is nn.GRU}
     recurrent = cell(4, 4, 2, dtype=F64, **kwargs)

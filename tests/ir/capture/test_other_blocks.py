@@ -78,7 +78,8 @@ def _tied_within(net: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tie", "chains"), [(_tied_to_the_first, []), (_tied_to_the_last_map, []), (_tied_within, [6])]
+    ("tie", "chains"),
+    [(_tied_to_the_first, []), slow(_tied_to_the_last_map, []), (_tied_within, [6])],
 )
 def test_shared_parameters_stay_shared(tie: Any, chains: list[int]) -> None:
     net = Net()

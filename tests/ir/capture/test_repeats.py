@@ -171,7 +171,7 @@ def _outer_state(net: Any, x: Tensor) -> Tensor:
         (_one_shared, 6, 0, []),
         slow(_no_gradient_at_first, 8, 4, [5]),
         slow(_detached, 8, 6, [5]),
-        (_in_half_precision, 6, 0, []),
+        slow(_in_half_precision, 6, 0, []),
         slow(_outer_state, 6, 0, []),
     ],
 )
@@ -196,7 +196,7 @@ def _refused(reads: Callable[[Any], Any], base: type[Block] = Block) -> type[Blo
     [
         lambda self: self.index,
         slow(lambda self: 2 if self.index == 5 else 3),
-        lambda self: getattr(self, "index", 0) % 2,
+        slow(lambda self: getattr(self, "index", 0) % 2),
         slow(lambda self: self.__dict__["index"]),
         slow(lambda self: vars(self)["index"]),
         slow(lambda self: self.list[0]),
