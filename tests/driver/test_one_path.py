@@ -30,6 +30,7 @@ LLAMA = (
 MESH, BACKEND = "data=2,tensor=2", "reference"
 WITHOUT_FLAG = {
     "backward",
+    "optimizers",
     "outputs",
     "cluster",
     "train",
