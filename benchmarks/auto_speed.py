@@ -25,14 +25,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from shardweave.driver.models.models import build_example
 from shardweave.ir.capture.capture import capture
-from shardweave.ir.mesh.mesh import Mesh
-from shardweave.ir.ops.flops import flops_of
-from shardweave.ir.ops.registry import is_attention
-from shardweave.ir.ops.seen_keys import seen_share
-from shardweave.ir.program.program import Program
-from shardweave.ir.program.regions import split_at_backward
 from shardweave.planners.call import call_planner
 from shardweave.planners.cost.presets import find_cluster
+from shardweave.planners.predict.throughput import model_flops
 
 LLAMA = "hf:llama:vocab_size=128256,num_key_value_heads=8,max_position_embeddings=131072"
 LLAMA_8B = f"{LLAMA},hidden_size=4096,num_hidden_layers=32,num_attention_heads=32"
@@ -88,15 +83,6 @@ PUBLISHED: Mapping[str, float] = {
     "Llama-3-405B on 16,384, context 16": 380e12,
 }
 """FLOP/s of the model for each device (Grattafiori et al. 2024, Table 4)."""
-
-
-def model_flops(program: Program) -> float:
-    """FLOPs of a captured step that belong to the model: of each product of the forward pass three
-    times, of attention those that its mask leaves, and nothing of what is computed again."""
-    forward, _ = split_at_backward(program)
-    return 3.0 * sum(
-        flops_of(op) * (seen_share(op, Mesh()) if is_attention(op) else 1.0) for op in forward
-    )
 
 
 def measure(name: str) -> dict[str, Any]:

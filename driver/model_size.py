@@ -48,10 +48,13 @@ def check_option(where: str, key: str, value: object) -> None:
         raise ValueError(f"{where}: {key} can be {most:,} at most, found {given}.")
 
 
-def check_size(spec: str, build: Callable[[], Built], dtype: torch.dtype) -> ModelSize:
+def check_size(
+    spec: str, build: Callable[[], Built], dtype: torch.dtype, *, is_held: bool = True
+) -> ModelSize:
     """The size of a model, which is built without its memory.
 
-    Raises ValueError if the memory of this machine does not hold them and the inputs.
+    is_held: its weights will be made. Raises ValueError if the memory of this machine does not hold
+    them and the inputs then, and for sizes that no plan is for.
     """
     num_modules = 0
 
@@ -79,7 +82,7 @@ def check_size(spec: str, build: Callable[[], Built], dtype: torch.dtype) -> Mod
         handle.remove()
     num_parameters = sum(parameter.numel() for parameter in module.parameters())
     others = sum(x.numel() for x in chain(module.buffers(), inputs.values()))
-    _check_room(spec, num_parameters + others, dtype.itemsize)
+    _check_room(spec, num_parameters + others, dtype.itemsize if is_held else 0)
     return ModelSize(num_parameters, num_modules, num_parameters + others)
 
 

@@ -26,10 +26,17 @@ def step_of_copy(
 
 
 def copy_of(model: nn.Module) -> nn.Module:
-    """A deep copy; what hooks make anew in each forward pass, as weight norm does, is shared."""
+    """A deep copy, with the hooks of gradients, which torch drops.
+
+    What hooks make anew in each forward pass, as weight norm does, is shared.
+    """
     made = [x for m in model.modules() for x in vars(m).values() if isinstance(x, Tensor)]
     memo: dict[int, Any] = {id(x): x.detach() for x in made if not x.is_leaf}
-    return copy.deepcopy(model, memo)
+    copied = copy.deepcopy(model, memo)
+    for ours, parameter in zip(copied.parameters(), model.parameters(), strict=True):
+        for hook in (parameter._backward_hooks or {}).values():
+            ours.register_hook(hook)
+    return copied
 
 
 def in_eager(model: nn.Module, *args: Any) -> Any:

@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+import shardweave as sw
 from shardweave.backends.step.compiled_module import CompiledModule
 from shardweave.driver.checking.check import scalar_loss
 from shardweave.ir.capture.seeded import SeededRandom
 from shardweave.ir.library.philox import STATE
-from shardweave.tests.compiled import compile_copy
+from shardweave.tests.compiled import copy_of
 
 BOUND = 1e-9
 ROUNDING = 1e-11
@@ -52,12 +53,15 @@ def assert_three_steps_equal_eager(
     The model is compiled before it is run, both begin in the same state and draw the same numbers.
     """
     batches = [batch() for _ in range(NUM_STEPS)]
-    step = compile_copy(model, batches[0], mesh=mesh, backend="reference", seed=SEED)
+    # Hooks may read tensors of the model itself, so that it is the one to compile.
+    model, compiled = copy_of(model), model
+    options = {"mesh": mesh, "backend": "reference", "seed": SEED, "backward": "in_call"}
+    step = sw.compile(compiled, batches[0], **options)
     numbers = SeededRandom(SEED)
     for number, inputs in enumerate(batches):
         with numbers:
-            expected = _after(model, inputs)
-        found = _after(step, inputs)
+            expected = after_call(model, inputs)
+        found = after_call(step, inputs)
         found.pop(f"buffer {STATE}", None)
         assert set(found) == set(expected)
         for name, tensor in expected.items():
@@ -66,13 +70,15 @@ def assert_three_steps_equal_eager(
 
 
 def assert_step_equals_eager(
-    step: CompiledModule, model: nn.Module, *inputs: Tensor, bound: float = ROUNDING
+    step: CompiledModule, model: nn.Module | State, *inputs: Tensor, bound: float = ROUNDING
 ) -> None:
     """Loss and every gradient, of one call with both in the same state.
 
-    bound: of an entry's difference, absolute and relative.
+    model: or what it gave (`after_call`) before it was compiled. bound: of an entry's difference,
+    absolute and relative.
     """
-    found, expected = _after(step, inputs), _after(model, inputs)
+    expected = after_call(model, inputs) if isinstance(model, nn.Module) else model
+    found = after_call(step, inputs)
     for kind, tensor in expected.items():
         if not kind.startswith("buffer "):
             torch.testing.assert_close(
@@ -80,7 +86,8 @@ def assert_step_equals_eager(
             )
 
 
-def _after(step: nn.Module, inputs: Sequence[Tensor]) -> State:
+def after_call(step: nn.Module, inputs: Sequence[Tensor]) -> State:
+    """The loss, gradients and buffers after a call."""
     step.zero_grad(set_to_none=True)
     inputs = [tensor.clone() for tensor in inputs]
     loss = scalar_loss(step(*inputs))

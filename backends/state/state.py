@@ -127,7 +127,8 @@ class ShardedState:
         made = self._backend.stored(value, sharding, key)
         if isinstance(made, DTensor) or tensor.is_inference():
             return made if key[0] == "buffer" else self._parameter(made, tensor)
-        tensor.data = made
+        if value is not tensor or made.device != tensor.device:
+            tensor.data = made
         return tensor
 
     def _parameter(self, made: Tensor, like: Tensor) -> nn.Parameter:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from shardweave.backends.state.state import STEP, ShardedState, state_of
+from shardweave.ir.capture.observed.loose_tensors import kept_constants
 from shardweave.ir.library.philox import STATE
 
 _SAID_OTHERWISE = {
@@ -135,7 +136,11 @@ def as_plain(model: nn.Module, *, with_hooks: bool) -> Generator[None]:
     until they are written. with_hooks: keep the gradient hooks of parameters, for the program to
     run; without, autograd runs them.
     """
-    plain: dict[int, Tensor] = {}
+    plain = {
+        id(module._buffers[name]): constant
+        for module in model.modules()
+        for name, constant in kept_constants(module).items()
+    }
     replaced: list[tuple[dict[str, Any], str, Tensor]] = [
         (held, name, tensor)
         for module in model.modules()

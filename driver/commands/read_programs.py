@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from shardweave.driver.models.models import announce, build_example
+from shardweave.driver.models.models import example_to_trace
 from shardweave.driver.report.text import status
 from shardweave.ir.capture.capture import capture
 from shardweave.ir.dialects.annotations import phase_of
@@ -61,9 +61,8 @@ def read_or_capture(name: str, dtype: str = "float32") -> Program:
         program = read(name)
         check(program)
         return program
-    announce(name, getattr(torch, dtype))
     with status(f"capturing {name}"):
-        example = build_example(name, dtype=getattr(torch, dtype))
+        example = example_to_trace(name, dtype=getattr(torch, dtype))
         return capture(example.module, kwargs=example.kwargs)
 
 

@@ -9,7 +9,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, get_type_hints
@@ -22,6 +22,7 @@ from shardweave.driver.models.gpt import GPTConfig, build_gpt
 from shardweave.driver.models.hf import build_hf
 from shardweave.driver.models.vision import CNNConfig, UNetConfig, build_cnn, build_unet
 from shardweave.ir.suggest import did_you_mean
+from shardweave.ir.torch_private import FakeTensorMode
 
 LARGE = 300_000_000
 """Parameters from which on making the weights takes tens of seconds."""
@@ -81,6 +82,15 @@ def build_example(spec: str, *, dtype: torch.dtype = torch.float32, seed: int = 
     return example
 
 
+def example_to_trace(spec: str, *, dtype: torch.dtype = torch.float32, seed: int = 0) -> Example:
+    """Build the model that `spec` names to be captured: as `build_example`, but the weights of a
+    large model have no values and take no memory, so that it cannot be run."""
+    size = size_of(spec, dtype, is_held=False)
+    is_large = size is not None and size.parameters >= LARGE
+    with FakeTensorMode() if is_large else nullcontext():
+        return build_example(spec, dtype=dtype, seed=seed)
+
+
 def announce(spec: str, dtype: torch.dtype) -> None:
     """Say on standard error how large a model is that takes long to build.
 
@@ -97,19 +107,21 @@ def announce(spec: str, dtype: torch.dtype) -> None:
         )
 
 
-def size_of(spec: str, dtype: torch.dtype) -> ModelSize | None:
+def size_of(spec: str, dtype: torch.dtype, *, is_held: bool = True) -> ModelSize | None:
     """The size of the model that `spec` names; None for a factory's, which is not called.
 
-    Raises ValueError as `build_example` does, and for a model that is too large for this machine.
+    is_held: as for `check_size`. Raises ValueError as `build_example` does, and for a model that is
+    too large for this machine.
     """
     scheme, _, rest = spec.partition(":")
     if scheme in FAMILIES:
         config_class, build = FAMILIES[scheme]
         config = read_config(scheme, config_class, parse_options(rest))
-        return check_size(spec, partial(build, config), dtype)
+        return check_size(spec, partial(build, config), dtype, is_held=is_held)
     if scheme == "hf" and rest:
         model_type, options = _hf_options(rest)
-        return check_size(spec, lambda: build_hf(model_type, options, dtype)[:2], dtype)
+        build = partial(build_hf, model_type, options, dtype)
+        return check_size(spec, lambda: build()[:2], dtype, is_held=is_held)
     return None
 
 

@@ -10,11 +10,14 @@ from rich.table import Table
 
 from shardweave.driver.report.text import plain_table
 from shardweave.ir.dialects.attributes import ShardingAttr
+from shardweave.ir.program.program import Program
+from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.cost.quantity import bytes_text, counted, memory_text, seconds_text
 from shardweave.planners.lowering.plan_passes import DEFAULT_SCHEDULE
 from shardweave.planners.megatron.sequence_cut import SEQUENCE
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_parts import Candidate, Predicted
+from shardweave.planners.predict.throughput import Throughput
 
 WIDTH, WIDEST = 120, 1000
 
@@ -130,6 +133,15 @@ def print_plan(plan: Plan, out: TextIO) -> None:
         print(f"why: {reason}", file=out)
     for note in plan.notes:
         print(f"note: {note}", file=out)
+
+
+def print_throughput(
+    program: Program, cluster: str, devices: int, time_s: float, out: TextIO
+) -> None:
+    """Say what a step of a captured program does in a second, if it has a batch."""
+    found = Throughput.of(program, find_cluster(cluster), devices, time_s)
+    if found is not None:
+        print(f"throughput: {found}", file=out)
 
 
 def _sharded(plan: Plan) -> str:

@@ -144,6 +144,8 @@ class Estimator:
         if point.schedule not in BUCKETED:
             # The papers' schedules start messages where they stand: weights are waited for.
             waited = (0, 1, 1, 2)[point.zero] * once
+        elif point.is_staged and point.zero == 2:
+            waited = once  # weights are gathered before the first micro-batch
         # The backward pass of the last micro-batch hides it, or for stages 2 and 3 all do.
         count = point.micro_batches if point.zero > 1 else 1
         hides = compute * count * (2 / 3 if point.zero < 3 else 1.0) / point.stages

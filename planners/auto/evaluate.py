@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from shardweave.ir.program.blocks import blocks_of
 from shardweave.ir.program.program import Program
 from shardweave.planners.auto.plans import PlanMaker
-from shardweave.planners.auto.reader import FEW, MORE, Depths
+from shardweave.planners.auto.reader import FEW, MORE, RECENT_FEW, Depths
 from shardweave.planners.auto.space.point import JointPoint
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.lowering.lower import RECENT, Lowerings
@@ -60,7 +60,8 @@ class Evaluator:
         if program is self.depths.read:
             return self.maker.estimator.reader.lowerings
         if id(program) not in self._lowerings:
-            self._lowerings[id(program)] = Lowerings(program, most=RECENT)
+            most = RECENT if program is self.depths.program else RECENT_FEW
+            self._lowerings[id(program)] = Lowerings(program, most=most)
         return self._lowerings[id(program)]
 
     @property

@@ -43,12 +43,17 @@ class PlaceMemory:
     parts: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
-def fullest(memory: Iterable[PlaceMemory]) -> PlaceMemory:
-    """The first with the most bytes; nothing of none."""
-    return max(memory, key=lambda one: one.peak_bytes, default=PlaceMemory())
+def memory_of_places(program: Program) -> list[PlaceMemory]:
+    """Peak memory by coordinate on the stage axis."""
+    return [fullest(runs) for runs in memory_of_runs(program)]
 
 
-def memory_of_places(program: Program) -> list[list[PlaceMemory]]:
+def fullest(runs: Iterable[PlaceMemory]) -> PlaceMemory:
+    """The first run with the most bytes; nothing without runs."""
+    return max(runs, key=lambda run: run.peak_bytes, default=PlaceMemory())
+
+
+def memory_of_runs(program: Program) -> list[list[PlaceMemory]]:
     """Peak memory of each run, by coordinate on the stage axis. Linear in the ops, and in what runs
     read."""
     functions = functions_of(program)

@@ -18,7 +18,7 @@ from shardweave.ir.mesh.mesh import Mesh
 from shardweave.planners.lowering.stages.balance import balanced_stages
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_parts import Pipeline
-from shardweave.planners.simulate.run_memory import fullest, memory_of_places
+from shardweave.planners.simulate.run_memory import memory_of_places
 from shardweave.tests.compiled import compile_copy
 from shardweave.tests.spawn import run_ranks
 from shardweave.tests.zoo import captured, megatron
@@ -65,9 +65,7 @@ def peaks(spec: str, plan: Plan) -> tuple[int, int]:
     step.zero_grad()
     with Counted() as counted:
         step(**example.kwargs)
-    return counted.most, fullest(
-        memory_of_places(step.program)[step.backend.runtime.place]
-    ).peak_bytes
+    return counted.most, memory_of_places(step.program)[step.backend.runtime.place].peak_bytes
 
 
 def check(schedule: str, mesh: str, count: int, chunks: int, world_size: int, **more: Any) -> None:

@@ -32,6 +32,7 @@ WITHOUT_FLAG = {
     "backward",
     "optimizers",
     "outputs",
+    "optimizers",
     "cluster",
     "train",
     "seed",

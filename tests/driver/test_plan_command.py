@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 
 from shardweave.benchmarks import mixed_speeds
+from shardweave.driver import model_size
 from shardweave.driver.cli import main
+from shardweave.driver.models.models import example_to_trace
 from shardweave.driver.report.plan import print_candidates
+from shardweave.ir.torch_private import FakeTensor
 from shardweave.planners.cost.cluster_file import save_cluster
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.plan.plan import Plan
@@ -99,7 +102,7 @@ def test_plan_of_stages_explains_itself_and_is_run(tmp_path: Path, capsys: Captu
         "data",
         "exposed",
         "bubble",
-        "workspace",
+        "tokens/s",
         "chosen",
         "next best",
         "slower",
@@ -288,3 +291,11 @@ def test_mesh_of_fewer_devices_than_the_cluster_has_is_noted(capsys: Captured) -
         assert main(["plan", MODEL, *options]) == 0
         said = f"note: the mesh data=2 uses 2 of the 4 devices of cluster '{CLUSTER}', and the"
         assert (said in capsys.readouterr().out) is is_said
+
+
+def test_large_model_to_capture_takes_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_size, "memory_bytes", lambda: 2**20)
+    example = example_to_trace("hf:llama:num_hidden_layers=2,vocab_size=100000")
+    assert all(isinstance(parameter, FakeTensor) for parameter in example.module.parameters())
+    small = example_to_trace("gpt:layers=1")
+    assert not any(isinstance(parameter, FakeTensor) for parameter in small.module.parameters())

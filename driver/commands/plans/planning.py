@@ -14,8 +14,14 @@ from shardweave.driver.commands.arguments import DTYPES, check_output, check_pic
 from shardweave.driver.commands.read_programs import is_text, read_or_capture
 from shardweave.driver.models.models import parse_options
 from shardweave.driver.processes.trials import host_of
-from shardweave.driver.report.plan import comparison_table, print_candidates, print_plan
+from shardweave.driver.report.plan import (
+    comparison_table,
+    print_candidates,
+    print_plan,
+    print_throughput,
+)
 from shardweave.driver.report.text import status
+from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.program import Program
 from shardweave.planners.call import require_cluster
 from shardweave.planners.cost.presets import find_cluster
@@ -53,6 +59,9 @@ def plan_program(options: argparse.Namespace) -> int:
     considered = found.candidates or _rows([found.planner], [found])
     if options.explain:
         print_candidates(considered, out)
+    if options.cluster and found.predicted is not None:
+        devices = Mesh(**found.mesh).num_devices
+        print_throughput(program, options.cluster, devices, found.predicted.time_s, out)
     print_plan(found, out)
     if options.show_passes:
         print(f"passes: {PlanPasses.of(found)}", file=out)

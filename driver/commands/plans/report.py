@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 from shardweave.driver.commands.arguments import (
@@ -33,6 +34,7 @@ def add_parser(commands: Commands) -> None:
 def report_command(options: argparse.Namespace) -> int:
     from shardweave.driver.commands.read_programs import note_what_is_simulated, read
     from shardweave.driver.report.page import report_page
+    from shardweave.driver.report.plan import print_throughput
     from shardweave.driver.report.reshards import local_with_reshards
     from shardweave.ir.sharding.flow import is_propagated
     from shardweave.ir.verify.program import check
@@ -47,6 +49,7 @@ def report_command(options: argparse.Namespace) -> int:
     plan = Plan.load(options.plan) if options.plan else None
     if plan is not None and (program.is_local or is_propagated(program)):
         check_followed(plan, program)
+    captured = program
     program, reshards = local_with_reshards(program, plan)
     note_what_is_simulated(options.cluster, program)
     state, precision = optimizer_state(options), plan.precision if plan else ""
@@ -67,6 +70,9 @@ def report_command(options: argparse.Namespace) -> int:
         precision=precision,
     )
     Path(options.output).write_text(page)
+    if plan is not None and not captured.is_local:
+        devices = found.mesh.num_devices
+        print_throughput(captured, options.cluster, devices, found.time_s, sys.stdout)
     print(found.summary())
     print(f"wrote {options.output} ({bytes_text(len(page.encode()))})")
     return 0

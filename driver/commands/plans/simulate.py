@@ -47,6 +47,7 @@ def add_parser(commands: Commands) -> None:
 def simulate_command(options: argparse.Namespace) -> int:
     """Simulate a program, or one under a plan; print a summary, or the numbers as JSON."""
     from shardweave.driver.commands.read_programs import read
+    from shardweave.driver.report.plan import print_throughput
     from shardweave.ir.verify.program import check
 
     check_output(options.trace)
@@ -57,6 +58,10 @@ def simulate_command(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(found.record(), indent=2))
     else:
+        if options.plan is not None:
+            print_throughput(
+                program, options.cluster, found.mesh.num_devices, found.time_s, sys.stdout
+            )
         print(found.summary())
     out = sys.stderr if options.json else sys.stdout
     if options.trace:

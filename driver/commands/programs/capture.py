@@ -36,15 +36,14 @@ def capture_command(options: argparse.Namespace) -> int:
     import torch
 
     from shardweave.driver.commands.read_programs import program_line, write
-    from shardweave.driver.models.models import announce, build_example
+    from shardweave.driver.models.models import example_to_trace
     from shardweave.driver.report.text import status
     from shardweave.ir.capture.capture import capture
 
     check_output(options.output)
     dtype = getattr(torch, options.dtype)
-    announce(options.model, dtype)
     with status(f"building {options.model}"):
-        example = build_example(options.model, dtype=dtype, seed=options.seed)
+        example = example_to_trace(options.model, dtype=dtype, seed=options.seed)
     start_s = time.perf_counter()
     with status(f"capturing {options.model}"):
         program = capture(example.module, kwargs=example.kwargs, train=not options.eval)

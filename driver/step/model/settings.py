@@ -17,9 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from shardweave.backends.step.compiled_module import as_written
 from shardweave.driver.step.model.plain_values import ABSENT, SIMPLE, Finder, plain
-from shardweave.ir.capture.observed.loose_tensors import kept_constants
 from shardweave.ir.capture.outputs import LossChoice
-from shardweave.ir.torch_private import version_of
 
 HOOKS = {
     "_forward_hooks": "forward hooks",
@@ -38,15 +36,6 @@ class Hooks(tuple[int, ...]):
 
 
 NO_HOOKS = Hooks()
-
-
-class Constant(tuple[int, int]):
-    """A tensor by its identity, and how often it was written to."""
-
-    @staticmethod
-    def of(tensor: Any) -> Constant:
-        is_plain = isinstance(tensor, torch.Tensor) and not tensor.is_inference()
-        return Constant((id(tensor), version_of(tensor) if is_plain else 0))
 
 
 EACH = 16
@@ -112,11 +101,6 @@ class Settings:
             }
             for name in module._parameters:
                 parameters[f"{dot}{name}"] = module._parameters, name
-        self._constants = {
-            f"the constant {path}.{name}".replace(" .", " "): (module._buffers, name)
-            for path, module in self._model.named_modules()
-            for name in kept_constants(module)
-        }
         self._hook_dicts = list(hooks.values())
         self._parameters = list(parameters.values())
         self._look_for_hooks()
@@ -129,7 +113,6 @@ class Settings:
             *hooks,
             *(f"the number of gradient hooks of {path}" for path in parameters),
             "torch.get_default_dtype()",
-            *self._constants,
             *(place for place in held if place in simple),
             *(place for place in held if place not in simple),
         )
@@ -145,7 +128,6 @@ class Settings:
         if self._hooks_may_differ():
             self._look_for_hooks()
         values: list[Any] = [torch.get_default_dtype()]
-        values += [Constant.of(held.get(name)) for held, name in self._constants.values()]
         values += [get(name, ABSENT) for get, name in self._simple]
         values += [plain(holder.get(name, ABSENT)) for holder, name in self._others]
         return Snapshot(self._places, self._hooks, values)
@@ -184,12 +166,6 @@ def changes(before: Snapshot, now: Snapshot) -> dict[str, str]:
 
 
 def _check_without_parameters(place: str, *modules: Any) -> None:
-    if isinstance(modules[0], Constant):
-        name = place.removeprefix("the constant ")
-        raise ValueError(
-            f"tensor '{name}' of the model was replaced after sw.compile, which its programs do "
-            f"not see. Write model.get_buffer({name!r}).copy_(..)."
-        )
     for module in modules:
         if isinstance(module, nn.Module) and module.state_dict():
             raise ValueError(

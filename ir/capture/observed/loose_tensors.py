@@ -58,7 +58,7 @@ def keep_constants(
         register_constants(model, {own: tensor})
         kept[own] = tensor
         where = f"tensor `{place}`" if place else "a constant tensor from outside the model"
-        change = "changes of it raise an error" if own == place else "changes of it are not seen"
+        change = "write into it to change it" if own == place else "changes of it are not seen"
         notes.append(
             f"{site}: {where}, of shape {tuple(tensor.shape)}, is kept as the non-persistent "
             f"buffer '{own}'; {change}: write self.register_buffer(.., persistent=False)"
@@ -74,15 +74,15 @@ def register_constants(model: nn.Module, constants: Mapping[str, Tensor]) -> Non
         if name not in module._buffers:
             own = vars(module).pop(name, tensor)
             module.register_buffer(name, own, persistent=False)
-            _KEPT.setdefault(module, set()).add(name)
+            _KEPT.setdefault(module, {})[name] = own
 
 
-def kept_constants(module: nn.Module) -> set[str]:
-    """The names of the buffers that a module has for constants of its code."""
-    return _KEPT.get(module, set())
+def kept_constants(module: nn.Module) -> Mapping[str, Tensor]:
+    """The constants of a module's code for which it has buffers, by the names of these."""
+    return _KEPT.get(module, {})
 
 
-_KEPT: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()
+_KEPT: WeakKeyDictionary[nn.Module, dict[str, Tensor]] = WeakKeyDictionary()
 
 
 def _loose(model: nn.Module, exported: torch.fx.GraphModule) -> Iterator[tuple[str, Tensor]]:

@@ -11,7 +11,6 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
-from typing import cast
 
 from xdsl.dialects import builtin, func
 from xdsl.dialects.builtin import StringAttr
@@ -134,7 +133,9 @@ def with_all_stages(program: Program, plan: Plan) -> Program:
             dist.create_dist(dist.RunOp, [], [], function=run.function, at=run.at, **options)
         )
     block.add_op(func.ReturnOp())
-    step = function_of("step", block, [slot.attributes.data for slot in program.arguments], [])
+    step = function_of(
+        "step", block, [dict(slot.attributes.data) for slot in program.arguments], []
+    )
     found = Program(builtin.ModuleOp([step, *made.values()], dict(program.module.attributes)))
     found.set_mesh(Mesh(tuple(axes)))
     return found
@@ -236,7 +237,7 @@ class _Messages:
         """Give parameters of stages that are alike names of their own."""
         entries: list[builtin.DictionaryAttr] = []
         for entry in copy.arg_attrs or ():
-            data = dict(cast("builtin.DictionaryAttr", entry).data)
+            data = dict(entry.data)
             name = data.get("dist.name")
             if isinstance(name, StringAttr) and data.get("dist.kind") == StringAttr("param"):
                 data["dist.name"] = StringAttr(f"{name.data} of stage {stage}")

@@ -38,7 +38,7 @@ from shardweave.planners.simulate.run_memory import (
     PlaceMemory,
     devices_of_places,
     fullest,
-    memory_of_places,
+    memory_of_runs,
     parameters_of_places,
 )
 from shardweave.planners.simulate.simulate import simulate
@@ -107,7 +107,7 @@ def simulate_runs(
     places = [_Place(on_devices(cluster, found)) for found in ranks]
     clusters = [place.cluster for place in places]
     functions = _read_all(program, clusters)
-    sizes, memory = parameters_of_places(program), memory_of_places(program)
+    sizes, memory = parameters_of_places(program), memory_of_runs(program)
     if deeper is not None:
         more = _read_all(deeper.program, clusters)
         functions = {key: _deepened(one, more[key], deeper) for key, one in functions.items()}
@@ -244,7 +244,7 @@ def _deepened_memory(
         }
         return PlaceMemory(sum(parts.values()), parts)
 
-    more, greater = parameters_of_places(deeper.program), memory_of_places(deeper.program)
+    more, greater = parameters_of_places(deeper.program), memory_of_runs(deeper.program)
     parameters = [
         int(deeper.beyond(own, few, other))
         for own, few, other in zip(stages, sizes, more, strict=True)

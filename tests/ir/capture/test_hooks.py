@@ -136,10 +136,6 @@ _GLOBAL = torch.ones(4, dtype=torch.float64)
     ("register", "expected"),
     [
         (
-            lambda net: net.a.weight.register_post_accumulate_grad_hook(lambda p: None),
-            r"^module 'a' \(test_hooks\.py:.*after the accumulation of the gradient of 'a\.weight'",
-        ),
-        (
             lambda net: net.a.register_full_backward_hook(lambda *args: None),
             r"^module 'a' \(test_hooks\.py:.*backward hook of a module .*register_hook",
         ),
@@ -155,7 +151,7 @@ _GLOBAL = torch.ones(4, dtype=torch.float64)
         ),
         (_on_weight(lambda grad: grad * _GLOBAL), "a tensor from outside the model"),
     ],
-    ids=["post-accumulate", "backward", "backward-pre", "list", "object", "branch", "global"],
+    ids=["backward", "backward-pre", "list", "object", "branch", "global"],
 )
 def test_hook_that_a_program_cannot_run_is_refused_with_its_line(
     register: Callable[[Net], Any], expected: str

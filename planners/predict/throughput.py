@@ -1,0 +1,81 @@
+"""Samples, tokens and FLOPs a second of a predicted step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shardweave.ir.dialects.types import dtype_of_value, shape_of
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.ops.flops import flops_of
+from shardweave.ir.ops.registry import is_attention
+from shardweave.ir.ops.seen_keys import seen_share
+from shardweave.ir.program.program import Program
+from shardweave.ir.program.regions import split_at_backward
+from shardweave.planners.cost.cluster import Cluster
+from shardweave.planners.cost.workload import batch_of, parameter_dtype
+from shardweave.planners.plan.plan_parts import PlanError
+
+
+def model_flops(program: Program) -> float:
+    """FLOPs of a captured step that belong to the model: of each product of the forward pass three
+    times, of attention those that its mask leaves, and nothing of what is computed again."""
+    forward, _ = split_at_backward(program)
+    return 3.0 * sum(
+        flops_of(op) * (seen_share(op, Mesh()) if is_attention(op) else 1.0) for op in forward
+    )
+
+
+@dataclass(frozen=True)
+class Throughput:
+    """What a step of a captured program does in a second on some devices.
+
+    seq: tokens of a sample; 0 for a model that reads none. flops: of the model, in a step.
+    peak_flops_s: of a device, in the parameters' dtype; 0 if it has none.
+    """
+
+    batch: int
+    seq: int
+    time_s: float
+    devices: int
+    flops: float
+    peak_flops_s: float
+
+    @staticmethod
+    def of(program: Program, cluster: Cluster, devices: int, time_s: float) -> Throughput | None:
+        """None for a program whose inputs have no batch, or that takes no time."""
+        try:
+            batch = batch_of(program)
+        except PlanError:
+            return None
+        if not time_s:
+            return None
+        tokens = [
+            shape_of(slot.value)[1]
+            for slot in program.arguments
+            if slot.kind == "input"
+            and len(shape_of(slot.value)) == 2
+            and not dtype_of_value(slot.value).is_floating_point
+        ]
+        name = str(parameter_dtype(program)).removeprefix("torch.")
+        peaks = [device.flops.get(name, 0.0) for device in cluster.device_types(devices)]
+        return Throughput(
+            batch, max(tokens, default=0), time_s, devices, model_flops(program), min(peaks)
+        )
+
+    @property
+    def mfu(self) -> float:
+        """Share of the devices' peak that the model's own FLOPs take (Chowdhery et al. 2022)."""
+        peak = self.time_s * self.devices * self.peak_flops_s
+        return self.flops / peak if peak else 0.0
+
+    def __str__(self) -> str:
+        what, each = ("tokens", self.seq) if self.seq else ("samples", 1)
+        rate = self.batch * each / self.time_s
+        assumed = f"a batch of {self.batch:,}" + (f" x {self.seq:,} tokens" if self.seq else "")
+        words = f"{rate:,.0f} {what}/s, {rate / self.devices:,.0f} a device, with {assumed}"
+        if not self.mfu:
+            return words
+        return (
+            f"{words}; MFU {self.mfu:.1%} ({self.flops:.3g} FLOPs of the model, of "
+            f"{self.devices} x {self.peak_flops_s / 1e12:,.0f} TFLOP/s)"
+        )
