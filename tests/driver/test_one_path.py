@@ -32,7 +32,6 @@ WITHOUT_FLAG = {
     "backward",
     "optimizers",
     "outputs",
-    "optimizers",
     "cluster",
     "train",
     "seed",
