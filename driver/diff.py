@@ -90,8 +90,8 @@ def diff(a: Program, b: Program, *, cluster: Cluster | str | Path | None = None)
     if cluster is None:
         return Diff(structure)
     found = find_cluster(cluster)
-    times = (simulate_step(program, found, optimizer_multiplier=0.0) for program in (a, b))
-    return Diff(structure, tuple(times))
+    before, after = (simulate_step(program, found, optimizer_multiplier=0.0) for program in (a, b))
+    return Diff(structure, (before, after))
 
 
 def _group_dict(group: ChangeGroup) -> dict[str, Any]:

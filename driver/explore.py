@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
+from typing import cast
 
 from shardweave.driver.report.explorer.page import explorer_page
 from shardweave.driver.report.explorer.recorder import Recorder
@@ -80,7 +81,8 @@ def explore(
         find_cluster(cluster), optimizer_multiplier=optimizer_multiplier, precision=precision
     )
     if isinstance(passes, Mapping):
-        result = _explored_plans(program, passes, recorder)
+        plans = cast("Mapping[str, Plan]", passes)
+        result = _explored_plans(program, plans, recorder)
         return Exploration(result, explorer_page(recorder.moments, recorder.words, title=title))
     watch = recorder if observer is None else Observers((observer, recorder))
     pipeline = PassPipeline([passes] if isinstance(passes, str) else passes)

@@ -30,8 +30,8 @@ LLAMA = (
 MESH, BACKEND = "data=2,tensor=2", "reference"
 WITHOUT_FLAG = {
     "backward",
-    "outputs",
     "optimizers",
+    "outputs",
     "cluster",
     "train",
     "seed",

@@ -174,7 +174,7 @@ REFUSALS: Mapping[str, tuple[Callable[[], object], str]] = {
         "where `passes` has insert-collectives, put 'reduce-in.* behind it",
     ),
     "reduction": (
-        lambda: Effect(reduces="mean").on_shards([HALVES, HALVES]),
+        lambda: Effect(reduces="mean").on_shards([HALVES, HALVES]),  # pyright: ignore[reportArgumentType]
         'found the reduction "mean", expected "sum" or "max"',
     ),
     "stages that are no lists": (

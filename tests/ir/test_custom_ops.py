@@ -110,10 +110,10 @@ def test_op_without_a_rule_is_exact_on_whole_operands_and_noted(function: Any) -
 @pytest.mark.usefixtures("ruled")
 def test_op_with_a_rule_is_sharded_read_back_proved_and_emitted() -> None:
     model = _net(lambda x: clip(x, 2.0))
+    program = sw.capture(model, rows())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert_three_steps_equal_eager(model)
-    program = sw.capture(model, rows())
     assert f"{OPS}.clip(" in str(program)
     assert str(sw.parse(str(program))) == str(program)
     local = local_program(program, sw.plan(program, "data=2", "megatron"))

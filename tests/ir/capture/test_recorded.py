@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import shardweave as sw
+from shardweave.ir.dialects.annotations import layer_of
 from shardweave.tests.eager import Model, assert_three_steps_equal_eager, rows
 
 TABLE: dict[str, int] = {}
@@ -90,7 +91,6 @@ FORWARD: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "variable": lambda self, y: y + Variable(torch.ones(4)) * Variable(y),
     "text": lambda self, y: y * _caught(),
     "distance": lambda self, y: _distance(y),
-    "constant": lambda self, y: unfollowed(y) + torch.from_numpy(np.arange(4.0)) * self.factor[0],
     "number": lambda self, y: unfollowed(y) * torch.full((2,), 3.0).max().item(),
     "state": lambda self, y: _state(self, unfollowed(y)),
     "in place": lambda self, y: _in_place(self, unfollowed(y)),
@@ -102,7 +102,6 @@ FORWARD: dict[str, Callable[[Any, Tensor], Tensor]] = {
 @pytest.mark.parametrize("name", FORWARD)
 def test_python_that_dynamo_does_not_follow_is_recorded_and_equals_eager(name: str) -> None:
     model = Model(lambda self, x: FORWARD[name](self, self.linear(x)).square().sum())
-    model.factor = [torch.tensor(2.0)]
     assert_three_steps_equal_eager(model)
     assert not hasattr(model, "seen") or name == "state"
 
@@ -117,8 +116,7 @@ def test_python_that_dynamo_does_not_follow_is_recorded_and_equals_eager(name: s
     ],
 )
 def test_what_is_not_the_same_at_each_call_stays_refused(scale: Callable[..., Any]) -> None:
-    model = Model(lambda self, x: (self.linear(x) * scale(self, x)).sum())
-    model.count = 0
+    model = Model(lambda self, x: (self.linear(x) * scale(self, x)).sum(), count=0)
     state = random.getstate()
     with pytest.raises(sw.CaptureError, match=r"test_recorded\.py:\d+"):
         sw.capture(model, rows())
@@ -136,5 +134,19 @@ def test_layers_of_a_recorded_model_have_their_names_and_a_note_says_why() -> No
     model = Model(lambda self, x: unfollowed(self.net(x)).sum(), net=model.double())
     with pytest.warns(sw.CaptureNote, match=r"test_recorded\.py.*recorded and compared with eager"):
         program = sw.capture(model, rows())
-    layers = {op.properties["layer"].data for op in program.ops if op.name == "aten.relu"}
+    layers = {layer_of(op) for op in program.ops if op.name == "aten.relu"}
     assert layers == {"net.1"}
+
+
+@pytest.mark.filterwarnings("ignore::shardweave.PlanNote")
+def test_constants_that_a_recorded_model_makes_or_holds_are_kept() -> None:
+    factor = [torch.tensor(2.0)]
+    model = Model(
+        lambda self, x: self.linear(
+            unfollowed(x) + torch.from_numpy(np.arange(4.0)) * factor[0]
+        ).sum()
+    )
+    (x,) = rows()
+    expected = model(x).item()
+    step = sw.compile(model, (x,), mesh="data=2", backend="reference")
+    assert step(x).item() == pytest.approx(expected, rel=1e-12)
