@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from importlib import import_module
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -182,8 +183,16 @@ _HOMES = {
 import_module("shardweave.planners.registry")  # registers the passes that stand in planners
 
 
+_RENAMED = {"random": "seeded"}
+"""Names of before, which go with the next version."""
+
+
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first used: torch alone takes seconds to import."""
+    if name in _RENAMED:
+        new = _RENAMED[name]
+        warnings.warn(f"sw.{name} is sw.{new} now", DeprecationWarning, stacklevel=2)
+        return __getattr__(new)
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'shardweave' has no attribute '{name}'")

@@ -47,7 +47,7 @@ class MeshTensor(DTensor):
         run = partial(super().__torch_function__, func, types)
         if name.startswith("_foreach_"):
             return _by_mesh(run, args, kwargs or {})
-        result = run(args, kwargs or {})
+        result: Any = run(args, kwargs or {})
         if func is Tensor.detach:
             result.__class__ = cls
         elif func in NORMS and isinstance(result, DTensor) and not result.ndim:

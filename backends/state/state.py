@@ -141,7 +141,8 @@ class ShardedState:
     def _replace(self, new: Mapping[int, Tensor]) -> None:
         """Put tensors in the place of those of the model, by id; tied ones stay tied."""
         for module in self._modules:
-            for held in (module._parameters, module._buffers):
+            owned: list[dict[str, Any]] = [module._parameters, module._buffers]
+            for held in owned:
                 for name, tensor in held.items():
                     if tensor is not None:
                         held[name] = new[id(tensor)]

@@ -25,6 +25,7 @@ def choose_plan(program: Program, request: Request) -> Plan | None:
     if request.cluster is not None:
         planner = given if isinstance(given, str) else ""
         options: dict[str, Any] = {"sequence_parallel": True} if is_sequential else {}
+        assert request.mesh is None or isinstance(request.mesh, Mesh)
         found = plan(program, request.mesh, planner, cluster=request.cluster, **options)
         return with_pipeline(found, program, Mesh(**found.mesh))
     if given is None and request.devices.num_devices == 1 and not (is_sequential or request.zero):
