@@ -16,8 +16,8 @@ from shardweave.tests.zoo import captured
 CLUSTER = find_cluster("perlmutter:nodes=1")
 
 
-def deep() -> Program:
-    return captured("gpt:layers=6,hidden=16,heads=2,vocab=16,seq=4,batch=4").program
+def deep(layers: int = 6) -> Program:
+    return captured(f"gpt:layers={layers},hidden=16,heads=2,vocab=16,seq=4,batch=4").program
 
 
 def test_kept_blocks_are_the_first_and_the_last_and_the_step_is_verified() -> None:
@@ -33,7 +33,7 @@ def test_kept_blocks_are_the_first_and_the_last_and_the_step_is_verified() -> No
 
 
 def test_costs_of_all_blocks_follow_from_those_of_a_few() -> None:
-    program = deep()
+    program = deep(7)
     depths = Depths.of(program, deep=4)
     assert depths.is_deep
     found = depths.deepened(workload_of(depths.read, CLUSTER))
