@@ -38,8 +38,7 @@ class AutoOptions:
     the best estimate, which it then simulates; 0: it ends by itself. fix, forbid:
     dimensions with values, as `tensor=8,zero=1`. memory: of each device, as 70GiB, where not all
     may be used. propose: also price what other planners choose. precision: as of a plan. top:
-    candidates that the plan lists. runnable: without plans that no backend runs, such as those of
-    micro-batches that a batch norm joins.
+    candidates that the plan lists.
     """
 
     simulate: int = 0
@@ -50,7 +49,6 @@ class AutoOptions:
     propose: bool = True
     precision: str = ""
     top: int = 5
-    runnable: bool = True
 
 
 SIMULATED, SIMULATED_DEEP = 64, 16
@@ -98,7 +96,6 @@ def plan_auto(
             mesh,
             constraints,
             has_list=bool(name) and not depths.is_deep,
-            runnable=options.runnable,
         ),
         estimator=estimator,
         evaluator=evaluator,

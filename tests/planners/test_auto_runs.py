@@ -118,11 +118,7 @@ def test_plan_of_a_model_with_batch_norm_equals_eager(fix: str) -> None:
     assert_runs(plan, case)
 
 
-def test_plan_that_no_backend_runs_has_to_be_asked_for() -> None:
+def test_plan_that_no_backend_runs_is_refused_with_the_reason() -> None:
     options = replace(QUICK, fix="micro_batches=2,stages=2,tensor=1")
     with pytest.raises(PlanError, match=r"no plan with micro_batches=2.*as batch norm does"):
         plan_auto(captured(CNN).program, None, cluster=CLUSTER, options=options)
-    asked = replace(options, runnable=False)
-    plan = plan_auto(captured(CNN).program, None, cluster=CLUSTER, options=asked)
-    with pytest.raises(ValueError, match="they cannot run one by one"):
-        partition(captured(CNN).program, Mesh(**plan.mesh), plan)

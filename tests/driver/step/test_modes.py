@@ -293,5 +293,5 @@ class _Summed(nn.Module):
 def test_module_of_a_compiled_model_computes_by_itself() -> None:
     model = Normed()
     step = compiled(model, batch())
-    x = torch.ones(1, 4)
+    x = torch.ones(1, 4, dtype=torch.float64)
     close(step.get_submodule("up")(x), model.up(x))
