@@ -80,7 +80,12 @@ def run(options: RunOptions) -> RunReport:
     program, device = step.program, step.backend.device
     with status("running it", quiet=world.rank() != 0):
         loss, check, training, eager = _measure(options, step, example, program)
-    notes = (*example.notes, *step.notes, *_dropped(step), *_notes_on_time(options, device))
+    notes = (
+        *example.notes,
+        *step.programs.notes,
+        *_dropped(step),
+        *_notes_on_time(options, device),
+    )
     if check is not None and check.bound_of:
         notes += (f"the bound is {check.bound_of}",)
     assert isinstance(step.programs, CompiledPrograms)
