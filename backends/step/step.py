@@ -104,6 +104,7 @@ class Step(ShardedState):
         return step
 
     def copied(self, model: nn.Module, memo: Mapping[int, Any]) -> Step:
+        """The step of a deep copy of the model, made with this memo; it runs the same programs."""
         new = super().copied(model, memo)
         new._gradients = Gradients(new)
         new._ran = BackwardRan(new._gradients.parameters)

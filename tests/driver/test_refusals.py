@@ -162,9 +162,9 @@ REFUSALS: Mapping[str, tuple[Callable[[], object], str]] = {
     ),
     "tensors of another": (
         lambda: compiled().load_state_dict({}, assign=True),
-        "a step keeps its own tensors; leave assign out",
+        "a compiled model keeps its own tensors; leave assign out",
     ),
-    "mesh that is none": (lambda: as_mesh(object()), "or an sw.Mesh, not a object"),  # pyright: ignore[reportArgumentType]
+    "mesh that is none": (lambda: as_mesh(object()), "an sw.Mesh or a DeviceMesh, not a object"),  # pyright: ignore[reportArgumentType]
     "no such plan": (
         lambda: resolve_plan("megatrn", step(SMALL), Mesh(data=2)),
         "plan 'megatrn' is neither a planner .* did you mean 'megatron'",
