@@ -168,9 +168,8 @@ def _check(
     if configuration.stored:
         plan = _stored(plan, program)
     local = partition(program, mesh, plan, configuration.passes)
-    backend = VirtualBackend()
-    programs = GivenProgram(BoundProgram(local, backend), SEED)
-    step = Step(copy.deepcopy(example.module), backend, programs)
+    first, step = BoundProgram(local, VirtualBackend()), copy.deepcopy(example.module)
+    Step(step, first, lambda: GivenProgram(first, SEED))
     found: list[Expected] = []
     for batch in example.batches:
         step.zero_grad(set_to_none=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -206,7 +207,7 @@ class DistributedBackend(Backend):
     def parameter(self, stored: Tensor, *, requires_grad: bool) -> nn.Parameter:
         made = super().parameter(stored, requires_grad=requires_grad)
         if isinstance(made, DTensor) and made.device_mesh != self.runtime.device_mesh:
-            made.__class__ = MeshTensor
+            cast("Any", made).__class__ = MeshTensor
         return made
 
     def gradient(self, local: Tensor, parameter: Tensor) -> Tensor:

@@ -26,7 +26,6 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 from shardweave.backends.emit.emit import emit
 from shardweave.backends.state.checkpoint import checkpointable
-from shardweave.backends.step import accumulate
 from shardweave.backends.step.compiled_module import CompiledModule
 from shardweave.backends.step.step import Step
 from shardweave.driver.models.models import build_example
@@ -250,9 +249,7 @@ def train_squares() -> list[float]:
         assert isinstance(parameter, DTensor)
         assert torch.equal(parameter.full_tensor(), model.get_parameter(name)), name
     errors: list[float] = []
-    # Neither way of changing parameters is taken for none.
     warnings.simplefilter("error", UserWarning)
-    accumulate.UNUSED_CALLS = 2
     for foreach in (True, False):
         optimizers = [
             torch.optim.AdamW(module.parameters(), lr=0.1, foreach=foreach)

@@ -33,11 +33,13 @@ def test_parameters_that_a_later_call_uses_first_have_eagers_gradients_under_zer
     step = compile_copy(model, (x, "a"), mesh="data=2", zero=3, backend="reference")
     ours, theirs = (torch.optim.AdamW(m.parameters(), 0.1) for m in (step, eager))
     for task in "abba":
-        ours.zero_grad(), theirs.zero_grad()
+        ours.zero_grad()
+        theirs.zero_grad()
         loss = eager(x, task)
         torch.testing.assert_close(step(x, task).detach(), loss.detach())
         loss.backward()
-        ours.step(), theirs.step()
+        ours.step()
+        theirs.step()
     for name, value in step.full_state_dict().items():
         torch.testing.assert_close(value, eager.state_dict()[name])
 
