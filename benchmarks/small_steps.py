@@ -35,18 +35,22 @@ def main() -> int:
     parser.add_argument("--machine", default="2-core x86-64 CPU, torch CPU build")
     parser.add_argument("--json", default="", help="write the times to this file")
     parser.add_argument("--quick", action="store_true", help="ten rounds")
+    parser.add_argument("--backward", default="in_call", choices=("in_call", "autograd"))
     options = parser.parse_args()
     rounds = 10 if options.quick else options.rounds
     torch.set_num_threads(1)
     example = build_example(MODEL)
     eager = copy.deepcopy(example.module)
-    step = sw.compile(example.module, kwargs=example.kwargs)
+    is_in_call = options.backward == "in_call"
+    step = sw.compile(example.module, kwargs=example.kwargs, backward=options.backward)
 
     def run_eager() -> None:
         eager(**example.kwargs).backward()
 
     def run_step() -> None:
-        step(**example.kwargs).backward()
+        loss = step(**example.kwargs)
+        if not is_in_call:
+            loss.backward()
 
     steps = [(eager, run_eager), (step, run_step)]
     rows = {

@@ -79,15 +79,14 @@ def our_row(case: Case, model: str) -> TimedRow:
     """Our step of a case, compiled as a user's."""
     example, mesh, plan = _planned(case, model)
     step = sw.compile(
-        example.module, kwargs=example.kwargs, mesh=mesh, plan=plan, passes=case.passes
+        example.module,
+        kwargs=example.kwargs,
+        mesh=mesh,
+        plan=plan,
+        passes=case.passes,
+        backward="in_call",
     )
-
-    def run() -> Tensor:
-        loss = step(**example.kwargs)
-        loss.backward()
-        return loss.detach()
-
-    return TimedRow("shardweave", run, [step], step.program)
+    return TimedRow("shardweave", lambda: step(**example.kwargs), [step], step.program)
 
 
 def our_program(case: Case, model: str) -> Program:
