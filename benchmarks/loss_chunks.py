@@ -1,7 +1,7 @@
-"""What chunks of the loss save, and cost: `python benchmarks/loss_chunks.py`.
+"""Measure what chunks of the loss save and cost: `python benchmarks/loss_chunks.py`.
 
 The step of one device, for a GPT with a vocabulary of 50,257, whole and by `chunk-loss`: the peak
-memory that is predicted, that of the values which the reference backend holds, and the processor
+memory that is predicted, the memory that the reference backend holds, and the processor
 time of one thread, in turn. Logits exist twice where they are whole: as they are, and their
 gradients. `--quick` takes a small model.
 """

@@ -1,4 +1,4 @@
-"""Whether every command says the same of a plan: time, memory and messages of 60 random problems.
+"""Compare what each command says of a plan: time, memory and messages of 60 random problems.
 
 `python benchmarks/one_prediction.py [--count N] [--seed N] [--quick] [--json OUT]` draws a model, a
 cluster and a point of the joint space or a planner, and prints what the plan predicts beside the
@@ -50,7 +50,7 @@ from shardweave.planners.planning import on_cluster
 from shardweave.planners.predict.predict import predicted_of, simulate_step
 
 WITHIN = 0.01
-"""How far any two numbers may be apart."""
+"""Largest relative difference between two numbers of a plan."""
 
 MODELS = (
     "gpt:layers=4,hidden=256,heads=8,vocab=512,seq=64,batch=16",
@@ -64,15 +64,15 @@ PLANNERS = ("megatron", "amp", "axonn")
 
 @dataclass(frozen=True)
 class Numbers:
-    """Of a step: seconds, bytes at the peak, and seconds of messages by axes."""
+    """Numbers of a step: seconds, bytes at the peak, and seconds of messages."""
 
     time_s: float
     peak_bytes: float
     messages_s: float
 
     @staticmethod
-    def of(found: Predicted) -> Numbers:
-        return Numbers(found.time_s, found.peak_bytes, sum(found.communication_s.values()))
+    def of(of_plan: Predicted) -> Numbers:
+        return Numbers(of_plan.time_s, of_plan.peak_bytes, sum(of_plan.communication_s.values()))
 
     def apart(self, other: Numbers) -> float:
         """The largest share by which a number differs from another's."""
@@ -81,8 +81,10 @@ class Numbers:
 
 
 def numbers_of(program: Program, plan: Plan, cluster: Cluster) -> dict[str, Numbers]:
-    """What each command says of a plan. Raises ValueError for one that cannot be lowered, and
-    PlanError for a program that does not verify."""
+    """Collect what each command says of a plan.
+
+    Raises ValueError for a plan that cannot be lowered, PlanError for an invalid program.
+    """
     said = on_cluster(program, plan, cluster)
     assert said.predicted is not None
     staged = with_pipeline(plan, program, Mesh(**plan.mesh))
@@ -157,12 +159,12 @@ def drawn(chosen: random.Random) -> Row | None:
         return Row(spec, place, planner, numbers_of(program, plan, cluster))
     evaluator, pools = evaluator_of(spec, place), points_of(spec, place)
     point = chosen.choice(pools[chosen.random() < 0.7] or pools[0])
-    found = evaluator.predict(point)
-    if found is None:
+    predicted = evaluator.predict(point)
+    if predicted is None:
         return None
     plan = evaluator.maker.plan(point, program)
     numbers = numbers_of(program, plan, cluster)
-    return Row(spec, place, str(point), numbers | {"auto": Numbers.of(found)})
+    return Row(spec, place, str(point), numbers | {"auto": Numbers.of(predicted)})
 
 
 def rows_of(count: int, seed: int) -> Iterator[Row]:

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 import shardweave as sw
 from shardweave.backends.step.compiled_module import CompiledModule
 from shardweave.driver.checking.check import scalar_loss
+from shardweave.driver.step.precision import copy_of_model
 from shardweave.ir.capture.seeded import SeededRandom
 from shardweave.ir.library.philox import STATE
-from shardweave.tests.compiled import copy_of
 
 BOUND = 1e-9
 ROUNDING = 1e-11
@@ -54,7 +54,7 @@ def assert_three_steps_equal_eager(
     """
     batches = [batch() for _ in range(NUM_STEPS)]
     # Hooks may read tensors of the model itself, so that it is the one to compile.
-    model, compiled = copy_of(model), model
+    model, compiled = copy_of_model(model), model
     options = {"mesh": mesh, "backend": "reference", "seed": SEED, "backward": "in_call"}
     step = sw.compile(compiled, batches[0], **options)
     numbers = SeededRandom(SEED)

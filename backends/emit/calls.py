@@ -40,7 +40,7 @@ TRANSPOSE = "torch.t"
 
 
 CUSTOM = "torch.ops."
-"""How the function of an op that is not of ATen begins."""
+"""Prefix of the function of an op that is not of ATen."""
 
 
 def callee_of(op: AtenOp) -> Callable[..., Any]:

@@ -80,7 +80,7 @@ class ShardedState:
 
     On a mesh of several devices they become DTensors that hold this rank's shard, so that torch's
     optimizers, `clip_grad_norm_` and `torch.distributed.checkpoint` work on them. On one device the
-    model keeps its own tensors. Their values are those of rank 0's model.
+    model keeps its own tensors. All ranks start with the values of rank 0's model.
 
     shardings: of parameters and buffers by kind and name; others are replicated. sync: False sends
     no values, and raises AgreementError on every rank if they differ. optimizers: those that have
@@ -139,7 +139,7 @@ class ShardedState:
         return with_attributes_of(like, parameter)
 
     def _replace(self, new: Mapping[int, Tensor]) -> None:
-        """Put tensors in the place of those of the model, by id; tied ones stay tied."""
+        """Replace the model's tensors by new ones, by id; tied ones stay tied."""
         for module in self._modules:
             owned: list[dict[str, Any]] = [module._parameters, module._buffers]
             for held in owned:

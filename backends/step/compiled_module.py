@@ -21,7 +21,7 @@ _SAID_OTHERWISE = {
     "set_requires_gradient_sync": "call the model under model.no_sync(), or with accumulate=",
     "clip_grad_norm_": "call torch.nn.utils.clip_grad_norm_(model.parameters(), ..)",
 }
-"""What to use for attributes that DistributedDataParallel or FSDP give a model."""
+"""Replacements for attributes that DistributedDataParallel or FSDP give a model."""
 
 _CONVERT = "Convert the model before sw.compile, or compile with precision= or device=."
 
@@ -180,8 +180,8 @@ def _plain(tensor: Tensor, *, with_hooks: bool) -> Tensor:
 
 
 def _require_unchanged(module: nn.Module, fn: Callable[[Tensor], Tensor]) -> None:
-    """Raises TypeError if `.to`, `.half` or `.cuda` would change a tensor's dtype or device, which
-    are those of the programs."""
+    """Raises TypeError if `.to`, `.half` or `.cuda` would change the dtype or device of a tensor:
+    programs are compiled for them."""
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         dtype, device = tensor.dtype, tensor.device
         try:

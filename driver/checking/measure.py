@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import math
 import sys
@@ -41,6 +40,7 @@ from shardweave.driver.step.compile import compile
 from shardweave.driver.step.precision import (
     AUTOCAST,
     PARAMETERS,
+    copy_of_model,
     in_precision,
     inputs_in_precision,
 )
@@ -116,7 +116,7 @@ def compiled(options: RunOptions, example: Example) -> CompiledModule:
         given["device"] = world.local_device(options.mesh.num_devices)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PlanNote)  # the report has them
-        model = copy.deepcopy(example.module)  # the other is run in eager
+        model = copy_of_model(example.module)  # the other is run in eager
         return compile(model, kwargs=example.kwargs, **given)
 
 

@@ -41,11 +41,23 @@ def in_precision(model: nn.Module, precision: str | None) -> nn.Module:
     tensors = (*model.parameters(), *model.buffers())
     if dtype is None or all(x.dtype == dtype for x in tensors if x.is_floating_point()):
         return model
-    # Of what hooks make anew in each forward pass, as weight norm and pruning do, no copy is made.
+    copied = copy_of_model(model)
+    cast_parameters(copied, precision)
+    return copied
+
+
+def copy_of_model(model: nn.Module) -> nn.Module:
+    """Copy a model with the gradient hooks of its parameters, which torch's deep copy drops.
+
+    What hooks make anew in each forward pass, as weight norm and pruning do, is shared.
+    """
     made = [x for m in model.modules() for x in vars(m).values() if isinstance(x, Tensor)]
     memo: dict[int, Any] = {id(x): x.detach() for x in made if not x.is_leaf}
     copied = copy.deepcopy(model, memo)
-    return copied._apply(lambda x: x.to(dtype) if x.is_floating_point() else x)
+    for ours, parameter in zip(copied.parameters(), model.parameters(), strict=True):
+        for hook in (parameter._backward_hooks or {}).values():
+            ours.register_hook(hook)
+    return copied
 
 
 def cast_parameters(model: nn.Module, precision: str | None) -> None:

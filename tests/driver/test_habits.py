@@ -16,8 +16,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import shardweave as sw
+from shardweave.driver.step.precision import copy_of_model
 from shardweave.ir.library.philox import STATE
-from shardweave.tests.compiled import copy_of, in_eager
+from shardweave.tests.compiled import in_eager
 
 
 class Scaled(nn.Module):
@@ -81,7 +82,7 @@ def test_plan_may_name_inputs_as_forward_does_or_by_position() -> None:
     model = Scaled()
     for name in ("x", "arg0"):
         plan = sw.Plan(mesh={"data": 2}, inputs={name: '[{"data"}, {}]'})
-        step = compiled(copy_of(model), plan=plan)
+        step = compiled(copy_of_model(model), plan=plan)
         torch.testing.assert_close(step(X)[0], model(X)[0])
         assert step.plan is not None
         assert dict(step.plan.inputs) == {"x": '[{"data"}, {}]'}
@@ -248,7 +249,7 @@ def test_copy_of_a_step_trains_on_its_own() -> None:
 
 def test_average_of_weights_is_that_of_eager() -> None:
     model = Scaled()
-    step = compiled(copy_of(model))
+    step = compiled(copy_of_model(model))
     averages = [
         AveragedModel(module, multi_avg_fn=get_ema_multi_avg_fn(0.9)) for module in (step, model)
     ]
@@ -332,7 +333,7 @@ def test_step_of_which_nothing_is_trained_says_so() -> None:
 def test_seed_of_torch_that_comes_too_late_is_warned_of_once() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Dropout(0.5), Scaled())
-    step, seeded = compiled(copy_of(model)), compiled(model, seed=3)
+    step, seeded = compiled(copy_of_model(model)), compiled(model, seed=3)
     torch.manual_seed(0)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -13,40 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import shardweave as sw
+from shardweave.tests.driver.step.loops import STEPS, Net, WithLoss, batch
 from shardweave.tests.spawn import run_ranks
 
 MESHES = [("data=2", 0), ("tensor=2", 0), ("data=2,tensor=2", 3), ("stage=2", 0)]
-STEPS = 5
-
-
-class Net(nn.Module):
-    """A model that returns logits and features, and no loss."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(8, 16)
-        self.second = nn.Linear(16, 4)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        features = torch.tanh(self.first(x))
-        return self.second(features), features
-
-
-class WithLoss(nn.Module):
-    """A model that returns its loss."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = Net()
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        return F.mse_loss(self.net(x)[0], y)
-
-
-def batch(number: int) -> tuple[Tensor, Tensor]:
-    made = torch.Generator().manual_seed(number)
-    x = torch.randn(8, 8, dtype=torch.float64, generator=made)
-    return x, torch.randn(8, 4, dtype=torch.float64, generator=made)
 
 
 def criterion_outside(model: Any, number: int) -> Tensor:
