@@ -45,10 +45,10 @@ class JoinedRunner(Runner):
         kernels, runtime = self.compiler is not None, self.runtime
         fused = [op for op in program.ops if isinstance(op, FusedOp)] if kernels else []
         queue = PartsQueue(join_parts)
+        agreed = runtime.agreed_on_stage
         if self.compiler == "inductor":
-            calls = [CompiledRegion(op, runtime.device) for op in fused]
+            calls = [CompiledRegion(op, runtime.device, agreed) for op in fused]
         else:
-            agreed = runtime.agreed_on_stage
             calls = [FusedCall(op, runtime.device, agreed=agreed, queue=queue) for op in fused]
         self.kernels += calls
         in_parts = self.compiler == "triton"

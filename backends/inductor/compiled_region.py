@@ -35,35 +35,52 @@ class CompiledRegion:
     """A region as a function of tensors, compiled at its first call for the strides that they have.
 
     One that Inductor does not compile runs op by op, with a note; `reason` says why.
+
+    agreed: gives what the first of the ranks that run this region makes of it; called once. So it
+    is compiled by one rank, the others read it from Inductor's cache, and all compute the same.
     """
 
-    def __init__(self, op: FusedOp, device: torch.device) -> None:
+    def __init__(
+        self,
+        op: FusedOp,
+        device: torch.device,
+        agreed: Callable[[Callable[[], str]], str] = lambda compile_first: compile_first(),
+    ) -> None:
         self.op = op
         self.device = device
         self.reason: str | None = None
         self._text = text_of(op)
+        self._agreed = agreed
         self._ready: dict[Strides, Callable[..., Results]] = {}
 
     def __call__(self, *tensors: Tensor) -> Results:
         strides = tuple([tensor.stride() for tensor in tensors])
         run = self._ready.get(strides)
         if run is None:
-            run = self._ready[strides] = self._compiled_for(tensors, strides)
+            if self.reason is None:
+                self.reason = self._agreed(lambda: self._problem_with(tensors, strides))
+            run = self._on_aten if self.reason else self._compiled_for(tensors, strides)
+            self._ready[strides] = run
         return run(*tensors)
+
+    def _problem_with(self, tensors: Sequence[Tensor], strides: Strides) -> str:
+        """Why Inductor does not compile the region; nothing if it does."""
+        try:
+            self._compiled_for(tensors, strides)
+        except (RuntimeError, AssertionError) as error:
+            problem = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+            warn(
+                f"Inductor does not compile {self._place}; they run one by one: {problem}",
+                TorchNote,
+            )
+            return problem
+        return ""
 
     def _compiled_for(self, tensors: Sequence[Tensor], strides: Strides) -> Callable[..., Results]:
         key = self._text, self.device, strides
         if key not in COMPILED:
             began = time.perf_counter()
-            try:
-                COMPILED[key] = _compiled(graph_of(self.op, self.device), tensors)
-            except (RuntimeError, AssertionError) as error:
-                self.reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"
-                warn(
-                    f"Inductor does not compile {self._place}, which runs op by op: {self.reason}",
-                    TorchNote,
-                )
-                return self._on_aten
+            COMPILED[key] = _compiled(graph_of(self.op, self.device), tensors)
             took = time.perf_counter() - began
             logger.info("Inductor compiled %s in %.1f s", self._place, took)
         return COMPILED[key]
@@ -79,7 +96,7 @@ class CompiledRegion:
         """What computes the region, in one line."""
         del device
         names = ", ".join(op.name.removeprefix("aten.") for op in self.op.fused_ops)
-        if self.reason is not None:
+        if self.reason:
             return f"ATen, op by op, since Inductor does not compile it ({self.reason}): {names}"
         return f"Inductor, {len(self.op.fused_ops)} ops: {names}"
 
@@ -87,9 +104,7 @@ class CompiledRegion:
 def _compiled(graph: fx.GraphModule, tensors: Sequence[Tensor]) -> Callable[..., Results]:
     # Inductor imports modules that torch deprecates.
     with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", DeprecationWarning
-        )
+        warnings.simplefilter("ignore", DeprecationWarning)
         return standalone_compile(graph, list(tensors), dynamic_shapes="from_example_inputs")
 
 

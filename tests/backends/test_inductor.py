@@ -40,24 +40,22 @@ class Net(nn.Module):
 
 
 def assert_trains_as_eager(model: nn.Module, inputs: dict[str, Tensor], **options: Any) -> None:
-    """Two steps of SGD, losses and gradients compared."""
+    """Three steps of SGD, losses and trained weights compared."""
     eager = copy.deepcopy(model)
     sw.compile(model, kwargs=inputs, backend="inductor", **options)
     of_both = [torch.optim.SGD(m.parameters(), 0.1) for m in (model, eager)]
-    for _ in range(2):
+    for _ in range(3):
         losses: list[Tensor] = []
         for m, optimizer in zip((model, eager), of_both, strict=True):
             optimizer.zero_grad()
             losses.append(m(**inputs))
             losses[-1].backward()
         torch.testing.assert_close(losses[0], losses[1], rtol=1e-9, atol=0)
-        for ours, theirs in zip(model.parameters(), eager.parameters(), strict=True):
-            assert ours.grad is not None
-            torch.testing.assert_close(
-                sw.full_tensor(ours.grad), theirs.grad, rtol=1e-9, atol=1e-12
-            )
         for optimizer in of_both:
             optimizer.step()
+    trained = sw.Step.of(model).full_state_dict()
+    for name, wanted in eager.state_dict().items():
+        torch.testing.assert_close(trained[name], wanted, rtol=1e-9, atol=1e-12)
 
 
 def test_equal_blocks_are_compiled_once_and_train_as_eager() -> None:
@@ -81,17 +79,17 @@ def test_region_that_is_not_compiled_runs_op_by_op_and_says_so(
     monkeypatch.setattr(compiled_region, "standalone_compile", fail)
     compiled_region.COMPILED.clear()
     model = Net().double()
-    with pytest.warns(TorchNote, match=r"runs op by op: RuntimeError: no C\+\+ compiler"):
+    with pytest.warns(TorchNote, match=r"run one by one: RuntimeError: no C\+\+ compiler"):
         assert_trains_as_eager(model, {"x": torch.randn(4, 8, dtype=torch.float64)})
     assert "since Inductor does not compile it" in sw.Step.of(model).explain()
 
 
-def on_rank(mesh: str, zero: int | None) -> None:
+def on_rank(mesh: str, zero: int) -> None:
     example = build_example(GPT, dtype=torch.float64)
     assert_trains_as_eager(example.module, example.kwargs, mesh=mesh, zero=zero)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("mesh", "zero"), [("data=2", 3), ("tensor=2", None), ("stage=2", None)])
-def test_processes_train_as_eager(mesh: str, zero: int | None) -> None:
-    run_ranks(on_rank, 2, mesh, zero)
+@pytest.mark.parametrize(("mesh", "zero"), [("data=2", 3), ("tensor=2", 0), ("stage=2", 0)])
+def test_processes_train_as_eager(mesh: str, zero: int) -> None:
+    run_ranks(on_rank, 2, mesh, zero, timeout_s=600.0)
