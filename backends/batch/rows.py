@@ -192,7 +192,7 @@ class LocalRows:
         if not names:
             return call
         (length,) = lengths
-        watchdog.join(call)
+        watchdog.approach(call)
         as_long = [int(call.inputs[name].shape[0] == length) for name in new]
         told = self.runtime.numbers_of_ranks([length, self._number(call, names), *as_long])
         if len({number for _, number, *_ in told}) > 1:

@@ -98,7 +98,7 @@ def enter(call: object) -> None:
         watch.call = ref(call)  # a call holds its inputs
 
 
-def join(call: object) -> None:
+def approach(call: object) -> None:
     """Ranks begin to tell each other what they give to a call, before they enter it."""
     watch = _Process.watch
     if watch is not None:
