@@ -104,6 +104,7 @@ class CompileOptions:
         None, "compute in it, under autocast or (-true) with parameters too", choices=PRECISIONS
     )
     backward: str = "autograd"
+    batch: str | None = None
     outputs: str | None = None
     reduce_dtype: torch.dtype | str | None = _flag(
         None, "in which ranks add up gradients", choices=DTYPES
