@@ -319,6 +319,11 @@ class Runtime:
         into = given.get(key)
         return torch.mm(left, right) if into is None else into.addmm_(left, right)
 
+    @staticmethod
+    def rows(x: Tensor) -> int:
+        """How many rows a ragged value has here."""
+        return x.shape[0]
+
     # What a rank knows of itself
 
     def position(self, axes: Sequence[str]) -> int:
