@@ -54,6 +54,7 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
 }
 BOUND = 1e-9
 OWN_DISTANCES = 3
+PRODUCTS = (torch._grouped_mm, nn.functional.grouped_mm)  # pyright: ignore
 NARROW = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -64,7 +65,7 @@ class AnyDtype(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = dict(kwargs or {})
-        if func in (torch._grouped_mm, nn.functional.grouped_mm):
+        if func in PRODUCTS:
             return _grouped(*args, **kwargs)
         return func(*args, **kwargs)
 
@@ -128,11 +129,10 @@ def measure(name: str, build: Callable[[], tuple[nn.Module, Sequence[Mapping[str
         try:
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
-                options: dict[str, Any] = {
-                    "backend": "reference",
-                    "backward": "in_call",
-                } | CONFIGURATIONS[on]
-                step = sw.compile(copy.deepcopy(model), (), batches[0], **options)
+                step = sw.compile(
+                    copy.deepcopy(model), (), batches[0], backend="reference",
+                    backward="in_call", **CONFIGURATIONS[on],
+                )  # fmt: skip
             row["idle"] = sorted({str(w.message) for w in caught if "idle" in str(w.message)})
             steps = [_step(step, batch) for batch in batches]
             check = compare_steps(steps, eager, torch.float64)
