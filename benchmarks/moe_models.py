@@ -54,7 +54,7 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
 }
 BOUND = 1e-9
 OWN_DISTANCES = 3
-PRODUCTS = (torch._grouped_mm, nn.functional.grouped_mm)  # pyright: ignore
+PRODUCTS = (torch._grouped_mm, nn.functional.grouped_mm)  # pyright: ignore[reportPrivateImportUsage]
 NARROW = (torch.bfloat16, torch.float16, torch.float32)
 
 
