@@ -1,4 +1,4 @@
-"""Which values of a program are ragged: the rows of a device's own groups, of any number."""
+"""Ragged values, the rows of a device's own groups, of any number; and ops on rows, one by one."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from collections.abc import Iterable, Iterator
 
 from xdsl.ir import Operation, SSAValue
 
+from shardweave.ir.dialects.annotations import wanted_attrs_of
 from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.dist import DistOp
-from shardweave.ir.ops.registry import spec_of
+from shardweave.ir.ops.registry import is_random, spec_of
+from shardweave.ir.sharding.rules.base import Rule
 from shardweave.ir.sharding.rules.lookup import rule_of
 
 
@@ -60,3 +62,37 @@ def _alike(op: Operation) -> Iterator[list[SSAValue]]:
             if dims and len(dims[0]) == 1:
                 rows.setdefault(dims[0][0], []).append(value)
         yield from rows.values()
+
+
+def with_rows(rule: Rule, index: int) -> set[int]:
+    """The operands whose first dim is that of one operand."""
+    first = rule.operands[index][:1]
+    return {other for other, dims in enumerate(rule.operands) if dims[:1] == first}
+
+
+def _row_of(op: AtenOp, rule: Rule, index: int) -> int | None:
+    """The factor of an operand's first dim, if an op needs nothing of it but each row alone."""
+    first = rule.operands[index][:1]
+    if len(first) != 1 or len(first[0]) != 1 or is_random(op) or wanted_attrs_of(op):
+        return None
+    row = first[0][0]
+    limits, dims = rule.factors[row], (*rule.operands, *rule.results)
+    leads = all(value[0] == (row,) for value in dims if value and row in value[0])
+    is_inside = any(row in names for value in dims for names in value[1:])
+    is_bound = limits.contiguous or limits.whole or limits.even
+    return row if leads and not is_inside and not is_bound else None
+
+
+def is_by_row(op: AtenOp, rule: Rule, index: int) -> bool:
+    """Whether an op works on each row of an operand alone, and gives rows."""
+    row = _row_of(op, rule, index)
+    if row is None or (rule.localize and not spec_of(op).is_lookup):
+        return False
+    return all(dims[:1] == ((row,),) for dims in rule.results)
+
+
+def adds_rows(op: AtenOp, rule: Rule, index: int) -> bool:
+    """Whether an op adds up the rows of an operand."""
+    row = _row_of(op, rule, index)
+    is_gone = not any(row in names for dims in rule.results for names in dims)
+    return row is not None and is_gone and rule.factors[row].reduction == "sum"

@@ -245,9 +245,8 @@ class Growth:
 def keys_of_ops(program: Program) -> Iterator[tuple[Operation, tuple[object, ...]]]:
     """For each op what it shares with those that it may be fused with.
 
-    Ops between the same collectives, of the same sub-batch and phase; an op on ragged rows shares
-    nothing, for a kernel is made for its sizes. Each sub-batch has its
-    own beginning of the backward pass, from which on ops count as backward.
+    Ops between the same collectives, of the same sub-batch and phase; each sub-batch has its own
+    beginning of the backward pass. Ragged rows share nothing, as kernels are made for sizes.
     """
     segment = 0
     turned: set[object] = set()
@@ -260,8 +259,8 @@ def keys_of_ops(program: Program) -> Iterator[tuple[Operation, tuple[object, ...
             turned.add(copy)
         elif phase == "forward" and copy in turned:
             phase = "backward"
-        is_ragged = not ragged.isdisjoint((*op.operands, *op.results))
-        yield op, (segment, copy, phase, op if is_ragged else None)
+        own = None if ragged.isdisjoint((*op.operands, *op.results)) else op
+        yield op, (segment, copy, phase, own)
 
 
 def _aten(ops: Iterable[Operation]) -> list[AtenOp]:

@@ -34,10 +34,10 @@ from shardweave.ir.mesh.placement import (
     is_contiguous,
     is_even,
 )
-from shardweave.ir.ops.registry import is_random, spec_of
+from shardweave.ir.ops.registry import spec_of
 from shardweave.ir.program.program import Program
 from shardweave.ir.sharding.flow import Flow, aten_ops, check_not_propagated
-from shardweave.ir.sharding.rules.base import Rule
+from shardweave.ir.sharding.ragged import adds_rows, is_by_row, with_rows
 from shardweave.ir.sharding.rules.lookup import rule_of
 from shardweave.passes.analyses import Analyses
 from shardweave.passes.partition.propagate_shardings import propagated_forward
@@ -201,8 +201,8 @@ class _Ragged:
         if not taken:
             return False
         rule = rule_of(op)
-        for by_row, fits in ((True, _is_by_row), (False, _adds_rows)):
-            rows = _with_rows(rule, min(taken))
+        for by_row, fits in ((True, is_by_row), (False, adds_rows)):
+            rows = with_rows(rule, min(taken))
             if taken <= rows and fits(op, rule, min(taken)):
                 self._on_ragged(op, rows, by_row)
                 return True
@@ -257,7 +257,7 @@ class _Ragged:
             return None
         rule = rule_of(owner)
         rows = {i for i, dims in enumerate(rule.operands) if dims[:1] == rule.results[0][:1]}
-        if not rows or len(owner.results) != 1 or not _is_by_row(owner, rule, min(rows)):
+        if not rows or len(owner.results) != 1 or not is_by_row(owner, rule, min(rows)):
             return None
         if not spec.is_lookup and not all(
             isinstance(owner.operands[index].owner, AtenOp) for index in rows
@@ -309,37 +309,3 @@ class _Ragged:
         if dtype == torch.bool:
             made = new.aten("aten._to_copy", [made], tensor_type(shape, dtype))
         return made
-
-
-def _with_rows(rule: Rule, index: int) -> set[int]:
-    """The operands whose first dim is that of one operand."""
-    first = rule.operands[index][:1]
-    return {other for other, dims in enumerate(rule.operands) if dims[:1] == first}
-
-
-def _row_of(op: AtenOp, rule: Rule, index: int) -> int | None:
-    """The factor of an operand's first dim, if an op needs nothing of it but each row alone."""
-    first = rule.operands[index][:1]
-    if len(first) != 1 or len(first[0]) != 1 or is_random(op) or wanted_attrs_of(op):
-        return None
-    row = first[0][0]
-    limits, dims = rule.factors[row], (*rule.operands, *rule.results)
-    leads = all(value[0] == (row,) for value in dims if value and row in value[0])
-    is_inside = any(row in names for value in dims for names in value[1:])
-    is_bound = limits.contiguous or limits.whole or limits.even
-    return row if leads and not is_inside and not is_bound else None
-
-
-def _is_by_row(op: AtenOp, rule: Rule, index: int) -> bool:
-    """Whether an op works on each row of an operand alone, and gives rows."""
-    row = _row_of(op, rule, index)
-    if row is None or (rule.localize and not spec_of(op).is_lookup):
-        return False
-    return all(dims[:1] == ((row,),) for dims in rule.results)
-
-
-def _adds_rows(op: AtenOp, rule: Rule, index: int) -> bool:
-    """Whether an op adds up the rows of an operand."""
-    row = _row_of(op, rule, index)
-    is_gone = not any(row in names for dims in rule.results for names in dims)
-    return row is not None and is_gone and rule.factors[row].reduction == "sum"
