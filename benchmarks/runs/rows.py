@@ -1,4 +1,4 @@
-"""Measured runs of others as rows of a table; the columns are those of docs/clusters.md."""
+"""Measured runs of others as rows of a table, in the columns of benchmarks/data/runs."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def _check_header(path: Path, names: Sequence[str]) -> None:
     if missing:
         raise ValueError(
             f"{path}:1: the header has no column {', '.join(map(repr, missing))}; add it (a run is "
-            f"predicted from {', '.join(NEEDED)}; docs/clusters.md has all columns)."
+            f"predicted from {', '.join(NEEDED)}; benchmarks/data/runs/README.md has all columns)."
         )
     twice = sorted({name for name in names if name and names.count(name) > 1})
     if twice:
