@@ -81,8 +81,8 @@ SPECS = (
         flops=_grouped_flops,
     ),
     OpSpec(ROW_BOUNDS),
-    OpSpec(OWN_ROWS, rule="own_rows", ragged="begin"),
-    OpSpec(ALL_ROWS, rule="all_rows", ragged="end"),
+    OpSpec(OWN_ROWS, rule="ragged_rows", ragged="begin"),
+    OpSpec(ALL_ROWS, rule="ragged_rows", ragged="end"),
     OpSpec("aten.mv", notation="i k, k -> i", zero="any"),
     OpSpec("aten.dot", notation="k, k ->", zero="any"),
     OpSpec(

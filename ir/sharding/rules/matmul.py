@@ -60,21 +60,16 @@ def grouped(op: AtenOp) -> Rule:
 
 
 @rule
-def own_rows(op: AtenOp) -> Rule:
-    """`. h, . -> (r d i) h`: each device takes the rows of its own groups."""
-    rest = _rest(op.operands[0])
-    return _ragged(op, f". {rest}, ., -> (r d i) {rest}")
+def ragged_rows(op: AtenOp) -> Rule:
+    """`. h, . -> (r d i) h` or `(r d i) h, . -> . h`: a device takes its rows of all, or back.
 
-
-@rule
-def all_rows(op: AtenOp) -> Rule:
-    """`(r d i) h, . -> . h`: r and d reduce, for each row is one device's."""
-    rest = _rest(op.operands[0])
-    return _ragged(op, f"(r d i) {rest}, ., -> . {rest}")
-
-
-def _rest(rows: SSAValue) -> str:
-    return " ".join(f"h{dim}" for dim in range(1, len(shape_of(rows))))
+    Back among all, r and d reduce, for each row is one device's.
+    """
+    rest = " ".join(f"h{dim}" for dim in range(1, len(shape_of(op.operands[0]))))
+    source, goal = ".", "(r d i)"
+    if spec_of(op).ragged == "end":
+        source, goal = goal, source
+    return _ragged(op, f"{source} {rest}, ., -> {goal} {rest}")
 
 
 def _ragged(op: AtenOp, text: str) -> Rule:
