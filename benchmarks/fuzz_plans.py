@@ -28,7 +28,7 @@ from shardweave.planners.auto.estimate import Estimator
 from shardweave.planners.auto.plans import PlanMaker
 from shardweave.planners.auto.reader import CostReader, Depths
 from shardweave.planners.auto.space.constraints import Constraints
-from shardweave.planners.auto.space.point import BUCKETS, JointPoint
+from shardweave.planners.auto.space.point import BUCKETS, MESH, JointPoint
 from shardweave.planners.auto.space.space import JointSpace, joint_space
 from shardweave.planners.cost.degrees import divisors
 from shardweave.planners.cost.presets import find_cluster
@@ -110,7 +110,7 @@ def make_point(rng: random.Random, folder: Path) -> str:
 
 def _mixed(rng: random.Random, devices: int) -> JointPoint:
     """Any degrees of so many devices, or of a part of them, and any value of each dimension."""
-    degrees = dict.fromkeys(("replica", "data", "tensor", "context", "stages"), 1)
+    degrees: dict[str, int] = dict.fromkeys(MESH, 1)
     for prime in _primes(devices):
         if rng.random() < 0.9:
             degrees[rng.choice([*degrees])] *= prime
