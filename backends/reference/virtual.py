@@ -47,8 +47,10 @@ class VirtualBackend(Backend):
         del sharding
         return tensor.detach().to("cpu")
 
-    def returned(self, result: Tensor, sharding: Sharding, name: str) -> Tensor:
-        del sharding, name
+    def returned(
+        self, result: Tensor, sharding: Sharding, name: str, shape: Sequence[int]
+    ) -> Tensor:
+        del sharding, name, shape
         return result
 
     def whole(self, tensor: Tensor, sharding: Sharding) -> Tensor:

@@ -69,8 +69,11 @@ class Backend(ABC):
         """What the runner takes of an input: a whole tensor, or a DTensor."""
 
     @abstractmethod
-    def returned(self, result: Tensor, sharding: Sharding, name: str) -> Tensor:
-        """What a step returns of an output of the runner: scalars are whole. Collective."""
+    def returned(
+        self, result: Tensor, sharding: Sharding, name: str, shape: Sequence[int]
+    ) -> Tensor:
+        """What a step returns of an output of the runner, of a global shape: scalars are whole.
+        Collective."""
 
     @abstractmethod
     def whole(self, tensor: Tensor, sharding: Sharding) -> Tensor:

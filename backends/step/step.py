@@ -232,7 +232,7 @@ class Step(ShardedState):
                 self.backend.local(self.stored[key]).copy_(tensor)
             elif kind == "output" and not name.startswith(INPUT_GRADIENT):
                 sharding = bound.results[key]
-                output = self.backend.returned(tensor, sharding, name)
+                output = self.backend.returned(tensor, sharding, name, bound.output_shapes[name])
                 if self.are_own_rows(name, bound, call):
                     is_wide = isinstance(output, DTensor) and self._is_on_all(output)
                     whole = output if is_wide else self.backend.whole(output, sharding)
@@ -260,9 +260,11 @@ class Step(ShardedState):
 
     def of_input(self, gradient: Tensor, bound: BoundProgram, name: str, like: Tensor) -> Tensor:
         """The gradient of an input in the form of the input."""
-        sharding = bound.results["output", INPUT_GRADIENT + name]
-        returned = self.backend.returned(gradient, sharding, INPUT_GRADIENT + name)
-        if isinstance(like, DTensor) or not isinstance(returned, DTensor):
+        name = INPUT_GRADIENT + name
+        sharding, shape = bound.results["output", name], bound.output_shapes[name]
+        returned = self.backend.returned(gradient, sharding, name, shape)
+        is_wide = isinstance(returned, DTensor) and self._is_on_all(returned)
+        if not isinstance(returned, DTensor) or (is_wide and isinstance(like, DTensor)):
             return returned.to(like.device)
         return self._full(returned, sharding).to(like.device)
 
