@@ -17,6 +17,7 @@ from shardweave.backends.distributed.runtime import Runtime
 from shardweave.backends.emit.emit import StepFunction
 from shardweave.backends.emit.emitted import JoinedRunner
 from shardweave.backends.programs import Key
+from shardweave.backends.state.initial import Source
 from shardweave.backends.state.mesh_tensor import MeshTensor
 from shardweave.backends.step.backend import Backend, Pending
 from shardweave.backends.step.bound import BoundProgram, device_of
@@ -131,18 +132,22 @@ class DistributedBackend(Backend):
             pending=pending,
         )
 
-    def stored(self, tensor: Tensor, sharding: Sharding, key: Key) -> Tensor:
+    def stored(self, tensor: Tensor | Source, sharding: Sharding, key: Key) -> Tensor:
         places = self.holders.get(key)
         if places is not None and self.runtime.device_mesh is not None:
             return self._stored_at(tensor, sharding, places)
         return as_dtensor(self._copied(tensor, sharding), sharding, self.runtime)
 
-    def _copied(self, tensor: Tensor, sharding: Sharding) -> Tensor:
+    def _copied(self, tensor: Tensor | Source, sharding: Sharding) -> Tensor:
         """This rank's shard, in memory of its own: training a step must not change the model."""
+        if isinstance(tensor, Source):
+            return tensor.part(sharding, self.runtime.coordinates, self.device)
         shard = take_shard(tensor.detach(), sharding, self.runtime.coordinates)
         return torch.empty_like(shard, device=self.device).copy_(shard)
 
-    def _stored_at(self, tensor: Tensor, sharding: Sharding, places: tuple[int, ...]) -> Tensor:
+    def _stored_at(
+        self, tensor: Tensor | Source, sharding: Sharding, places: tuple[int, ...]
+    ) -> Tensor:
         """A tensor that only some stages have: elsewhere its local part is empty."""
         local = torch.empty(0, dtype=tensor.dtype, device=self.device)
         if self.runtime.place in places:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from shardweave.backends.programs import Key
+from shardweave.backends.state.initial import Source
 from shardweave.ir.mesh.placement import Sharding
 from shardweave.ir.program.program import Program
 
@@ -57,7 +58,7 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def stored(self, tensor: Tensor, sharding: Sharding, key: Key) -> Tensor:
+    def stored(self, tensor: Tensor | Source, sharding: Sharding, key: Key) -> Tensor:
         """A copy of this rank's part of a whole tensor, in the form that a step keeps."""
 
     @abstractmethod

@@ -137,6 +137,7 @@ def describe_model(model: nn.Module) -> str:
     ]
     lines += [
         f"param '{name}' {form_of(p)}{'' if p.requires_grad else ', frozen'}"
+        f"{' on the meta device' if p.is_meta else ''}"
         for name, p in model.named_parameters(remove_duplicate=False)
     ]
     buffers = model.named_buffers(remove_duplicate=False)
