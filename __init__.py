@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from shardweave.backends.step.whole import full_tensor
     from shardweave.backends.watch.agreement import AgreementError
     from shardweave.backends.watch.watch import LostRankError
+    from shardweave.driver import integrations
     from shardweave.driver.checking.validate import TooLargeError, ValidationError
     from shardweave.driver.checking.validate import run_and_validate as run_passes
     from shardweave.driver.diff import diff
@@ -164,6 +165,7 @@ _HOMES = {
     "diff": "driver.diff:diff",
     "explore": "driver.explore:explore",
     "full_tensor": "backends.step.whole:full_tensor",
+    "integrations": "driver.integrations",
     "load": "ir.program.program:Program.load",
     "load_checkpoint": "driver.training.checkpoints:load_checkpoint",
     "parse": "ir.program.program:Program.parse",
@@ -198,7 +200,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'shardweave' has no attribute '{name}'")
     load_plugins()
     module, _, path = home.partition(":")
-    value = attrgetter(path)(import_module(f"shardweave.{module}"))
+    value = import_module(f"shardweave.{module}")
+    value = attrgetter(path)(value) if path else value
     globals()[name] = value
     return value
 
