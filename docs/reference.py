@@ -13,6 +13,8 @@ from types import FunctionType
 from typing import Any
 
 import shardweave as sw
+from shardweave.docs.figures import figures
+from shardweave.docs.papers import papers
 from shardweave.driver.cli import TASKS, command_line
 from shardweave.driver.commands.arguments import commands_of
 from shardweave.passes.presets import PREFIX, PRESETS, SUMMARIES
@@ -272,5 +274,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "python.md": python_names,
     "commands.md": commands,
     "options.md": pass_options,
+    "figures.md": figures,
+    "papers.md": papers,
 }
 """The pages by their paths in the site."""

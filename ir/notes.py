@@ -1,13 +1,16 @@
-"""Warnings at the line of the user's code that asked for what they are about."""
+"""Warnings at the line of the user's code that asked for what they are about, and log lines."""
 
 from __future__ import annotations
 
 import contextlib
 import inspect
+import logging
 import os
 import sys
 import warnings
 from pathlib import Path
+
+log = logging.getLogger("shardweave")
 
 _OURS = (
     *(
@@ -34,3 +37,12 @@ def warn(text: str, category: type[UserWarning]) -> None:
     while frame is not None and frame.f_code.co_filename.startswith(files):
         level, frame = level + 1, frame.f_back
     warnings.warn(text, category, stacklevel=level)
+
+
+def say(text: str) -> None:
+    """Tell the user: to the logger "shardweave", or on standard error where nobody logs, unless
+    that logger has a level above."""
+    if log.hasHandlers():
+        log.info(text)
+    elif not log.level or log.isEnabledFor(logging.INFO):
+        print(text, file=sys.stderr)

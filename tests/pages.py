@@ -144,7 +144,7 @@ def assert_output(expected: str, found: str) -> None:
 
 def assert_excerpt(excerpt: str, text: str) -> None:
     """The lines of an excerpt stand in a text, side by side but for `...`."""
-    lines = [line.strip() for line in text.splitlines()]
+    lines = [part.strip() for line in text.splitlines() for part in _arguments_apart(line)]
     at, skips = 0, True
     for wanted in filter(None, map(str.strip, excerpt.splitlines())):
         if wanted == "...":
@@ -154,6 +154,13 @@ def assert_excerpt(excerpt: str, text: str) -> None:
         found = lines.index(wanted, at)
         assert skips or found == at, f"lines are left out before: {wanted}"
         at, skips = found + 1, False
+
+
+def _arguments_apart(line: str) -> list[str]:
+    """The head of a function has a line for each argument and one for its results."""
+    if "func.func" not in line:
+        return [line]
+    return re.sub(r"(?<=[(,]) ?(?=%\w+: )|(?<=\)) (?=-> )", "\n", line).splitlines()
 
 
 def without_space(text: str) -> str:

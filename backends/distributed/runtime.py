@@ -90,6 +90,7 @@ class Runtime:
         self._groups: dict[tuple[str, ...], Group] = {}
         self._meshes: dict[tuple[int, ...], DeviceMesh] = {}
         self._message_groups: dict[tuple[int, int], Any] = {}
+        self._host: Any = None
         self.messages: Messages | None = None
         """What sends and receives while a function of a stage runs."""
         if self.mesh.num_devices == 1:
@@ -318,6 +319,15 @@ class Runtime:
         """`added` of a product of two matrices."""
         into = given.get(key)
         return torch.mm(left, right) if into is None else into.addmm_(left, right)
+
+    def numbers_of_ranks(self, own: Sequence[int]) -> list[list[int]]:
+        """Numbers of all ranks, by process, sent from memory of the hosts. Collective."""
+        if self._host is None and "nccl" in dist.get_backend():
+            self._host = dist.new_group(backend="gloo")
+        sent = torch.tensor(own, dtype=torch.int64)
+        told = [torch.empty_like(sent) for _ in range(self.mesh.num_devices)]
+        dist.all_gather(told, sent, group=self._host)
+        return [numbers.tolist() for numbers in told]
 
     # What a rank knows of itself
 

@@ -16,13 +16,14 @@ from shardweave.backends.emit.positional_attention import (
     positional_attention_backward,
 )
 from shardweave.backends.emit.random_numbers import random_numbers
-from shardweave.ir.dialects.aten import AtenOp
+from shardweave.ir.dialects.aten import AtenOp, overload_named
 from shardweave.ir.library.grouped import GROUPED_MM, GROUPED_OUTER
 from shardweave.ir.library.philox import RANDOM
 from shardweave.ir.library.positional_attention import ATTENTION, ATTENTION_BACKWARD
 from shardweave.ir.ops.aten_args import arguments, overload_of
 from shardweave.ir.ops.records.attention import FLASH, FLASH_BACKWARD
 from shardweave.ir.ops.registry import spec_of
+from shardweave.ir.torch_private import schema_of
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     FLASH: flash_attention,
@@ -65,6 +66,19 @@ def function_text(op: AtenOp) -> str:
 def takes_device(op: AtenOp) -> bool:
     """Whether an op must be told where to compute, since it has no operand that is there."""
     return not op.operands and op.signature.parameter("device") is not None
+
+
+def returned_by(op: AtenOp) -> list[bool] | None:
+    """For each value of what the call of an op returns, whether it is a result of the op.
+
+    None if the call returns the result itself. A gradient that the op's mask leaves out is None.
+    """
+    returns = schema_of(overload_named(op.name)).returns
+    if len(returns) == 1:
+        is_list = isinstance(returns[0].type, torch.ListType)
+        return [True] * len(op.results) if is_list else None
+    has_mask = op.signature.parameter("output_mask") is not None
+    return op.value("output_mask") if has_mask else [True] * len(returns)
 
 
 def prepared(

@@ -66,12 +66,18 @@ _FUNCTIONS = tuple(function.__name__ for function in FUNCTIONS.values())
 _RESERVED = {*KNOWN, *_FUNCTIONS, "given", "step", "inf", "nan", "_"}
 
 
-def emit(program: Program, *, kernels: bool = False, pending: Collection[str] = ()) -> str:
+def emit(
+    program: Program,
+    *,
+    kernels: bool = False,
+    in_parts: bool = True,
+    pending: Collection[str] = (),
+) -> str:
     """The source of a module that runs a program on one rank.
 
     kernels: fused regions are called as `kernels[0]`, `kernels[1]`, .. in their order, and after
-    them one more that joins the results which they left in parts; `load_step` is to be given
-    them. Else their ops run one by one. pending: names of gradients whose
+    them, if they leave results in parts (in_parts), one more that joins these; `load_step` is to be
+    given them. Else their ops run one by one. pending: names of gradients whose
     terms are added, before they are reduced, to what `given` has under `"pending"`. Raises
     ValueError for an op that has no Python form.
     """
@@ -81,7 +87,7 @@ def emit(program: Program, *, kernels: bool = False, pending: Collection[str] = 
     lines += _argument_lines(program, names)
     found = pending_terms(program) if pending else {}
     terms = {gradient: found[gradient] for gradient in pending}
-    joined = joins(program, set(terms.values())) if kernels else {}
+    joined = joins(program, set(terms.values())) if kernels and in_parts else {}
     additions = additions_of(program, names, terms, joined)
     dying, place, num_fused = last_uses(program), None, 0
     for op in program.ops:

@@ -6,17 +6,12 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from xdsl.ir import Operation, SSAValue
 
-from shardweave.backends.emit.calls import (
-    TRANSPOSE,
-    function_text,
-    takes_device,
-)
+from shardweave.backends.emit.calls import TRANSPOSE, function_text, returned_by, takes_device
 from shardweave.ir.dialects import dist
 from shardweave.ir.dialects.annotations import ANNOTATIONS, properties_without
-from shardweave.ir.dialects.aten import AtenOp, overload_named
+from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.kernel import FusedOp
 from shardweave.ir.dialects.literals import to_python
 from shardweave.ir.ops.aten_args import arguments
@@ -24,7 +19,6 @@ from shardweave.ir.ops.registry import is_positional, spec_of
 from shardweave.ir.ops.seen_keys import are_counted
 from shardweave.ir.program.program import Slot
 from shardweave.ir.program.storage import reduces_in_place
-from shardweave.ir.torch_private import schema_of
 
 _HOST = '"cpu"'
 """Where positions of attention are counted."""
@@ -120,15 +114,12 @@ def _on_host(value: SSAValue) -> Code:
 
 
 def _aten_targets(op: AtenOp, names: Mapping[SSAValue, Code]) -> str:
-    returns = schema_of(overload_named(op.name)).returns
-    if len(returns) == 1:
-        is_list = isinstance(returns[0].type, torch.ListType)
-        return _targets(op, names) + ("," if is_list else "")
-    # A gradient that the op's mask leaves out is None, and not a result of the op.
-    has_mask = op.signature.parameter("output_mask") is not None
-    mask = op.value("output_mask") if has_mask else [True] * len(returns)
+    returned = returned_by(op)
+    if returned is None:
+        return _targets(op, names)
     results = iter(op.results)
-    return ", ".join(names[next(results)] if given else "_" for given in mask)
+    targets = ", ".join(names[next(results)] if given else "_" for given in returned)
+    return targets + ("," if len(returned) == 1 else "")
 
 
 def _dist_statement(op: dist.DistOp, names: Mapping[SSAValue, Code]) -> str:

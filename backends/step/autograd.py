@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from shardweave.backends.distributed import replicas
+from shardweave.backends.batch import replicas
 from shardweave.backends.programs import Key
 from shardweave.backends.step.bound import BoundProgram, owned
 from shardweave.backends.step.step_call import StepCall
@@ -132,7 +132,7 @@ class _Recorded:
         assert self._kept is not None
         self._kept |= {key: one for key, one in results.items() if key[0] == KEPT}
         results = {key: one for key, one in results.items() if key[0] in ("output", "buffer")}
-        return self.calls.step.taken(results, program)
+        return self.calls.step.taken(results, program, self.call)
 
     def note_versions(self) -> None:
         """Note the versions of what `backward()` reads, to notice changes in place."""
@@ -175,6 +175,7 @@ class _Recorded:
         if self._kept is None:
             raise RuntimeError(TWICE)
         self._check_versions()
+        given = {name: self._joined(name, one) for name, one in given.items()}
         if self.is_checked:
             replicas.check_gradients(given)
         kept = dict(self._kept)
@@ -187,6 +188,12 @@ class _Recorded:
                 return self._given(self._scaled(self.made, *given.values()), self.bound)
             parts = self.bound.parts
             return self._run(self.bound if parts is None else parts[1], given, kept)
+
+    def _joined(self, name: str, gradient: Tensor) -> Tensor:
+        """The global gradient of an output, of which this rank has that of its own rows."""
+        if not self.calls.step.are_own_rows(name, self.bound, self.call):
+            return gradient
+        return self.call.rows.joined_gradient(gradient)
 
     def _check_versions(self) -> None:
         for tensor, version in self._versions:

@@ -116,6 +116,15 @@ class BoundProgram:
             if key[0] == "buffer" and key in self.results and slot.value in read
         ]
 
+    @cached_property
+    def output_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The global shapes of the outputs."""
+        return {
+            slot.name: self.results["output", slot.name].global_shape(shape_of(slot.value))
+            for slot in self.program.results
+            if slot.kind == "output"
+        }
+
     @property
     def draws(self) -> bool:
         """Whether the program draws random numbers."""

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from shardweave.backends.distributed import replicas
+from shardweave.backends.batch import replicas
 from shardweave.backends.programs import Key
 from shardweave.backends.state.state import ShardedState, state_of
 from shardweave.backends.step.accumulate import Gradients, merged, micro_batches
@@ -138,6 +138,7 @@ class Step(ShardedState):
         call = self.call_of(args, kwargs)
         self.failure_guard.check()
         self.check_own()
+        call = self._programs.joined(call)
         autograd = self._calls if call.grad else None
         if autograd is not None:
             _check_no_options(options)
@@ -147,10 +148,12 @@ class Step(ShardedState):
         )
         if is_checked:
             words = f"{call}, accumulate={count}, loss_scale={scale}"
-            replicas.check_call(words, call.inputs, self.stored)
+            replicas.check_call(words, call.inputs, self.stored, self._programs.advice)
         elif are_compared:
             watchdog.meet("the call", str(call))
-            replicas.check_inputs(call.inputs)
+            replicas.check_inputs(call.inputs, self._programs.advice)
+            if not self._num_calls:
+                self._programs.say_rows()
         self._num_calls += 1
         recorded = None
         # Programs have the casts in them; they are not to be cast once more.
@@ -214,9 +217,11 @@ class Step(ShardedState):
                 of_inputs[given] = self.of_input(tensor, bound, given, call.inputs[given])
         if of_inputs:
             give(of_inputs, call.inputs)
-        return self.taken(results, bound)
+        return self.taken(results, bound, call)
 
-    def taken(self, results: Mapping[Key, Tensor], bound: BoundProgram) -> dict[str, Any]:
+    def taken(
+        self, results: Mapping[Key, Tensor], bound: BoundProgram, call: StepCall
+    ) -> dict[str, Any]:
         """The outputs of a program's results; new values of buffers go to where these are."""
         outputs: dict[str, Any] = {}
         for key in bound.results:  # in the order that all ranks have
@@ -228,14 +233,28 @@ class Step(ShardedState):
             elif kind == "output" and not name.startswith(INPUT_GRADIENT):
                 sharding = bound.results[key]
                 output = self.backend.returned(tensor, sharding, name)
-                if self._programs.full_outputs and isinstance(output, DTensor):
+                if self.are_own_rows(name, bound, call):
+                    is_wide = isinstance(output, DTensor) and self._is_on_all(output)
+                    whole = output if is_wide else self.backend.whole(output, sharding)
+                    output = call.rows.own_of(whole)
+                elif self._programs.full_outputs and isinstance(output, DTensor):
                     output = self._full(output, sharding)
                 outputs[name] = output
         return outputs
 
+    def are_own_rows(self, name: str, bound: BoundProgram, call: StepCall) -> bool:
+        """Whether a call returns this rank's rows of an output."""
+        if call.rows is None or not self._programs.own_rows:
+            return False
+        return bound.output_shapes[name][:1] == (call.rows.total,)
+
+    def _is_on_all(self, output: DTensor) -> bool:
+        """Whether all stages have an output."""
+        return output.device_mesh.size() == self._mesh.num_devices
+
     def _full(self, output: DTensor, sharding: Sharding) -> Tensor:
         """An output gathered on every rank, one of a single stage too."""
-        if output.device_mesh.size() == self._mesh.num_devices:
+        if self._is_on_all(output):
             return output.full_tensor()
         return self.backend.whole(output, sharding)
 
@@ -249,9 +268,10 @@ class Step(ShardedState):
 
     def _accumulate(self, call: StepCall, count: int, scale: float | Tensor) -> dict[str, Any]:
         parts = micro_batches(call.inputs, count)
+        rows = None if call.rows is None else call.rows.split(count)
         outputs = [
             self._run(
-                replace(call, inputs=part),
+                replace(call, inputs=part, rows=rows),
                 scale / count,
                 is_last=self._is_synced and index == count - 1,
             )
@@ -359,7 +379,7 @@ class Step(ShardedState):
             if train is not None:
                 self.model.train(train)
             with torch.set_grad_enabled(torch.is_grad_enabled() if grad is None else grad):
-                call = self.call_of(args, kwargs)
+                call = self._programs.joined(self.call_of(args, kwargs))
                 if self.backend.is_joint:
                     watchdog.meet("step.compile_for", str(call))
                 self._programs.compile_ahead(call, self.shardings)

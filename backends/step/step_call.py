@@ -20,7 +20,8 @@ class StepCall:
     grad: whether gradients are computed. modes: whether each module is in training mode.
     trained: whether each parameter requires a gradient. autocast: in which dtype, if any,
     torch.autocast has the model compute. tangents: the outputs whose gradients the backward pass
-    takes, as in `Kind`; None where backward runs in the call, of the loss.
+    takes, as in `Kind`; None where backward runs in the call, of the loss. rows: which of the rows
+    each rank has given, if these are its own (a `batch.rows.Rows`).
     """
 
     form: Form
@@ -30,6 +31,7 @@ class StepCall:
     trained: tuple[bool, ...]
     autocast: torch.dtype | None = None
     tangents: tuple[int, ...] | None = None
+    rows: Any = None
 
     @property
     def shapes(self) -> tuple[Any, ...]:

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shardweave.backends.batch.replicas import ADVICE
+from shardweave.backends.batch.rows import LocalRows
 from shardweave.backends.programs import Key
 from shardweave.backends.step.autograd import check_required
 from shardweave.backends.step.bound import BoundProgram
@@ -31,12 +33,15 @@ class Programs(ABC):
     first: the program by which parameters are sharded. options: the arguments of a call that are
     the step's own. plan, notes: what is followed, and notes on it. autocast: the dtype in which the
     model computes where no torch.autocast around the call says another. seed: of random numbers.
-    full_outputs: whether outputs are gathered on every rank.
+    full_outputs: whether outputs are gathered on every rank. rows: puts the rows together that each
+    rank gives, where a batch is made of these; own_rows: whether each takes its own of outputs.
     """
 
     autocast: torch.dtype | None = None
     seed: int = 0
     full_outputs: bool = False
+    rows: LocalRows | None = None
+    own_rows: bool = False
     first: BoundProgram
     options: frozenset[str] = frozenset(OPTIONS)
     plan: Plan | None = None
@@ -51,6 +56,19 @@ class Programs(ABC):
     @abstractmethod
     def find(self, call: StepCall, stored: Stored) -> BoundProgram:
         """The program that runs a call, made if it has to be. Collective."""
+
+    def joined(self, call: StepCall) -> StepCall:
+        """The call of the global batch, of one that is made with a rank's rows. Collective."""
+        return call if self.rows is None else self.rows.joined(call)
+
+    @property
+    def advice(self) -> str:
+        """What to do where ranks give different inputs."""
+        return ADVICE if self.rows is None else self.rows.advice
+
+    def say_rows(self) -> None:
+        """Say what inputs were taken for, which all ranks have given alike."""
+        return
 
     def compile_ahead(self, call: StepCall, stored: Stored) -> BoundProgram:
         """`find` for a call that is to come."""

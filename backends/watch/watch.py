@@ -117,7 +117,7 @@ class Watch:
         self._last_words = last_words
         self.on_gpu = on_gpu
         self.set_timeout(timeout_s)
-        self.entered = self.started = 0
+        self.entered = self.started = self._begun = 0
         self.call: Callable[[], Any] = str
         self.state = "running"
         self.problem = ""
@@ -350,8 +350,8 @@ class Watch:
     def begin(self, program: int) -> None:
         """The program of the call that was entered begins to run, or its backward part. program:
         its number, which is the same on all ranks."""
-        is_first = self.started != self.entered
-        self.started = self.entered
+        is_first = self._begun != self.entered
+        self._begun = self.started = self.entered
         self._trail = hash((self._trail, program))
         # Once for a call: another rank may have read what stands there before the backward part.
         if is_first and self.started % TRAIL_CALLS == 0:

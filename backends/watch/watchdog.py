@@ -98,6 +98,14 @@ def enter(call: object) -> None:
         watch.call = ref(call)  # a call holds its inputs
 
 
+def approach(call: object) -> None:
+    """Ranks begin to tell each other what they give to a call, before they enter it."""
+    watch = _Process.watch
+    if watch is not None:
+        watch.call = ref(call)
+        watch.started = watch.entered + 1
+
+
 def meet(what: str, text: str, advice: str = "let every rank do the same") -> None:
     """Raises AgreementError on every rank unless all come here with the same text. Collective.
 

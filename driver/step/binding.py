@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import nn
 
+from shardweave.backends.batch.rows import LOCAL, grown
 from shardweave.backends.step.step import AUTOGRAD
 from shardweave.backends.step.step_call import StepCall
 from shardweave.driver.step.precision import AUTOCAST, inputs_in_precision
@@ -109,7 +110,7 @@ def example_call(request: Request) -> StepCall:
     modes = [module.training for module in request.model.modules()]
     if request.train is not None:
         modes = [request.train] * len(modes)
-    return StepCall(
+    call = StepCall(
         form,
         inputs_in_precision(inputs, request.precision),
         modes[0],
@@ -118,3 +119,10 @@ def example_call(request: Request) -> StepCall:
         AUTOCAST.get(request.precision),
         () if request.backward == AUTOGRAD and modes[0] and not request.program else None,
     )
+    return grown(call, request.devices) if gives_rows(request) else call
+
+
+def gives_rows(request: Request) -> bool:
+    """Whether each rank gives rows of its own; the reference backend has all ranks' in one."""
+    is_joint = request.backend != "reference" and request.devices.num_devices > 1
+    return request.batch == LOCAL and is_joint

@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from shardweave.backends.batch.rows import GLOBAL, LOCAL
 from shardweave.backends.state.state import state_of
 from shardweave.backends.step.step import AUTOGRAD, IN_CALL
 from shardweave.driver.processes import world
@@ -81,6 +82,13 @@ def _check_options(request: Request) -> None:
     check_loss(request.loss)
     check_precision(request.precision)
     _check_among("backward", request.backward, (IN_CALL, AUTOGRAD))
+    if request.batch is not None:
+        _check_among("batch", request.batch, (LOCAL, GLOBAL))
+    if request.batch == LOCAL and request.mesh is None and request.backend != "reference":
+        raise ValueError(
+            'batch="local" takes the mesh that is given, to know how many rows there are in all: '
+            "give mesh= too, or the global batch."
+        )
     if request.outputs is not None:
         _check_among("outputs", request.outputs, OUTPUTS)
     if request.max_programs < 1:

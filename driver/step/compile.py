@@ -51,7 +51,7 @@ def compile(request: Request) -> CompiledModule:
     another program on the same parameters. All ranks must hold the same model. If compiling
     fails, the model is left as it was.
 
-    args, kwargs: an example batch, the global one, by whose program the plan is made.
+    args, kwargs: an example batch, by whose program the plan is made.
     mesh: a DeviceMesh of torch's, whose dim names are the axes, an sw.Mesh, axis sizes by name, or
     text such as "data=2,tensor=2"; an axis of size -1 takes the processes that the others leave.
     None is the mesh that a given plan was made for, and without such a plan one device.
@@ -71,8 +71,9 @@ def compile(request: Request) -> CompiledModule:
     it is verified and run as it is, on its own mesh, without a plan and passes, in every call.
 
     backend: "distributed" runs one process per device, started by torchrun, and initialises
-    torch.distributed if nobody has; "triton" does so with fused kernels; "reference" runs all
-    ranks in this process, on the CPU.
+    torch.distributed if nobody has; "triton" does so with fused kernels; "inductor" with what a
+    block computes between two messages compiled by PyTorch's compiler; "reference" runs all ranks
+    in this process, on the CPU.
     device: of this rank; by default the model's own, and for "cuda" the GPU of the rank's number on
     this machine.
     cuda_graph: capture the step on the GPU and replay it.
@@ -90,6 +91,13 @@ def compile(request: Request) -> CompiledModule:
     precision: "bf16" or "fp16" computes as under torch.autocast in that dtype, with parameters and
     gradients in their own; "bf16-true" casts the parameters too.
     reduce_dtype: in which ranks add up gradients, and what has fewer digits than it.
+    batch: "local": each rank gives rows of its own, along the axes `data`, `replica`, and others
+    over which the plan cuts rows; ranks that do not differ in these give the same. Only the number
+    of rows may differ. The global batch is all rows together, and a loss of the model is that of
+    it on every rank. Of outputs with a row for each, a rank gets its own rows, and it
+    differentiates its own loss of these, as in DDP: parameters get the mean, by rows. "global":
+    all ranks give the whole batch alike; the reference backend takes it always. None: the first
+    call compares what ranks give, and refuses rows that differ.
     seed: of the random numbers that the model draws, torch's own (`torch.manual_seed`) by default;
     they are the same on every mesh, and those that eager PyTorch draws under `sw.seeded(seed)`.
 
@@ -162,7 +170,7 @@ def _backend_of(request: Request, program: Program, device: torch.device) -> Bac
     mesh, dtype = program.mesh if program.is_local else None, request.reduce_dtype
     return DistributedBackend(
         Runtime(mesh, device, program.devices),
-        kernels=request.backend == "triton",
+        compiler=request.backend if request.backend in ("triton", "inductor") else None,
         cuda_graph=request.cuda_graph,
         holders=holders_of(program) if is_staged(program) else None,
         reduce_dtype=None if dtype is None else dtype_named(dtype),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import sys
 import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -13,23 +11,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from shardweave.backends.batch.rows import LocalRows, axes_of_rows
+from shardweave.backends.distributed.distributed import DistributedBackend
 from shardweave.backends.step.bound import BoundProgram
 from shardweave.backends.step.step import AUTOGRAD
 from shardweave.backends.step.step_call import StepCall
 from shardweave.backends.step.step_programs import OPTIONS, Programs, Stored, check_given
 from shardweave.driver.processes import world
-from shardweave.driver.step.binding import binding_of
+from shardweave.driver.step.binding import binding_of, gives_rows
 from shardweave.driver.step.lowering import Lowered, capture_call, lower, on_rank_0
 from shardweave.driver.step.model.settings import Settings, Snapshot, changes
 from shardweave.driver.step.precision import AUTOCAST, inputs_in_precision
 from shardweave.driver.step.request import Request
 from shardweave.ir.capture.arguments import Form, taken_apart
 from shardweave.ir.dialects.types import form_of
-from shardweave.ir.notes import warn
+from shardweave.ir.notes import say, warn
 from shardweave.passes.notes import PlanNote
 from shardweave.planners.lowering.other_shapes import fit_plan
-
-log = logging.getLogger("shardweave")
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +65,12 @@ class CompiledPrograms(Programs):
         self.full_outputs = request.outputs == "full" or (
             request.outputs is None and request.backward == AUTOGRAD and not first.takes_loss
         )
+        if gives_rows(request):
+            cut = self.row_axes("")
+            assert isinstance(first.backend, DistributedBackend)
+            runtime = first.backend.runtime
+            self.rows = LocalRows(runtime, axes_of_rows(runtime.mesh, cut), call.inputs)
+            self.own_rows = request.outputs is None
         self._binding = binding_of(request)
         self.options = frozenset(OPTIONS).difference(self._binding.names)
         self._torch_seed = torch.initial_seed() if request.seed is None else None
@@ -98,6 +102,14 @@ class CompiledPrograms(Programs):
             (f"{kept.call.mode}, {kept.call.shapes_text}", kept.bound)
             for kept in self._kept.values()
         ]
+
+    def say_rows(self) -> None:
+        mesh = self.first.program.mesh
+        if self.request.batch is None and mesh and axes_of_rows(mesh) and world.rank() == 0:
+            say(
+                "shardweave: all ranks give the same rows, which are taken for the global batch "
+                '(batch="global"); where each reads its own, compile with batch="local"'
+            )
 
     # Finding
 
@@ -253,14 +265,6 @@ def seed_of(seed: int | None) -> int:
 
 
 # Words
-
-
-def say(text: str) -> None:
-    """Tell the user: to the logger "shardweave", or on standard error where nobody logs."""
-    if log.hasHandlers():
-        log.info(text)
-    else:
-        print(text, file=sys.stderr)
 
 
 def difference(before: StepCall, call: StepCall) -> str:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 DEFAULT_PLAN = "megatron"
 """A rule that takes every option, so that nothing has to be imported to check it."""
 
-BACKENDS = ("distributed", "reference", "triton")
+BACKENDS = ("distributed", "reference", "triton", "inductor")
 
 PRECISIONS = ("bf16", "fp16", "bf16-true")
 
@@ -104,6 +104,7 @@ class CompileOptions:
         None, "compute in it, under autocast or (-true) with parameters too", choices=PRECISIONS
     )
     backward: str = "autograd"
+    batch: str | None = None
     outputs: str | None = None
     reduce_dtype: torch.dtype | str | None = _flag(
         None, "in which ranks add up gradients", choices=DTYPES

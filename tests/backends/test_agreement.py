@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from shardweave.backends.distributed.replicas import CHECK
+from shardweave.backends.batch.replicas import CHECK
 from shardweave.backends.watch.agreement import (
     MESSAGE_BYTES,
     AgreementError,

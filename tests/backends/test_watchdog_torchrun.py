@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shardweave.backends.distributed.replicas import FIRST_CALLS
+from shardweave.backends.batch.replicas import FIRST_CALLS
 
 SCRIPT = """
 import os, sys, time, torch

@@ -1,4 +1,4 @@
-"""benchmarks/auto_depth.py: its rows on a small deep model, and the page that quotes its result."""
+"""benchmarks/auto_depth.py: its rows on a small deep model, and its result."""
 
 from __future__ import annotations
 
@@ -28,13 +28,8 @@ def test_line_through_few_blocks_is_held_to_all_of_them(
         assert abs(row["time_error"]) < 0.1
 
 
-def test_page_says_how_far_the_line_is_off() -> None:
+def test_result_has_all_models_and_the_line_is_near() -> None:
     rows = json.loads((ROOT / "benchmarks/results/auto_depth.json").read_text())
     assert {row["model"] for row in rows} == set(auto_depth.MODELS)
-    page = " ".join((ROOT / "docs/planners.md").read_text().split())
-    for model in auto_depth.MODELS:
-        own = [row for row in rows if row["model"] == model]
-        most, memory = (
-            max(abs(row[name]) for row in own) for name in ("time_error", "memory_error")
-        )
-        assert f"{model}: {most:.1%} and {memory:.1%}" in page
+    assert max(abs(row["time_error"]) for row in rows) < 0.1
+    assert max(abs(row["memory_error"]) for row in rows) < 0.001

@@ -17,16 +17,11 @@ from shardweave.planners.auto.space.point import JointPoint
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_regret_of_the_result_is_below_two_percent_and_the_page_quotes_it() -> None:
+def test_regret_of_the_result_is_below_two_percent() -> None:
     record = json.loads((ROOT / "benchmarks/results/auto_regret.json").read_text())
     assert set(record["problems"]) == set(PROBLEMS)
     rows = record["problems"].values()
     assert all(row["auto_s"] <= 1.02 * row["best_s"] for row in rows)
-    page = " ".join((ROOT / "docs/planners.md").read_text().split())
-    worst, plans = max(row["regret"] for row in rows), sum(row["points"] for row in rows)
-    assert f"{len(rows)} problems, {plans:,} plans in all: the worst regret is {worst:.1%}" in page
-    bounded = sum(row.get("bounded", 0) for row in rows)
-    assert f"{bounded:,} of them, of the wide GPT, were not simulated" in page
 
 
 def test_tight_memory_holds_no_plan_without_recomputation() -> None:

@@ -49,29 +49,6 @@ def test_median_counts_searches_that_never_came_near_as_the_longest() -> None:
     assert median_trials([ONE, never, never]) is None
 
 
-ROOT = Path(__file__).parents[2]
-ROWS = {
-    "oppa, extended": "`oppa`, extended form (default)",
-    "standard BO": "standard Bayesian optimisation",
-    "oppa, corrected": "`oppa`, corrected form",
-    "boosted trees": "boosted trees",
-    "cost model alone": "cost model alone, extended form",
-    "random": "random",
-}
-
-
-def test_table_of_the_docs_has_the_numbers_of_the_results() -> None:
-    report = json.loads((ROOT / "benchmarks/results/oppa_planner.json").read_text())
-    page = (ROOT / "docs/planners.md").read_text()
-    assert set(ROWS) == set(report["median_trials"])
-    for name, title in ROWS.items():
-        median, found = report["median_trials"][name], [r["trials"] for r in report["runs"][name]]
-        middle = f"{median:g}" if median else f"over {report['trials']}"
-        each = ", ".join(str(one or f"over {report['trials']}") for one in found)
-        each = each if any(found) else "none of five"
-        assert f"| {title} | {middle} | {each} | " in page
-
-
 @pytest.mark.slow
 def test_benchmark_runs_every_method_and_draws_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -1,9 +1,9 @@
-"""The papers' figures beside ours in docs/planners.md are those of the results."""
+"""Baselines of the papers: exact searches beat them, and kept results follow from their data."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,6 @@ from shardweave.benchmarks.amp_data import DATA, read_measured, setup_of
 from shardweave.benchmarks.amp_planner import estimate_runs
 from shardweave.benchmarks.oases_baselines import block_times, blocking_chain, figure_4, gains
 from shardweave.benchmarks.oases_data import BUDGET_BYTES, model_of
-from shardweave.benchmarks.oases_table3 import NAMES
 from shardweave.planners.amp.model import strategies
 from shardweave.planners.amp.partition import Problem
 from shardweave.planners.oases.chain import linearise
@@ -36,112 +35,6 @@ ROOT = Path(__file__).parents[2]
 
 def results(name: str) -> dict[str, Any]:
     return json.loads((ROOT / f"benchmarks/results/{name}.json").read_text())
-
-
-def amp_rows() -> Iterator[str]:
-    report = results("amp_baselines")
-    for setup, by_method in report["spreads"].items():
-        cells = [f"{one['least_s']:.2f}, {one['mean_s']:.2f}" for one in by_method.values()]
-        gain = by_method["uniform"]["least_s"] / by_method["amp"]["least_s"]
-        yield f"| {setup} | {' | '.join(cells)} | {gain:.2f} | "
-    for mode, one in report["measured_top"].items():
-        spread = f"{one['least_s']:.2f}, {one['mean_s']:.2f} ± {one['deviation_s']:.2f}"
-        yield f"| ten best by {mode} estimates | {spread} |"
-    table = report["published_table3"]
-    for name, title in (("Megatron", "Megatron-LM"), ("SA", "annealing"), ("AMP", "AMP")):
-        one = table[name]
-        yield f"| {title}, Table 3 | {one['min']:.2f}, {one['mean']:.2f} ± {one['sd']:.2f} |"
-    for row in report["scaling"]:
-        ours = f"{row['search_s'] * 1e3:.0f} ms"
-        yield f"| {row['grid']} | {row['strategies']} | {ours} | {row['published_s']:g} s |"
-
-
-def axonn_rows() -> Iterator[str]:
-    report = results("axonn_overlap")
-    for row in report["figure_3"]["rows"][1:]:
-        paper = "" if row["published_pct"] is None else f"{row['published_pct']}"
-        yield f" | {row['time_s']:.2f} | {row['gain_pct']:.0f} | {paper} |".replace("|  |", "| |")
-    ranking = report["figure_7"]
-    paper = ranking["published"]
-    for kind in ("aware", "agnostic"):
-        hits, best = f"{kind}_hits_in_top5", f"rank_of_best_{kind}"
-        yield f"| {paper[hits]}, {paper[best]} | {ranking[hits]}, {ranking[best]} |"
-    frontier = report["figure_10"]
-    for name in ("AxoNN", "ZeRO-3"):
-        paper_s = frontier["published_exposed_s"][name]
-        yield f" {name} | {paper_s:g} | {frontier[name]['exposed_s']:.1f} |"
-    for row in report["table_2"]:
-        grid = ",".join(f"{axis}={size}" for axis, size in row["grid"].items() if size > 1)
-        numbers = f"{row['time_s']:.2f} | {row['utilisation_pct']:.0f}"
-        millions = row["parameters"] / 1e6
-        yield f"| {row['model']} | {millions:,.0f}M | {row['gpus']} | {grid} | {numbers} |"
-
-
-def oases_rows() -> Iterator[str]:
-    report = results("oases_baselines")
-    for row in report["figure_4"]:
-        rates = " | ".join(f"{rate:.1f}" for rate in row["rates"].values())
-        gained = f"{row['over_best']:.2f} | {row['over_megatron']:.2f}"
-        yield f"| {row['cluster']} | {row['hidden']} | {rates} | {gained} |"
-    paper = report["published_figure_5"]
-    for name, by_cluster in report["figure_5"].items():
-        least, most = paper[f"{name}_vs_Merak"]
-        ours = [one["over_merak"] for one in by_cluster.values()]
-        megatron = [one["over_megatron"] for one in by_cluster.values()]
-        yield (f"| {name} | {least:.2f} to {most:.2f} | {span(ours)} | {span(megatron)} |")
-    found = report["spearman_with_table_3"]
-    yield f"{found['speedup']:.3f} of speed-ups and {found['throughput']:.3f} of throughputs"
-
-
-def oases_tables() -> Iterator[str]:
-    """Tables 3 and 6, and the degrees that were all simulated."""
-    for row in results("oases_table3")["rows"]:
-        cells = [f"{row['paper'][name]:.1f}, {row['simulated'][name]:.1f}" for name in NAMES]
-        yield f"| {row['cluster']} | {row['hidden']} | {' | '.join(cells)} |"
-    for row in results("oases_planner")["rows"]:
-        if (paper := row["paper"]) is not None:
-            solved = f"{paper['solve_ms']:.0f}, {row['dp_ms']:.1f}"
-            gained = f"{paper['gain']:.2f}, {row['gain']:.2f}"
-            degrees = f"{paper['degrees']} | {row['degrees']}"
-            yield f"| {row['name']} | {degrees} | {gained} | {solved} |"
-    rows = results("oases_degrees")["rows"]
-    for row in rows:
-        model, refined = f"{row['model_regret']:.1%}", f"{row['refined_regret']:.1%}"
-        found = f"{row['best']} | {row['model']}, {model} | {row['refined']}, {refined}"
-        yield f"| {row['cluster']} | {row['hidden']} | {found} | {row['auto_regret']:.1%} |"
-    least, most = min(row["spearman"] for row in rows), max(row["spearman"] for row in rows)
-    yield f"Spearman {least:.2f} to {most:.2f}"
-
-
-def span(values: list[float]) -> str:
-    least, most = f"{min(values):.2f}", f"{max(values):.2f}"
-    return least if least == most else f"{least} to {most}"
-
-
-def oppa_rows() -> Iterator[str]:
-    for name, by_stop in results("oppa_early_stop")["searches"].items():
-        for what, one in by_stop.items():
-            counts = ", ".join(map(str, one["trials"]))
-            numbers = f"{one['hours']:.1f} | {100 * one['best_share']:.1f}%"
-            yield f"| {name} | {what} | {counts} | {numbers} |"
-
-
-@pytest.mark.parametrize("rows", [amp_rows, axonn_rows, oases_rows, oases_tables, oppa_rows])
-def test_page_has_the_figures_of_the_results(rows: Any) -> None:
-    page = (ROOT / "docs/planners.md").read_text()
-    found = list(rows())
-    assert found
-    assert [row for row in found if row not in page] == []
-
-
-def test_page_says_what_trials_of_ten_estimates_found() -> None:
-    measured = [row["measured_s"] for row in results("amp_trials")["rows"]]
-    assert len(measured) == 10
-    page = " ".join((ROOT / "docs/planners.md").read_text().split())
-    first, slowest = (one / min(measured) for one in (measured[0], max(measured)))
-    assert f"takes {first:.2f} times as long as the fastest of the ten" in page
-    assert f"number {measured.index(min(measured)) + 1} by estimate; the slowest" in page
-    assert f"the slowest takes {slowest:.2f} times as long" in page
 
 
 def test_ten_best_published_strategies_give_the_published_table() -> None:

@@ -42,19 +42,26 @@ def inputs_are_checked(num_calls: int) -> bool:
     return num_calls < FIRST_CALLS and os.environ.get(CHECK, "") == ""
 
 
-def check_call(call: str, inputs: Mapping[str, Tensor], state: Mapping[Key, Tensor]) -> None:
+ADVICE = (
+    "give every rank the same global batch, or each its own rows: sw.compile(.., "
+    'batch="local"), or step.local_batch(..) around the inputs'
+)
+
+
+def check_call(
+    call: str, inputs: Mapping[str, Tensor], state: Mapping[Key, Tensor], advice: str = ADVICE
+) -> None:
     """Raises AgreementError on every rank unless all make the same call, and hold the same inputs,
     parameters and buffers where they hold the same part. Collective."""
     watchdog.meet("the call", call)
-    check_inputs(inputs)
+    check_inputs(inputs, advice)
     stored = {f"{kind} '{name}'": tensor for (kind, name), tensor in state.items()}
     check_replicas(stored, "change parameters and buffers alike on every rank")
 
 
-def check_inputs(inputs: Mapping[str, Tensor]) -> None:
+def check_inputs(inputs: Mapping[str, Tensor], advice: str = ADVICE) -> None:
     """Raises AgreementError on every rank unless all give the same inputs. Collective."""
     named = {f"input '{name}'": tensor for name, tensor in inputs.items()}
-    advice = "give every rank the same global batch, or step.local_batch(..) of its own rows"
     check_replicas(named, advice)
 
 

@@ -1,0 +1,1 @@
+"""Batches that ranks give: one that all give alike, or the rows of each."""

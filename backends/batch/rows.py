@@ -1,0 +1,251 @@
+"""A global batch of which each rank gives rows of its own, as `DistributedSampler` deals them out.
+
+Ranks tell each other before each call how many rows they have, since the program depends on it.
+As in DDP, what a rank computes from its own rows of an output is its own: it differentiates its own
+loss, and gradients are the mean over ranks, here by their rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from shardweave.backends.distributed.layout import as_dtensor
+from shardweave.backends.distributed.runtime import Runtime
+from shardweave.backends.step.step_call import StepCall
+from shardweave.backends.watch import watchdog
+from shardweave.backends.watch.agreement import (
+    AgreementError,
+    digest_of,
+    gathered_from_ranks,
+    who_has_what,
+)
+from shardweave.ir.dialects.types import dtype_word, form_of
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.mesh.placement import Sharding, contiguous
+from shardweave.planners.plan.zero import BATCH_AXES
+
+LOCAL, GLOBAL = "local", "global"
+"""What the tensors are that a rank gives: rows of its own, or the batch that all give alike."""
+
+_SAME_ROWS = ("tensor", "context")
+"""Axes whose ranks share the work on the same rows, beside those of stages."""
+
+_ADVICE = "pad inputs to one length on all ranks, as only the number of rows may differ"
+
+
+def axes_of_rows(mesh: Mesh, cut: Collection[str] = ()) -> tuple[str, ...]:
+    """The axes along which ranks have different rows: `replica` and `data`, and of those over which
+    a plan cuts inputs along dim 0, `cut`, all but `tensor`, `context` and stages."""
+    chosen = {*BATCH_AXES, *cut}.difference(_SAME_ROWS)
+    space = [axis for axis in mesh.device_axes if axis.kind == "space" and axis.size > 1]
+    return tuple(axis.name for axis in space if axis.name in chosen)
+
+
+def names_of_rows(inputs: Mapping[str, Tensor]) -> frozenset[str]:
+    """The inputs that hold rows: those as long as most are. Others are the same on every rank."""
+    lengths = {n: t.shape[0] for n, t in inputs.items() if t.ndim and not isinstance(t, DTensor)}
+    most = Counter(lengths.values()).most_common(1)
+    return frozenset(name for name, length in lengths.items() if length == most[0][0])
+
+
+def grown(call: StepCall, mesh: Mesh) -> StepCall:
+    """The call of a global batch of which each rank gives as many rows as this call has."""
+    count, rows = math.prod(mesh.size(axis) for axis in axes_of_rows(mesh)), {}
+    for name in names_of_rows(call.inputs):
+        tensor = call.inputs[name]
+        repeated = tensor.detach().repeat(count, *[1] * (tensor.ndim - 1))
+        rows[name] = repeated.requires_grad_(tensor.requires_grad)
+    return replace(call, inputs={**call.inputs, **rows})
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Which rows of one global batch each rank gives.
+
+    counts: how many, in the order of the rows. place: of this rank's among them.
+    """
+
+    runtime: Runtime
+    axes: tuple[str, ...]
+    counts: tuple[int, ...]
+    place: int
+
+    @property
+    def total(self) -> int:
+        """The rows of the global batch."""
+        return sum(self.counts)
+
+    @property
+    def own(self) -> int:
+        """The rows of this rank."""
+        return self.counts[self.place]
+
+    @property
+    def share(self) -> float:
+        """This rank's part of the rows."""
+        return self.own / self.total
+
+    @property
+    def is_even(self) -> bool:
+        """Whether all ranks have as many."""
+        return len(set(self.counts)) == 1
+
+    def joined(self, tensor: Tensor) -> Tensor:
+        """The global tensor of which this rank has its rows: a DTensor that needs no message; where
+        ranks have different numbers, whole on every rank. Collective."""
+        return _Joined.apply(tensor, self) if tensor.requires_grad else self._joined(tensor)  # pyright: ignore[reportReturnType]
+
+    def _joined(self, tensor: Tensor) -> Tensor:
+        runtime, local = self.runtime, tensor.detach().to(self.runtime.device)
+        if self.is_even:
+            dim = contiguous(self.axes, self.total, runtime.mesh)
+            return as_dtensor(local, Sharding((dim, *((),) * (tensor.ndim - 1))), runtime)
+        most = max(self.counts)
+        padded = local.new_zeros(most, *local.shape[1:])
+        padded[: self.own] = local
+        for axis in reversed(self.axes):  # the first axis is the slowest
+            padded = runtime.all_gather(padded, (axis,), 0, padded.shape[0])
+        return torch.cat([p[:n] for p, n in zip(padded.split(most), self.counts, strict=True)])
+
+    def own_of(self, tensor: Tensor) -> Tensor:
+        """This rank's rows of a global tensor, plain. Collective."""
+        if isinstance(tensor, DTensor) and self.is_even:
+            names = tensor.device_mesh.mesh_dim_names
+            assert names is not None
+            goal = [Shard(0) if name in self.axes else Replicate() for name in names]
+            return tensor.redistribute(placements=goal).to_local()
+        if isinstance(tensor, DTensor):
+            tensor = tensor.full_tensor()
+        return tensor.narrow(0, sum(self.counts[: self.place]), self.own)
+
+    def hold(self, tensor: Tensor) -> bool:
+        """Whether a global tensor has the rows of the batch."""
+        return tensor.ndim > 0 and tensor.shape[0] == self.total
+
+    def joined_gradient(self, gradient: Tensor) -> Tensor:
+        """The global gradient of an output, of what ranks have as gradients of their own losses.
+        Collective."""
+        return self.joined(gradient * self.share)
+
+    def split(self, count: int) -> Rows:
+        """The rows of each of `count` micro-batches. Raises ValueError where ranks have different
+        numbers of them."""
+        if not self.is_even:
+            raise ValueError(
+                f"accumulate={count}: ranks have {list(self.counts)} rows, of which micro-batches "
+                "would be made unlike; call the step for each micro-batch, under no_sync()."
+            )
+        return replace(self, counts=tuple(number // count for number in self.counts))
+
+
+class _Joined(torch.autograd.Function):
+    """Rows of a rank that require a gradient, in the global batch."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, rows: Rows) -> Tensor:
+        ctx.rows, ctx.device = rows, tensor.device
+        return rows._joined(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        own = ctx.rows.own_of(gradient)
+        return (own / ctx.rows.share if ctx.rows.own else own).to(ctx.device), None
+
+
+class LocalRows:
+    """Makes calls of a global batch of the calls that each rank makes with its own rows.
+
+    axes: along which ranks have different rows. names: the inputs that hold rows, of those that
+    the example has. Making one is collective.
+    """
+
+    def __init__(
+        self, runtime: Runtime, axes: tuple[str, ...], example: Mapping[str, Tensor]
+    ) -> None:
+        self.runtime = runtime
+        self.axes = axes
+        self._known = dict.fromkeys(example, False)
+        self._known |= dict.fromkeys(names_of_rows(example), True)
+        mesh = runtime.mesh
+        self._places = {
+            process: mesh.position(axes, mesh.coordinates(rank))
+            for rank, process in enumerate(runtime.processes)
+        }
+        self._numbers: dict[Any, int] = {}
+
+    def joined(self, call: StepCall) -> StepCall:
+        """The call of the global batch. Raises AgreementError on every rank if calls differ in more
+        than the number of rows, or ranks that share rows have different numbers. Collective."""
+        names, new = self._names(call.inputs)
+        lengths = {call.inputs[name].shape[0] for name in names}
+        if len(lengths) > 1:
+            found = ", ".join(f"{name} {form_of(call.inputs[name])}" for name in sorted(names))
+            raise ValueError(f'batch="local": inputs differ in their number of rows: {found}.')
+        if not names:
+            return call
+        (length,) = lengths
+        watchdog.approach(call)
+        as_long = [int(call.inputs[name].shape[0] == length) for name in new]
+        told = self.runtime.numbers_of_ranks([length, self._number(call, names), *as_long])
+        if len({number for _, number, *_ in told}) > 1:
+            words = dict(enumerate(gathered_from_ranks(_words(call, names, new))))
+            raise AgreementError(f"ranks differ in the call: {who_has_what(words)}; {_ADVICE}.")
+        names |= {name for index, name in enumerate(new) if all(each[2 + index] for each in told)}
+        counts: dict[int, int] = {}
+        for process, (count, *_) in enumerate(told):
+            if counts.setdefault(self._places[process], count) != count:
+                words = {rank: f"{number} rows" for rank, (number, *_) in enumerate(told)}
+                raise AgreementError(
+                    f"ranks differ in what they share: {who_has_what(words)}; {self.advice}."
+                )
+        place = self.runtime.position(self.axes)
+        rows = Rows(self.runtime, self.axes, tuple(counts[n] for n in sorted(counts)), place)
+        if not rows.total:
+            raise ValueError("no rank has any rows in this call; leave it out.")
+        whole = {name: rows.joined(call.inputs[name]) for name in names}
+        return replace(call, inputs={**call.inputs, **whole}, rows=rows)
+
+    @property
+    def advice(self) -> str:
+        """What ranks are to do that have different rows where they share them."""
+        axes = ", ".join(f"'{axis}'" for axis in self.axes)
+        return f"ranks that do not differ along {axes} are to give the same rows"
+
+    def _names(self, inputs: Mapping[str, Tensor]) -> tuple[frozenset[str], list[str]]:
+        """The inputs that hold rows, and those that the example lacks, which hold rows if they are
+        as long on every rank."""
+        plain = {n: t for n, t in inputs.items() if t.ndim and not isinstance(t, DTensor)}
+        names = frozenset(name for name in plain if self._known.get(name))
+        new = [name for name in plain if name not in self._known]
+        return (names, new) if names else (names_of_rows({n: plain[n] for n in new}), [])
+
+    def _number(self, call: StepCall, names: Collection[str]) -> int:
+        """A number for all of a call but how many rows there are."""
+        key = call.key
+        if key not in self._numbers:
+            words = _words(call, names, self._names(call.inputs)[1])
+            self._numbers[key] = int(digest_of(words.encode())[:15], 16)
+        return self._numbers[key]
+
+
+def _words(call: StepCall, names: Collection[str], new: Collection[str]) -> str:
+    """A call in words, without the number of its rows."""
+    tensors = [
+        f"{name} {_form_of_row(tensor) if name in names or name in new else form_of(tensor)}"
+        for name, tensor in call.inputs.items()
+    ]
+    constants = [f"{name}={value!r}" for name, value in call.form.constants]
+    return f"{', '.join([*tensors, *constants])} in {call.mode}"
+
+
+def _form_of_row(tensor: Tensor) -> str:
+    sizes = ", ".join(["rows", *map(str, tensor.shape[1:])])
+    return f"({sizes}) {dtype_word(tensor.dtype)}"
