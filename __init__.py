@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from shardweave.backends.step.whole import full_tensor
     from shardweave.backends.watch.agreement import AgreementError
     from shardweave.backends.watch.watch import LostRankError
-    from shardweave.driver import integrations
     from shardweave.driver.checking.validate import TooLargeError, ValidationError
     from shardweave.driver.checking.validate import run_and_validate as run_passes
     from shardweave.driver.diff import diff
