@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -15,7 +14,6 @@ from torch.optim import Optimizer
 from shardweave.backends.optimizers.repoint import REPLACED, repoint
 from shardweave.backends.programs import Key
 from shardweave.backends.state.checkpoint import checkpointable
-from shardweave.backends.state.whole_state import WholeValues, is_replicated
 from shardweave.backends.step.backend import Backend
 from shardweave.backends.watch import watchdog
 from shardweave.backends.watch.agreement import broadcast_from_rank_0, require_same_values
@@ -102,7 +100,6 @@ class ShardedState:
         self._backend = backend
         self._shardings = dict(shardings)
         self._modules = list(model.modules())
-        self._whole_state: dict[str, Any] | None = None
         tensors = own_tensors(model)
         values = iter(tensors.values())
         if backend.is_joint and sync:
@@ -238,31 +235,6 @@ class ShardedState:
 
     # Checkpoints
 
-    @contextmanager
-    def whole_state_dicts(self, *, random: bool = False) -> Iterator[None]:
-        """Meanwhile the model's `state_dict` has whole plain tensors on rank 0, tied ones as one.
-
-        Collective, unless every rank has all of every tensor. random: keep the state of random
-        numbers, for a run to go on from.
-        """
-        if self._whole_state is not None or not self._backend.is_joint:
-            yield
-            return
-        own = self._model.state_dict(keep_vars=True)
-        if not random:
-            own.pop(STATE, None)
-        is_sharded = not all(map(is_replicated, own.values()))
-        if is_sharded:
-            watchdog.meet("gathering the state of the model", "to save it")
-        values = WholeValues()
-        self._whole_state = {name: values.of(tensor) for name, tensor in own.items()}
-        try:
-            yield
-        finally:
-            self._whole_state = None
-        if is_sharded:
-            watchdog.meet("gathering the state of the model", "which is saved")
-
     def full_state_dict(self) -> dict[str, Any]:
         """The model's `state_dict` with whole plain tensors on every rank. Collective."""
         if self._backend.is_joint:
@@ -292,11 +264,6 @@ class ShardedState:
         if key is None:  # registered on the step, whose programs do not know it
             return tensor.detach().clone()
         return self._backend.whole(tensor.detach(), self._shardings[key])
-
-    @property
-    def whole_state(self) -> dict[str, Any] | None:
-        """What `state_dict` gives in place of shards, by name; None while it gives these."""
-        return self._whole_state
 
     def fit(self, state_dict: dict[str, Any], prefix: str) -> None:
         """Bring the entries of a state to be loaded into the form of the stored tensors.
@@ -334,15 +301,8 @@ def with_attributes_of(old: Tensor, new: nn.Parameter) -> nn.Parameter:
 
 
 def _checkpointable(module: nn.Module, state_dict: Any, prefix: str, metadata: Any) -> None:
-    del metadata
-    state = state_of(module)
-    whole = None if state is None else state.whole_state
-    if whole is None:
-        checkpointable(state_dict)
-        return
-    if STATE not in whole:
-        state_dict.pop(prefix + STATE, None)
-    state_dict.update({prefix + name: value for name, value in whole.items()})
+    del module, prefix, metadata
+    checkpointable(state_dict)
 
 
 def _fit(

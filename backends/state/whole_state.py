@@ -7,11 +7,14 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from shardweave.backends.optimizers.shards import full_value
+from shardweave.backends.state.state import ShardedState
+from shardweave.backends.watch import watchdog
+from shardweave.ir.library.philox import STATE
 from shardweave.ir.torch_private import pytree
 
 
@@ -48,6 +51,47 @@ def is_replicated(tensor: Tensor) -> bool:
         return True
     everywhere = tensor.device_mesh.size() == dist.get_world_size()
     return everywhere and all(placement.is_replicate() for placement in tensor.placements)
+
+
+_GATHERED: set[int] = set()
+"""By identity, the models whose state dicts are whole now."""
+
+
+@contextmanager
+def whole_state_dicts(state: ShardedState, *, random: bool = False) -> Iterator[None]:
+    """Meanwhile the `state_dict` of a compiled model has whole plain tensors on rank 0, tied ones
+    as one.
+
+    Collective, unless every rank has all of every tensor. random: keep the state of random numbers,
+    for a run to go on from.
+    """
+    model = state.model
+    if id(model) in _GATHERED or not state.backend.is_joint:
+        yield
+        return
+    own = model.state_dict(keep_vars=True)
+    if not random:
+        own.pop(STATE, None)
+    is_sharded = not all(map(is_replicated, own.values()))
+    if is_sharded:
+        watchdog.meet("gathering the state of the model", "to save it")
+    values = WholeValues()
+    whole = {name: values.of(tensor) for name, tensor in own.items()}
+
+    def give(_: nn.Module, state_dict: dict[str, Any], prefix: str, __: Any) -> None:
+        if not random:
+            state_dict.pop(prefix + STATE, None)
+        state_dict.update({prefix + name: value for name, value in whole.items()})
+
+    _GATHERED.add(id(model))
+    hook = model.register_state_dict_post_hook(give)
+    try:
+        yield
+    finally:
+        _GATHERED.discard(id(model))
+        hook.remove()
+    if is_sharded:
+        watchdog.meet("gathering the state of the model", "which is saved")
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from shardweave.backends.state.state import STEP, ShardedState, state_of
-from shardweave.backends.state.whole_state import is_first
+from shardweave.backends.state.whole_state import is_first, whole_state_dicts
 from shardweave.ir.capture.observed.loose_tensors import kept_constants
 from shardweave.ir.library.philox import STATE
 
@@ -141,7 +141,7 @@ def _saving_whole_tensors(save: Callable[..., Any]) -> Callable[..., Any]:
             given.arguments["is_main_process"] = is_main and is_first()
         config = getattr(self, "config", None)
         settings = dict(getattr(config, "__dict__", {}))
-        with state.whole_state_dicts():
+        with whole_state_dicts(state):
             saved = save(*given.args, **given.kwargs)
         if settings:
             vars(config).clear()

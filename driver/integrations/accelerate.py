@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from shardweave.backends.state.state import ShardedState, state_of
-from shardweave.backends.state.whole_state import whole_optimizer_states
+from shardweave.backends.state.whole_state import whole_optimizer_states, whole_state_dicts
 from shardweave.ir.library.philox import STATE
 
 _T = TypeVar("_T", bound=type)
@@ -50,7 +50,7 @@ class _Sharded:
         if state is None:
             return super().get_state_dict(model, unwrap)  # pyright: ignore[reportAttributeAccessIssue]
         # `save_state` asks with unwrap=False, for the state to go on from.
-        with state.whole_state_dicts(random=not unwrap):
+        with whole_state_dicts(state, random=not unwrap):
             return model.state_dict()
 
     def save_state(self, *args: Any, **kwargs: Any) -> Any:
@@ -63,7 +63,7 @@ class _Sharded:
         with ExitStack() as stack:
             # safetensors looks for tied tensors by their memory, which a DTensor does not have.
             for state in filter(None, map(state_of, self._models)):  # pyright: ignore[reportAttributeAccessIssue]
-                stack.enter_context(state.whole_state_dicts())
+                stack.enter_context(whole_state_dicts(state))
             return super().load_state(*args, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
 
 

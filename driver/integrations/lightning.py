@@ -10,7 +10,11 @@ import torch
 import torch.distributed as dist
 
 from shardweave.backends.state.state import state_of
-from shardweave.backends.state.whole_state import is_first, whole_optimizer_states
+from shardweave.backends.state.whole_state import (
+    is_first,
+    whole_optimizer_states,
+    whole_state_dicts,
+)
 from shardweave.driver.processes import world
 
 
@@ -57,7 +61,7 @@ class _Sharded:
     def lightning_module_state_dict(self) -> dict[str, Any]:
         with ExitStack() as stack:
             for state in filter(None, map(state_of, self.lightning_module.modules())):
-                stack.enter_context(state.whole_state_dicts(random=True))
+                stack.enter_context(whole_state_dicts(state, random=True))
             return self.lightning_module.state_dict()
 
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from shardweave.backends.state.state import state_of
-from shardweave.backends.state.whole_state import whole_optimizer_states
+from shardweave.backends.state.whole_state import whole_optimizer_states, whole_state_dicts
 from shardweave.driver.integrations import accelerate
 from shardweave.ir.library.philox import STATE
 
@@ -51,7 +51,7 @@ class _Sharded:
         with ExitStack() as stack:
             state = state_of(self.model)
             if state is not None:
-                stack.enter_context(state.whole_state_dicts())
+                stack.enter_context(whole_state_dicts(state))
             super().save_model(output_dir, _internal_call)  # pyright: ignore[reportAttributeAccessIssue]
         self.accelerator.wait_for_everyone()
 
