@@ -3,7 +3,8 @@
 Programs, plans, clusters, checkpoints, meshes, pipelines of passes, models' names and command lines
 are mutated, character by character, word by word and in their structure, and used: a program is
 parsed, verified, emitted, run, partitioned and run again; a plan is followed with validation; a
-cluster is simulated on; a checkpoint is loaded; a command is run. What is accepted must mean one
+cluster is simulated on; a checkpoint is loaded; a command is run. Points of the whole plan space of
+six models are lowered, verified and priced. What is accepted must mean one
 thing (two ways of running it agree); all else is refused by a ValueError or OSError that the
 package itself raises, or by a command in a few lines. Any other error, a hang, a death of the
 process, or a file touched on the way is a finding.

@@ -27,6 +27,7 @@ from shardweave.benchmarks.fuzz_cases import (
     planned,
     small,
 )
+from shardweave.benchmarks.fuzz_plans import make_point, use_point
 from shardweave.driver.checking.validate import Validator
 from shardweave.driver.cli import main
 from shardweave.driver.models.hf import default_fields
@@ -256,4 +257,5 @@ KINDS |= {
     "pipeline": Kind(make_pipeline, use_pipeline),
     "model": Kind(make_model, use_model),
     "flags": Kind(make_flags, use_flags, writes=True),
+    "point": Kind(make_point, use_point),
 }

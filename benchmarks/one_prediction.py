@@ -203,12 +203,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for row in rows_of(6 if options.quick else options.count, options.seed):
         rows.append(row)
         print(f"{row.model} on {row.cluster}: {row.plan}: {row.apart:.3%}", file=sys.stderr)
+        if options.json:
+            records = [asdict(row) | {"apart": row.apart} for row in rows]
+            options.json.write_text(json.dumps({"within": WITHIN, "rows": records}, indent=1))
     Console(width=140).print(table_of(rows))
     off = [row for row in rows if row.apart > WITHIN]
     print(f"{len(rows) - len(off)} of {len(rows)} agree within {WITHIN:.0%}")
-    if options.json:
-        records = [asdict(row) | {"apart": row.apart} for row in rows]
-        options.json.write_text(json.dumps({"within": WITHIN, "rows": records}, indent=1))
     return 1 if off else 0
 
 

@@ -38,10 +38,28 @@ PRESETS: Mapping[str, str] = {
     "gh96": "clariden",
     "gh200": "clariden",
     "gh20096": "clariden",
+    "a10g": "aws-a10g",
+    "a10g24": "aws-a10g",
+    "l4": "gcp-l4",
+    "l424": "gcp-l4",
+    "t4": "aws-t4",
+    "t416": "aws-t4",
+    "rtx3090": "rtx-3090",
+    "rtx309024": "rtx-3090",
+    "rtx2080": "rtx-2080",
+    "titanrtx": "titan-rtx",
+    "rtxa5000": "rtx-a5000",
+    "a5000": "rtx-a5000",
+    "mi300x": "mi300x",
+    "mi300x192": "mi300x",
+    "tpuv5p": "tpu-v5p",
+    "v5p": "tpu-v5p",
 }
 """By kind of device as rows write it, without what does not tell them apart."""
 
-BESIDE = re.compile(r"nvidia|tesla|sxm\d?|[dh]gx|(?<=\d)\s*gi?b?\b|hbm\d?e?|[^a-z0-9]")
+BESIDE = re.compile(
+    r"nvidia|amd|instinct|geforce|tesla|sxm\d?|[dh]gx|(?<=\d)\s*gi?b?\b|hbm\d?e?|[^a-z0-9]"
+)
 """Of a kind of device's name: what `PRESETS` leave out."""
 
 FEW = 20
@@ -54,12 +72,14 @@ def cluster_of(run: MeasuredRun, asked: str | None) -> Cluster:
 
 
 def preset_of(run: MeasuredRun, asked: str | None) -> Cluster:
-    """The cluster of a run's kind of device. Raises ValueError for an unknown device."""
-    name = asked or PRESETS.get(BESIDE.sub("", run.gpu.lower()))
-    if name is None:
+    """The cluster of a run's kind of device, or of several kinds, `A100+V100`. Raises ValueError
+    for an unknown device."""
+    kinds = [PRESETS.get(BESIDE.sub("", kind)) for kind in run.gpu.lower().split("+")]
+    name = asked or "+".join(kind or "" for kind in kinds)
+    if not asked and None in kinds:
         raise ValueError(
             f"no preset is known for devices '{run.gpu}' ({', '.join(PRESETS)} are); give "
-            "--cluster, a preset's name or a file."
+            "--cluster, a preset's name or a file (docs/clusters.md says how to write one)."
         )
     return find_cluster(name)
 

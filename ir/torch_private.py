@@ -1,5 +1,4 @@
 # pyright: basic
-# What is private is only partly typed.
 """Torch's private names: all that the package uses.
 
 Torch may move or drop a private name in any release, so each is looked for when it is first used:
@@ -63,6 +62,7 @@ _PLACES: dict[str, tuple[str, ...]] = {
     "keeps_graph": ("torch._C._autograd:_get_current_graph_task_keep_graph",),
     "disable_current_modes": ("torch.utils._python_dispatch:_disable_current_modes",),
     "current_modes": ("torch.utils._python_dispatch:_get_current_dispatch_mode_stack",),
+    "standalone_compile": ("torch._inductor:standalone_compile",),
     # Modules and graphs
     "AdaptiveLogSoftmaxOutput": ("torch.nn.modules.adaptive:_ASMoutput",),
     "BatchNorm": ("torch.nn.modules.batchnorm:_BatchNorm",),

@@ -15,7 +15,7 @@ from shardweave.backends.distributed.parts import Parts
 from shardweave.backends.distributed.pipeline import StagedRunner, homes_of
 from shardweave.backends.distributed.runtime import Runtime
 from shardweave.backends.emit.emit import StepFunction
-from shardweave.backends.emit.emitted import JoinedRunner
+from shardweave.backends.emit.emitted import Compiler, JoinedRunner
 from shardweave.backends.programs import Key
 from shardweave.backends.state.initial import Source
 from shardweave.backends.state.mesh_tensor import MeshTensor
@@ -40,12 +40,12 @@ class EmittedRunner(JoinedRunner):
         program: Program,
         runtime: Runtime,
         *,
-        kernels: bool,
+        compiler: Compiler | None,
         cuda_graph: bool,
         pending: Collection[str] = (),
     ) -> None:
-        super().__init__(runtime)
-        self.source, run = self.load(program, kernels=kernels, pending=pending)
+        super().__init__(runtime, compiler)
+        self.source, run = self.load(program, pending=pending)
         self.agree(self.source, _by_layer)
         self._run: StepFunction = GraphedStep(run) if cuda_graph else run
         self._parts = Parts(program, runtime.coordinates)
@@ -71,8 +71,9 @@ def _by_layer(source: str) -> list[str]:
 class DistributedBackend(Backend):
     """Tensors are DTensors that hold this rank's shard; on one device they are plain tensors.
 
-    kernels: whether fused regions run as generated Triton kernels; on the CPU, and where no
-    template fits, they run on ATen, as `explain()` says. cuda_graph: whether a whole program is
+    compiler: "triton" runs fused regions as our generated kernels; on the CPU, and where no
+    template fits, they run on ATen, as `explain()` says. "inductor" has them compiled by
+    PyTorch's compiler. None: their ops run one by one. cuda_graph: whether a whole program is
     captured on the GPU at its first call, and replayed then. holders: by kind and name of
     parameters and buffers, the coordinates on the stage axis that have them; all, if they are none.
     reduce_dtype: in which gradients that are pending sums are added up; None: their own.
@@ -82,7 +83,7 @@ class DistributedBackend(Backend):
         self,
         runtime: Runtime,
         *,
-        kernels: bool = False,
+        compiler: Compiler | None = None,
         cuda_graph: bool = False,
         holders: Mapping[Key, tuple[int, ...]] | None = None,
         reduce_dtype: torch.dtype | None = None,
@@ -90,7 +91,7 @@ class DistributedBackend(Backend):
         self.runtime = runtime
         self.device = runtime.device
         self.is_joint = runtime.mesh.num_devices > 1
-        self.kernels = kernels
+        self.compiler: Compiler | None = compiler
         self.cuda_graph = cuda_graph
         self.holders = holders or {}
         self.reduce_dtype = reduce_dtype
@@ -123,11 +124,11 @@ class DistributedBackend(Backend):
         if is_staged(program):
             if self.is_joint:
                 self.homes |= homes_of(program)
-            return StagedRunner(program, self.runtime, kernels=self.kernels)
+            return StagedRunner(program, self.runtime, self.compiler)
         return EmittedRunner(
             program,
             self.runtime,
-            kernels=self.kernels,
+            compiler=self.compiler,
             cuda_graph=self.cuda_graph,
             pending=pending,
         )
@@ -274,7 +275,7 @@ def step_of(
     model: nn.Module,
     runtime: Runtime | None = None,
     *,
-    kernels: bool = False,
+    compiler: Compiler | None = None,
     cuda_graph: bool = False,
     sync: bool = True,
 ) -> CompiledModule:
@@ -284,7 +285,7 @@ def step_of(
     if model, program and mesh do not fit together.
     """
     runtime = runtime or _runtime_for(program, model)
-    backend = DistributedBackend(runtime, kernels=kernels, cuda_graph=cuda_graph)
+    backend = DistributedBackend(runtime, compiler=compiler, cuda_graph=cuda_graph)
     if backend.is_joint:
         require_same_model(model)
     first = BoundProgram(program, backend)

@@ -14,7 +14,7 @@ from shardweave.backends.distributed.mail import Address, ExpectedMessage, Mail
 from shardweave.backends.distributed.parts import Parts
 from shardweave.backends.distributed.runtime import Runtime
 from shardweave.backends.emit.emit import StepFunction
-from shardweave.backends.emit.emitted import JoinedRunner
+from shardweave.backends.emit.emitted import Compiler, JoinedRunner
 from shardweave.backends.programs import Key, sharding_held
 from shardweave.backends.watch import position
 from shardweave.ir.dialects.types import dtype_of_value, shape_of
@@ -96,8 +96,8 @@ class StagedRunner(JoinedRunner):
     sources: the modules of its functions, by their names.
     """
 
-    def __init__(self, program: Program, runtime: Runtime, *, kernels: bool) -> None:
-        super().__init__(runtime)
+    def __init__(self, program: Program, runtime: Runtime, compiler: Compiler | None) -> None:
+        super().__init__(runtime, compiler)
         self.program = program
         self.sources: dict[str, str] = {}
         functions = functions_of(program)
@@ -105,7 +105,7 @@ class StagedRunner(JoinedRunner):
         self.agree(str(program))
         self.runs = [run for _, run in runs_of(program) if run.at == runtime.place]
         self.functions = {
-            name: self._loaded(functions[name], kernels=kernels)
+            name: self._loaded(functions[name])
             for name in dict.fromkeys(run.function for run in self.runs)
         }
         self.last_reads = _last_reads(self.runs, self.functions)
@@ -128,8 +128,8 @@ class StagedRunner(JoinedRunner):
         """The modules of this rank's functions, one behind the other."""
         return "\n\n".join(f"# {name}\n{text}" for name, text in self.sources.items())
 
-    def _loaded(self, function: StageFunction, *, kernels: bool) -> _Loaded:
-        self.sources[function.name], run = self.load(function, kernels=kernels)
+    def _loaded(self, function: StageFunction) -> _Loaded:
+        self.sources[function.name], run = self.load(function)
         axis = micro_axis(function)
         cuts: dict[Key, tuple[Cut, ...]] = {}
         maxima: set[str] = set()

@@ -31,6 +31,7 @@ from shardweave.ir.dialects.kernel import FusedOp
 from shardweave.ir.dialects.types import dtype_of_value, dtype_word, shape_of
 from shardweave.ir.program.program import Program
 from shardweave.ir.program.staged import STAGE_KINDS
+from shardweave.ir.sharding.ragged import ragged_values
 from shardweave.passes.kernels.unfuse_kernels import without_regions
 from shardweave.passes.messages.pending_gradients import pending_terms
 
@@ -52,7 +53,13 @@ from math import inf, nan
 import torch
 
 from shardweave.backends.emit.attention import flash_attention, flash_attention_backward
-from shardweave.backends.emit.grouped import grouped_mm, grouped_outer
+from shardweave.backends.emit.grouped import (
+    all_rows,
+    grouped_mm,
+    grouped_outer,
+    own_rows,
+    row_bounds,
+)
 from shardweave.backends.emit.positional_attention import (
     positional_attention,
     positional_attention_backward,
@@ -66,12 +73,18 @@ _FUNCTIONS = tuple(function.__name__ for function in FUNCTIONS.values())
 _RESERVED = {*KNOWN, *_FUNCTIONS, "given", "step", "inf", "nan", "_"}
 
 
-def emit(program: Program, *, kernels: bool = False, pending: Collection[str] = ()) -> str:
+def emit(
+    program: Program,
+    *,
+    kernels: bool = False,
+    in_parts: bool = True,
+    pending: Collection[str] = (),
+) -> str:
     """The source of a module that runs a program on one rank.
 
     kernels: fused regions are called as `kernels[0]`, `kernels[1]`, .. in their order, and after
-    them one more that joins the results which they left in parts; `load_step` is to be given
-    them. Else their ops run one by one. pending: names of gradients whose
+    them, if they leave results in parts (in_parts), one more that joins these; `load_step` is to be
+    given them. Else their ops run one by one. pending: names of gradients whose
     terms are added, before they are reduced, to what `given` has under `"pending"`. Raises
     ValueError for an op that has no Python form.
     """
@@ -81,9 +94,10 @@ def emit(program: Program, *, kernels: bool = False, pending: Collection[str] = 
     lines += _argument_lines(program, names)
     found = pending_terms(program) if pending else {}
     terms = {gradient: found[gradient] for gradient in pending}
-    joined = joins(program, set(terms.values())) if kernels else {}
+    joined = joins(program, set(terms.values())) if kernels and in_parts else {}
     additions = additions_of(program, names, terms, joined)
     dying, place, num_fused = last_uses(program), None, 0
+    ragged = ragged_values(program.ops)
     for op in program.ops:
         if place != (place := (_layers(op), phase_of(op))):
             lines += ["", f"    # {_one_line(place[0])}, {place[1]}"]
@@ -93,7 +107,7 @@ def emit(program: Program, *, kernels: bool = False, pending: Collection[str] = 
             line = fused_statement(op, names, num_fused)
             num_fused += 1
         else:
-            line = additions.products.get(op) or statement(op, names)
+            line = additions.products.get(op) or statement(op, names, ragged)
         lines.append(f"    {line}{_type_comment(op)}")
         lines += [f"    {line}" for line in additions.behind.get(op, ())]
         if op in dying:

@@ -4,48 +4,55 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping
+from typing import Literal
 
 from torch import Tensor
 
 from shardweave.backends.distributed.runtime import Runtime
 from shardweave.backends.emit.emit import StepFunction, emit, load_step
+from shardweave.backends.inductor.compiled_region import CompiledRegion
 from shardweave.backends.programs import Key
 from shardweave.backends.step.backend import Runner
-from shardweave.backends.triton.launch.launch import FusedCall, explain_calls, join_parts
+from shardweave.backends.triton.launch.launch import FusedCall, join_parts
 from shardweave.backends.triton.source.parts import PartsQueue
 from shardweave.backends.watch import position, watchdog
 from shardweave.backends.watch.agreement import digest_of, require_same
 from shardweave.ir.dialects.kernel import FusedOp
 from shardweave.ir.program.program import Program
 
+Compiler = Literal["triton", "inductor"]
+"""What makes functions of fused regions."""
+
 
 class JoinedRunner(Runner):
     """Runs emitted source as one rank of a mesh.
 
-    kernels: fused regions of what was loaded, generated.
+    compiler: what makes functions of fused regions; None: their ops run one by one. kernels: these
+    functions, of all that was loaded.
     """
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: Runtime, compiler: Compiler | None = None) -> None:
         self.runtime = runtime
-        self.kernels: list[FusedCall] = []
+        self.compiler = compiler
+        self.kernels: list[FusedCall | CompiledRegion] = []
         self._number = 0
 
-    def load(
-        self, program: Program, *, kernels: bool, pending: Collection[str] = ()
-    ) -> tuple[str, StepFunction]:
+    def load(self, program: Program, *, pending: Collection[str] = ()) -> tuple[str, StepFunction]:
         """The source of a program or a function of a stage, and what runs it.
 
-        kernels: whether fused regions run as generated kernels. pending: as in `emit`.
+        pending: as in `emit`.
         """
+        kernels, runtime = self.compiler is not None, self.runtime
         fused = [op for op in program.ops if isinstance(op, FusedOp)] if kernels else []
-        runtime = self.runtime
         queue = PartsQueue(join_parts)
-        calls = [
-            FusedCall(op, runtime.device, agreed=runtime.agreed_on_stage, queue=queue)
-            for op in fused
-        ]
+        agreed = runtime.agreed_on_stage
+        if self.compiler == "inductor":
+            calls = [CompiledRegion(op, runtime.device, agreed) for op in fused]
+        else:
+            calls = [FusedCall(op, runtime.device, agreed=agreed, queue=queue) for op in fused]
         self.kernels += calls
-        source = emit(program, kernels=kernels, pending=pending)
+        in_parts = self.compiler == "triton"
+        source = emit(program, kernels=kernels, in_parts=in_parts, pending=pending)
         run = load_step(source, [*calls, queue.join])
         position.register(run.__code__.co_filename, program, kernels=kernels)
         return source, run
@@ -72,4 +79,7 @@ class JoinedRunner(Runner):
 
     def explain(self) -> str:
         """What runs each fused region: its kernel, or ATen and why. A line for each."""
-        return explain_calls(self.kernels, self.runtime.device)
+        if not self.kernels:
+            return "no fused regions: every op runs on ATen"
+        lines = [kernel.explain(self.runtime.device) for kernel in self.kernels]
+        return "\n".join(f"kernels[{number}]: {line}" for number, line in enumerate(lines))

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
-import torch
 from xdsl.ir import Operation, SSAValue
 
 from shardweave.backends.emit.calls import (
     TRANSPOSE,
     function_text,
+    ragged_operand,
+    returned_by,
     takes_device,
 )
 from shardweave.ir.dialects import dist
 from shardweave.ir.dialects.annotations import ANNOTATIONS, properties_without
-from shardweave.ir.dialects.aten import AtenOp, overload_named
+from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.kernel import FusedOp
 from shardweave.ir.dialects.literals import to_python
 from shardweave.ir.ops.aten_args import arguments
@@ -24,7 +25,6 @@ from shardweave.ir.ops.registry import is_positional, spec_of
 from shardweave.ir.ops.seen_keys import are_counted
 from shardweave.ir.program.program import Slot
 from shardweave.ir.program.storage import reduces_in_place
-from shardweave.ir.torch_private import schema_of
 
 _HOST = '"cpu"'
 """Where positions of attention are counted."""
@@ -39,13 +39,17 @@ def key_text(slot: Slot) -> str:
     return f"{json.dumps(slot.kind)}, {json.dumps(slot.name)}"
 
 
-def statement(op: Operation, names: Mapping[SSAValue, Code]) -> str:
+def statement(
+    op: Operation, names: Mapping[SSAValue, Code], ragged: Collection[SSAValue] = ()
+) -> str:
     """The statement of an op that is in no kernel. names: the variable of each value.
+
+    ragged: the values whose rows are counted at run time.
 
     Raises ValueError for an op that has no Python form.
     """
     if isinstance(op, AtenOp):
-        return _aten_statement(op, names)
+        return _aten_statement(op, names, ragged)
     if isinstance(op, dist.DistOp):
         return _dist_statement(op, names)
     raise ValueError(f"the distributed backend has no Python form for '{op.name}'; lower it first.")
@@ -81,15 +85,24 @@ def _literal(value: Any) -> str:
     return repr(value)
 
 
-def _aten_statement(op: AtenOp, names: Mapping[SSAValue, Code]) -> str:
+def _aten_statement(
+    op: AtenOp, names: Mapping[SSAValue, Code], ragged: Collection[SSAValue]
+) -> str:
     counted = _counted(op)
-    call = _aten_call(op, {**names, **counted} if counted else names)
+    rows = ragged_operand(op, ragged)
+    num_rows = None if rows is None else Code(f"rt.rows({names[rows]})")
+    call = _aten_call(op, {**names, **counted} if counted else names, num_rows=num_rows)
     return f"{_aten_targets(op, names)} = {call}"
 
 
-def _aten_call(op: AtenOp, names: Mapping[SSAValue, Code], device: str = "rt.device") -> str:
+def _aten_call(
+    op: AtenOp,
+    names: Mapping[SSAValue, Code],
+    device: str = "rt.device",
+    num_rows: Code | None = None,
+) -> str:
     form = "{}.contiguous()" if spec_of(op).needs_contiguous else "{}"
-    positional, keywords = arguments(op, lambda value: Code(form.format(names[value])))
+    positional, keywords = arguments(op, lambda value: Code(form.format(names[value])), num_rows)
     if takes_device(op):
         keywords["device"] = Code(device)
     name = function_text(op)
@@ -120,15 +133,12 @@ def _on_host(value: SSAValue) -> Code:
 
 
 def _aten_targets(op: AtenOp, names: Mapping[SSAValue, Code]) -> str:
-    returns = schema_of(overload_named(op.name)).returns
-    if len(returns) == 1:
-        is_list = isinstance(returns[0].type, torch.ListType)
-        return _targets(op, names) + ("," if is_list else "")
-    # A gradient that the op's mask leaves out is None, and not a result of the op.
-    has_mask = op.signature.parameter("output_mask") is not None
-    mask = op.value("output_mask") if has_mask else [True] * len(returns)
+    returned = returned_by(op)
+    if returned is None:
+        return _targets(op, names)
     results = iter(op.results)
-    return ", ".join(names[next(results)] if given else "_" for given in mask)
+    targets = ", ".join(names[next(results)] if given else "_" for given in returned)
+    return targets + ("," if len(returned) == 1 else "")
 
 
 def _dist_statement(op: dist.DistOp, names: Mapping[SSAValue, Code]) -> str:

@@ -29,7 +29,7 @@ from shardweave.ir.dialects.dist import AllReduceOp
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.program import Program
 from shardweave.passes.memory.rematerialize import recompute
-from shardweave.planners.cost.cluster import Cluster, DeviceType, PlacedCluster
+from shardweave.planners.cost.cluster import Cluster, DeviceType, NodeType, PlacedCluster
 from shardweave.planners.cost.workload import Workload, workload_of
 from shardweave.planners.lowering.lower import Lowerings
 from shardweave.planners.megatron.planner import CONTEXT, plan_megatron
@@ -80,26 +80,34 @@ class PredictedRun:
 
 def placed(run: MeasuredRun, cluster: Cluster) -> Cluster:
     """As many of a cluster's nodes as a run used, with as many devices on each: of those of the
-    run's kind of device, or where the cluster has none of that name of its first kind. Where the
-    run does not say how many devices a node has, the cluster does, and so for adapters of a node.
+    run's kind of device, or where the cluster has none of that name of its first kind; of a run on
+    several kinds (`A100+V100`) as many devices of each. Where the run does not say how many devices
+    a node has, the cluster does, and so for adapters of a node.
 
     A run in TF32 has the rate `tfloat32` for products of 32 bits, and one in fp8 the rate
     `float8_e4m3fn` for those of 16, if the cluster says it. Attention is as fast as its kernel.
     """
     own = [node for node in cluster.nodes if node.device == run.gpu]
-    node = (own or cluster.nodes)[0]
-    per_node = run.per_node or min(run.gpus, node.devices)
-    node = replace(node, devices=per_node, count=-(-run.gpus // per_node))
-    count, sold = run.adapters
-    if count:
-        node = replace(node, nics=count, nic_bandwidth_bytes_s=REACHED * sold)
+    kinds = run.gpu.count("+") + 1
+    used = cluster.nodes if kinds == len(cluster.nodes) > 1 else (own or cluster.nodes)[:1]
+    nodes = tuple(_used(node, run, run.gpus // len(used)) for node in used)
     devices = cluster.devices
     if run.precision == "tf32":
         devices = {name: _in_tf32(one) for name, one in devices.items()}
     devices = {name: _with_attention(one, run.flash) for name, one in devices.items()}
     if "fp8" in run.precision:
         devices = {name: _in_fp8(one) for name, one in devices.items()}
-    return replace(cluster, nodes=(node,), devices=devices)
+    return replace(cluster, nodes=nodes, devices=devices)
+
+
+def _used(node: NodeType, run: MeasuredRun, count: int) -> NodeType:
+    """The nodes of a type that have so many devices of a run."""
+    per_node = run.per_node or min(count, node.devices)
+    node = replace(node, devices=per_node, count=-(-count // per_node))
+    adapters, sold = run.adapters
+    if adapters:
+        node = replace(node, nics=adapters, nic_bandwidth_bytes_s=REACHED * sold)
+    return node
 
 
 def _with_attention(device: DeviceType, version: int) -> DeviceType:

@@ -1,4 +1,4 @@
-"""Measured runs of others as rows of a table; the columns are those of docs/clusters.md."""
+"""Measured runs of others as rows of a table, in the columns of benchmarks/data/runs."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 from shardweave.benchmarks.runs.architectures import PLAIN, Architecture, Told, architecture_of
 from shardweave.benchmarks.runs.cells import Cells, RowError
 from shardweave.benchmarks.runs.frameworks import framework_of
+from shardweave.benchmarks.runs.sizes import SIZED, sizes_of
 from shardweave.ir.suggest import did_you_mean
 
 HELD_OUT = 3
@@ -189,7 +190,8 @@ def _text_of(path: Path) -> str:
 
 
 def _check_header(path: Path, names: Sequence[str]) -> None:
-    missing = [name for name in NEEDED if name not in names]
+    told = SIZED if "model" in names else ()
+    missing = [name for name in NEEDED if name not in (*names, *told)]
     other = next((mark for mark in ";\t|" if len(names) == 1 and mark in names[0]), "")
     if missing and other:
         raise ValueError(
@@ -199,7 +201,7 @@ def _check_header(path: Path, names: Sequence[str]) -> None:
     if missing:
         raise ValueError(
             f"{path}:1: the header has no column {', '.join(map(repr, missing))}; add it (a run is "
-            f"predicted from {', '.join(NEEDED)}; docs/clusters.md has all columns)."
+            f"predicted from {', '.join(NEEDED)}; benchmarks/data/runs/README.md has all columns)."
         )
     twice = sorted({name for name in names if name and names.count(name) > 1})
     if twice:
@@ -227,8 +229,11 @@ def _cells(names: Sequence[str], cells: Sequence[str]) -> dict[str, str]:
 
 
 def run_of(cells: Mapping[str, str], place: str, stem: str) -> MeasuredRun:
-    """A row by its columns. stem: its source, where it does not say it. Raises RowError."""
-    row = Cells(cells)
+    """A row by its columns, and where they leave sizes out by its model's name. stem: its source,
+    where it does not say it. Raises RowError."""
+    said = {column: cell for column, cell in cells.items() if cell}
+    is_sized = all(column in said for column in SIZED)
+    row = Cells(said if is_sized else sizes_of(said.get("model", "")) | said)
     hidden, heads, gpus = row.count("hidden"), row.count("heads"), row.count("gpus")
     tensor, pipeline, context = row.count("tp", 1), row.count("pp", 1), row.count("cp", 1)
     source = row.text("source", stem)

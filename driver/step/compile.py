@@ -74,8 +74,9 @@ def compile(request: Request) -> CompiledModule:
     it is verified and run as it is, on its own mesh, without a plan and passes, in every call.
 
     backend: "distributed" runs one process per device, started by torchrun, and initialises
-    torch.distributed if nobody has; "triton" does so with fused kernels; "reference" runs all
-    ranks in this process, on the CPU.
+    torch.distributed if nobody has; "triton" does so with fused kernels; "inductor" with what a
+    block computes between two messages compiled by PyTorch's compiler; "reference" runs all ranks
+    in this process, on the CPU.
     device: of this rank; by default the model's own, and for "cuda" the GPU of the rank's number on
     this machine.
     cuda_graph: capture the step on the GPU and replay it.
@@ -180,7 +181,7 @@ def _backend_of(request: Request, program: Program, device: torch.device) -> Bac
     mesh, dtype = program.mesh if program.is_local else None, request.reduce_dtype
     return DistributedBackend(
         Runtime(mesh, device, program.devices),
-        kernels=request.backend == "triton",
+        compiler=request.backend if request.backend in ("triton", "inductor") else None,
         cuda_graph=request.cuda_graph,
         holders=holders_of(program) if is_staged(program) else None,
         reduce_dtype=None if dtype is None else dtype_named(dtype),

@@ -46,6 +46,9 @@ from shardweave.planners.registry import PLANNERS
 if TYPE_CHECKING:
     from shardweave.ir.capture.capture import Captured
 
+REGIONS = {"triton": "preset:kernels", "inductor": "fuse-blocks"}
+"""By backend, the passes that put ops into the regions that it compiles."""
+
 Stored = Mapping[Key, Sharding]
 """How a step stores parameters and buffers."""
 
@@ -252,9 +255,10 @@ def _partitioned(
     local = partition(
         program, request.devices, plan, request.passes, observer, buffers, tell=notes.append
     )
-    if request.backend == "triton" and not has_regions(local):
+    regions = REGIONS.get(request.backend)
+    if regions is not None and not has_regions(local):
         with unheard():
-            local = run_passes(local, "preset:kernels")
+            local = run_passes(local, regions)
     if request.prove:
         notes.append(_proof_of(local, program, plan))
     return local, tuple(notes)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 DEFAULT_PLAN = "megatron"
 """A rule that takes every option, so that nothing has to be imported to check it."""
 
-BACKENDS = ("distributed", "reference", "triton")
+BACKENDS = ("distributed", "reference", "triton", "inductor")
 
 PRECISIONS = ("bf16", "fp16", "bf16-true")
 

@@ -67,6 +67,9 @@ def is_unshared(value: SSAValue) -> bool:
     """
     while value.has_one_use() and isinstance(value, OpResult):
         maker = value.op
+        if isinstance(maker, FusedOp):
+            value = maker.yielded[value.index]
+            continue
         if spec_of(maker).view in ("expand", None):
             return isinstance(maker, AtenOp) and makes_memory(maker.name)
         value = maker.operands[0]
@@ -134,11 +137,21 @@ def makes_memory(name: str) -> bool:
 def storage_of(value: SSAValue, mesh: Mesh | None = None) -> SSAValue:
     """The value whose memory a value shares: itself, if it has its own."""
     while isinstance(value, OpResult):
-        source = shared_operand(value.op, value.index, mesh)
-        if source is None:
+        if isinstance(value.op, FusedOp):
+            source = _source_of_region(value.op, value.index)
+        else:
+            source = shared_operand(value.op, value.index, mesh)
+        if source is None or source is value:
             break
         value = source
     return value
+
+
+def _source_of_region(op: FusedOp, position: int) -> SSAValue:
+    """The operand, or the first result, whose memory a result of a region shares."""
+    roots = [storage_of(value) for value in op.yielded[: position + 1]]
+    root = roots[position]
+    return outside(root) if isinstance(root, BlockArgument) else op.results[roots.index(root)]
 
 
 def layout_source(value: SSAValue) -> SSAValue:

@@ -146,7 +146,7 @@ def recompute(program: Program, policy_of: Callable[[str], str | Policy]) -> int
     forward, later = split_at_backward(program)
     weights = set(weight_ops(program))
     again = (op for op in later if phase_of(op) == "recompute" and op not in weights)
-    if not all(map(_gathers_keys, again)):
+    if not all(map(_is_for_attention, again)):
         raise ValueError("the program recomputes already; rematerialize it once.")
     if any(isinstance(op, FusedOp) for op in forward):
         raise ValueError("the program has fused regions; run unfuse-kernels first.")
@@ -162,14 +162,15 @@ def _gather_once(program: Program) -> int:
 
     Returns the ops erased.
     """
-    gathers = [*weight_ops(program), *filter(_gathers_keys, program.ops)]
+    gathers = [*weight_ops(program), *filter(_is_for_attention, program.ops)]
     again = [op for op in gathers if phase_of(op) == "recompute"]
     return merge_where_equal(again, lambda op: ("copy",))
 
 
-def _gathers_keys(op: Operation) -> bool:
-    """Whether an op gathers keys or values for attention, which each pass does for itself."""
-    if not isinstance(op, AllGatherOp):
+def _is_for_attention(op: Operation) -> bool:
+    """Whether an op brings keys or values to attention, which each pass does for itself: gathers
+    them, or hands heads on for parts of the sequence."""
+    if not isinstance(op, CollectiveOp):
         return False
     readers = [use.operation for result in op.results for use in result.uses]
     return bool(readers) and all(map(is_attention, readers))

@@ -48,9 +48,10 @@ class BucketCollectivesPass(PassOnProgram):
     and sub-batch, in order of production, and are sent as soon as the last is made, so that with
     `start-collectives` they travel beside the rest of the backward pass; messages that
     `merge-collectives` made longer are cut again. The first bucket has at most `first_bytes`
-    (default 1 MiB), each later one twice as much, up to `bytes` (default 25 MiB). Gathers of
-    parameters that are stored in shards are joined per block, axes and dtype, in runs of at most
-    `bytes`, where the first is read; what the forward pass gathers last is kept if the backward
+    (default 1 MiB), each later one twice as much, up to `bytes` (default 25 MiB); sums that a
+    function is given fill buckets from the first on. Gathers of parameters that are stored in
+    shards are joined per block, axes and dtype, in runs of at most `bytes`, where the first is
+    read; what the forward pass gathers last is kept if the backward
     pass begins with it. A tensor of `alone_bytes` or more (default 2 MiB) needs no copy: it is
     sent from where it is, to where it is read.
 

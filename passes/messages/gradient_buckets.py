@@ -35,7 +35,8 @@ def bucket_gradients(
     """Join the reductions of gradients into messages of at most `bucket_bytes`. Linear.
 
     Reduce-scatters are joined within a block. first_bytes: of the first all-reduce; each later one
-    may be twice as large, so that what is sent when the backward pass ends is no large part of all.
+    may be twice as large, so that what is sent when the backward pass ends is no large part of all;
+    sums that a function is given are sent when it begins, in full buckets.
     alone_bytes: gradients of so many travel alone, which needs no copy. A gradient that is reduced
     over one axis and then over another travels in buckets of either. Returns how many reductions
     there are.
@@ -55,6 +56,9 @@ def _bucket(
 ) -> None:
     """Join some reductions, of which none reads what another gives."""
     sums, scatters = Buckets(bucket_bytes, first_bytes), Buckets(bucket_bytes)
+    # Sums of micro-batches are all there when their function begins: there is no work beside which
+    # a small first message could travel.
+    given = Buckets(bucket_bytes)
     blocks = blocks_of(program)
     stretch, block = 0, None
     for op in _place_by_production(program, reductions):
@@ -68,9 +72,11 @@ def _bucket(
         key = (op.axes, reduction, copy_of(op), phase_of(op), dtype, _left_pending(op, program))
         if isinstance(op, dist.ReduceScatterOp):
             scatters.add((*key, stretch), op)
+        elif isinstance(op.operands[0].owner, Block):
+            given.add(key, op)
         else:
             sums.add(key, op)
-    for members in sums.close():
+    for members in (*given.close(), *sums.close()):
         _put_casts_behind(members)
         merge_group(members)
     for members in scatters.close():

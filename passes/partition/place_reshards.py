@@ -112,6 +112,10 @@ class _Placing:
         operands = self._operands(op)
         if operands != list(op.operands):
             op.operands = operands
+        makers = (value.owner for value in operands if isinstance(value.owner, Operation))
+        if phase_of(op) == "forward" and any(phase_of(maker) != "forward" for maker in makers):
+            # The backward pass computes it of forward values alone, in shards that it asked for.
+            set_phase(op, "backward")
         set_wanted_attrs(op, None)
         self._define(op, op, chosen.assignment.results)
         assert op.next_op is not None

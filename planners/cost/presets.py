@@ -26,7 +26,8 @@ def find_cluster(cluster: Cluster | str | Path) -> Cluster:
     """A cluster from itself, a preset's name or the path of a YAML file.
 
     A preset may carry options: `testbed:rate=250mbit` sets what a NIC carries,
-    `h100-pod:nodes=16` how many nodes there are of each type. Raises ClusterError.
+    `h100-pod:nodes=16` how many nodes there are of each type. Presets joined by `+` are one cluster
+    of all their nodes: `dgx-a100:nodes=2+dgx-v100:nodes=2`. Raises ClusterError.
     """
     if isinstance(cluster, Cluster):
         return cluster
@@ -34,9 +35,11 @@ def find_cluster(cluster: Cluster | str | Path) -> Cluster:
     is_file = isinstance(cluster, Path) or cluster.endswith((".yaml", ".yml")) or "/" in name
     if is_file and not (options and Path(name).is_file()):
         return _of_file(cluster)
-    if name not in preset_names():
+    if name not in preset_names() or "+" in options:
         if Path(cluster).is_file():
             return _of_file(cluster)
+        if "+" in str(cluster) and not is_file:
+            return _joined(str(cluster))
         if options and Path(name).is_file():
             raise ClusterError(
                 f"cluster '{cluster}': only presets take options, and '{name}' is a file; write "
@@ -44,12 +47,38 @@ def find_cluster(cluster: Cluster | str | Path) -> Cluster:
             )
         raise ClusterError(
             f"cluster '{name}' is neither a preset nor a file; "
-            f"{did_you_mean(name, preset_names())}the presets are {', '.join(preset_names())}."
+            f"{did_you_mean(name, preset_names())}the presets are {', '.join(preset_names())}. "
+            "For another machine write a file: docs/clusters.md, 'Writing one', has one to copy."
         )
     found = _preset(name)
     for option in filter(None, options.split(",")):
         found = _with_option(found, option, str(cluster))
     return found
+
+
+def _joined(names: str) -> Cluster:
+    """One cluster of the nodes of several presets, between which all is as slow as on the slowest.
+
+    Times of collectives that were measured on one of them are left out.
+    """
+    parts = [find_cluster(name.strip()) for name in names.split("+")]
+    devices: dict[str, DeviceType] = {}
+    for name, device in (pair for part in parts for pair in part.devices.items()):
+        if devices.setdefault(name, device) != device:
+            raise ClusterError(
+                f"cluster '{names}': two of its presets have different devices named '{name}'; "
+                "write a file in which each has its own name."
+            )
+    first = parts[0]
+    slowest = {
+        field: max(getattr(part, field) for part in parts)
+        for field in (
+            "network_latency_s", "overlap_slowdown", "node_overlap_slowdown", "link_slowdown",
+            "start_overhead_s", "message_overhead_s",
+        )
+    }  # fmt: skip
+    nodes = tuple(node for part in parts for node in part.nodes)
+    return replace(first, name=names, devices=devices, nodes=nodes, collectives=(), **slowest)
 
 
 def cluster_to_order(cluster: str) -> Cluster:

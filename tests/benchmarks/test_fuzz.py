@@ -24,7 +24,7 @@ from shardweave.tests.mutations import mutated_data, restructured
 
 COUNTS = {
     "program": 6, "plan": 6, "cluster": 30, "checkpoint": 20, "mesh": 20, "pipeline": 10,
-    "model": 6, "flags": 12,
+    "model": 6, "flags": 12, "point": 3,
 }  # fmt: skip
 
 

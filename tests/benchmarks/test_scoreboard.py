@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-import re
 from dataclasses import replace
-from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -36,109 +34,8 @@ ROWS = FOLDER / "vtrain_single.csv"
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def row_text(label: str, source: dict[str, Any]) -> str:
-    """A source's row of the table in docs/clusters.md."""
-    cells = [label, str(source["runs"]), f"{source['error']:.1%}", f"{source['scaled_error']:.1%}"]
-    if source["groups"]:
-        cells += [
-            f"{source['spearman']:.2f} ({source['groups']})",
-            f"{source['regret']:.2f}, {source['worst_regret']:.2f}",
-            f"{source['worst_regret_of_3']:.2f}",
-        ]
-    else:
-        cells += ["", "", ""]
-    return "| " + " | ".join(cells) + " |"
-
-
-def test_page_has_the_table_of_the_result_and_its_memory_errors() -> None:
-    record = json.loads((ROOT / "benchmarks/results/scoreboard.json").read_text())
-    page = (ROOT / "docs/clusters.md").read_text()
-    for part, label in (("looked", None), ("held", "left out")):
-        for source in record[part]["sources"].values():
-            text = row_text(label or "", source).removeprefix("|  ")
-            assert text in page, text
-    errors = [
-        record[part]["sources"]["sailor_clariden_gh200"]["memory_error"]
-        for part in ("looked", "held")
-    ]
-    assert f"memory is {errors[0]:.0%} off ({errors[1]:.0%} left out)" in " ".join(page.split())
-
-
-def test_page_says_how_far_off_memory_is_where_rows_say_it() -> None:
-    record = json.loads((ROOT / "benchmarks/results/scoreboard.json").read_text())
-    page = " ".join((ROOT / "docs/clusters.md").read_text().split())
-    for name in ("bigscience", "flagperf", "internevo", "torchtitan"):
-        looked, held = (
-            record[part]["sources"][name]["memory_error"] for part in ("looked", "held")
-        )
-        assert f"{name} {looked:.0%} ({held:.0%} left out)" in page
-
-
-def test_page_says_how_many_runs_out_of_memory_are_found() -> None:
-    record = json.loads((ROOT / "benchmarks/results/scoreboard.json").read_text())
-    page = " ".join((ROOT / "docs/clusters.md").read_text().split())
-    sources = [one for part in ("looked", "held") for one in record[part]["sources"].values()]
-    known, out, said = (
-        sum(one[name] for one in sources) for name in ("known", "ran_out", "said_out")
-    )
-    both = sum(round((one["recall"] or 0) * one["ran_out"]) for one in sources)
-    assert (
-        f"Of all {known} runs {out} ran out of memory, {said} are said to, {both} are both" in page
-    )
-
-
-def test_page_says_how_far_off_sailors_worst_rows_are() -> None:
-    """All have micro-batches of one sample; and what the row says that is not scored."""
-    record = json.loads((ROOT / "benchmarks/results/scoreboard.json").read_text())
-    source = record["looked"]["sources"]["sailor_clariden_gh200"]
-    page = " ".join((ROOT / "docs/clusters.md").read_text().split())
-    told = page.partition("- sailor: what its rows")[2].partition("- One run of sailor")[0]
-    ratios = [f"{row['predicted_s'] / row['measured_s']:.2f}" for row in source["worst"]]
-    assert sorted(re.findall(r"\d\.\d\d", told)) == sorted(ratios)
-    assert all(" by 1," in row["run"] for row in source["worst"])
-    (row,) = source["contradicted"]
-    times = f"is {row['measured_s']:.2f} s, predicted {row['predicted_s']:.2f} s"
-    errors = f"{source['error_with_contradicted']:.1%} instead of {source['error']:.1%}"
-    assert f"{times}, and the source's error {errors}" in page
-
-
-def test_page_says_how_many_of_llm_foundrys_runs_are_said_not_to_fit_and_its_worst() -> None:
-    record = json.loads((ROOT / "benchmarks/results/scoreboard.json").read_text())
-    looked, held = (record[part]["sources"]["llm_foundry"] for part in ("looked", "held"))
-    page = " ".join((ROOT / "docs/clusters.md").read_text().split())
-    assert looked["ran_out"] == held["ran_out"] == 0
-    counts = f"of {looked['known']} that were looked at {looked['said_out']} are said not to"
-    assert f"{counts}, of {held['known']} left out {held['said_out']}." in page
-    ratios = sorted(row["predicted_s"] / row["measured_s"] for row in looked["worst"])
-    assert f"are predicted {ratios[0]:.2f} to {ratios[-1]:.2f} of what they took" in page
-    sizes = [re.findall(r"mpt-(\d+)b .* (\d+) [ah]100", row["run"])[0] for row in looked["worst"]]
-    billions, devices = (sorted(map(int, column)) for column in zip(*sizes, strict=True))
-    told = f"of {billions[0]} to {billions[-1]} billion parameters on {devices[0]} to {devices[-1]}"
-    assert told in page
-
-
 def runs() -> list[MeasuredRun]:
     return read_runs([ROWS])
-
-
-def test_page_counts_runs_that_take_less_for_more_work() -> None:
-    """More samples of a micro-batch, or more width, and all else equal."""
-    timed = [run for run in runs() if not run.is_held_out]
-
-    def rest(run: MeasuredRun) -> tuple[int, ...]:
-        count = run.batch // run.data // (run.micro_batch or 1)
-        return run.layers, run.pipeline, run.tensor, run.data, count
-
-    pairs = [
-        (less, more)
-        for less, more in permutations(timed, 2)
-        if less.hidden <= more.hidden
-        and (less.micro_batch or 1) <= (more.micro_batch or 1)
-        and rest(less) == rest(more)
-    ]
-    against = sum(less.step_s > more.step_s for less, more in pairs)
-    page = " ".join((ROOT / "docs/clusters.md").read_text().split())
-    assert f"{against} of {len(pairs)} pairs that differ in samples or width alone" in page
 
 
 def test_every_row_that_is_kept_is_read() -> None:
@@ -176,17 +73,13 @@ def test_measures_are_those_of_a_group_by_hand() -> None:
     assert (found.precision, found.recall) == (pytest.approx(0.2), 1.0)
 
 
-def test_page_has_the_regret_of_an_oracle_that_prices_messages() -> None:
+def test_oracle_that_prices_messages_has_no_smaller_worst_regret() -> None:
     timed, cluster = [run for run in runs() if not run.is_held_out], find_cluster("dgx-a100")
     whole, quarter = (oracle_regret(timed, cluster, share) for share in (1.0, 0.25))
-    page = " ".join((ROOT / "docs/clusters.md").read_text().split())
-    text = (
-        f"has the same worst regret, {whole:.2f}; at a quarter of their time it has {quarter:.2f}"
-    )
-    assert text in page
     record = json.loads((ROOT / "benchmarks/results/scoreboard.json").read_text())
     worst = record["looked"]["sources"]["vtrain_single"]["worst_regret"]
     assert f"{worst:.2f}" == f"{whole:.2f}"
+    assert whole > quarter > 1
 
 
 def test_oracle_that_prices_messages_is_wrong_where_a_twin_is_faster_than_they_allow() -> None:

@@ -18,7 +18,7 @@ from shardweave.benchmarks.runs import calibrate
 from shardweave.benchmarks.runs.predict import PredictedRun, RunPredictor, placed
 from shardweave.benchmarks.runs.rows import COLUMNS, NEEDED, note_on_columns, read_rows, read_runs
 from shardweave.benchmarks.scoreboard import FOLDER, main
-from shardweave.benchmarks.scoreboard_predict import predict_all
+from shardweave.benchmarks.scoreboard_predict import cluster_of, predict_all
 from shardweave.benchmarks.scoreboard_score import score_of
 from shardweave.planners.cost.cluster_file import load_cluster
 from shardweave.planners.cost.presets import find_cluster
@@ -169,6 +169,31 @@ def test_words_are_read_in_any_case(tmp_path: Path, word: str, is_true: bool) ->
     assert (run.status, run.recompute, run.precision) == ("oom", "full", "bf16")
     assert run.is_fused
     assert run.place == f"{path}:2"
+
+
+def test_sizes_of_a_published_model_are_those_of_its_name(tmp_path: Path) -> None:
+    named = {"gpu": "A100+V100", "gpus": "16", "seq": "2048", "gbs": "64", "model": ""}
+    names = ("meta-llama/Llama-3.1-8B", "Llama-2-13b-hf", "gpt3-175B", "Qwen2.5-7B", "gpt2-xl")
+    runs = read_runs([table(tmp_path / "r.csv", [named | {"model": name} for name in names])])
+    assert [(run.layers, run.hidden, run.heads, run.ffn) for run in runs] == [
+        (32, 4096, 32, 14336),
+        (40, 5120, 40, 13824),
+        (96, 12288, 96, 49152),
+        (28, 3584, 28, 18944),
+        (48, 1600, 25, 6400),
+    ]
+    assert runs[0].key_heads == 8
+    with pytest.raises(ValueError, match="column 'hidden' is ''"):
+        read_runs([table(tmp_path / "other.csv", [named | {"model": "mine-7b"}])])
+
+
+def test_devices_of_two_kinds_are_half_of_each(tmp_path: Path) -> None:
+    (run,) = read_runs([table(tmp_path / "r.csv", [{**ROW, "gpu": "A100+V100", "gpus": "16"}])])
+    nodes = cluster_of(run, None).nodes
+    assert [(one.device, one.devices, one.count) for one in nodes] == [
+        ("A100-80GB", 8, 1),
+        ("V100-16GB", 8, 1),
+    ]
 
 
 def test_file_without_what_every_run_needs_is_refused(

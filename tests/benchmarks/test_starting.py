@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from shardweave.benchmarks.starting import error, read_calls, start_overhead_us
@@ -18,18 +16,3 @@ def test_presets_have_what_starting_an_all_reduce_takes(kind: str, preset: str) 
     rest = [call for call in calls if call.is_held_out]
     assert len(rest) > 30
     assert error(rest, found) < 0.75 * error(rest, 0.0)
-
-
-def test_page_has_what_the_benchmark_finds() -> None:
-    page = (Path(__file__).resolve().parents[2] / "docs/clusters.md").read_text()
-    page = " ".join(page.split())
-    shown: dict[str, tuple[str, str, str]] = {}
-    for kind in ("A100", "V100"):
-        calls = [call for call in read_calls() if call.kind == kind]
-        found = start_overhead_us([call for call in calls if not call.is_held_out])
-        rest = [call for call in calls if call.is_held_out]
-        shown[kind] = f"{found:.0f} us", f"{error(rest, found):.1%}", f"{error(rest, 0.0):.1%}"
-    (first, near, far), (other, other_near, other_far) = shown["A100"], shown["V100"]
-    assert f"takes {first} more" in page
-    assert f"(V100: {other})" in page
-    assert f"{near} off ({other_near}), without it {far} ({other_far};" in page

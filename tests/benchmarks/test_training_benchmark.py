@@ -113,47 +113,16 @@ def test_line_of_the_table_compares_with_ours() -> None:
     assert training.cells("data", ours, peer, "")[:4] == ["", "DDP", "400.0 ms", "0.50"]
 
 
-def test_page_shows_the_measured_steps() -> None:
-    unshaped, shaped = (
-        json.loads((BENCHMARKS / "results" / f"{name}.json").read_text())["cases"]
-        for name in ("training", "training_1gbit")
-    )
-    slow = {case["case"]: case["rows"] for case in shaped}
-    text = (BENCHMARKS.parent / "docs" / "measured.md").read_text()
-    table = [line for line in text.split("## ")[1].splitlines() if line.startswith("| ")][2:]
-    for line, case in zip(table, unshaped, strict=True):
-        ours, peer = case["rows"][:2]
-        cells = [ratio_of_times(ours, peer), f"{ours['peak_bytes'] / peer['peak_bytes']:.2f}"]
-        cells += [f"{ours['sent_bytes'] / peer['sent_bytes']:.2f}" if peer["sent_bytes"] else ""]
-        cells += [ratio_of_times(*slow[case["case"]][:2]) if case["case"] in slow else ""]
-        assert [cell.strip() for cell in line.split("|")[3:-1]] == cells, line
-
-
-@pytest.mark.parametrize(("name", "off"), [("training", "0.07"), ("training_1gbit", "0.02")])
-def test_page_says_how_far_two_runs_differ(name: str, off: str) -> None:
+@pytest.mark.parametrize(("name", "off"), [("training", 0.075), ("training_1gbit", 0.025)])
+def test_two_runs_have_the_same_ratios_within_noise(name: str, off: float) -> None:
     first, second = (
         [
             statistics.median(ours["times_s"]) / statistics.median(peer["times_s"])
             for ours, peer, *_ in (case["rows"] for case in json.loads(path.read_text())["cases"])
         ]
-        for path in (BENCHMARKS / "results" / f"{one}.json" for one in (name, f"{name}_2"))
+        for path in (BENCHMARKS / "results" / f"{part}.json" for part in (name, f"{name}_2"))
     )
-    assert f"{max(abs(a - b) for a, b in zip(first, second, strict=True)):.2f}" == off
-    text = (BENCHMARKS.parent / "docs" / "measured.md").read_text()
-    assert f"results/{name}_2.json) " in text
-    assert f"than {off}" in text
-
-
-def test_page_says_what_a_small_step_takes_in_a_loop() -> None:
-    rows = json.loads((BENCHMARKS / "results" / "small_steps.json").read_text())["rows"]
-    eager, ours = zip(*(map(statistics.median, times) for times in rows.values()), strict=True)
-    loop, collected = (a / b for a, b in zip(ours, eager, strict=True))
-    text = " ".join((BENCHMARKS.parent / "docs" / "measured.md").read_text().split())
-    assert f"takes {loop:.2f} of eager's time, and {collected:.2f} of it after a collection" in text
-
-
-def ratio_of_times(ours: dict[str, Any], peer: dict[str, Any]) -> str:
-    return f"{statistics.median(ours['times_s']) / statistics.median(peer['times_s']):.2f}"
+    assert max(abs(a - b) for a, b in zip(first, second, strict=True)) < off
 
 
 @pytest.mark.slow

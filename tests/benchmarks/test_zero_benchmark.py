@@ -84,16 +84,14 @@ def test_line_of_the_table_compares_with_ours() -> None:
     assert zero.cells(ours, peer)[:3] == ["FSDP2 as ZeRO 1", "400.0 ms", "0.50"]
 
 
-def test_page_shows_that_every_stage_takes_less_than_fsdp2_in_the_memory_of_the_textbook() -> None:
-    page = (BENCHMARKS.parent / "docs" / "measured.md").read_text()
+def test_every_stage_takes_less_than_fsdp2_in_the_memory_of_the_textbook() -> None:
     results = json.loads((BENCHMARKS / "results" / "zero.json").read_text())["results"]
     assert [result["ranks"] for result in results] == [2, 4]
     for stage in (1, 2, 3):
         pairs = [[row for row in r["rows"] if f"ZeRO {stage}" in row["name"]] for r in results]
         times = [ours_of_theirs([statistics.median(row["times_s"]) for row in p]) for p in pairs]
         assert max(times) <= 1.0
-        sent = ours_of_theirs([row["sent_bytes"] for row in pairs[-1]])
-        assert f"| ZeRO {stage} | {times[0]:.2f} | {times[1]:.2f} | {sent:.2f} |" in page
+        assert ours_of_theirs([row["sent_bytes"] for row in pairs[-1]]) <= 1.0
         for row in (row for pair in pairs for row in pair):
             assert all(abs(share - 1) < WITHIN for share in row["shares"].values())
 

@@ -11,11 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from shardweave.ir.dialects.kernel import fuse
 from shardweave.ir.dialects.types import num_bytes, tensor_type_of
 from shardweave.ir.ops.strides import expected_strides, reshaped
 from shardweave.ir.program.regions import split_at_backward
 from shardweave.ir.program.storage import (
     copies,
+    is_unshared,
     is_view,
     kept_bytes,
     kept_values,
@@ -200,3 +202,25 @@ def test_reshape_that_copies_reads_and_writes() -> None:
     neg, permute, view = program.ops
     assert [copies(op) for op in program.ops] == [False, False, True]
     assert traffic([neg]) == traffic([view]) == traffic([neg, permute, view]) == 2 * 480
+
+
+def test_results_of_a_region_share_the_memory_that_its_ops_show() -> None:
+    program = step(
+        """
+        input %x : tensor<4x4xf32>
+        %a = aten.view(%x) {phase = forward} : tensor<8x2xf32>
+        %b = aten.relu(%x) {phase = forward} : tensor<4x4xf32>
+        %c = aten.view(%b) {phase = forward} : tensor<16xf32>
+        %d = aten.neg(%b) {phase = forward} : tensor<4x4xf32>
+        output a = %a
+        output b = %b
+        output c = %c
+        output d = %d
+        """
+    )
+    ops = list(program.ops)
+    fused = fuse(ops, program.return_op, [0, 1, 2, 3])
+    (x,) = program.function.body.block.args
+    a, b, c, d = fused.results
+    assert [storage_of(value) for value in (a, b, c, d)] == [x, b, b, d]
+    assert [is_unshared(value) for value in (a, b, c, d)] == [False, False, False, True]

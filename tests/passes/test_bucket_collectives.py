@@ -140,6 +140,17 @@ def test_first_bucket_is_small_and_each_later_one_twice_as_large() -> None:
     assert sizes == [1, 2, 4]
 
 
+def test_sums_that_a_function_is_given_fill_buckets_from_the_first_on() -> None:
+    names = "abcdefg"
+    ops = [f"input %{n} : tensor<4xf64>" for n in names]
+    ops += [f'%r{n} = dist.all_reduce(%{n}, axes = ["data"]) : tensor<4xf64>' for n in names]
+    text = "\n".join([*ops, *(f"grad {n} = %r{n}" for n in names)])
+    options = "{bytes=160 first_bytes=32}"
+    after = run_passes(step(text, "data=2", local=True), f"bucket-collectives{options}")
+    sizes = [len(op.operands) for op in after.ops if isinstance(op, DistOp)]
+    assert sizes == [5, 2]
+
+
 def test_gradient_of_the_size_to_travel_alone_does_so() -> None:
     after = run_passes(step(GRADIENTS, "data=2", local=True), "bucket-collectives{alone_bytes=32}")
     assert [len(op.operands) for op in after.ops if isinstance(op, DistOp)] == [1, 1, 1]

@@ -71,6 +71,8 @@ def test_presets_are_those_of_the_papers_and_the_testbed() -> None:
         "amp-het-cluster": 16,
         "amp-het-model": 16,
         "amp-homogeneous": 16,
+        "aws-a10g": 32,
+        "aws-t4": 16,
         "clariden": 256,
         "dgx-a100": 64,
         "dgx-a100-40": 64,
@@ -80,14 +82,21 @@ def test_presets_are_those_of_the_papers_and_the_testbed() -> None:
         "dgx-v100": 32,
         "dgx-v100-32": 32,
         "frontier": 1024,
+        "gcp-l4": 32,
         "grand-teton": 64,
         "h100-pod": 64,
         "hgx-a800": 64,
         "hgx-h800": 64,
+        "mi300x": 64,
         "oases-3090": 32,
         "oases-nvlink-3090": 32,
         "perlmutter": 256,
+        "rtx-2080": 4,
+        "rtx-3090": 4,
+        "rtx-a5000": 8,
         "testbed": 2,
+        "titan-rtx": 4,
+        "tpu-v5p": 64,
     }
 
 
@@ -100,6 +109,23 @@ def test_preset_takes_a_rate_and_a_number_of_nodes() -> None:
         ClusterError, match="rate=250 has no unit; write rate=250mbit, or rate=250B"
     ):
         find_cluster("testbed:rate=250")
+
+
+def test_presets_that_are_joined_are_one_cluster_as_slow_as_the_slowest() -> None:
+    mixed = find_cluster("dgx-a100:nodes=2+dgx-v100:nodes=1")
+    assert mixed.num_devices == 24
+    assert [device.name for device in mixed.device_types(24)] == ["A100-80GB", "V100-16GB"]
+    assert mixed.start_overhead_s == find_cluster("dgx-a100").start_overhead_s
+    assert not mixed.collectives
+    with pytest.raises(
+        ClusterError, match="cluster 'dgx-x100' is neither a preset nor a file; did"
+    ):
+        find_cluster("dgx-a100+dgx-x100")
+
+
+def test_unknown_cluster_is_told_how_to_write_one() -> None:
+    with pytest.raises(ClusterError, match=r"write a file: docs/clusters\.md, 'Writing one'"):
+        find_cluster("my-own-machine")
 
 
 def test_seconds_are_told_in_a_unit_that_shows_them() -> None:

@@ -178,14 +178,6 @@ class FusedCall:
         return choice.config
 
 
-def explain_calls(calls: Sequence[FusedCall], device: torch.device) -> str:
-    """What computes each region of a program, a line for each."""
-    if not calls:
-        return "no fused regions: every op runs on ATen"
-    lines = [call.explain(device) for call in calls]
-    return "\n".join(f"kernels[{number}]: {line}" for number, line in enumerate(lines))
-
-
 def has_gpu_types(device: torch.device) -> bool:
     """Whether values have the dtypes that a GPU gives them (`ir.ops.gpu_types`)."""
     return device.type == "cuda"

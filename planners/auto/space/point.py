@@ -102,9 +102,10 @@ class JointPoint:
 
     @property
     def joins_messages(self) -> bool:
-        """Whether messages of weights and gradients travel together."""
+        """Whether messages of weights and gradients travel together, and none of a stage's share of
+        them hides behind what other stages do."""
         summed = self.replicas * self.context
-        return self.schedule in BUCKETED and summed > 1 and not self.is_staged
+        return self.schedule in BUCKETED and summed > 1 and self.stages == 1
 
     def chooses(self, dimension: str) -> bool:
         """Whether a dimension's value makes a difference here, whatever it is."""

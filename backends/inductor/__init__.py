@@ -1,0 +1,1 @@
+"""Fused regions compiled by Inductor, PyTorch's own compiler."""

@@ -1,0 +1,85 @@
+"""fuse-blocks: what a block computes between two messages as one region."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+
+from xdsl.ir import Operation
+
+from shardweave.ir.dialects.annotations import (
+    common_path,
+    copy_of,
+    layer_of,
+    phase_of,
+    set_copy,
+    set_layer,
+    set_phase,
+)
+from shardweave.ir.dialects.aten import AtenOp
+from shardweave.ir.dialects.kernel import FusedOp, fuse
+from shardweave.ir.ops.fusible import role_of
+from shardweave.ir.ops.registry import is_attention, is_random
+from shardweave.ir.program.blocks import Blocks, blocks_of
+from shardweave.ir.program.program import Program
+from shardweave.passes.notes import note
+from shardweave.passes.program_pass import PassOnProgram
+
+MAX_OPS = 256
+"""Ops of one region: a compiler takes longer than linear in them."""
+
+
+@dataclass(frozen=True)
+class FuseBlocksPass(PassOnProgram):
+    """Put what each block computes between two messages into one region, for a compiler of graphs.
+
+    A region holds neighbouring ops of one block, phase and sub-batch, library products among them,
+    and at least two that a compiler can fuse. Ops stay in their order.
+
+    Requires: a local program, or one without a mesh, without regions. Ensures: numerics unchanged;
+    `unfuse-kernels` gives back the same program. Linear in the ops.
+    """
+
+    name = "fuse-blocks"
+
+    def run(self, program: Program) -> None:
+        if any(isinstance(op, FusedOp) for op in program.ops):
+            raise ValueError("the program has fused regions already; run unfuse-kernels first.")
+        places = {op: place for place, op in enumerate(program.ops)}
+        runs = [run for run in _runs(program) if _gains(run)]
+        for run in runs:
+            phase, copy = phase_of(run[0]), copy_of(run[0])
+            last = run[-1].next_op
+            assert last is not None
+            layer = common_path(map(layer_of, run))
+            fused = fuse(run, last, [places[op] for op in run])
+            set_layer(fused, layer)
+            set_phase(fused, phase)
+            if copy is not None:
+                set_copy(fused, copy)
+        if not runs:
+            note("no two neighbouring ops can be fused: nothing is put into regions.")
+
+
+def _runs(program: Program) -> Iterator[list[Operation]]:
+    """Neighbouring ops that one region may hold."""
+    blocks = blocks_of(program)
+    for key, ops in groupby(list(program.ops), lambda op: _key(op, blocks)):
+        if key is not None:
+            run = list(ops)
+            yield from (run[start : start + MAX_OPS] for start in range(0, len(run), MAX_OPS))
+
+
+def _key(op: Operation, blocks: Blocks) -> tuple[object, ...] | None:
+    """What the ops of one region have in common; None for an op that none holds."""
+    if not isinstance(op, AtenOp) or not op.name.startswith("aten."):
+        return None
+    if is_attention(op) or is_random(op):
+        return None
+    return blocks.of_op(op), phase_of(op), copy_of(op)
+
+
+def _gains(ops: list[Operation]) -> bool:
+    """Whether a compiler can fuse some of these ops."""
+    return sum(role_of(op) not in (None, "view", "matmul") for op in ops) > 1
