@@ -16,7 +16,7 @@ LIMITS = {
     "kernels": 1450, "models": 1600, "passes": 4150, "planners": 2510, "planning": 1700,
     "plans": 2160, "rules": 1900, "stages": 1170, "step": 1980, "tools": 1500, "training": 1420,
 }  # fmt: skip
-ALL = 42_600
+ALL = 43_000
 PARAGRAPH, SENTENCE, SHARE = 90, 35, 0.02
 OLDER = {"planning", "experts"}
 """Pages whose paragraphs are to be shortened yet."""
