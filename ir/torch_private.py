@@ -52,7 +52,10 @@ NEWEST_TESTED = "2.14"
 
 _C = "torch._C:"
 _DYNAMO = "torch._dynamo.variables"
+_ERROR = f"{_DYNAMO}:ExceptionVariable"
 _EXPORT = "torch._dynamo.functional_export"
+_TRANSLATOR = "torch._dynamo.symbolic_convert:InstructionTranslatorBase"
+_RAISED = "torch._dynamo.symbolic_convert:ExceptionStack"
 
 _PLACES: dict[str, tuple[str, ...]] = {
     # Dispatch and autograd
@@ -82,7 +85,7 @@ _PLACES: dict[str, tuple[str, ...]] = {
     "joint_export": ("torch._functorch.aot_autograd:aot_export_joint_with_descriptors",),
     "aot": ("torch._functorch._aot_autograd.descriptors",),
     "OutputGraph": ("torch._dynamo.output_graph:OutputGraph",),
-    "InstructionTranslator": ("torch._dynamo.symbolic_convert:InstructionTranslatorBase",),
+    "InstructionTranslator": (_TRANSLATOR,),
     "AttributeMutationExisting": (f"{_DYNAMO}.base:AttributeMutationExisting",),
     "ValueMutationExisting": (f"{_DYNAMO}.base:ValueMutationExisting",),
     "TorchFunctionModes": (f"{_DYNAMO}.torch_function:TorchFunctionModeStackVariable",),
@@ -157,9 +160,9 @@ _REPLACED: dict[str, tuple[tuple[str, ...], str]] = {
         (f"{_DYNAMO}.nn_module:record_nn_module_stack",),
         "errors do not say in which module a capture failed",
     ),
-    "raised": (("torch._dynamo.symbolic_convert:ExceptionStack.set_current_exception",), _TEXTS),
+    "raised": ((f"{_RAISED}.set_current_exception", f"{_TRANSLATOR}.do_raise"), _TEXTS),
     "formatted text": ((f"{_DYNAMO}.misc:StringFormatVariable.create",), _TEXTS),
-    "exception text": ((f"{_DYNAMO}:BuiltinVariable.call_str",), _TEXTS),
+    "exception text": ((f"{_ERROR}.tp_str_impl", f"{_DYNAMO}:BuiltinVariable.call_str"), _TEXTS),
     "array": (
         (f"{_DYNAMO}.builder:cache_real_value_when_export",),
         "models whose forward reads numpy arrays are not captured",
@@ -173,10 +176,7 @@ _REPLACED: dict[str, tuple[tuple[str, ...], str]] = {
         (f"{_EXPORT}:_suggest_or_raise_constraint_violation",),
         "captures take longer",
     ),
-    "source lines": (
-        ("torch._dynamo.symbolic_convert:InstructionTranslatorBase.get_line_of_code_header",),
-        "captures take longer",
-    ),
+    "source lines": ((f"{_TRANSLATOR}.get_line_of_code_header",), "captures take longer"),
     "exported root": ((f"{_EXPORT}:ModuleToTrace",), "captures take longer"),
 }
 """What is replaced for a while: where torch has it, and what follows where it has not. Nothing but

@@ -38,7 +38,7 @@ from shardweave.ir.capture.outputs import (
     noting_outputs,
     outputs_of,
 )
-from shardweave.ir.capture.recorded.trusted import recorded_graph
+from shardweave.ir.capture.recorded.trusted import random_numbers_kept, recorded_graph
 from shardweave.ir.capture.repeats import joint_graph, repeats_of
 from shardweave.ir.capture.site import CaptureError, Site, qualified, site_of_node
 from shardweave.ir.capture.substitutes.boolean_rows import replace_boolean_rows
@@ -157,6 +157,7 @@ def trace(
             without_leaf_inputs(model),
             noting_outputs(),
             observed() as seen,
+            random_numbers_kept(),
             repeats_of(blocks),
         ):
             try:

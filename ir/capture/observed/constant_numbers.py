@@ -44,24 +44,18 @@ class _Deterministic(TorchDispatchMode):
 @contextlib.contextmanager
 def constant_numbers() -> Iterator[None]:
     """Meanwhile `item()` and `tolist()` of constant tensors are Python numbers to dynamo."""
-    item, tolist = TensorVariable.method_item, TensorVariable.method_tolist
+    call = TensorVariable.call_method
 
-    def constant_item(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
-        value = None if args or kwargs else constant_value(self.as_proxy().node)
-        if value is None or value.numel() != 1:
-            return item(self, tx, *args, **kwargs)
-        return ConstantVariable.create(value.item())
-
-    def constant_list(self: Any, tx: Any) -> Any:
-        value = constant_value(self.as_proxy().node)
-        if value is None:
-            return tolist(self, tx)
+    def called(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+        is_read = name in ("item", "tolist") and not args and not kwargs
+        value = constant_value(self.as_proxy().node) if is_read else None
+        if value is None or (name == "item" and value.numel() != 1):
+            return call(self, tx, name, args, kwargs)
+        if name == "item":
+            return ConstantVariable.create(value.item())
         return type(self).build(tx, value.tolist())
 
-    with (
-        mock.patch.object(TensorVariable, "method_item", constant_item),
-        mock.patch.object(TensorVariable, "method_tolist", constant_list),
-    ):
+    with mock.patch.object(TensorVariable, "call_method", called):
         yield
 
 

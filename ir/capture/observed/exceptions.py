@@ -20,17 +20,24 @@ def exact_texts() -> Iterator[None]:
     """Texts of exceptions are those that eager has, or dynamo refuses the line that reads them."""
     raise_, text_of = original_of("raised"), original_of("exception text")
 
-    def raising(stack: Any, value: Any, *rest: Any, **options: Any) -> None:
-        is_raised_by_code = getattr(value, "python_stack", None) is not None
-        if not is_raised_by_code and value.exc_type is not StopIteration:
+    def raising(owner: Any, value: Any, *rest: Any, **options: Any) -> None:
+        instruction = getattr(owner, "current_instruction", None)
+        if instruction is not None:  # from torch 2.14 on, the translator raises
+            is_raised_by_code = instruction.opname == "RAISE_VARARGS"
+        else:
+            is_raised_by_code = getattr(value, "python_stack", None) is not None
+        if not is_raised_by_code and getattr(value, "exc_type", StopIteration) is not StopIteration:
             value.args[:] = map(_unread, value.args) if value.args else [_unread(None)]
-        raise_(stack, value, *rest, **options)
+        raise_(owner, value, *rest, **options)
 
-    def exact_text_of(builtin: Any, translator: Any, value: Any) -> Any:
+    def exact_text_of(owner: Any, *rest: Any) -> Any:
+        value = owner if hasattr(owner, "exc_type") else rest[-1]
         kind = getattr(value, "exc_type", None)
         if kind is not None and kind.__str__ is not BaseException.__str__:
-            return None
-        return text_of(builtin, translator, value)
+            if value is not owner:
+                return None
+            value.args[:] = [_unread(None)]  # from torch 2.14 on, the exception makes its text
+        return text_of(owner, *rest)
 
     def formatted(text: str, values: Any, named: Any) -> Any:
         if any(hasattr(value, "exc_type") for value in [*values, *named.values()]):

@@ -174,15 +174,16 @@ class CallRecorder(TorchFunctionMode):
     @contextlib.contextmanager
     def _seeing_functions(self) -> Iterator[None]:
         """With functions of autograd as one call each, which has its own backward."""
-        apply: Any = vars(torch.autograd.Function)["apply"].__func__
+        applied: Any = vars(torch.autograd.Function)["apply"]
         make_variable = _VariableMeta.__call__
 
         def applying(kind: Any, *args: Any, **kwargs: Any) -> Any:
+            apply = applied.__get__(None, kind)
             if self.is_inside:
-                return apply(kind, *args, **kwargs)
+                return apply(*args, **kwargs)
             if kind is CheckpointFunction:
                 return args[0](*args[2:])
-            return self.call(_named(partial(apply, kind), kind.__name__), args, kwargs)
+            return self.call(_named(partial(apply), kind.__name__), args, kwargs)
 
         def making(kind: Any, *args: Any, **kwargs: Any) -> Any:
             if self.is_inside or len(args) != 1 or kwargs or not isinstance(args[0], Tensor):

@@ -86,17 +86,26 @@ def _write(name: str) -> Write:
 
 
 @contextlib.contextmanager
-def _state_kept(root: nn.Module) -> Iterator[None]:
-    """Afterwards Python's state is what it was: attributes of modules, lists and dicts in them, and
-    the next random numbers."""
-    modules = list(root.modules())
-    before = [(dict(vars(module)), _contents(vars(module))) for module in modules]
+def random_numbers_kept() -> Iterator[None]:
+    """Afterwards Python and numpy draw the next random numbers as if nobody had drawn any."""
     drawn, drawn_by_numpy = random.getstate(), np.random.get_state()
     try:
         yield
     finally:
         random.setstate(drawn)
         np.random.set_state(drawn_by_numpy)
+
+
+@contextlib.contextmanager
+def _state_kept(root: nn.Module) -> Iterator[None]:
+    """Afterwards Python's state is what it was: attributes of modules, lists and dicts in them, and
+    the next random numbers."""
+    modules = list(root.modules())
+    before = [(dict(vars(module)), _contents(vars(module))) for module in modules]
+    try:
+        with random_numbers_kept():
+            yield
+    finally:
         for module, (attributes, contents) in zip(modules, before, strict=True):
             vars(module).clear()
             vars(module).update(attributes)
