@@ -20,6 +20,7 @@ from shardweave.backends.step.step_programs import OPTIONS, Programs, Stored, ch
 from shardweave.driver.processes import world
 from shardweave.driver.step.binding import binding_of, gives_rows
 from shardweave.driver.step.lowering import Lowered, capture_call, lower, on_rank_0
+from shardweave.driver.step.model.plain_values import ABSENT
 from shardweave.driver.step.model.settings import Settings, Snapshot, changes
 from shardweave.driver.step.precision import AUTOCAST, inputs_in_precision
 from shardweave.driver.step.request import Request
@@ -163,8 +164,9 @@ class CompiledPrograms(Programs):
             return bound
         self._set_aside[key].remove(kept)
         # The program turns out not to read what was changed: it stays, and that is not looked at
-        # again for it.
-        unread = kept.unread | changed.keys()
+        # again for it. An attribute that hides the class's may have the same value.
+        old, new = kept.settings.by_place(), now.by_place()
+        unread = kept.unread.union(p for p in changed if ABSENT not in (old[p], new[p]))
         self._kept[key] = replace(self._kept[key], bound=kept.bound, unread=unread)
         return kept.bound
 
