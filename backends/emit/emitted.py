@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from functools import cache
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from shardweave.backends.distributed.runtime import Runtime
 from shardweave.backends.emit.emit import StepFunction, emit, load_step
 from shardweave.backends.inductor.compiled_region import CompiledRegion
 from shardweave.backends.programs import Key
-from shardweave.backends.step.backend import Runner
+from shardweave.backends.step.backend import Compiler, Runner
 from shardweave.backends.triton.launch.launch import FusedCall, join_parts
 from shardweave.backends.triton.source.parts import PartsQueue
 from shardweave.backends.watch import position, watchdog
@@ -23,9 +23,6 @@ from shardweave.ir.dialects.annotations import phase_of
 from shardweave.ir.dialects.kernel import FusedOp
 from shardweave.ir.program.program import Program
 from shardweave.ir.torch_private import is_profiling
-
-Compiler = Literal["triton", "inductor"]
-"""What makes functions of fused regions."""
 
 
 class JoinedRunner(Runner):
