@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
+from itertools import groupby
 
 from shardweave.planners.auto.search import JointSearch
 from shardweave.planners.auto.space.point import DIMENSIONS, JointPoint
@@ -33,8 +34,17 @@ def looked_at(search: JointSearch) -> Iterator[str]:
         values = dict.fromkeys(point.value(name) for point in (*points, *seen))
         if len(values) > 1:
             tried = {point.value(name) for point in seen}
-            words = [value if value in tried else f"({value})" for value in sorted_values(values)]
-            yield f"{name}: {', '.join(words)}"
+            yield f"{name}: {', '.join(_runs(sorted_values(values), tried))}"
+
+
+def _runs(values: Sequence[str], tried: Collection[str]) -> Iterator[str]:
+    """Values in order; those next to each other that were estimated alone in one pair of
+    brackets."""
+    for is_tried, group in groupby(values, tried.__contains__):
+        if is_tried:
+            yield from group
+        else:
+            yield f"({', '.join(group)})"
 
 
 def sorted_values(values: dict[str, None]) -> list[str]:
