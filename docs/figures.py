@@ -60,7 +60,8 @@ def training() -> list[str]:
     return section(
         "Steps beside PyTorch's own",
         "training.py",
-        "training.json, training_1gbit.json (links of 1 Gbit/s)",
+        "training.json, training_1gbit.json (links of 1 Gbit/s), and second runs: training_2.json, "
+        "training_1gbit_2.json",
         "A step (forward and backward) beside PyTorch's own parallelism: a GPT of 4 layers, hidden "
         "256 (small: 32), on the same processes, in turn, medians of 20 steps. Each figure is ours "
         "divided by the other's; below 1 is less. A 2-core x86-64 CPU, gloo, torch 2.13.",
@@ -120,6 +121,22 @@ def pipelines() -> list[str]:
         "that waits least.",
         table(heads, rows("pipelines")),
         table(heads, rows("pipelines_4")),
+    )
+
+
+def mixed_speeds() -> list[str]:
+    def rows() -> Rows:
+        for row in results("mixed_speeds")["rows"]:
+            simulated = f"{row['simulated_s']:.2f} s"
+            yield row["name"], f"{median_s(row):.2f} s", simulated, str(row["micro_batches"])
+
+    return section(
+        "Devices of different speeds",
+        "mixed_speeds.py",
+        "mixed_speeds.json",
+        "Two of four processes have half the processor time of the others: plans that know of it "
+        "beside plans that do not, a GPT of 16 layers, medians of 10 steps.",
+        table("plan | measured | simulated | micro-batches", rows()),
     )
 
 
@@ -189,6 +206,24 @@ def loss_chunks() -> list[str]:
         "float32) on the reference backend. Saved is the share of logits and their gradients.",
         table("chunks | memory | saved | processor time", rows()),
     )
+
+
+def precision() -> list[str]:
+    rows: dict[str, list[str]] = {}
+    for row in results("precision")["rows"]:
+        rows.setdefault(row["mesh"], []).append(f"{row['mean']:.3f}")
+    return section(
+        "Gradients in bfloat16",
+        "precision.py",
+        "precision.json",
+        "How far gradients of a small GPT are from those in float64, over the distance of eager "
+        "autocast: geometric means over 40 seeds, on virtual meshes, by `reduce_dtype`.",
+        table("mesh | as they are | `torch.float32` | `torch.bfloat16`", rows_of(rows)),
+    )
+
+
+def rows_of(cells: dict[str, list[str]]) -> Rows:
+    return ([name, *values] for name, values in cells.items())
 
 
 def compile_row(run: dict[str, Any]) -> list[str]:
@@ -401,8 +436,8 @@ def scoreboard() -> list[str]:
 
 
 SECTIONS: tuple[Callable[[], list[str]], ...] = (
-    training, small_steps, zero, pipelines, overlap, loss_chunks, compile_time, planning, models,
-    proofs, kernels, scoreboard,
+    training, small_steps, zero, pipelines, mixed_speeds, overlap, loss_chunks, precision,
+    compile_time, planning, models, proofs, kernels, scoreboard,
 )  # fmt: skip
 
 

@@ -320,6 +320,11 @@ class Runtime:
         into = given.get(key)
         return torch.mm(left, right) if into is None else into.addmm_(left, right)
 
+    @staticmethod
+    def rows(x: Tensor) -> int:
+        """How many rows a ragged value has here."""
+        return x.shape[0]
+
     def numbers_of_ranks(self, own: Sequence[int]) -> list[list[int]]:
         """Numbers of all ranks, by process, sent from memory of the hosts. Collective."""
         if self._host is None and "nccl" in dist.get_backend():

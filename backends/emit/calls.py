@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -10,14 +10,26 @@ from torch import Tensor
 from xdsl.ir import SSAValue
 
 from shardweave.backends.emit.attention import flash_attention, flash_attention_backward
-from shardweave.backends.emit.grouped import grouped_mm, grouped_outer
+from shardweave.backends.emit.grouped import (
+    all_rows,
+    grouped_mm,
+    grouped_outer,
+    own_rows,
+    row_bounds,
+)
 from shardweave.backends.emit.positional_attention import (
     positional_attention,
     positional_attention_backward,
 )
 from shardweave.backends.emit.random_numbers import random_numbers
 from shardweave.ir.dialects.aten import AtenOp, overload_named
-from shardweave.ir.library.grouped import GROUPED_MM, GROUPED_OUTER
+from shardweave.ir.library.grouped import (
+    ALL_ROWS,
+    GROUPED_MM,
+    GROUPED_OUTER,
+    OWN_ROWS,
+    ROW_BOUNDS,
+)
 from shardweave.ir.library.philox import RANDOM
 from shardweave.ir.library.positional_attention import ATTENTION, ATTENTION_BACKWARD
 from shardweave.ir.ops.aten_args import arguments, overload_of
@@ -33,6 +45,9 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     ATTENTION_BACKWARD: positional_attention_backward,
     GROUPED_MM: grouped_mm,
     GROUPED_OUTER: grouped_outer,
+    ROW_BOUNDS: row_bounds,
+    OWN_ROWS: own_rows,
+    ALL_ROWS: all_rows,
 }
 """Ops that run as a function of ours."""
 
@@ -63,6 +78,13 @@ def function_text(op: AtenOp) -> str:
     return spec_of(op).torch_function or overload
 
 
+def ragged_operand(op: AtenOp, ragged: Collection[SSAValue]) -> SSAValue | None:
+    """The operand that says how many rows an op's results have; None where their types do."""
+    if not ragged or not op.results or op.results[0] not in ragged:
+        return None
+    return next((value for value in op.operands if value in ragged), None)
+
+
 def takes_device(op: AtenOp) -> bool:
     """Whether an op must be told where to compute, since it has no operand that is there."""
     return not op.operands and op.signature.parameter("device") is not None
@@ -82,11 +104,18 @@ def returned_by(op: AtenOp) -> list[bool] | None:
 
 
 def prepared(
-    op: AtenOp, tensor_of: Callable[[SSAValue], Tensor], device: torch.device | None = None
+    op: AtenOp,
+    tensor_of: Callable[[SSAValue], Tensor],
+    device: torch.device | None = None,
+    ragged: Collection[SSAValue] = (),
 ) -> Callable[[], list[Tensor]]:
     """The call of an op on the tensors of its operands, which returns those of its results."""
     dense = spec_of(op).needs_contiguous
-    args, kwargs = arguments(op, lambda v: tensor_of(v).contiguous() if dense else tensor_of(v))
+    rows = ragged_operand(op, ragged)
+    num_rows = None if rows is None else tensor_of(rows).shape[0]
+    args, kwargs = arguments(
+        op, lambda v: tensor_of(v).contiguous() if dense else tensor_of(v), num_rows
+    )
     if device is not None and takes_device(op):
         kwargs["device"] = device
     function = callee_of(op)

@@ -31,6 +31,7 @@ from shardweave.ir.dialects.kernel import FusedOp
 from shardweave.ir.dialects.types import dtype_of_value, dtype_word, shape_of
 from shardweave.ir.program.program import Program
 from shardweave.ir.program.staged import STAGE_KINDS
+from shardweave.ir.sharding.ragged import ragged_values
 from shardweave.passes.kernels.unfuse_kernels import without_regions
 from shardweave.passes.messages.pending_gradients import pending_terms
 
@@ -52,7 +53,13 @@ from math import inf, nan
 import torch
 
 from shardweave.backends.emit.attention import flash_attention, flash_attention_backward
-from shardweave.backends.emit.grouped import grouped_mm, grouped_outer
+from shardweave.backends.emit.grouped import (
+    all_rows,
+    grouped_mm,
+    grouped_outer,
+    own_rows,
+    row_bounds,
+)
 from shardweave.backends.emit.positional_attention import (
     positional_attention,
     positional_attention_backward,
@@ -90,6 +97,7 @@ def emit(
     joined = joins(program, set(terms.values())) if kernels and in_parts else {}
     additions = additions_of(program, names, terms, joined)
     dying, place, num_fused = last_uses(program), None, 0
+    ragged = ragged_values(program.ops)
     for op in program.ops:
         if place != (place := (_layers(op), phase_of(op))):
             lines += ["", f"    # {_one_line(place[0])}, {place[1]}"]
@@ -99,7 +107,7 @@ def emit(
             line = fused_statement(op, names, num_fused)
             num_fused += 1
         else:
-            line = additions.products.get(op) or statement(op, names)
+            line = additions.products.get(op) or statement(op, names, ragged)
         lines.append(f"    {line}{_type_comment(op)}")
         lines += [f"    {line}" for line in additions.behind.get(op, ())]
         if op in dying:

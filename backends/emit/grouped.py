@@ -1,4 +1,4 @@
-"""`dist.grouped_mm` and `dist.grouped_outer`: products of rows with the matrix of their group.
+"""Products of rows with the matrix of their group, and the rows of a device's groups.
 
 Only rows that belong to a group are computed. Each call reads where these begin and end; on a GPU
 that waits for the device, as PyTorch's own fallbacks do.
@@ -13,45 +13,99 @@ from torch import Tensor
 
 
 def grouped_mm(
-    rows: Tensor, weights: Tensor, starts: Tensor, ends: Tensor, *, groups: int, blocks: int = 1
-) -> Tensor:
+    rows: Tensor, weights: Tensor, starts: Tensor, ends: Tensor, bounds: Tensor | None = None,
+    index: Tensor | None = None, *, groups: int, blocks: int = 1, parts: int = 1, shards: int = 1,
+) -> Tensor:  # fmt: skip
     """Each row times the matrix of its group; rows of no group give zeros.
 
     Shapes: rows M x K, weights E x K x N  ->  M x N. groups: on all devices together.
     """
-    del groups
+    del groups, blocks, parts
     out = rows.new_zeros((rows.shape[0], weights.shape[2]))
-    for group, own in _groups(starts, ends, rows.shape[0], blocks):
+    for group, own in _groups(starts, ends, rows.shape[0], _first(bounds, index, shards)):
         torch.mm(rows[own], weights[group], out=out[own])
     return out
 
 
 def grouped_outer(
-    rows: Tensor, grads: Tensor, starts: Tensor, ends: Tensor, *, groups: int, blocks: int = 1
-) -> Tensor:
+    rows: Tensor, grads: Tensor, starts: Tensor, ends: Tensor, bounds: Tensor | None = None,
+    index: Tensor | None = None, *, groups: int, blocks: int = 1, parts: int = 1, shards: int = 1,
+) -> Tensor:  # fmt: skip
     """For each group the sum over its rows of the outer products of row and gradient.
 
     Shapes: rows M x K, grads M x N  ->  E x K x N. groups: on all devices together.
     """
-    del groups
+    del groups, blocks, parts
     out = rows.new_zeros((starts.shape[0], rows.shape[1], grads.shape[1]))
-    for group, own in _groups(starts, ends, rows.shape[0], blocks):
+    for group, own in _groups(starts, ends, rows.shape[0], _first(bounds, index, shards)):
         torch.mm(rows[own].t(), grads[own], out=out[group])
     return out
 
 
+def _first(bounds: Tensor | None, index: Tensor | None, shards: int) -> Tensor | int:
+    """The number of a device's first row among all."""
+    if bounds is None or index is None:
+        return 0
+    return bounds[index * ((bounds.shape[0] - 1) // shards)]
+
+
 def _groups(
-    starts: Tensor, ends: Tensor, num_rows: int, blocks: int
+    starts: Tensor, ends: Tensor, num_rows: int, first: Tensor | int
 ) -> Iterator[tuple[int, slice]]:
-    """Each group that has rows here, and its rows; starts count from the first row of a block."""
-    per_block, rows_per_block = starts.shape[0] // blocks, num_rows // blocks
-    firsts, lasts = torch.stack([starts, ends]).clamp(0, rows_per_block).tolist()
-    for group, (first, last) in enumerate(zip(firsts, lasts, strict=True)):
-        offset = group // per_block * rows_per_block
-        if last > first:
-            yield group, slice(offset + first, offset + last)
+    """Each group that has rows here, and its rows, counted from the first row here."""
+    runs = (torch.stack([starts, ends]) - first).clamp(0, num_rows)
+    for group, (start, end) in enumerate(runs.t().tolist()):
+        if end > start:
+            yield group, slice(start, end)
+
+
+def row_bounds(starts: Tensor, ends: Tensor, *, rows: int, blocks: int, parts: int) -> Tensor:
+    """Where the rows of each device begin, and after the last where all end.
+
+    blocks: runs of groups. Each has its rows in `parts` of equal length. Rows of no group, behind
+    those of all groups, are the last device's.
+    """
+    firsts = starts.view(blocks, -1)[:, 0].long()
+    lasts = ends.view(blocks, -1)[:, -1].long()
+    part = torch.arange(parts, device=starts.device)
+    each = firsts[:, None] + (lasts - firsts)[:, None] * part // parts
+    return torch.cat([each.flatten(), each.new_full((1,), rows)])
+
+
+def own_rows(
+    rows: Tensor, bounds: Tensor, index: Tensor | None = None, *, blocks: int = 1, parts: int = 1,
+    shards: int = 1,
+) -> Tensor:  # fmt: skip
+    """The rows of a value that are this device's."""
+    del blocks, parts
+    if index is None:
+        return rows.clone()
+    start, end = own_range(bounds, index, shards)
+    return rows[start:end].clone()
+
+
+def all_rows(
+    rows: Tensor, bounds: Tensor, index: Tensor | None = None, *, num_rows: int, blocks: int = 1,
+    parts: int = 1, shards: int = 1,
+) -> Tensor:  # fmt: skip
+    """This device's rows where they are among all, and zeros elsewhere."""
+    del blocks, parts
+    if index is None:
+        return rows.clone()
+    start, end = own_range(bounds, index, shards)
+    out = rows.new_zeros((num_rows, *rows.shape[1:]))
+    out[start:end] = rows
+    return out
+
+
+def own_range(bounds: Tensor, index: Tensor, shards: int) -> tuple[int, int]:
+    """The numbers of a device's first row among all, and of the one behind its last."""
+    step = (bounds.shape[0] - 1) // shards
+    at = int(index) * step
+    start, end = bounds[at : at + step + 1 : step].tolist()
+    return start, end
 
 
 _LIBRARY = torch.library.Library("shardweave", "FRAGMENT")
-_LIBRARY.impl("grouped_mm", grouped_mm, "CompositeExplicitAutograd")
-_LIBRARY.impl("grouped_outer", grouped_outer, "CompositeExplicitAutograd")
+for _function in (grouped_mm, grouped_outer, row_bounds, own_rows, all_rows):
+    _LIBRARY.impl(_function.__name__, _function, "CompositeExplicitAutograd")

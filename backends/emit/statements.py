@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from xdsl.ir import Operation, SSAValue
 
-from shardweave.backends.emit.calls import TRANSPOSE, function_text, returned_by, takes_device
+from shardweave.backends.emit.calls import (
+    TRANSPOSE,
+    function_text,
+    ragged_operand,
+    returned_by,
+    takes_device,
+)
 from shardweave.ir.dialects import dist
 from shardweave.ir.dialects.annotations import ANNOTATIONS, properties_without
 from shardweave.ir.dialects.aten import AtenOp
@@ -33,13 +39,17 @@ def key_text(slot: Slot) -> str:
     return f"{json.dumps(slot.kind)}, {json.dumps(slot.name)}"
 
 
-def statement(op: Operation, names: Mapping[SSAValue, Code]) -> str:
+def statement(
+    op: Operation, names: Mapping[SSAValue, Code], ragged: Collection[SSAValue] = ()
+) -> str:
     """The statement of an op that is in no kernel. names: the variable of each value.
+
+    ragged: the values whose rows are counted at run time.
 
     Raises ValueError for an op that has no Python form.
     """
     if isinstance(op, AtenOp):
-        return _aten_statement(op, names)
+        return _aten_statement(op, names, ragged)
     if isinstance(op, dist.DistOp):
         return _dist_statement(op, names)
     raise ValueError(f"the distributed backend has no Python form for '{op.name}'; lower it first.")
@@ -75,15 +85,24 @@ def _literal(value: Any) -> str:
     return repr(value)
 
 
-def _aten_statement(op: AtenOp, names: Mapping[SSAValue, Code]) -> str:
+def _aten_statement(
+    op: AtenOp, names: Mapping[SSAValue, Code], ragged: Collection[SSAValue]
+) -> str:
     counted = _counted(op)
-    call = _aten_call(op, {**names, **counted} if counted else names)
+    rows = ragged_operand(op, ragged)
+    num_rows = None if rows is None else Code(f"rt.rows({names[rows]})")
+    call = _aten_call(op, {**names, **counted} if counted else names, num_rows=num_rows)
     return f"{_aten_targets(op, names)} = {call}"
 
 
-def _aten_call(op: AtenOp, names: Mapping[SSAValue, Code], device: str = "rt.device") -> str:
+def _aten_call(
+    op: AtenOp,
+    names: Mapping[SSAValue, Code],
+    device: str = "rt.device",
+    num_rows: Code | None = None,
+) -> str:
     form = "{}.contiguous()" if spec_of(op).needs_contiguous else "{}"
-    positional, keywords = arguments(op, lambda value: Code(form.format(names[value])))
+    positional, keywords = arguments(op, lambda value: Code(form.format(names[value])), num_rows)
     if takes_device(op):
         keywords["device"] = Code(device)
     name = function_text(op)

@@ -24,6 +24,7 @@ from shardweave.ir.mesh.mesh import Axis, Mesh, check_virtual
 from shardweave.ir.mesh.placement import Sharding
 from shardweave.ir.mesh.shards import assemble, held, resized, take_shard
 from shardweave.ir.program.program import Program, Slot
+from shardweave.ir.sharding.ragged import ragged_values
 
 PerRank = list[Tensor]
 """One value on every rank, by rank number."""
@@ -48,12 +49,12 @@ def run_ops(
     messages: Messages | None = None,
 ) -> None:
     """Run the ops of a program without regions: add their results, drop what is read no more."""
-    dying = last_uses(program)
+    dying, ragged = last_uses(program), ragged_values(program.ops)
     for op in program.ops:
         if messages is not None and isinstance(op, (dist.SendOp, dist.RecvOp)):
             found = messages(op, [environment[value] for value in op.operands])
         else:
-            found = _run(op, environment, mesh)
+            found = _run(op, environment, mesh, ragged)
         for value, tensors in zip(op.results, found, strict=True):
             environment[value] = tensors
         for value in dying.get(op, ()):
@@ -125,7 +126,12 @@ def once_per_key(
     return results
 
 
-def _run(op: Operation, environment: Mapping[SSAValue, PerRank], mesh: Mesh) -> list[PerRank]:
+def _run(
+    op: Operation,
+    environment: Mapping[SSAValue, PerRank],
+    mesh: Mesh,
+    ragged: frozenset[SSAValue],
+) -> list[PerRank]:
     """The results of one op on every rank."""
     operands = [environment[value] for value in op.operands]
     if isinstance(op, DistOp):
@@ -135,21 +141,24 @@ def _run(op: Operation, environment: Mapping[SSAValue, PerRank], mesh: Mesh) -> 
     per_rank = once_per_key(
         range(mesh.num_devices),
         lambda rank: tuple(id(tensors[rank]) for tensors in operands),
-        lambda rank: _call(op, rank, environment),
+        lambda rank: _call(op, rank, environment, ragged),
     )
     return [list(tensors) for tensors in zip(*per_rank, strict=True)]
 
 
-def _call(op: AtenOp, rank: int, environment: Mapping[SSAValue, PerRank]) -> list[Tensor]:
+def _call(
+    op: AtenOp, rank: int, environment: Mapping[SSAValue, PerRank], ragged: frozenset[SSAValue]
+) -> list[Tensor]:
     """The results of an ATen op on one rank."""
-    call = prepared(op, lambda value: environment[value][rank])
+    call = prepared(op, lambda value: environment[value][rank], ragged=ragged)
     try:
         results = call()
     except (RuntimeError, IndexError, TypeError, ValueError) as error:
         shapes = [tuple(environment[value][rank].shape) for value in op.operands]
         raise ValueError(f"{op.name} failed on operands of shapes {shapes}: {error}") from error
     for value, tensor in zip(op.results, results, strict=True):
-        if tuple(tensor.shape) != shape_of(value):
+        first = 1 if value in ragged else 0
+        if tuple(tensor.shape)[first:] != shape_of(value)[first:]:
             raise ValueError(
                 f"%{value.name_hint or '?'} = {op.name} gave shape {tuple(tensor.shape)}, but its "
                 f"type says {shape_of(value)}; the types of the program do not fit its operands."

@@ -25,7 +25,13 @@ from shardweave.ir.dialects.annotations import ANNOTATIONS, annotation_problem
 from shardweave.ir.dialects.literals import Literal, to_attribute, to_python
 from shardweave.ir.dialects.syntax import STRUCTURE, CallOp, Operands, flatten
 from shardweave.ir.dialects.types import number_of_type
-from shardweave.ir.library.grouped import GROUPED_MM, GROUPED_OUTER
+from shardweave.ir.library.grouped import (
+    ALL_ROWS,
+    GROUPED_MM,
+    GROUPED_OUTER,
+    OWN_ROWS,
+    ROW_BOUNDS,
+)
 from shardweave.ir.library.philox import RANDOM
 from shardweave.ir.library.positional_attention import ATTENTION, ATTENTION_BACKWARD
 from shardweave.ir.library.pure_ops import NOT_PURE, is_pure, pure_ops
@@ -35,7 +41,16 @@ NOT_STORED = frozenset({"device", "layout", "pin_memory", "memory_format", "gene
 """Arguments about placement and memory layout, which the backend decides."""
 
 
-OWN_OPS = (RANDOM, ATTENTION, ATTENTION_BACKWARD, GROUPED_MM, GROUPED_OUTER)
+OWN_OPS = (
+    RANDOM,
+    ATTENTION,
+    ATTENTION_BACKWARD,
+    GROUPED_MM,
+    GROUPED_OUTER,
+    ROW_BOUNDS,
+    OWN_ROWS,
+    ALL_ROWS,
+)
 """Ops made like those of ATen, from schemas of ours."""
 
 _ANNOTATIONS = frozenset(ANNOTATIONS)

@@ -1,14 +1,16 @@
 # pyright: basic
 # torch.library is only partly typed.
-"""The schemas of grouped products: of the ops `dist.grouped_mm` and `dist.grouped_outer`.
+"""The schemas of grouped products: `dist.grouped_mm` and `dist.grouped_outer`, and of ragged rows.
 
 Rows belong to groups, such as the tokens of an expert: those of group g are `starts[g]` up to, and
-without, `ends[g]`. Each group has a matrix of its own. A row that belongs to no group gives zeros:
-devices which hold different groups add up their results.
+without, `ends[g]`. Each group has a matrix of its own. A row that belongs to no group gives zeros.
 
-A block is a run of groups: those of one device. With several blocks, rows come once for each block,
-one block after another, and so do results; in those of a block, rows of other blocks are zero. What
-is computed of results row by row then has its blocks on different devices.
+Ragged rows are spread over devices by their groups. Each device holds a run of groups and takes the
+rows of these, however many there are: `bounds` (`dist.row_bounds`) says where the run of each
+device begins and ends. Types count as many rows on each device as balanced groups give. `index`
+says which device this is, of `shards`; without it the rows are those of all devices.
+`dist.own_rows` takes a device's rows of a value that it holds whole, `dist.all_rows` puts them back
+where they were, among zeros.
 """
 
 from __future__ import annotations
@@ -17,52 +19,97 @@ import torch
 from torch import Tensor
 
 _LIBRARY = torch.library.Library("shardweave", "FRAGMENT")
+_SPREAD = "int blocks=1, int parts=1, int shards=1"
 _LIBRARY.define(
-    "grouped_mm(Tensor rows, Tensor weights, Tensor starts, Tensor ends, *, int groups, "
-    "int blocks=1) -> Tensor"
+    "grouped_mm(Tensor rows, Tensor weights, Tensor starts, Tensor ends, Tensor? bounds=None, "
+    f"Tensor? index=None, *, int groups, {_SPREAD}) -> Tensor"
 )
 _LIBRARY.define(
-    "grouped_outer(Tensor rows, Tensor grads, Tensor starts, Tensor ends, *, int groups, "
-    "int blocks=1) -> Tensor"
+    "grouped_outer(Tensor rows, Tensor grads, Tensor starts, Tensor ends, Tensor? bounds=None, "
+    f"Tensor? index=None, *, int groups, {_SPREAD}) -> Tensor"
+)
+_LIBRARY.define(
+    "row_bounds(Tensor starts, Tensor ends, *, int rows, int blocks, int parts) -> Tensor"
+)
+_LIBRARY.define(f"own_rows(Tensor rows, Tensor bounds, Tensor? index=None, *, {_SPREAD}) -> Tensor")
+_LIBRARY.define(
+    f"all_rows(Tensor rows, Tensor bounds, Tensor? index=None, *, int num_rows, {_SPREAD})"
+    " -> Tensor"
 )
 
 GROUPED_MM = "dist.grouped_mm"
 GROUPED_OUTER = "dist.grouped_outer"
+ROW_BOUNDS = "dist.row_bounds"
+OWN_ROWS = "dist.own_rows"
+ALL_ROWS = "dist.all_rows"
 """The ops' names in programs."""
 
 
-def _check(rows: Tensor, starts: Tensor, ends: Tensor, groups: int, blocks: int) -> None:
+def padded_rows(num_rows: int, devices: int) -> int:
+    """The rows that types count on all devices: as many on each."""
+    return -(-num_rows // devices) * devices
+
+
+def _check(starts: Tensor, ends: Tensor, groups: int) -> None:
     if starts.dim() != 1 or starts.shape != ends.shape:
         raise ValueError("starts and ends are one number for each group")
     if {starts.dtype, ends.dtype} - {torch.int32, torch.int64}:
         raise ValueError("starts and ends are int32 or int64")
-    if blocks < 1 or starts.shape[0] % blocks or rows.shape[0] % blocks:
-        raise ValueError(f"{blocks} blocks divide neither the groups nor the rows")
     if starts.shape[0] > groups:
         raise ValueError(f"there are {starts.shape[0]} groups, but groups = {groups}")
 
 
 def _meta_mm(
-    rows: Tensor, weights: Tensor, starts: Tensor, ends: Tensor, *, groups: int, blocks: int = 1
-) -> Tensor:
+    rows: Tensor, weights: Tensor, starts: Tensor, ends: Tensor, bounds: Tensor | None = None,
+    index: Tensor | None = None, *, groups: int, blocks: int = 1, parts: int = 1, shards: int = 1,
+) -> Tensor:  # fmt: skip
     if rows.dim() != 2 or weights.dim() != 3 or weights.shape[0] != starts.shape[0]:
         raise ValueError("rows are M x K, weights groups x K x N, one for each start")
     if weights.shape[1] != rows.shape[1] or weights.dtype != rows.dtype:
         raise ValueError("weights have the K and the dtype of the rows")
-    _check(rows, starts, ends, groups, blocks)
+    _check(starts, ends, groups)
     return rows.new_empty((rows.shape[0], weights.shape[2]))
 
 
 def _meta_outer(
-    rows: Tensor, grads: Tensor, starts: Tensor, ends: Tensor, *, groups: int, blocks: int = 1
-) -> Tensor:
+    rows: Tensor, grads: Tensor, starts: Tensor, ends: Tensor, bounds: Tensor | None = None,
+    index: Tensor | None = None, *, groups: int, blocks: int = 1, parts: int = 1, shards: int = 1,
+) -> Tensor:  # fmt: skip
     if rows.dim() != 2 or grads.dim() != 2 or rows.shape[0] != grads.shape[0]:
         raise ValueError("rows are M x K, gradients M x N")
     if rows.dtype != grads.dtype:
         raise ValueError("gradients have the dtype of the rows")
-    _check(rows, starts, ends, groups, blocks)
+    _check(starts, ends, groups)
     return rows.new_empty((starts.shape[0], rows.shape[1], grads.shape[1]))
+
+
+def _meta_bounds(starts: Tensor, ends: Tensor, *, rows: int, blocks: int, parts: int) -> Tensor:
+    if blocks < 1 or parts < 1 or starts.shape[0] % blocks:
+        raise ValueError(f"{blocks} blocks do not divide {starts.shape[0]} groups")
+    return starts.new_empty((blocks * parts + 1,), dtype=torch.int64)
+
+
+def _meta_own(
+    rows: Tensor, bounds: Tensor, index: Tensor | None = None, *, blocks: int = 1,
+    parts: int = 1, shards: int = 1,
+) -> Tensor:  # fmt: skip
+    if bounds.shape != (blocks * parts + 1,) or (blocks * parts) % shards:
+        raise ValueError(f"bounds are those of {blocks} x {parts} devices")
+    own = padded_rows(rows.shape[0], blocks * parts) // shards
+    return rows.new_empty((own, *rows.shape[1:]))
+
+
+def _meta_all(
+    rows: Tensor, bounds: Tensor, index: Tensor | None = None, *, num_rows: int, blocks: int = 1,
+    parts: int = 1, shards: int = 1,
+) -> Tensor:  # fmt: skip
+    if rows.shape[0] * shards != padded_rows(num_rows, blocks * parts):
+        raise ValueError(f"the rows are no shard of {num_rows} over {blocks} x {parts} devices")
+    return rows.new_empty((num_rows, *rows.shape[1:]))
 
 
 _LIBRARY.impl("grouped_mm", _meta_mm, "Meta")
 _LIBRARY.impl("grouped_outer", _meta_outer, "Meta")
+_LIBRARY.impl("row_bounds", _meta_bounds, "Meta")
+_LIBRARY.impl("own_rows", _meta_own, "Meta")
+_LIBRARY.impl("all_rows", _meta_all, "Meta")

@@ -16,6 +16,7 @@ from xdsl.ir import Attribute, TypeAttribute
 
 from shardweave.ir.dialects.aten import NOT_STORED, AtenOp, overload_named
 from shardweave.ir.dialects.literals import to_python
+from shardweave.ir.dialects.types import shape_of
 from shardweave.ir.ops.registry import spec_of
 from shardweave.ir.torch_private import OpOverload
 
@@ -81,11 +82,14 @@ def _words(kind: str) -> str:
     return _KINDS[kind][0] if kind in _KINDS else f"a {kind}"
 
 
-def arguments(op: AtenOp, operand: Callable[[Any], Any]) -> tuple[list[Any], dict[str, Any]]:
+def arguments(
+    op: AtenOp, operand: Callable[[Any], Any], num_rows: Any = None
+) -> tuple[list[Any], dict[str, Any]]:
     """Positional and keyword arguments of the ATen call that an op stands for.
 
     operand: what to put for an operand (an SSA value): a tensor to run the op, a variable's
-    name to emit it. Keyword arguments at their default are left out.
+    name to emit it. num_rows: of results that are ragged, in place of what their types say. Keyword
+    arguments at their default are left out.
     """
     derived = spec_of(op).derived
     given = iter(op.structured_operands)
@@ -100,6 +104,8 @@ def arguments(op: AtenOp, operand: Callable[[Any], Any]) -> tuple[list[Any], dic
                 value = operand(value)
         elif parameter.name in derived:
             value = derived[parameter.name](op)
+            if num_rows is not None and value == list(shape_of(op.results[0])):
+                value = [num_rows, *value[1:]]
         elif parameter.name in NOT_STORED:
             continue
         else:

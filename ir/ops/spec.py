@@ -86,6 +86,7 @@ class OpSpec:
     product: For matrix products and convolutions.
     grouped: For products of rows with the matrix of their group, which end with where groups start
         and end: whether results are rows, or gradients of the matrices.
+    ragged: Whether ragged rows begin here, as a device's of all rows, or end.
     is_lookup: Of operand 0 the op reads only the elements that it returns.
     resizes: The result is operand 0 with elements removed or added at the ends of dims.
     places: The result is zeros with operand 0 in one part: the gradient of a view `part`.
@@ -134,6 +135,7 @@ class OpSpec:
     view: View | None = None
     product: Product | None = None
     grouped: Literal["rows", "matrices"] | None = None
+    ragged: Literal["begin", "end"] | None = None
     is_lookup: bool = False
     resizes: bool = False
     places: bool = False

@@ -30,6 +30,7 @@ from shardweave.ir.program.program import Program
 from shardweave.ir.program.storage import copies
 from shardweave.ir.program.traffic import traffic
 from shardweave.ir.sharding.flow import is_propagated
+from shardweave.ir.sharding.ragged import ragged_values
 from shardweave.passes.notes import note
 from shardweave.passes.program_pass import PassOnProgram
 
@@ -244,11 +245,12 @@ class Growth:
 def keys_of_ops(program: Program) -> Iterator[tuple[Operation, tuple[object, ...]]]:
     """For each op what it shares with those that it may be fused with.
 
-    Ops between the same collectives, of the same sub-batch and phase; each sub-batch has its
-    own beginning of the backward pass, from which on ops count as backward.
+    Ops between the same collectives, of the same sub-batch and phase; each sub-batch has its own
+    beginning of the backward pass. Ragged rows share nothing, as kernels are made for sizes.
     """
     segment = 0
     turned: set[object] = set()
+    ragged = ragged_values(program.ops)
     for op in program.ops:
         copy, phase = copy_of(op), phase_of(op)
         if isinstance(op, (CollectiveOp, WaitOp)):
@@ -257,7 +259,8 @@ def keys_of_ops(program: Program) -> Iterator[tuple[Operation, tuple[object, ...
             turned.add(copy)
         elif phase == "forward" and copy in turned:
             phase = "backward"
-        yield op, (segment, copy, phase)
+        own = None if ragged.isdisjoint((*op.operands, *op.results)) else op
+        yield op, (segment, copy, phase, own)
 
 
 def _aten(ops: Iterable[Operation]) -> list[AtenOp]:

@@ -31,6 +31,7 @@ from shardweave.ir.sharding.fit import Misfit, fitting_factors
 from shardweave.ir.sharding.flow import is_propagated
 from shardweave.ir.sharding.localizer import Localizer
 from shardweave.ir.sharding.padding import Padding, notes_on_padding, zeros_of
+from shardweave.ir.sharding.ragged import ragged_values
 from shardweave.ir.sharding.reshard import ReshardStep, reshard
 from shardweave.ir.sharding.rules import rule_of
 from shardweave.ir.sharding.rules.base import Localize
@@ -66,6 +67,7 @@ class _Partition:
         self.local: dict[SSAValue, SSAValue] = {}
         self.shardings: dict[SSAValue, Sharding] = {}
         self.padding = Padding()
+        self.ragged = ragged_values(program.ops)
 
     def run(self) -> None:
         for slot in self.program.arguments:
@@ -129,6 +131,12 @@ class _Partition:
     def _reshard(self, op: dist.ReshardOp) -> None:
         (source,), (goal,) = op.operands, self._results(op)
         current, before = self.local[source], self.shardings[source]
+        if source in self.ragged and before.dims[0] != goal.dims[0]:
+            raise ValueError(
+                f"{describe(op)}: these rows are those of a device's own groups, as many as there "
+                "are, and cannot be put into other shards; let the plan leave them there, or run "
+                "no block-experts."
+            )
         try:
             steps = reshard(shape_of(source), before, goal, self.mesh)
         except ValueError as error:

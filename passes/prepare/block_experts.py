@@ -1,11 +1,13 @@
-"""Rows of grouped products by blocks of groups, so that each device computes its own experts' rows.
+"""Ragged rows of grouped products, so that each device has its own experts' rows and no others.
 
 Where the weights of experts are sharded, a grouped product is zero in the rows of other devices'
 experts, and an unreduced sum. An activation of it would need the sum. But each row has only one
-term, and the next grouped product on its device reads those rows alone. So the rows get one more
-dim, of blocks of experts, before the rows: `(r i)`. It is sharded as the experts are. Between two
-grouped products everything is computed row by row, block by block, without a message. Where a value
-leaves these rows, rows that are not of the block are made zero, and blocks are added up.
+term, and the next grouped product on its device reads those rows alone. So the rows become ragged
+(`ir.library.grouped`): each device takes those of its experts, of any number, and each axis that
+shards tokens an equal part of these. Between two grouped products everything is computed row by
+row without a message. Where rows are looked up, each device looks up its own. Where they are added
+up, by token or by expert, each adds its own. A value that leaves the rows in another way is put
+back among zeros, an unreduced sum.
 """
 
 from __future__ import annotations
@@ -19,20 +21,23 @@ from xdsl.ir import Attribute, Operation, SSAValue
 from xdsl.rewriter import Rewriter
 
 from shardweave.ir.dialects.annotations import set_wanted_attrs, wanted_attrs_of
-from shardweave.ir.dialects.aten import AtenOp
+from shardweave.ir.dialects.aten import AtenOp, create
 from shardweave.ir.dialects.attributes import ShardingAttr
 from shardweave.ir.dialects.builder import Builder, remade
 from shardweave.ir.dialects.types import dtype_of_value, shape_of, tensor_type
+from shardweave.ir.library.grouped import ALL_ROWS, OWN_ROWS, ROW_BOUNDS, padded_rows
 from shardweave.ir.mesh.placement import (
     DimSharding,
+    Placement,
     Sharding,
     contiguous,
     is_contiguous,
     is_even,
 )
-from shardweave.ir.ops.registry import gives_zero, is_random, spec_of
+from shardweave.ir.ops.registry import spec_of
 from shardweave.ir.program.program import Program
 from shardweave.ir.sharding.flow import Flow, aten_ops, check_not_propagated
+from shardweave.ir.sharding.ragged import adds_rows, is_by_row, with_rows
 from shardweave.ir.sharding.rules.lookup import rule_of
 from shardweave.passes.analyses import Analyses
 from shardweave.passes.partition.propagate_shardings import propagated_forward
@@ -44,12 +49,12 @@ Routing = tuple[SSAValue, SSAValue]
 
 @dataclass(frozen=True)
 class BlockExpertsPass(PassWithAnalyses):
-    """Give rows of grouped products a dim of blocks of experts, sharded as the experts are.
+    """Give each device the rows of its own experts, where experts are sharded.
 
     Without this pass each product of experts that are sharded is reduced before its activation.
 
     Requires: a global program with a mesh, before `propagate-shardings`. Ensures: numerics
-    unchanged; a row of no group is zero. Linear in the ops.
+    unchanged. Linear in the ops.
     """
 
     name = "block-experts"
@@ -61,11 +66,68 @@ class BlockExpertsPass(PassWithAnalyses):
         if not any(spec_of(op).grouped for op in ops):
             return
         flow = analyses.of(propagated_forward).flow
-        sizes, spread = _blocks(ops, flow), [_spread(op, flow) for op in ops]
-        for routing, blocks in sizes.items():
-            _Blocks(routing, blocks).rewrite(aten_ops(program))
-        if sizes or any(spread):
+        spreads = _spreads(ops, flow)
+        spread = [_spread(op, flow) for op in ops if _routing_of(op) not in spreads]
+        for routing, over in spreads.items():
+            _Ragged(routing, over).rewrite(aten_ops(program))
+        if spreads or any(spread):
             analyses.forget()
+
+
+@dataclass(frozen=True)
+class _Spread:
+    """Over which axes experts are sharded, and the rows of each beside."""
+
+    experts: DimSharding
+    axes: tuple[tuple[str, int], ...]
+
+    @property
+    def blocks(self) -> int:
+        return prod(placement.size for placement in self.experts)
+
+    @property
+    def parts(self) -> int:
+        return prod(size for _, size in self.axes)
+
+    def of_rows(self, num_rows: int) -> DimSharding:
+        """The sharding of rows, of whose number each device has as many."""
+        stride = num_rows // (self.blocks * self.parts)
+        placements: list[Placement] = []
+        for axis, size in reversed((*((p.axis, p.size) for p in self.experts), *self.axes)):
+            placements.append(Placement(axis, size, stride))
+            stride *= size
+        return tuple(reversed(placements))
+
+
+def _spreads(ops: Sequence[AtenOp], flow: Flow) -> dict[Routing, _Spread]:
+    """For each routing whose experts are sharded, over which devices its rows are spread."""
+    cuts: dict[Routing, set[DimSharding]] = {}
+    tokens: dict[Routing, tuple[tuple[str, int], ...]] = {}
+    for op in ops:
+        routing = _routing_of(op)
+        if routing is None or spec_of(op).grouped != "rows" or op.tensor("bounds") is not None:
+            continue
+        groups = shape_of(op.operands[1])[0]
+        cut = flow.sharding(op.operands[1]).dims[0]
+        is_plain = is_contiguous(cut, groups) and is_even(cut, groups)
+        cuts.setdefault(routing, set()).add(cut if is_plain else ())
+        tokens[routing] = tokens.get(routing) or _token_axes(op, flow)
+    return {
+        routing: _Spread(next(iter(given)), tokens[routing])
+        for routing, given in cuts.items()
+        if len(given) == 1 and given != {()}
+    }
+
+
+def _token_axes(op: AtenOp, flow: Flow) -> tuple[tuple[str, int], ...]:
+    """The axes that shard the tokens whose rows a product takes, and not its weights."""
+    lookup = _lookup(op)
+    if lookup is None or wanted_attrs_of(lookup):
+        return ()
+    taken = flow.sharding(op.operands[1]).axes
+    space = {axis.name for axis in flow.mesh.space_axes}
+    tokens = flow.sharding(lookup.operands[0]).dims[0]
+    return tuple((p.axis, p.size) for p in tokens if p.axis in space and p.axis not in taken)
 
 
 def _spread(op: AtenOp, flow: Flow) -> bool:
@@ -74,18 +136,21 @@ def _spread(op: AtenOp, flow: Flow) -> bool:
     Rows sorted by group are runs of rows of any tokens, so that each device takes as many.
     """
     lookup = _lookup(op) if spec_of(op).grouped == "rows" else None
-    if lookup is None or wanted_attrs_of(lookup):
+    axes = [axis for axis, _ in _token_axes(op, flow)] if lookup is not None else []
+    if lookup is None or not axes:
         return False
-    taken = flow.sharding(op.operands[1]).axes
-    shape, space = shape_of(lookup.results[0]), {axis.name for axis in flow.mesh.space_axes}
-    tokens = flow.sharding(lookup.operands[0]).dims[0]
-    axes = [p.axis for p in tokens if p.axis in space and p.axis not in taken]
+    shape = shape_of(lookup.results[0])
     cut = contiguous(axes, shape[0], flow.mesh)
-    if not axes or not is_even(cut, shape[0]):
+    if not is_even(cut, shape[0]):
         return False
-    rest: tuple[DimSharding, ...] = tuple(() for _ in shape[1:])
-    set_wanted_attrs(lookup, [ShardingAttr.of(Sharding((cut, *rest)), shape)])
+    _want(lookup, cut)
     return True
+
+
+def _want(op: AtenOp, rows: DimSharding) -> None:
+    shape = shape_of(op.results[0])
+    rest: tuple[DimSharding, ...] = tuple(() for _ in shape[1:])
+    set_wanted_attrs(op, [ShardingAttr.of(Sharding((rows, *rest)), shape)])
 
 
 def _lookup(op: AtenOp) -> AtenOp | None:
@@ -96,182 +161,151 @@ def _lookup(op: AtenOp) -> AtenOp | None:
     return owner if isinstance(owner, AtenOp) and spec_of(owner).is_lookup else None
 
 
-def _blocks(ops: Sequence[AtenOp], flow: Flow) -> dict[Routing, int]:
-    """For each routing whose experts are sharded, over how many devices they are."""
-    sizes: dict[Routing, set[int]] = {}
-    for op in ops:
-        if spec_of(op).grouped == "rows":
-            groups = shape_of(op.operands[1])[0]
-            cut = flow.sharding(op.operands[1]).dims[0]
-            is_plain = is_contiguous(cut, groups) and is_even(cut, groups)
-            size = prod(placement.size for placement in cut) if is_plain else 1
-            sizes.setdefault(_routing(op), set()).add(size if op.value("blocks") == 1 else 1)
-    return {
-        routing: min(given) for routing, given in sizes.items() if given - {1} and len(given) == 1
-    }
-
-
-def _routing(op: AtenOp) -> Routing:
+def _routing_of(op: AtenOp) -> Routing | None:
+    if not spec_of(op).grouped:
+        return None
     starts, ends = op.operands[2:4]
     return starts, ends
 
 
-class _Blocks:
+class _Ragged:
     """The rewriting of all that is computed of the rows of one routing."""
 
-    def __init__(self, routing: Routing, blocks: int) -> None:
+    def __init__(self, routing: Routing, spread: _Spread) -> None:
         self.routing = routing
-        self.blocks = blocks
-        self.stacked: dict[SSAValue, SSAValue] = {}
-        """The values of rows by block, by the values that they stand for."""
-        self.tiled: dict[SSAValue, SSAValue] = {}
-        self.zero: set[SSAValue] = set()
-        """Values by block that are known to be zero in rows of other blocks."""
-        self.outside: SSAValue | None = None
+        self.spread = spread
+        self.ragged: dict[SSAValue, SSAValue] = {}
+        """The ragged rows, by the values of all rows that they stand for."""
+        self.computed: set[SSAValue] = set()
+        """The values of all rows that are computed as ragged rows alone."""
+        self.bounds: SSAValue | None = None
 
     def rewrite(self, ops: Sequence[AtenOp]) -> None:
         replaced = [op for op in ops if self._replace(op)]
-        for value, stacked in self.stacked.items():
-            left = [use for use in value.uses if use.operation not in set(replaced)]
+        gone = set(replaced)
+        for value in self.computed:
+            left = [use for use in value.uses if use.operation not in gone]
             if left:
-                total = self._total(stacked)
+                whole = self._whole(value)
                 for use in left:
-                    use.operation.operands[use.index] = total
+                    use.operation.operands[use.index] = whole
         for op in reversed(replaced):
             Rewriter.erase_op(op)
 
     def _replace(self, op: AtenOp) -> bool:
-        """Put an op on rows by block beside an op on rows, if that can be."""
-        if spec_of(op).grouped and _routing(op) == self.routing:
+        """Put an op on ragged rows beside an op on all rows, if that can be."""
+        if _routing_of(op) == self.routing:
             self._product(op)
             return True
-        if not self._is_by_row(op):
+        taken = {index for index, value in enumerate(op.operands) if value in self.computed}
+        if not taken:
             return False
         rule = rule_of(op)
-        row = rule.results[0][0]
-        operands = [
-            self._rows(value, op) if dims[:1] == (row,) else value
-            for value, dims in zip(op.operands, rule.operands, strict=True)
-        ]
-        new = Builder.before(op).insert(
-            remade(op, operands, [self._longer(result) for result in op.results]), None
-        )
-        bearing = {
-            index: operands[index] in self.zero
-            for index, dims in enumerate(rule.operands)
-            if dims[:1] == (row,)
-        }
-        self._note(op, new, is_zero=gives_zero(op, bearing))
-        return True
+        for by_row, fits in ((True, is_by_row), (False, adds_rows)):
+            rows = with_rows(rule, min(taken))
+            if taken <= rows and fits(op, rule, min(taken)):
+                self._on_ragged(op, rows, by_row)
+                return True
+        return False
 
     def _product(self, op: AtenOp) -> None:
         gives_rows = spec_of(op).grouped == "rows"
         operands = list(op.operands)
         for index in (0,) if gives_rows else (0, 1):
             operands[index] = self._rows(operands[index], op)
-        types = [self._longer(op.results[0]) if gives_rows else op.results[0].type]
-        new = remade(op, operands, types, blocks=self.blocks)
-        Builder.before(op).insert(new, op.results[0])
-        if gives_rows:
-            self._note(op, new, is_zero=True)
-        else:
-            op.results[0].replace_all_uses_with(new.results[0])
+        num_rows = shape_of(op.operands[0])[0]
+        types = [self._ragged_type(op.results[0]) if gives_rows else op.results[0].type]
+        spread = {"blocks": self.spread.blocks, "parts": self.spread.parts}
+        operands.append(self._bounds(op, num_rows))
+        self._insert(op, remade(op, operands, types, **spread), gives_rows)
 
-    def _note(self, op: AtenOp, new: AtenOp, is_zero: bool) -> None:
+    def _on_ragged(self, op: AtenOp, rows: set[int], by_row: bool) -> None:
+        operands = [
+            self._rows(value, op) if index in rows else value
+            for index, value in enumerate(op.operands)
+        ]
+        types = [self._ragged_type(r) if by_row else r.type for r in op.results]
+        self._insert(op, remade(op, operands, types), by_row)
+
+    def _insert(self, op: AtenOp, new: AtenOp, gives_rows: bool) -> None:
+        Builder.before(op).insert(new, None)
         for old, result in zip(op.results, new.results, strict=True):
             result.name_hint = old.name_hint
-            self.stacked[old] = result
-            if is_zero:
-                self.zero.add(result)
+            if gives_rows:
+                self.ragged[old] = result
+                self.computed.add(old)
+            else:
+                old.replace_all_uses_with(result)
 
-    def _is_by_row(self, op: AtenOp) -> bool:
-        """Whether an op works on each row of some rows by block alone, and gives such rows."""
-        if not any(value in self.stacked for value in op.operands):
-            return False
-        rule = rule_of(op)
-        first = rule.results[0][:1]
-        if is_random(op) or rule.localize or wanted_attrs_of(op) or len(first) != 1:
-            return False
-        if len(first[0]) != 1 or not all(dims[:1] == first for dims in rule.results):
-            return False
-        (row,) = first[0]
-        limits = rule.factors[row]
-        if limits.contiguous or limits.whole or limits.even:
-            return False
-        elsewhere = (names for dims in (*rule.operands, *rule.results) for names in dims[1:])
-        leads = all(
-            dims[0] == first[0]
-            if value in self.stacked
-            else row not in dims[0] or dims[0] == first[0]
-            for value, dims in zip(op.operands, rule.operands, strict=True)
-            if value in self.stacked or dims
-        )
-        return leads and not any(row in names for names in elsewhere)
-
-    def _longer(self, value: SSAValue) -> Attribute:
+    def _ragged_type(self, value: SSAValue) -> Attribute:
         rows, *rest = shape_of(value)
-        return tensor_type((self.blocks * rows, *rest), dtype_of_value(value))
+        devices = self.spread.blocks * self.spread.parts
+        return tensor_type((padded_rows(rows, devices), *rest), dtype_of_value(value))
 
     def _rows(self, value: SSAValue, place: Operation) -> SSAValue:
-        """The rows of a value by block: the value once for each block, if it has none."""
-        if value in self.stacked:
-            return self.stacked[value]
-        if value not in self.tiled:
+        """The ragged rows of a value; those of a lookup are looked up for themselves."""
+        if value not in self.ragged:
             owner = value.owner
-            new = Builder.before(place, owner if isinstance(owner, Operation) else place)
-            shape, dtype = shape_of(value), dtype_of_value(value)
-            one = new.aten("aten.view", [value], tensor_type((1, *shape), dtype))
-            each = new.aten("aten.expand", [one], tensor_type((self.blocks, *shape), dtype))
-            self.tiled[value] = new.aten("aten.view", [each], self._longer(value), value)
-        return self.tiled[value]
+            looked = self._looked_up(value, owner, place) if isinstance(owner, AtenOp) else None
+            self.ragged[value] = looked or self._own(value, place)
+        return self.ragged[value]
 
-    def _total(self, stacked: SSAValue) -> SSAValue:
-        """The sum of the blocks, where rows of other blocks are zero."""
-        owner = stacked.owner
+    def _looked_up(self, value: SSAValue, owner: AtenOp, place: Operation) -> SSAValue | None:
+        """The rows of a lookup, or of a view or a cast of it; None for another value."""
+        spec = spec_of(owner)
+        if (not spec.is_lookup and not spec.view) or wanted_attrs_of(owner):
+            return None
+        rule = rule_of(owner)
+        rows = {i for i, dims in enumerate(rule.operands) if dims[:1] == rule.results[0][:1]}
+        if not rows or len(owner.results) != 1 or not is_by_row(owner, rule, min(rows)):
+            return None
+        if not spec.is_lookup and not all(
+            isinstance(owner.operands[index].owner, AtenOp) for index in rows
+        ):
+            return None
+        operands = [
+            self._rows(operand, place) if index in rows else operand
+            for index, operand in enumerate(owner.operands)
+        ]
+        new = remade(owner, operands, [self._ragged_type(value)])
+        return Builder.before(place, owner).insert(new, value).results[0]
+
+    def _own(self, value: SSAValue, place: Operation) -> SSAValue:
+        owner = value.owner
+        new = Builder.before(place, owner if isinstance(owner, Operation) else place)
+        bounds = self._bounds(place, shape_of(value)[0])
+        made = create(
+            OWN_ROWS, [value, bounds], [self._ragged_type(value)],
+            {"blocks": self.spread.blocks, "parts": self.spread.parts},
+        )  # fmt: skip
+        new.insert(made, value)
+        _want(made, self.spread.of_rows(shape_of(made.results[0])[0]))
+        return made.results[0]
+
+    def _bounds(self, place: Operation, num_rows: int) -> SSAValue:
+        if self.bounds is None:
+            devices = self.spread.blocks * self.spread.parts
+            self.bounds = Builder.before(place).aten(
+                ROW_BOUNDS, list(self.routing), tensor_type((devices + 1,), torch.int64), "bounds",
+                rows=num_rows, blocks=self.spread.blocks, parts=self.spread.parts,
+            )  # fmt: skip
+        return self.bounds
+
+    def _whole(self, value: SSAValue) -> SSAValue:
+        """All rows again: an unreduced sum."""
+        rows = self.ragged[value]
+        owner = rows.owner
         assert isinstance(owner, Operation)
-        outside = None if stacked in self.zero else self._outside()
-        new = Builder.after(owner)
-        rows, *rest = shape_of(stacked)
-        dtype = dtype_of_value(stacked)
-        if outside is not None:
-            column = outside
-            if rest:
-                shape = tensor_type((rows, *(1 for _ in rest)), torch.bool)
-                column = new.aten("aten.view", [outside], shape)
-            stacked = new.aten("aten.masked_fill.Scalar", [stacked, column], value=0)
-        each = tensor_type((self.blocks, rows // self.blocks, *rest), dtype)
-        apart = new.aten("aten.view", [stacked], each)
-        wide = dtype if dtype.is_floating_point else torch.int64
-        total = tensor_type((rows // self.blocks, *rest), wide)
-        added = new.aten("aten.sum.dim_IntList", [apart], total, dim=[0])
-        if wide == dtype:
-            return added
-        return new.aten("aten._to_copy", [added], tensor_type((rows // self.blocks, *rest), dtype))
-
-    def _outside(self) -> SSAValue:
-        """For each row by block, whether it belongs to another block."""
-        if self.outside is None:
-            self.outside = self._made_outside()
-        return self.outside
-
-    def _made_outside(self) -> SSAValue:
-        first = next(iter(self.stacked.values())).owner
-        assert isinstance(first, Operation)
-        new = Builder.before(first)
-        num_rows = shape_of(first.results[0])[0] // self.blocks
-        starts, ends = self.routing
-        groups, dtype = shape_of(starts)[0] // self.blocks, dtype_of_value(starts)
-        apart = tensor_type((self.blocks, groups), dtype)
-        column = tensor_type((self.blocks, 1), dtype)
-        counted = tensor_type((num_rows,), torch.int64)
-        count = new.aten("aten.arange.start_step", [], counted, start=0)
-        row = new.aten("aten.view", [count], tensor_type((1, num_rows), torch.int64))
-        is_outside: list[SSAValue] = []
-        for name, bound, at in (("lt", starts, 0), ("ge", ends, groups - 1)):
-            by_block = new.aten("aten.view", [bound], apart)
-            edge = new.aten("aten.slice.Tensor", [by_block], column, dim=1, start=at)
-            flags = tensor_type((self.blocks, num_rows), torch.bool)
-            is_outside.append(new.aten(f"aten.{name}.Tensor", [row, edge], flags))
-        either = new.aten("aten.logical_or", is_outside)
-        flat = tensor_type((self.blocks * num_rows,), torch.bool)
-        return new.aten("aten.view", [either], flat)
+        assert self.bounds is not None
+        new, shape, dtype = Builder.after(owner), shape_of(value), dtype_of_value(value)
+        if dtype == torch.bool:
+            counted = tensor_type(shape_of(rows), torch.int64)
+            rows = new.aten("aten._to_copy", [rows], counted)
+        spread = {"blocks": self.spread.blocks, "parts": self.spread.parts}
+        whole = tensor_type(shape, dtype_of_value(rows))
+        made = new.aten(
+            ALL_ROWS, [rows, self.bounds], whole, "all_rows", num_rows=shape[0], **spread
+        )
+        if dtype == torch.bool:
+            made = new.aten("aten._to_copy", [made], tensor_type(shape, dtype))
+        return made

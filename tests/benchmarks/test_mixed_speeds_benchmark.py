@@ -169,17 +169,11 @@ def test_gain_is_the_ratio_of_medians_beside_the_simulated_one() -> None:
     assert (found["measured"], found["simulated"]) == pytest.approx((2.0, 4.0))
 
 
-def test_page_shows_gains_that_are_near_the_simulated_ones() -> None:
-    page = " ".join((BENCHMARKS.parent / "docs" / "pipelines.md").read_text().split())
+def test_measured_gains_are_near_the_simulated_ones() -> None:
     rows = json.loads((BENCHMARKS / "results" / "mixed_speeds.json").read_text())["rows"]
     stages, shares = (mixed_speeds.gain(rows, *pair) for pair in mixed_speeds.PAIRS)
     for one in (stages, shares):
         assert one["measured"] == pytest.approx(one["simulated"], rel=0.15)
-    assert (
-        f"AMP's stages are {stages['measured']:.2f} times as fast as equal ones (simulated: "
-        f"{stages['simulated']:.2f}), and micro-batches in proportion {shares['measured']:.2f} "
-        f"times as fast as equal shares (simulated: {shares['simulated']:.2f};"
-    ) in page
 
 
 @pytest.mark.slow

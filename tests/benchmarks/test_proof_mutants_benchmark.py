@@ -13,7 +13,6 @@ from shardweave.benchmarks.proof_mutants import (
     Setting,
     counted,
     planted,
-    sentences,
 )
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,9 +42,8 @@ def test_slips_that_make_a_program_wrong_are_refused_by_name(setting: Setting) -
     assert sum(answer.is_named for answer in wrong) >= 9
 
 
-def test_page_quotes_the_slips_that_were_planted_and_no_wrong_one_is_proved() -> None:
+def test_no_wrong_program_of_the_result_is_proved() -> None:
     report = json.loads(RESULTS.read_text())
-    assert sentences(report) in " ".join((ROOT / "docs" / "proof.md").read_text().split())
     total = report["kinds"][-1]
     assert report["false"] == []
     assert total["refused"] == total["wrong"] >= 1000

@@ -119,6 +119,18 @@ def test_any_routing_equals_a_loop_over_experts(mesh: str, zero: int, choices: i
         assert_equal(step, loop, routing(seed, choices))
 
 
+@slow
+@pytest.mark.parametrize(
+    "mesh", ["expert=2", "data=2,expert=2", "expert=2,tensor=2", "expert=4", "stage=2,expert=2"]
+)
+@pytest.mark.parametrize("choices", range(1, 9))
+def test_fifty_routings_equal_a_loop_over_experts(mesh: str, choices: int) -> None:
+    model, loop = model_and_loop()
+    step = compile_copy(model, kwargs=routing(0, choices), mesh=mesh, backend="reference")
+    for seed in range(50):
+        assert_equal(step, loop, routing(seed, choices))
+
+
 def test_devices_share_the_products_and_send_tokens_alone() -> None:
     model, _ = model_and_loop()
     batch = routing(0, 2)

@@ -6,7 +6,13 @@ import math
 
 from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.types import num_elements, shape_of
-from shardweave.ir.library.grouped import GROUPED_MM, GROUPED_OUTER
+from shardweave.ir.library.grouped import (
+    ALL_ROWS,
+    GROUPED_MM,
+    GROUPED_OUTER,
+    OWN_ROWS,
+    ROW_BOUNDS,
+)
 from shardweave.ir.ops.spec import OpSpec, Product, family
 
 
@@ -26,11 +32,18 @@ def _bias_sizes(op: AtenOp) -> list[int] | None:
 
 
 def _grouped_flops(op: AtenOp) -> int:
-    """As if the rows were spread evenly over all groups, of which the op may have a part."""
+    """As if the rows were spread evenly over all groups, of which the op may have a part.
+
+    Ragged rows are all of the op's own groups.
+    """
     rows, other = op.operands[:2]
-    own = shape_of(op.operands[2])[0]
-    num_rows = shape_of(rows)[0] // op.value("blocks")
-    return 2 * num_rows * shape_of(rows)[1] * shape_of(other)[-1] * own // op.value("groups")
+    own = 1 if is_ragged(op) else shape_of(op.operands[2])[0] / op.value("groups")
+    return round(2 * shape_of(rows)[0] * shape_of(rows)[1] * shape_of(other)[-1] * own)
+
+
+def is_ragged(op: AtenOp) -> bool:
+    """Whether the rows of a grouped product are those of its own groups, however many."""
+    return op.tensor("bounds") is not None
 
 
 SPECS = (
@@ -67,6 +80,9 @@ SPECS = (
         grouped="matrices",
         flops=_grouped_flops,
     ),
+    OpSpec(ROW_BOUNDS),
+    OpSpec(OWN_ROWS, rule="ragged_rows", ragged="begin"),
+    OpSpec(ALL_ROWS, rule="ragged_rows", ragged="end"),
     OpSpec("aten.mv", notation="i k, k -> i", zero="any"),
     OpSpec("aten.dot", notation="k, k ->", zero="any"),
     OpSpec(

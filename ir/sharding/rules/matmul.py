@@ -18,6 +18,7 @@ from shardweave.ir.dialects.types import dtype_of_value, shape_of
 from shardweave.ir.ops.registry import spec_of
 from shardweave.ir.sharding.localizer import Localizer
 from shardweave.ir.sharding.rules.base import (
+    RULES,
     Names,
     Notation,
     Rule,
@@ -46,37 +47,76 @@ def added_product(op: AtenOp) -> Rule:
 def grouped(op: AtenOp) -> Rule:
     """`i k, e k j, e, e -> i j`, or `i k, i j, e, e -> e k j`: shards of e have their own groups.
 
-    Rows of other groups are zeros there: e reduces. With blocks, i is `(r i)` and e is `(r e)`, for
-    each block of groups has rows of its own.
+    Rows of other groups are zeros there: e reduces. Ragged rows i are `(r d i)` and e is `(r e)`:
+    each of r has its own groups, and d parts of their rows.
     """
-    text, blocks = spec_of(op).notation, op.value("blocks")
-    if blocks > 1:
-        text = re.sub(r"\b[ie]\b", lambda name: f"(r {name[0]})", text)
-    made = Notation(op, text, {"r": blocks}).rule(contiguous=["i"], localize=_localize_grouped)
-    if blocks == 1:
-        return made
-    # A block of padding would have no groups.
-    first, *others = made.factors
-    assert first.size == blocks
-    return replace(made, factors=(replace(first, even=True), *others))
+    text, bounds, index = spec_of(op).notation, op.tensor("bounds"), op.tensor("index")
+    if bounds is None:
+        return Notation(op, text).rule(contiguous=["i"], localize=_localize_grouped)
+    left, right = text.split("->")
+    text = f"{left}, .{', ' if index is not None else ''} -> {right}"
+    text = re.sub(r"\bi\b", "(r d i)", re.sub(r"\be\b", "(r e)", text))
+    return _ragged(op, text)
+
+
+@rule
+def ragged_rows(op: AtenOp) -> Rule:
+    """`. h, . -> (r d i) h` or `(r d i) h, . -> . h`: a device takes its rows of all, or back.
+
+    Back among all, r and d reduce, for each row is one device's.
+    """
+    rest = " ".join(f"h{dim}" for dim in range(1, len(shape_of(op.operands[0]))))
+    source, goal = ".", "(r d i)"
+    if spec_of(op).ragged == "end":
+        source, goal = goal, source
+    return _ragged(op, f"{source} {rest}, ., -> {goal} {rest}")
+
+
+def _ragged(op: AtenOp, text: str) -> Rule:
+    """The rule of an op on ragged rows. What a device has of them follows from r and d alone."""
+    if len(op.operands) < text.count(",") + 1:
+        text = text.replace(", ->", " ->")
+    blocks, parts, shards = (op.value(name) for name in ("blocks", "parts", "shards"))
+    if shards > 1:  # a local op
+        blocks, parts = 1, blocks * parts // shards
+    made = Notation(op, text, {"r": blocks, "d": parts}).rule(
+        whole=["i"], localize=_localize_ragged
+    )
+    factors = [replace(factor, even=True) for factor in made.factors]
+    return replace(made, factors=tuple(factors))
+
+
+def _localize_ragged(local: Localizer) -> Sequence[SSAValue]:
+    """The op is told which device's rows it has."""
+    made = RULES[str(spec_of(local.op).rule)](local.op)
+    dims = (names for value in (*made.operands, *made.results) for names in value)
+    block, part, _ = next(names for names in dims if len(names) == 3)
+    by_block, by_part = local.placements[block], local.placements[part]
+    if not by_block and not by_part:
+        return local.clone()
+    if by_part and math.prod(p.size for p in by_block) < local.sizes[block]:
+        raise ValueError(
+            f"parts of rows are spread over '{by_part[0].axis}', but their groups over fewer "
+            f"devices than {local.sizes[block]}; shard the weights of groups over all of them."
+        )
+    shards = math.prod(placement.size for placement in (*by_block, *by_part))
+    index = local.shard_index((*by_block, *by_part))
+    return local.clone([*local.operands, index], shards=shards)
 
 
 def _localize_grouped(local: Localizer) -> Sequence[SSAValue]:
     """Groups begin and end where they do in the shard's rows."""
     rows, other, starts, ends = local.operands
-    blocks = local.op.value("blocks")
-    first, *rest = local.placements
-    by_block, by_row = (first, rest[0]) if blocks > 1 else ((), first)
-    blocks //= math.prod(placement.size for placement in by_block)
+    by_row = local.placements[0]
     if by_row:
         shard = local.shard_index(by_row)
         (start,) = local.emit(
-            "aten.mul.Scalar", [shard], ((), torch.int64), other=shape_of(rows)[0] // blocks
+            "aten.mul.Scalar", [shard], ((), torch.int64), other=shape_of(rows)[0]
         )
         types = [(shape_of(v), dtype_of_value(v)) for v in (starts, ends)]
         (starts,) = local.emit("aten.sub.Tensor", [starts, start], types[0])
         (ends,) = local.emit("aten.sub.Tensor", [ends, start], types[1])
-    return local.clone([rows, other, starts, ends], blocks=blocks)
+    return local.clone([rows, other, starts, ends])
 
 
 @rule

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from shardweave.ir.library.grouped import GROUPED_MM, GROUPED_OUTER
+from shardweave.ir.library.grouped import ALL_ROWS, GROUPED_MM, GROUPED_OUTER, OWN_ROWS
 from shardweave.ir.library.positional_attention import ATTENTION, ATTENTION_BACKWARD
 from shardweave.tests.ir.rules.sharded_op import Sample, sample
 from shardweave.tests.ir.rules.tensors import above_one, booleans, integers, normal
@@ -267,11 +267,20 @@ TRANSFORMS = (
 STARTS, ENDS = (torch.tensor(bounds, dtype=torch.int32) for bounds in ([0, 3, 3, 6], [3, 3, 6, 11]))
 """Four groups of 12 rows: the second is empty, and the last row belongs to none."""
 
+BOUNDS = torch.tensor([0, 6, 12])
+"""Two devices' rows, of as many as types count: those of two groups each."""
+
+FIRSTS, LASTS = (
+    torch.tensor(bounds, dtype=torch.int32) for bounds in ([0, 2, 6, 6], [2, 6, 6, 12])
+)
+
 GROUPED = (
+    sample(OWN_ROWS, normal(12, 6), BOUNDS, blocks=2),
+    sample(ALL_ROWS, normal(12, 6), BOUNDS, num_rows=12, blocks=2),
+    sample(GROUPED_MM, normal(12, 6), normal(4, 6, 8), FIRSTS, LASTS, BOUNDS, groups=4, blocks=2),
+    sample(GROUPED_OUTER, normal(12, 6), normal(12, 8), FIRSTS, LASTS, BOUNDS, groups=4, blocks=2),
     sample(GROUPED_MM, normal(12, 6), normal(4, 6, 8), STARTS, ENDS, groups=4),
-    sample(GROUPED_MM, normal(24, 6), normal(4, 6, 8), STARTS, ENDS, groups=4, blocks=2),
     sample(GROUPED_OUTER, normal(12, 6), normal(12, 8), STARTS, ENDS, groups=4),
-    sample(GROUPED_OUTER, normal(24, 6), normal(24, 8), STARTS, ENDS, groups=4, blocks=2),
     sample("histc", normal(12), 4, -2, 2),
     sample("histc", normal(12), 4, 0, 0),
 )
