@@ -9,7 +9,7 @@ from shardweave.planners.auto.search import JointSearch
 from shardweave.planners.auto.space.point import DIMENSIONS, JointPoint
 from shardweave.planners.cost.quantity import counted, seconds_text
 from shardweave.planners.plan.plan_parts import Candidate, Predicted
-from shardweave.planners.predict.predict import TIE, why_slower
+from shardweave.planners.predict.predict import TIE, gap_parts, why_slower
 
 
 def looked_at(search: JointSearch) -> Iterator[str]:
@@ -86,4 +86,4 @@ def worth(search: JointSearch, point: JointPoint, best: Predicted) -> Iterator[s
             yield f"{own} is a tie with {other}: {one} takes {share:+.1%}"
             continue
         gap = f"{seconds_text(found.time_s - best.time_s)} ({share:.1%})"
-        yield f"{own} is worth {gap} against {other}: {one}; {why_slower(best, found)}"
+        yield f"{own} is worth {gap} against {other}: {one}{gap_parts(best, found)}"
