@@ -353,11 +353,13 @@ class JointSearch:
                 low, high = (low, middle) if found is not None and found.fits else (middle, high)
 
     def _see_rest(self) -> None:
+        """Simulate what may win, and what waits with its twins last: it takes long to estimate."""
+        self._see_left()
         self._estimate_waiting(may_wait=False)
-        while True:
-            point = next(self._left(), None)
-            if point is None:
-                return
+        self._see_left()
+
+    def _see_left(self) -> None:
+        while (point := next(self._left(), None)) is not None:
             self._simulate(point)
 
     def _left(self) -> Iterator[JointPoint]:
