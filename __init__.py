@@ -164,6 +164,7 @@ _HOMES = {
     "diff": "driver.diff:diff",
     "explore": "driver.explore:explore",
     "full_tensor": "backends.step.whole:full_tensor",
+    "integrations": "driver.integrations",
     "load": "ir.program.program:Program.load",
     "load_checkpoint": "driver.training.checkpoints:load_checkpoint",
     "parse": "ir.program.program:Program.parse",
@@ -198,7 +199,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'shardweave' has no attribute '{name}'")
     load_plugins()
     module, _, path = home.partition(":")
-    value = attrgetter(path)(import_module(f"shardweave.{module}"))
+    value = import_module(f"shardweave.{module}")
+    value = attrgetter(path)(value) if path else value
     globals()[name] = value
     return value
 

@@ -13,7 +13,7 @@ PREFIX = "preset:"
 PRESETS: dict[str, str] = {
     "partition": (
         "split-addmm,repeat-key-heads,block-experts,add-pending-sums,propagate-shardings,insert-collectives,"
-        "cse,dce,merge-collectives"
+        "cse,dce,dispatch-experts,merge-collectives"
     ),
     "default": (
         "preset:partition,bucket-collectives,start-collectives,"
@@ -21,7 +21,7 @@ PRESETS: dict[str, str] = {
     ),
     "sub-batches": (
         "split-batch{n=2},split-addmm,repeat-key-heads,block-experts,add-pending-sums,propagate-shardings,"
-        "insert-collectives,unroll-time-axes,cse,dce,merge-collectives"
+        "insert-collectives,unroll-time-axes,cse,dce,dispatch-experts,merge-collectives"
     ),
     "kernels": ("sum-by-local-maxima,recompute-producers{matmul=false},fuse-kernels{matmul=false}"),
     "recompute": 'rematerialize{policy="layer"}',

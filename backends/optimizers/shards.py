@@ -94,7 +94,9 @@ def beside(local: Tensor, parameter: DTensor) -> DTensor:
 def in_placements_of(tensor: Tensor, parameter: DTensor) -> DTensor:
     """A tensor of a parameter's shape, whole or sharded otherwise, sharded as the parameter is."""
     if not isinstance(tensor, DTensor):
-        return beside(shard_of(tensor, parameter), parameter)
+        # A copy: fused steps take states for contiguous, and a view would keep the full value.
+        local = shard_of(tensor, parameter).clone(memory_format=torch.contiguous_format)
+        return beside(local, parameter)
     if tensor.placements == parameter.placements:
         return tensor
     return tensor.redistribute(parameter.device_mesh, parameter.placements)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn, Self
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from shardweave.backends.state.state import STEP, ShardedState, state_of
+from shardweave.backends.state.whole_state import is_first, whole_state_dicts
 from shardweave.ir.capture.observed.loose_tensors import kept_constants
 from shardweave.ir.library.philox import STATE
 
@@ -108,10 +110,45 @@ def _class_of(kind: type[nn.Module]) -> type[nn.Module]:
 
     @functools.wraps(kind.forward)
     def forward(self: CompiledModule, *args: Any, **kwargs: Any) -> Any:
-        return self(*args, **kwargs)
+        # As written, where it is captured: a `forward` that was set on the model calls this one.
+        return (
+            kind.forward(self, *args, **kwargs) if state_of(self) is None else self(*args, **kwargs)
+        )
 
-    own = {"forward": forward, "__module__": kind.__module__, "__doc__": kind.__doc__}
-    return type(f"Compiled{kind.__name__}", (CompiledModule, kind), own)
+    names = ("__module__", "__doc__", "__qualname__")
+    own = {"forward": forward, **{name: getattr(kind, name) for name in names}}
+    save = getattr(kind, "save_pretrained", None)
+    if save is not None:
+        own["save_pretrained"] = _saving_whole_tensors(save)
+    return type(kind.__name__, (CompiledModule, kind), own)
+
+
+def _saving_whole_tensors(save: Callable[..., Any]) -> Callable[..., Any]:
+    """Hugging Face's `save_pretrained` of a model, from the shards of all ranks, written by rank 0.
+
+    All ranks call it, unless each has all of the model: then rank 0 may do so alone. The settings
+    that it changes for the file are as they were afterwards.
+    """
+    signature = inspect.signature(save)
+
+    @functools.wraps(save)
+    def save_pretrained(self: CompiledModule, *args: Any, **kwargs: Any) -> Any:
+        state = state_of(self)
+        assert state is not None
+        given = signature.bind(self, *args, **kwargs)
+        if "is_main_process" in signature.parameters:
+            is_main = given.arguments.get("is_main_process", True)
+            given.arguments["is_main_process"] = is_main and is_first()
+        config = getattr(self, "config", None)
+        settings = dict(getattr(config, "__dict__", {}))
+        with whole_state_dicts(state):
+            saved = save(*given.args, **given.kwargs)
+        if settings:
+            vars(config).clear()
+            vars(config).update(settings)
+        return saved
+
+    return save_pretrained
 
 
 @contextmanager

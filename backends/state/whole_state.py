@@ -1,0 +1,112 @@
+"""State dicts with whole plain tensors in place of shards, for what saves files of rank 0's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from shardweave.backends.optimizers.shards import full_value
+from shardweave.backends.state.state import ShardedState
+from shardweave.backends.watch import watchdog
+from shardweave.ir.library.philox import STATE
+from shardweave.ir.torch_private import pytree
+
+
+def is_first() -> bool:
+    """Whether this is rank 0, or the only process."""
+    return not dist.is_initialized() or dist.get_rank() == 0
+
+
+class WholeValues:
+    """Gathers DTensors one after another. Rank 0 keeps the values, on the CPU.
+
+    Where every rank has all of a DTensor, nothing is sent.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """A plain tensor for a tensor, the same for the same: on rank 0 its value, on others, which
+        save nothing, their part of it."""
+        known = self._known.get(id(tensor))
+        if known is None:
+            value = tensor.detach()
+            if isinstance(value, DTensor):
+                whole = value.to_local() if is_replicated(value) else full_value(value)
+                value = whole.cpu() if is_first() else value.to_local()
+            known = self._known[id(tensor)] = value, tensor
+        return known[0]
+
+
+def is_replicated(tensor: Tensor) -> bool:
+    """Whether this rank has all of a tensor."""
+    if not isinstance(tensor, DTensor):
+        return True
+    everywhere = tensor.device_mesh.size() == dist.get_world_size()
+    return everywhere and all(placement.is_replicate() for placement in tensor.placements)
+
+
+_GATHERED: set[int] = set()
+"""By identity, the models whose state dicts are whole now."""
+
+
+@contextmanager
+def whole_state_dicts(state: ShardedState, *, random: bool = False) -> Iterator[None]:
+    """Meanwhile the `state_dict` of a compiled model has whole plain tensors on rank 0, tied ones
+    as one.
+
+    Collective, unless every rank has all of every tensor. random: keep the state of random numbers,
+    for a run to go on from.
+    """
+    model = state.model
+    if id(model) in _GATHERED or not state.backend.is_joint:
+        yield
+        return
+    own = model.state_dict(keep_vars=True)
+    if not random:
+        own.pop(STATE, None)
+    is_sharded = not all(map(is_replicated, own.values()))
+    if is_sharded:
+        watchdog.meet("gathering the state of the model", "to save it")
+    values = WholeValues()
+    whole = {name: values.of(tensor) for name, tensor in own.items()}
+
+    def give(_: nn.Module, state_dict: dict[str, Any], prefix: str, __: Any) -> None:
+        if not random:
+            state_dict.pop(prefix + STATE, None)
+        state_dict.update({prefix + name: value for name, value in whole.items()})
+
+    _GATHERED.add(id(model))
+    hook = model.register_state_dict_post_hook(give)
+    try:
+        yield
+    finally:
+        _GATHERED.discard(id(model))
+        hook.remove()
+    if is_sharded:
+        watchdog.meet("gathering the state of the model", "which is saved")
+
+
+@contextmanager
+def whole_optimizer_states(optimizers: Sequence[Optimizer]) -> Iterator[None]:
+    """Meanwhile `optimizer.state_dict()` has whole plain tensors on rank 0. Collective.
+
+    Loading such a state on every rank needs nothing: the next step of the optimizer shards it.
+    """
+    with ExitStack() as stack:
+        for optimizer in optimizers:
+            values = WholeValues()
+            state = pytree.tree_map_only(Tensor, values.of, optimizer.state_dict())
+
+            def give(_: Optimizer, __: dict[str, Any], state: Any = state) -> dict[str, Any]:
+                return state
+
+            stack.callback(optimizer.register_state_dict_post_hook(give).remove)
+        yield

@@ -1,0 +1,16 @@
+"""Training frameworks that drive a compiled model: a line for each, and nothing of them is patched.
+
+`sw.integrations.transformers`, `.accelerate` and `.lightning` are imported when they are first
+used, and the frameworks with them.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+
+def __getattr__(name: str) -> Any:
+    if name not in ("accelerate", "lightning", "transformers"):
+        raise AttributeError(f"shardweave.integrations has no '{name}'")
+    return import_module(f"{__name__}.{name}")

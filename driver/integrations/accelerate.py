@@ -1,0 +1,83 @@
+# pyright: reportMissingImports=false
+"""Hugging Face's accelerate: every rank is its only worker, and sees the global batch."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+from torch import nn
+
+from shardweave.backends.state.state import ShardedState, state_of
+from shardweave.backends.state.whole_state import whole_optimizer_states, whole_state_dicts
+from shardweave.ir.library.philox import STATE
+
+_T = TypeVar("_T", bound=type)
+
+
+@functools.cache
+def accelerator(kind: _T) -> _T:
+    """A subclass of `accelerate.Accelerator` for compiled models.
+
+    Each rank takes all rows of a batch, so that batch sizes, losses and metrics are those of one
+    process; the model is not wrapped. `save_state` and `save_model` gather, and rank 0 writes:
+    all ranks call them, as they do in accelerate.
+    """
+    return type(kind.__name__, (_Sharded, kind), {"__module__": kind.__module__})  # pyright: ignore[reportReturnType]
+
+
+class _Sharded:
+    """What an accelerator of a compiled model does in its own way."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        see_one_worker(cpu=bool(kwargs.get("cpu", False)))
+        super().__init__(*args, **kwargs)
+
+    def wait_for_everyone(self) -> None:
+        if dist.is_initialized():
+            dist.barrier()
+
+    @contextmanager
+    def no_sync(self, model: nn.Module) -> Iterator[None]:
+        with model.no_sync() if state_of(model) is not None else nullcontext():  # pyright: ignore[reportCallIssue]
+            yield
+
+    def get_state_dict(self, model: nn.Module, unwrap: bool = True) -> dict[str, Any]:
+        state = state_of(model)
+        if state is None:
+            return super().get_state_dict(model, unwrap)  # pyright: ignore[reportAttributeAccessIssue]
+        # `save_state` asks with unwrap=False, for the state to go on from.
+        with whole_state_dicts(state, random=not unwrap):
+            return model.state_dict()
+
+    def save_state(self, *args: Any, **kwargs: Any) -> Any:
+        with whole_optimizer_states([each.optimizer for each in self._optimizers]):  # pyright: ignore[reportAttributeAccessIssue]
+            saved = super().save_state(*args, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
+        self.wait_for_everyone()
+        return saved
+
+    def load_state(self, *args: Any, **kwargs: Any) -> Any:
+        with ExitStack() as stack:
+            # safetensors looks for tied tensors by their memory, which a DTensor does not have.
+            for state in filter(None, map(state_of, self._models)):  # pyright: ignore[reportAttributeAccessIssue]
+                stack.enter_context(whole_state_dicts(state))
+            return super().load_state(*args, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def see_one_worker(*, cpu: bool = False) -> None:
+    """Let accelerate take this process for the only worker, of the rank's number."""
+    from accelerate import DistributedType, PartialState
+
+    state = PartialState(cpu=cpu)
+    state.distributed_type, state.num_processes = DistributedType.NO, 1
+    if dist.is_initialized():
+        state.process_index = dist.get_rank()
+
+
+def state_of_random(state: ShardedState) -> Any:
+    """The state of a model's random numbers, the same on every rank; None if it draws none."""
+    stored = state.stored.get(("buffer", STATE))
+    return None if stored is None else state.backend.local(stored).detach().cpu().clone()
