@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from shardweave.backends.registry import BACKENDS
 from shardweave.driver.commands.arguments import positive
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.planners.registry import PLANNERS
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
 
 DEFAULT_PLAN = "megatron"
 """A rule that takes every option, so that nothing has to be imported to check it."""
-
-BACKENDS = ("distributed", "reference", "triton", "inductor")
 
 PRECISIONS = ("bf16", "fp16", "bf16-true")
 
@@ -131,6 +130,11 @@ class CompileOptions:
     timeout: float | None = None
     twin: Callable[[], tuple[str, Example]] | None = None
 
+    @property
+    def has_processes(self) -> bool:
+        """Whether each device of the mesh is a process; else this one runs all of them."""
+        return BACKENDS[self.backend].has_processes
+
 
 @dataclass(frozen=True, eq=False)
 class Request(CompileOptions):
@@ -168,7 +172,7 @@ class Request(CompileOptions):
         if self.mesh is not None or plan is None:
             return self
         mesh, count = Mesh(**plan.mesh), self.devices.num_devices
-        if self.backend != "reference" and mesh.num_devices != count:
+        if self.has_processes and mesh.num_devices != count:
             raise ValueError(
                 f"the plan is for {mesh.num_devices} of the cluster's {count} devices, each of "
                 "which has a process; give the mesh that is wanted."
