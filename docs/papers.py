@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from shardweave.docs.figures import Rows, results, section, table
+from shardweave.docs.figure_tables import Rows, results, section, table
 
 
 def amp_search() -> list[str]:
