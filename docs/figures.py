@@ -264,6 +264,21 @@ def compile_time() -> list[str]:
     )
 
 
+def explore_page() -> list[str]:
+    def rows() -> Rows:
+        for row in results("explore_page")["rows"]:
+            size = f"{row['page_bytes'] / 1e6:.1f} MB"
+            yield row["name"], f"{row['num_ops']:,}", size, f"{row['opens_s']:.1f} s"
+
+    return section(
+        "Pages of the explorer",
+        "explore_page.py",
+        "explore_page.json",
+        "The size of pages of `shardweave explore`, and how long Chromium takes to show them.",
+        table("program | ops of a rank | page | opens in", rows()),
+    )
+
+
 def models() -> list[str]:
     from shardweave.benchmarks.models import page
 
@@ -401,7 +416,8 @@ def scoreboard() -> list[str]:
 
 SECTIONS: tuple[Callable[[], list[str]], ...] = (
     training, small_steps, zero, pipelines, mixed_speeds, overlap, loss_chunks, precision, losses,
-    compile_time, planning, planning_speed, measured_choice, models, proofs, kernels, scoreboard,
+    compile_time, explore_page, planning, planning_speed, measured_choice, models, proofs, kernels,
+    scoreboard,
 )  # fmt: skip
 
 

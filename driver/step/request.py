@@ -59,7 +59,7 @@ class CompileOptions:
     """Options of `compile`, which explains them; fields with metadata are flags of `run`."""
 
     mesh: MeshLike | DeviceMesh | None = _flag(
-        None, "as in data=2,tensor=2; default: the plan's, else one device", metavar="MESH"
+        None, "such as data=2,tensor=2; default: the plan's, else one device", metavar="MESH"
     )
     plan: PlanLike | None = _flag(
         None,
@@ -100,13 +100,13 @@ class CompileOptions:
     )
     only_loss: bool = _flag(False, "return the loss alone, and keep nothing else for it")
     precision: str | None = _flag(
-        None, "compute in it, under autocast or (-true) with parameters too", choices=PRECISIONS
+        None, "compute in this dtype under autocast; -true casts parameters too", choices=PRECISIONS
     )
     backward: str = "autograd"
     batch: str | None = None
     outputs: str | None = None
     reduce_dtype: torch.dtype | str | None = _flag(
-        None, "in which ranks add up gradients", choices=DTYPES
+        None, "dtype in which ranks add up gradients", choices=DTYPES
     )
     seed: int | None = None
     dynamic: bool = True
