@@ -226,6 +226,33 @@ def rows_of(cells: dict[str, list[str]]) -> Rows:
     return ([name, *values] for name, values in cells.items())
 
 
+def losses() -> list[str]:
+    from shardweave.benchmarks.loss_curve import distance
+
+    def rows() -> Rows:
+        for name, what in (("loss_curve", "none"), ("loss_curve_dropout", "0.05, seeded")):
+            curves = results(name)["losses"]
+            for run in curves:
+                if run != "eager":
+                    yield run, what, str(len(curves[run])), f"{distance(curves, run)[0]:.4f}"
+
+    kills = results("kills")
+    said = (
+        f"In `kills.py` one of four processes is killed {len(kills['kills'])} times in "
+        f"{kills['steps']} steps; the final loss is {kills['final_loss']}, and "
+        f"{kills['final_loss_left_alone']} when left alone."
+    )
+    return section(
+        "Losses of sharded training",
+        "loss_curve.py` and `kills.py",
+        "loss_curve.json, loss_curve_dropout.json, kills.json",
+        "How far losses (nats per byte) are from eager's on one process, on average over the "
+        "steps: sharded over four processes, killed twice and resumed on other meshes, and eager "
+        f"in four micro-batches, which differs by rounding. {said}",
+        table("run | dropout | steps | mean distance from eager", rows()),
+    )
+
+
 def compile_row(run: dict[str, Any]) -> list[str]:
     """The cells of a depth in the table of compile times."""
     stages = {stage["name"]: stage["seconds"] for stage in run["stages"]}
@@ -436,7 +463,7 @@ def scoreboard() -> list[str]:
 
 
 SECTIONS: tuple[Callable[[], list[str]], ...] = (
-    training, small_steps, zero, pipelines, mixed_speeds, overlap, loss_chunks, precision,
+    training, small_steps, zero, pipelines, mixed_speeds, overlap, loss_chunks, precision, losses,
     compile_time, planning, models, proofs, kernels, scoreboard,
 )  # fmt: skip
 

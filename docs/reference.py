@@ -13,6 +13,7 @@ from types import FunctionType
 from typing import Any
 
 import shardweave as sw
+from shardweave.docs.errors import errors
 from shardweave.docs.figures import figures
 from shardweave.docs.papers import papers
 from shardweave.driver.cli import TASKS, command_line
@@ -274,6 +275,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "python.md": python_names,
     "commands.md": commands,
     "options.md": pass_options,
+    "errors.md": errors,
     "figures.md": figures,
     "papers.md": papers,
 }

@@ -150,30 +150,15 @@ def test_training_differs_from_its_eager_twin_in_a_few_lines() -> None:
     assert len((FOLDER / "train.py").read_text().splitlines()) <= 150
 
 
-def test_distances_and_kills_that_the_page_tells_are_those_of_the_results() -> None:
+def test_sharded_losses_stay_as_near_to_eager_as_rounding_explains() -> None:
     results = FOLDER.parent / "benchmarks" / "results"
-    text = " ".join((FOLDER.parent / "docs" / "training.md").read_text().split())
-    found = {name: json.loads((results / f"{name}.json").read_text()) for name in CURVES}
-    for name, runs in CURVES.items():
-        for run, words in runs.items():
-            mean, _ = distance(found[name]["losses"], run)
-            assert words.format(f"{mean:.4f}") in text
-            assert len(found[name]["losses"][run]) == 200
+    for name in ("loss_curve", "loss_curve_dropout"):
+        losses = json.loads((results / f"{name}.json").read_text())["losses"]
+        assert {len(curve) for curve in losses.values()} == {200}
+        assert distance(losses, "sharded")[0] < 0.001
     kills = json.loads((results / "kills.json").read_text())
-    assert f"{NUMBERS[len(kills['kills'])]} times in {kills['steps']} steps" in text
     assert kills["problems"] == []
     assert kills["final_loss"] == kills["final_loss_left_alone"]
-
-
-NUMBERS = {10: "Ten"}
-CURVES = {
-    "loss_curve": {
-        "sharded": "It stays {} nats per byte from eager's on average",
-        "eager, 4 parts": "the same training up to rounding, stays {} away",
-    },
-    "loss_curve_dropout": {"sharded": "losses are {} apart on average over the 200 steps"},
-}
-"""What the page says of the curves, by the run whose distance from eager it is."""
 
 
 @pytest.mark.slow

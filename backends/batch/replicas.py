@@ -15,6 +15,7 @@ from shardweave.backends.watch import watchdog
 from shardweave.backends.watch.agreement import (
     AgreementError,
     gathered_from_ranks,
+    place_of_part,
     tensor_digest,
     who_has_what,
 )
@@ -82,7 +83,7 @@ def check_outputs(outputs: Mapping[str, Tensor]) -> None:
 def check_replicas(tensors: Mapping[str, Tensor], advice: str) -> None:
     """Raises AgreementError on every rank unless ranks with the same part of a tensor have the same
     values. Collective."""
-    parts = [_Part(name, _shard(x), _digest(x)) for name, x in tensors.items()]
+    parts = [_Part(name, place_of_part(x), _digest(x)) for name, x in tensors.items()]
     everyone = gathered_from_ranks(parts)
     for number, (name, _, _) in enumerate(parts):
         held = [each[number] for each in everyone]
@@ -91,16 +92,6 @@ def check_replicas(tensors: Mapping[str, Tensor], advice: str) -> None:
             if len({*texts.values()}) > 1:
                 words = {rank: f"values of digest {digest}" for rank, digest in texts.items()}
                 raise AgreementError(f"ranks differ in {name}: {who_has_what(words)}; {advice}.")
-
-
-def _shard(tensor: Tensor) -> tuple[int, ...]:
-    """The place of this rank's part of a tensor among the others; `()` for all of it."""
-    if not isinstance(tensor, DTensor):
-        return ()
-    coordinate = tensor.device_mesh.get_coordinate()
-    assert coordinate is not None
-    pairs = zip(coordinate, tensor.placements, strict=True)
-    return tuple(place for place, placement in pairs if not placement.is_replicate())
 
 
 def _digest(tensor: Tensor) -> str:

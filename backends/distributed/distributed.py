@@ -12,11 +12,12 @@ from torch.distributed.tensor import DTensor
 from shardweave.backends.distributed.cuda_graph import GraphedStep
 from shardweave.backends.distributed.layout import as_dtensor, placements_of, whole
 from shardweave.backends.distributed.parts import Parts
-from shardweave.backends.distributed.pipeline import Home, StagedRunner, homes_of
+from shardweave.backends.distributed.pipeline import StagedRunner, homes_of
 from shardweave.backends.distributed.runtime import Runtime
 from shardweave.backends.emit.emit import StepFunction
 from shardweave.backends.emit.emitted import Compiler, JoinedRunner
 from shardweave.backends.programs import Key
+from shardweave.backends.state.initial import Source
 from shardweave.backends.state.mesh_tensor import MeshTensor
 from shardweave.backends.step.backend import Backend, Pending
 from shardweave.backends.step.bound import BoundProgram, device_of
@@ -97,8 +98,8 @@ class DistributedBackend(Backend):
         if self.is_joint:
             for places in sorted(set(self.holders.values())):
                 runtime.mesh_at(places)
-        self.homes: dict[str, Home] = {}
-        """By name of an output, where it is, if only one stage has it."""
+        self.homes: dict[str, int] = {}
+        """By name of an output, the stage that has it, if only one does."""
         self.adds_pending = not cuda_graph  # which replays in memory of its own
 
     def check(self, program: Program) -> None:
@@ -132,18 +133,22 @@ class DistributedBackend(Backend):
             pending=pending,
         )
 
-    def stored(self, tensor: Tensor, sharding: Sharding, key: Key) -> Tensor:
+    def stored(self, tensor: Tensor | Source, sharding: Sharding, key: Key) -> Tensor:
         places = self.holders.get(key)
         if places is not None and self.runtime.device_mesh is not None:
             return self._stored_at(tensor, sharding, places)
         return as_dtensor(self._copied(tensor, sharding), sharding, self.runtime)
 
-    def _copied(self, tensor: Tensor, sharding: Sharding) -> Tensor:
+    def _copied(self, tensor: Tensor | Source, sharding: Sharding) -> Tensor:
         """This rank's shard, in memory of its own: training a step must not change the model."""
+        if isinstance(tensor, Source):
+            return tensor.part(sharding, self.runtime.coordinates, self.device)
         shard = take_shard(tensor.detach(), sharding, self.runtime.coordinates)
         return torch.empty_like(shard, device=self.device).copy_(shard)
 
-    def _stored_at(self, tensor: Tensor, sharding: Sharding, places: tuple[int, ...]) -> Tensor:
+    def _stored_at(
+        self, tensor: Tensor | Source, sharding: Sharding, places: tuple[int, ...]
+    ) -> Tensor:
         """A tensor that only some stages have: elsewhere its local part is empty."""
         local = torch.empty(0, dtype=tensor.dtype, device=self.device)
         if self.runtime.place in places:
@@ -164,18 +169,18 @@ class DistributedBackend(Backend):
             local = take_shard(whole_tensor, sharding, self.runtime.coordinates)
         return local.detach().to(self.device)
 
-    def returned(self, result: Tensor, sharding: Sharding, name: str) -> Tensor:
+    def returned(
+        self, result: Tensor, sharding: Sharding, name: str, shape: Sequence[int]
+    ) -> Tensor:
         if result.ndim == 0:
             return whole(result, sharding, self.runtime)
         home = self.homes.get(name)
-        shape = sharding.global_shape(result.shape) if home is None else home.shape
+        is_here = home in (None, self.runtime.place)
         if not sharding.is_chunked(shape):
-            result = whole(result, sharding, self.runtime)
-            sharding = Sharding.replicated(result.ndim)
-        if home is None:
-            return as_dtensor(result, sharding, self.runtime)
-        device_mesh = self.runtime.mesh_at((home.place,))
-        return as_dtensor(result, sharding, self.runtime, device_mesh, home.shape)
+            result = whole(result, sharding, self.runtime) if is_here else result
+            sharding = Sharding.replicated(len(shape))
+        device_mesh = None if home is None else self.runtime.mesh_at((home,))
+        return as_dtensor(result, sharding, self.runtime, device_mesh, shape)
 
     def whole(self, tensor: Tensor, sharding: Sharding) -> Tensor:
         if isinstance(tensor, DTensor) and tensor.device_mesh != self.runtime.device_mesh:
@@ -190,7 +195,9 @@ class DistributedBackend(Backend):
         at = [self.runtime.mesh.coordinates(self.runtime.processes.index(rank)) for rank in ranks]
         places = sorted({coordinates[axis.name] for coordinates in at})
         if self.runtime.place in places:
-            found = whole(tensor.to_local().detach().clone(), sharding, self.runtime)
+            found = tensor.to_local().detach().clone()
+            if not all(placement.is_replicate() for placement in tensor.placements):
+                found = whole(found, sharding, self.runtime)
         else:
             found = torch.empty(tensor.shape, dtype=tensor.dtype, device=self.device)
         group = self.runtime.group((axis.name,))

@@ -115,7 +115,7 @@ class StagedRunner(JoinedRunner):
             for slot in program.results
             if slot.kind == "output"
             and slot.name in self.homes
-            and self.homes[slot.name].place != runtime.place
+            and self.homes[slot.name] != runtime.place
         }
         self.groups = runtime.message_groups(places_that_talk(program))
         self.inbox = _inbox(program, runtime)
@@ -161,9 +161,10 @@ class StagedRunner(JoinedRunner):
         for run, last_reads in zip(self.runs, self.last_reads, strict=True):
             step.run(run, last_reads)
         mail.close()
+        returned = self._parts.held(step.returned)
         for key, dtype in self.elsewhere.items():
-            step.returned[key] = torch.empty(0, dtype=dtype, device=self.runtime.device)
-        return self._parts.held(step.returned)
+            returned[key] = torch.empty(0, dtype=dtype, device=self.runtime.device)
+        return returned
 
 
 def _place_of(slot: Slot, stage: int, micro_batch: int | None) -> Place:
@@ -189,24 +190,15 @@ def _last_reads(
     return found[::-1]
 
 
-@dataclass(frozen=True)
-class Home:
-    """Where an output is: a coordinate on the stage axis. shape: of the whole output."""
-
-    place: int
-    shape: tuple[int, ...]
-
-
-def homes_of(program: Program) -> dict[str, Home]:
-    """By name of an output of one or more dims, where it is: elsewhere there is nothing of it."""
-    found: dict[str, Home] = {}
+def homes_of(program: Program) -> dict[str, int]:
+    """By name of an output of one or more dims, the coordinate on the stage axis where it is:
+    elsewhere there is nothing of it."""
+    found: dict[str, int] = {}
     functions = functions_of(program)
     for _, run in runs_of(program):
-        function = functions[run.function]
-        for slot in function.results:
-            if slot.kind == "output" and shape_of(slot.value) and slot.name not in found:
-                sharding = sharding_held(function, slot)
-                found[slot.name] = Home(run.at, sharding.global_shape(shape_of(slot.value)))
+        for slot in functions[run.function].results:
+            if slot.kind == "output" and shape_of(slot.value):
+                found.setdefault(slot.name, run.at)
     return found
 
 

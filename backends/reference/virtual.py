@@ -9,6 +9,7 @@ from torch import Tensor
 
 from shardweave.backends.programs import Key
 from shardweave.backends.reference.reference import run_reference
+from shardweave.backends.state.initial import Source
 from shardweave.backends.step.backend import Backend, Runner
 from shardweave.ir.mesh.placement import Sharding
 from shardweave.ir.program.program import Program
@@ -36,8 +37,10 @@ class VirtualBackend(Backend):
         assert not pending
         return VirtualRunner(program)
 
-    def stored(self, tensor: Tensor, sharding: Sharding, key: Key) -> Tensor:
+    def stored(self, tensor: Tensor | Source, sharding: Sharding, key: Key) -> Tensor:
         del sharding, key
+        if isinstance(tensor, Source):
+            return tensor.part(Sharding.replicated(tensor.ndim), {}, self.device)
         return tensor.detach().to("cpu", copy=True)
 
     def local(self, tensor: Tensor) -> Tensor:
@@ -47,8 +50,10 @@ class VirtualBackend(Backend):
         del sharding
         return tensor.detach().to("cpu")
 
-    def returned(self, result: Tensor, sharding: Sharding, name: str) -> Tensor:
-        del sharding, name
+    def returned(
+        self, result: Tensor, sharding: Sharding, name: str, shape: Sequence[int]
+    ) -> Tensor:
+        del sharding, name, shape
         return result
 
     def whole(self, tensor: Tensor, sharding: Sharding) -> Tensor:

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from shardweave.backends.optimizers.repoint import REPLACED, repoint
 from shardweave.backends.programs import Key
 from shardweave.backends.state.checkpoint import checkpointable
+from shardweave.backends.state.initial import Source
 from shardweave.backends.step.backend import Backend
 from shardweave.backends.watch import watchdog
 from shardweave.backends.watch.agreement import broadcast_from_rank_0, require_same_values
@@ -52,10 +53,7 @@ def state_of(module: Any) -> ShardedState | None:
 
 
 def own_tensors(model: nn.Module) -> dict[Key, Tensor]:
-    """A model's parameters and buffers by kind and first name, in the order of its modules.
-
-    Raises ValueError for a tensor on the meta device.
-    """
+    """A model's parameters and buffers by kind and first name, in the order of its modules."""
     tensors: dict[Key, Tensor] = {}
     seen: set[int] = set()
     for path, module in model.named_modules():
@@ -64,12 +62,6 @@ def own_tensors(model: nn.Module) -> dict[Key, Tensor]:
             for name, tensor in own.items():
                 if tensor is None or id(tensor) in seen:
                     continue
-                if tensor.is_meta:
-                    raise ValueError(
-                        f"{kind} '{dot}{name}' is on the meta device, without values to shard; "
-                        "give the model its values (model.to_empty(device=..) and "
-                        "load_state_dict) before compiling."
-                    )
                 seen.add(id(tensor))
                 tensors[kind, dot + name] = tensor
     return tensors
@@ -83,8 +75,10 @@ class ShardedState:
     model keeps its own tensors. All ranks start with the values of rank 0's model.
 
     shardings: of parameters and buffers by kind and name; others are replicated. sync: False sends
-    no values, and raises AgreementError on every rank if they differ. optimizers: those that have
-    the model's parameters go on with the new ones. Making it is collective.
+    no values, and raises AgreementError on every rank if they differ. sources: by the ids of
+    tensors whose values are not those that they have: each rank makes or reads its part.
+    optimizers: those that have the model's parameters go on with the new ones. Making it is
+    collective.
     """
 
     def __init__(
@@ -94,6 +88,7 @@ class ShardedState:
         shardings: Mapping[Key, Sharding],
         *,
         sync: bool = True,
+        sources: Mapping[int, Source] | None = None,
         optimizers: Sequence[Optimizer] = (),
     ) -> None:
         self._model = model
@@ -101,16 +96,19 @@ class ShardedState:
         self._shardings = dict(shardings)
         self._modules = list(model.modules())
         tensors = own_tensors(model)
-        values = iter(tensors.values())
+        sources = sources or {}
+        present = {key: tensor for key, tensor in tensors.items() if id(tensor) not in sources}
+        values = iter(present.values())
         if backend.is_joint and sync:
-            values = broadcast_from_rank_0(list(tensors.values()), backend.device)
+            values = broadcast_from_rank_0(list(present.values()), backend.device)
         elif backend.is_joint:
-            words = {f"{kind} '{name}'": tensor for (kind, name), tensor in tensors.items()}
+            words = {f"{kind} '{name}'": tensor for (kind, name), tensor in present.items()}
             require_same_values(words)
         self._stored = {
-            key: self._put(key, tensor, value)
-            for (key, tensor), value in zip(tensors.items(), values, strict=True)
+            key: self._put(key, tensor, next(values) if key in present else sources[id(tensor)])
+            for key, tensor in tensors.items()
         }
+        assert next(values, None) is None
         new = {id(tensor): self._stored[key] for key, tensor in tensors.items()}
         self._replace(new)
         self._look()
@@ -121,11 +119,11 @@ class ShardedState:
         model.register_state_dict_post_hook(_checkpointable)
         model.register_load_state_dict_pre_hook(_fit)
 
-    def _put(self, key: Key, tensor: Tensor, value: Tensor) -> Tensor:
+    def _put(self, key: Key, tensor: Tensor, value: Tensor | Source) -> Tensor:
         """The tensor for one of the model's: itself on one device, else a DTensor."""
         sharding = self._shardings.setdefault(key, Sharding.replicated(tensor.ndim))
         made = self._backend.stored(value, sharding, key)
-        if isinstance(made, DTensor) or tensor.is_inference():
+        if isinstance(made, DTensor) or tensor.is_inference() or tensor.is_meta:
             return made if key[0] == "buffer" else self._parameter(made, tensor)
         if value is not tensor or made.device != tensor.device:
             tensor.data = made

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from shardweave.backends.programs import Key
+from shardweave.backends.state.initial import Source
 from shardweave.ir.mesh.placement import Sharding
 from shardweave.ir.program.program import Program
 
@@ -57,7 +58,7 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def stored(self, tensor: Tensor, sharding: Sharding, key: Key) -> Tensor:
+    def stored(self, tensor: Tensor | Source, sharding: Sharding, key: Key) -> Tensor:
         """A copy of this rank's part of a whole tensor, in the form that a step keeps."""
 
     @abstractmethod
@@ -69,8 +70,11 @@ class Backend(ABC):
         """What the runner takes of an input: a whole tensor, or a DTensor."""
 
     @abstractmethod
-    def returned(self, result: Tensor, sharding: Sharding, name: str) -> Tensor:
-        """What a step returns of an output of the runner: scalars are whole. Collective."""
+    def returned(
+        self, result: Tensor, sharding: Sharding, name: str, shape: Sequence[int]
+    ) -> Tensor:
+        """What a step returns of an output of the runner, of a global shape: scalars are whole.
+        Collective."""
 
     @abstractmethod
     def whole(self, tensor: Tensor, sharding: Sharding) -> Tensor:

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from shardweave.backends.batch import replicas
 from shardweave.backends.programs import Key
+from shardweave.backends.state.initial import Source
 from shardweave.backends.state.state import ShardedState, state_of
 from shardweave.backends.step.accumulate import Gradients, merged, micro_batches
 from shardweave.backends.step.after_backward import BackwardRan
@@ -63,7 +64,7 @@ class Step(ShardedState):
     programs of calls, once the tensors are sharded. sync: parameters and buffers start with the
     values of rank 0's model; with False, ranks compare digests of theirs, and all raise
     AgreementError if they differ. The caller makes sure that the ranks' models are the same except
-    for values (`agreement.require_same_model`). optimizers: as in
+    for values (`agreement.require_same_model`). sources, optimizers: as in
     `ShardedState`. backward: `AUTOGRAD` or `IN_CALL`, where gradients arrive.
     """
 
@@ -74,12 +75,15 @@ class Step(ShardedState):
         make_programs: Callable[[], Programs],
         *,
         sync: bool = True,
+        sources: Mapping[int, Source] | None = None,
         optimizers: Sequence[Optimizer] = (),
         backward: str = IN_CALL,
     ) -> None:
         first.check_model(model)
         shardings = first.state_shardings
-        super().__init__(model, first.backend, shardings, sync=sync, optimizers=optimizers)
+        super().__init__(
+            model, first.backend, shardings, sync=sync, sources=sources, optimizers=optimizers
+        )
         self._programs = make_programs()
         if first.draws:
             self.draw_from(self._programs.seed)
@@ -232,7 +236,7 @@ class Step(ShardedState):
                 self.backend.local(self.stored[key]).copy_(tensor)
             elif kind == "output" and not name.startswith(INPUT_GRADIENT):
                 sharding = bound.results[key]
-                output = self.backend.returned(tensor, sharding, name)
+                output = self.backend.returned(tensor, sharding, name, bound.output_shapes[name])
                 if self.are_own_rows(name, bound, call):
                     is_wide = isinstance(output, DTensor) and self._is_on_all(output)
                     whole = output if is_wide else self.backend.whole(output, sharding)
@@ -260,9 +264,11 @@ class Step(ShardedState):
 
     def of_input(self, gradient: Tensor, bound: BoundProgram, name: str, like: Tensor) -> Tensor:
         """The gradient of an input in the form of the input."""
-        sharding = bound.results["output", INPUT_GRADIENT + name]
-        returned = self.backend.returned(gradient, sharding, INPUT_GRADIENT + name)
-        if isinstance(like, DTensor) or not isinstance(returned, DTensor):
+        name = INPUT_GRADIENT + name
+        sharding, shape = bound.results["output", name], bound.output_shapes[name]
+        returned = self.backend.returned(gradient, sharding, name, shape)
+        is_wide = isinstance(returned, DTensor) and self._is_on_all(returned)
+        if not isinstance(returned, DTensor) or (is_wide and isinstance(like, DTensor)):
             return returned.to(like.device)
         return self._full(returned, sharding).to(like.device)
 

@@ -99,16 +99,30 @@ def tensor_digest(tensor: Tensor) -> str:
 SAMPLED = 256
 
 
-def sample_number(tensors: Mapping[str, Tensor]) -> int:
-    """A number that stands for some elements of each tensor that every rank has whole; of those in
-    the memory of a GPU, for which a rank would wait, it takes none."""
-    digests = [
-        tensor_digest(flat[:: max(1, flat.numel() // SAMPLED)])
-        for _, tensor in sorted(tensors.items())
-        if not isinstance(tensor, DTensor) and tensor.device.type == "cpu"
-        for flat in [tensor.detach().reshape(-1)]
-    ]
-    return int(digest_of(" ".join(digests).encode())[:15], 16)
+def place_of_part(tensor: Tensor) -> tuple[int, ...]:
+    """The place of this rank's part of a tensor among the others; `()` for all of it."""
+    if not isinstance(tensor, DTensor):
+        return ()
+    coordinate = tensor.device_mesh.get_coordinate()
+    assert coordinate is not None
+    pairs = zip(coordinate, tensor.placements, strict=True)
+    return tuple(place for place, placement in pairs if not placement.is_replicate())
+
+
+def sample_numbers(tensors: Mapping[str, Tensor], *, of_gpus: bool) -> dict[str, int]:
+    """Numbers that stand for some elements of the tensors, by the place of this rank's parts: equal
+    places are to have the same.
+
+    of_gpus: take those in the memory of a GPU too, for which a rank waits.
+    """
+    digests: dict[str, list[str]] = {}
+    for _, tensor in sorted(tensors.items()):
+        place, part = place_of_part(tensor), tensor.detach()
+        flat = (part.to_local() if isinstance(part, DTensor) else part).reshape(-1)
+        if of_gpus or flat.device.type == "cpu":
+            sampled = flat[:: max(1, flat.numel() // SAMPLED)]
+            digests.setdefault(str(place), []).append(tensor_digest(sampled))
+    return {place: int(digest_of(" ".join(d).encode())[:15], 16) for place, d in digests.items()}
 
 
 # Models
@@ -123,6 +137,7 @@ def describe_model(model: nn.Module) -> str:
     ]
     lines += [
         f"param '{name}' {form_of(p)}{'' if p.requires_grad else ', frozen'}"
+        f"{' on the meta device' if p.is_meta else ''}"
         for name, p in model.named_parameters(remove_duplicate=False)
     ]
     buffers = model.named_buffers(remove_duplicate=False)

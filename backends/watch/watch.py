@@ -19,7 +19,7 @@ import torch.distributed as dist
 from shardweave.backends.watch.agreement import (
     AgreementError,
     ranks_text,
-    sample_number,
+    sample_numbers,
     who_has_what,
 )
 from shardweave.backends.watch.alive import is_running, own_identity
@@ -41,8 +41,14 @@ TRAIL_CALLS = 16
 CHECK = "SHARDWEAVE_CHECK"
 """Environment variable: 1 compares replicas on every call, which takes time; 0 never."""
 
+GPU_CALLS = 256
+"""After each so many, inputs in the memory of GPUs are sampled too, for which a rank waits."""
+
 NUM_TRAILS = 1024
 """So many of these numbers are kept: the others compare within a second."""
+
+_PROGRAMS = "programs"
+"""The key of a trail's number of all programs that have run."""
 
 NUM_WATCHED = 8
 """How many ranks each one watches: the store answers so many questions a second for each."""
@@ -54,13 +60,16 @@ class LostRankError(ConnectionError):
     """A rank died, stalled or failed; the message names it, and where this one waited for it."""
 
 
+_Trail = Mapping[str, int]
+
+
 @dataclass(frozen=True)
 class SignOfLife:
     """What a rank tells the others. beat: its number. state: "running", "left", "cut off" by the
     failure of another, or "failed: .."; entered, started: calls of steps that it has begun, and of
     which the program runs; call: the last one in words; at: where its main thread is; trail: one of
-    its calls, and a number that stands for all programs that have run up to it. identity: see
-    `own_identity`."""
+    its calls, and numbers that stand for all programs that have run up to it, and for its inputs,
+    by the place of a rank's part (`sample_numbers`). identity: see `own_identity`."""
 
     beat: int
     state: str
@@ -69,7 +78,7 @@ class SignOfLife:
     call: str
     at: str
     process: str
-    trail: tuple[int, int] = (0, 0)
+    trail: tuple[int, _Trail] = (0, {})
     identity: str = ""
 
     @property
@@ -121,7 +130,8 @@ class Watch:
         self.call: Callable[[], Any] = str
         self.state = "running"
         self.problem = ""
-        self._trail, self._trails = 0, {0: 0}
+        self._trail: dict[str, int] = {_PROGRAMS: 0}
+        self._trails: dict[int, _Trail] = {0: {}}
         self._num_meetings = 0
         self._asks_at: str | None = None
         self._had_group = False
@@ -176,9 +186,12 @@ class Watch:
                 self._seen[rank] = _Seen(record, time.monotonic())
                 self._compare_trails(rank, *record.trail)
 
-    def _compare_trails(self, rank: int, call: int, trail: int) -> None:
+    def _compare_trails(self, rank: int, call: int, trail: _Trail) -> None:
         """Note that ranks have run different programs: the next call of a step raises it."""
-        if not self.problem and self._trails.get(call, trail) != trail:
+        own = self._trails.get(call, {})
+        if not self.problem and any(
+            own.get(key, number) != number for key, number in trail.items()
+        ):
             self.problem = (
                 f"rank {self.rank} and rank {rank} have run different programs in call {call} or "
                 "before it, or had different batches: one had a batch of another shape, skipped a "
@@ -352,15 +365,20 @@ class Watch:
         its number, which is the same on all ranks."""
         is_first = self._begun != self.entered
         self._begun = self.started = self.entered
-        self._trail = hash((self._trail, program))
+        self._add_to_trail(_PROGRAMS, program)
         # Once for a call: another rank may have read what stands there before the backward part.
         if is_first and self.started % TRAIL_CALLS == 0:
             call = self.call()
             if call is not None and self.entered and os.environ.get(CHECK) != "0":
-                self._trail = hash((self._trail, sample_number(call.inputs)))
-            self._trails[self.started] = self._trail
+                of_gpus = self.started % GPU_CALLS == 0
+                for place, number in sample_numbers(call.inputs, of_gpus=of_gpus).items():
+                    self._add_to_trail(place, number)
+            self._trails[self.started] = dict(self._trail)
             if len(self._trails) > NUM_TRAILS:
                 del self._trails[next(iter(self._trails))]
+
+    def _add_to_trail(self, key: str, number: int) -> None:
+        self._trail[key] = hash((self._trail.get(key, 0), number))
 
     def explain(self, error: BaseException, frame: Any = None) -> LostRankError:
         """What to raise for a broken connection: which rank broke it. Takes a few seconds."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import torch
 
@@ -11,6 +12,8 @@ from shardweave.backends.distributed.distributed import DistributedBackend
 from shardweave.backends.distributed.pipeline import holders_of
 from shardweave.backends.distributed.runtime import Runtime
 from shardweave.backends.reference.virtual import VirtualBackend
+from shardweave.backends.state.files import values_in_files
+from shardweave.backends.state.initial import initial_values
 from shardweave.backends.step.backend import Backend
 from shardweave.backends.step.bound import BoundProgram, device_of
 from shardweave.backends.step.compiled_module import CompiledModule
@@ -111,6 +114,11 @@ def compile(request: Request) -> CompiledModule:
     captured program's results (docs/proof.md); raises ProofError if that cannot be shown.
     sync: the parameters and buffers start with the values of rank 0's model; False sends none, and
     raises AgreementError if the models of the ranks hold other values.
+    weights: safetensors, a file or a folder of them, or a checkpoint of
+    torch.distributed.checkpoint, with the values of parameters and buffers by the model's names;
+    each rank reads its part. A model on the meta device (`with torch.device("meta"): Model()`)
+    needs no memory but its shards; without weights its own `reset_parameters` and `init_weights`
+    fill them, with the numbers of `sw.seeded(seed)` on every mesh.
     optimizers: one or more that were made of the model's parameters before; they go on with the
     sharded ones, states included. One that is not passed raises an error at its first step.
     timeout: seconds that a rank may wait for others in one collective (default: SHARDWEAVE_TIMEOUT,
@@ -141,7 +149,10 @@ def compile(request: Request) -> CompiledModule:
 
 def join_mesh(request: Request) -> torch.device:
     """Join the processes of the mesh; the device of this one. Collective."""
-    device = world.with_index(torch.device(request.device or device_of(request.model)))
+    own = device_of(request.model)
+    if own.type == "meta":
+        own = world.local_device(request.devices.num_devices)
+    device = world.with_index(torch.device(request.device or own))
     if request.backend != "reference":
         world.join(request.devices, device, request.timeout)
         watchdog.meet("sw.compile", "a model")  # before the first message that would cross others
@@ -183,11 +194,14 @@ def bind(request: Request, call: StepCall, lowered: Lowered, first: BoundProgram
     model = request.model
     cast_parameters(model, request.precision)
     request = request.on_mesh_of(lowered.plan)
+    weights = request.weights
+    read = {} if weights is None else values_in_files(model, Path(weights))
     Step(
         model,
         first,
         lambda: CompiledPrograms(request, call, lowered, first, seed),
         sync=request.sync,
+        sources=initial_values(model, seed, read),
         optimizers=request.optimizers,  # pyright: ignore[reportArgumentType]
         backward=request.backward,
     )

@@ -126,6 +126,7 @@ class CompileOptions:
         "prove, without running it, that what each rank runs equals the captured program",
     )
     sync: bool = True
+    weights: Path | str | None = None
     optimizers: Optimizer | Sequence[Optimizer] = ()
     timeout: float | None = None
     twin: Callable[[], tuple[str, Example]] | None = None

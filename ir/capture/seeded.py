@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,6 +14,8 @@ from shardweave.ir.capture.canonical.random import NO_RECIPE
 from shardweave.ir.capture.draws import RECIPES, Draw, is_in_place
 from shardweave.ir.dialects.aten import op_name, overload_named
 from shardweave.ir.library.philox import Distribution, numbers_at, positions_of, random_state
+from shardweave.ir.mesh.placement import Sharding
+from shardweave.ir.mesh.shards import take_shard
 from shardweave.ir.torch_private import (
     HigherOrderOperator,
     OpOverload,
@@ -21,6 +23,14 @@ from shardweave.ir.torch_private import (
     backward_pass_number,
     schema_of,
 )
+
+
+class Shard(NamedTuple):
+    """The part of a tensor of a global shape that the device at some coordinates holds."""
+
+    shape: tuple[int, ...]
+    sharding: Sharding
+    coordinates: dict[str, int]
 
 
 class SeededRandom(TorchDispatchMode):
@@ -33,13 +43,14 @@ class SeededRandom(TorchDispatchMode):
     seed and the number of draws. An op that draws otherwise than a program can, such as
     `torch.multinomial`, raises ValueError, and so does a draw in a backward pass: activation
     checkpoints of eager PyTorch would draw again. Draws from a generator of their own are left
-    alone.
+    alone. shard: of the tensors that are drawn, where ops are given this part of them alone.
     """
 
     supports_higher_order_operators = True
 
-    def __init__(self, seed: int | Tensor) -> None:
+    def __init__(self, seed: int | Tensor, shard: Shard | None = None) -> None:
         super().__init__()
+        self._shard = shard
         is_state = isinstance(seed, Tensor)
         self.state = seed.detach().cpu().clone() if is_state else random_state(seed)
 
@@ -91,7 +102,9 @@ class SeededRandom(TorchDispatchMode):
         if not isinstance(dtype, torch.dtype):  # schemas write a default as a number
             dtype = _default(given, like)
         device = given.get("device") or ("cpu" if like is None else like.device)
-        return Draw(_OnTensors(self.state, torch.device(device)), given, tuple(shape), dtype)
+        return Draw(
+            _OnTensors(self.state, torch.device(device), self._shard), given, tuple(shape), dtype
+        )
 
 
 def _default(given: Mapping[str, Any], like: Tensor | None) -> torch.dtype:
@@ -111,9 +124,10 @@ def _bound(func: OpOverload[..., Any], args: Sequence[Any], kwargs: Mapping[str,
 class _OnTensors:
     """Where eager recipes go: see `Maker`."""
 
-    def __init__(self, state: Tensor, device: torch.device) -> None:
+    def __init__(self, state: Tensor, device: torch.device, shard: Shard | None) -> None:
         self.state = state
         self.device = device
+        self.shard = shard
 
     def call(self, name: str, *operands: Any, **values: Any) -> Any:
         return self.calls(name, *operands, **values)[0]
@@ -129,7 +143,13 @@ class _OnTensors:
         return torch.full(shape, value, dtype=dtype, device=self.device)
 
     def draw(self, shape: Sequence[int], distribution: Distribution, dtype: torch.dtype) -> Tensor:
+        shape = shape if self.shard is None else self.shard.shape
         positions = positions_of(shape, distribution, dtype, self.device)
+        if self.shard is not None:
+            positions = [
+                take_shard(each, Sharding((dim,)), self.shard.coordinates)
+                for each, dim in zip(positions, self.shard.sharding.dims, strict=True)
+            ]
         numbers = numbers_at(self.state, positions, draw=0, distribution=distribution, dtype=dtype)
         self.state[1] += 1
         return numbers.to(self.device)

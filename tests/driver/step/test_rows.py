@@ -6,6 +6,7 @@ import contextlib
 import copy
 import io
 import re
+import time
 import warnings
 from typing import Any
 
@@ -16,7 +17,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import shardweave as sw
+from shardweave.backends.batch.replicas import FIRST_CALLS
 from shardweave.backends.watch.agreement import AgreementError
+from shardweave.backends.watch.watch import BEAT_S, TRAIL_CALLS
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.tests.spawn import run_ranks
 
@@ -141,6 +144,26 @@ def test_rows_that_differ_where_they_must_not_are_refused_with_what_to_do() -> N
         for text, patterns in zip(words, expected, strict=True):
             for pattern in patterns:
                 assert re.search(pattern, text), (pattern, text)
+
+
+def differing_later(mesh: str, batch: str | None) -> str:
+    """What is said of rows that differ only after the calls on which they are compared."""
+    model = sw.compile(Net(), (numbers(4, 8),), mesh=mesh, batch=batch)
+    for call in range(TRAIL_CALLS):
+        model(numbers(4, 8) + (dist.get_rank() if call > FIRST_CALLS else 0))
+    time.sleep(4 * BEAT_S)
+    try:
+        model(numbers(4, 8))
+    except AgreementError as error:
+        return str(error)
+    return ""
+
+
+def test_rows_that_differ_later_are_noticed_after_sixteen_calls() -> None:
+    for mesh, batch in (("data=2", None), ("tensor=2", "local")):
+        for text in run_ranks(differing_later, 2, mesh, batch):
+            assert "had different batches" in text
+    assert run_ranks(differing_later, 2, "data=2", "local") == ["", ""]
 
 
 def same_rows() -> str:

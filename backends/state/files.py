@@ -1,0 +1,165 @@
+"""Values of a model in files, of which each rank reads its part: safetensors, or a checkpoint."""
+
+from __future__ import annotations
+
+import warnings
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import LoadPlan, ReadItem
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+from torch.distributed.checkpoint.state_dict_loader import load
+
+from shardweave.backends.state.checkpoint import DataReader
+from shardweave.backends.state.initial import Source
+from shardweave.ir.mesh.placement import Sharding
+from shardweave.ir.mesh.shards import take_shard
+from shardweave.ir.suggest import did_you_mean
+
+PREFIXES = ("", "model.")
+"""Before the model's names in files, as in a checkpoint of {"model": model.state_dict()}."""
+
+
+class _InFile(Source):
+    """A tensor of a file, under a name."""
+
+    def __init__(self, tensor: Tensor, path: Path, name: str) -> None:
+        super().__init__(tensor)
+        self.path, self.name = path, name
+
+    @abstractmethod
+    def box(self, spans: tuple[slice, ...]) -> Tensor:
+        """Part of the tensor."""
+
+    def part(
+        self, sharding: Sharding, coordinates: Mapping[str, int], device: torch.device
+    ) -> Tensor:
+        held = [
+            take_shard(torch.arange(size), Sharding((dim,)), dict(coordinates))
+            for size, dim in zip(self.shape, sharding.dims, strict=True)
+        ]
+        if not all(len(indices) for indices in held):
+            sizes = [len(indices) for indices in held]
+            return torch.empty(sizes, dtype=self.dtype, device=device)
+        spans = tuple(slice(int(indices[0]), int(indices[-1]) + 1) for indices in held)
+        found = self.box(spans)
+        for dim, (indices, span) in enumerate(zip(held, spans, strict=True)):
+            if len(indices) < span.stop - span.start:
+                found = found.index_select(dim, indices - span.start)
+        return found.to(device, self.dtype, copy=True)
+
+    def check_shape(self, shape: tuple[int, ...]) -> None:
+        """Raises ValueError for another shape than the model's."""
+        if shape != tuple(self.shape):
+            raise ValueError(
+                f"'{self.name}' has shape {shape} in {self.path}, and {tuple(self.shape)} in the "
+                "model; make the model that the file is of."
+            )
+
+
+class _InSafetensors(_InFile):
+    def box(self, spans: tuple[slice, ...]) -> Tensor:
+        from safetensors import safe_open
+
+        with safe_open(self.path, "pt") as file:
+            stored = file.get_slice(self.name)
+            self.check_shape(tuple(stored.get_shape()))
+            return stored[spans] if spans else file.get_tensor(self.name)
+
+
+class _InCheckpoint(_InFile):
+    def box(self, spans: tuple[slice, ...]) -> Tensor:
+        made = torch.empty([span.stop - span.start for span in spans], dtype=self.dtype)
+        reader = DataReader(self.path)
+        entry = reader.read_metadata().state_dict_metadata[self.name]
+        assert isinstance(entry, TensorStorageMetadata)
+        self.check_shape(tuple(entry.size))
+        offsets = torch.Size([span.start for span in spans])
+        items = create_read_items_for_chunk_list(
+            self.name, entry, [ChunkStorageMetadata(offsets, made.shape)]
+        )
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*single process", category=UserWarning)
+            load(
+                {self.name: made},
+                storage_reader=reader,
+                planner=_BoxPlanner(made, items),
+                no_dist=True,
+            )
+        return made
+
+
+class _BoxPlanner(DefaultLoadPlanner):
+    """Reads what fills one tensor, a box of a larger one."""
+
+    def __init__(self, box: Tensor, items: list[ReadItem]) -> None:
+        super().__init__(flatten_state_dict=False)
+        self._box, self._items = box, items
+
+    def create_local_plan(self) -> LoadPlan:
+        return LoadPlan(self._items)
+
+    def resolve_tensor(self, read_item: ReadItem) -> Tensor:
+        spans = zip(read_item.dest_offsets, read_item.lengths, strict=True)
+        return self._box[tuple(slice(start, start + length) for start, length in spans)]
+
+
+def values_in_files(model: nn.Module, path: Path) -> dict[int, Source]:
+    """The tensors of a model that files have, by their ids.
+
+    path: a safetensors file, a folder of such files, or that of a checkpoint. Raises ValueError
+    for another path, and for files without some parameter or persistent buffer.
+    """
+    known, kind = _known_tensors(path)
+    found: dict[int, Source] = {}
+    missing: dict[int, str] = {}
+    for name, tensor, is_saved in _tensors_of(model):
+        entry = next((prefix + name for prefix in PREFIXES if prefix + name in known), None)
+        if entry is not None:
+            found[id(tensor)] = kind(tensor, known[entry], entry)
+        elif is_saved:
+            missing.setdefault(id(tensor), name)
+    lacking = [name for key, name in missing.items() if key not in found]
+    if lacking:
+        raise ValueError(
+            f"{path} has no '{lacking[0]}'; {did_you_mean(lacking[0], known)}it has "
+            f"{len(known)} tensors. Give files with all parameters of the model, by its names."
+        )
+    return found
+
+
+def _known_tensors(path: Path) -> tuple[Mapping[str, Path], Any]:
+    """Where each tensor of a path is, by its name, and the kind of source that it is."""
+    if (path / ".metadata").is_file():
+        saved = DataReader(path).read_metadata().state_dict_metadata.items()
+        names = [name for name, entry in saved if isinstance(entry, TensorStorageMetadata)]
+        return dict.fromkeys(names, path), _InCheckpoint
+    files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+    if not files or not all(file.is_file() and file.suffix == ".safetensors" for file in files):
+        raise ValueError(
+            f"weights={str(path)!r} is no safetensors file, nor a folder of such files or of a "
+            "checkpoint of torch.distributed.checkpoint."
+        )
+    from safetensors import safe_open
+
+    known: dict[str, Path] = {}
+    for file in files:
+        with safe_open(file, "pt") as opened:
+            known |= dict.fromkeys(opened.keys(), file)
+    return known, _InSafetensors
+
+
+def _tensors_of(model: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
+    """Each parameter and buffer under each of its names, and whether a state_dict has it."""
+    for path, module in model.named_modules(remove_duplicate=False):
+        dot = f"{path}." if path else ""
+        for held in (module._parameters, module._buffers):
+            for name, tensor in held.items():
+                if tensor is not None:
+                    yield dot + name, tensor, name not in module._non_persistent_buffers_set

@@ -1,0 +1,321 @@
+# pyright: basic
+# The dispatch modes of torch are only partly typed.
+"""First values of a model on the meta device, made parameter by parameter.
+
+What the model's own functions do to its tensors (`reset_parameters`, `init_weights`, ..) is
+recorded on fake tensors, and carried out for one parameter at a time; where it is elementwise, for
+this rank's shard alone. Random numbers are those of `sw.seeded`, the same on every mesh.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shardweave.ir.capture.draws import RECIPES
+from shardweave.ir.capture.seeded import SeededRandom, Shard
+from shardweave.ir.dialects.aten import op_name
+from shardweave.ir.mesh.placement import Sharding
+from shardweave.ir.mesh.shards import take_shard
+from shardweave.ir.torch_private import (
+    FakeTensor,
+    FakeTensorMode,
+    OpOverload,
+    TorchDispatchMode,
+    memory_key,
+    pytree,
+)
+
+_FILLING = ("normal_", "uniform_", "zero_", "fill_")
+"""Ops that write a tensor without reading it."""
+
+_ELEMENTWISE = (*_FILLING, "mul_", "add_", "sub_", "div_", "erfinv_", "clamp_", "detach", "alias")
+"""Ops that compute a shard of a tensor from the same shard of others of its shape."""
+
+_READ = "aten._local_scalar_dense"
+"""The op that reads a number, as a loop does that draws until all numbers are in bounds."""
+
+
+class Source(ABC):
+    """Where the first values of a tensor come from, of which each rank makes or reads its part."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.shape, self.dtype, self.ndim = tensor.shape, tensor.dtype, tensor.ndim
+
+    @abstractmethod
+    def part(
+        self, sharding: Sharding, coordinates: Mapping[str, int], device: torch.device
+    ) -> Tensor:
+        """The shard of the rank at some coordinates, in memory of its own."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Op:
+    """An op that was recorded. draw: how many random draws there were before it, if it draws."""
+
+    func: OpOverload[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    result: Any
+    draw: int | None
+
+    @cached_property
+    def name(self) -> str:
+        """The op's name without its namespace and overload."""
+        return op_name(self.func).split(".")[1]
+
+    @cached_property
+    def made(self) -> set[int]:
+        """The memory that it makes, writes, or gives views of."""
+        return {memory_key(x) for x in pytree.tree_leaves(self.result) if _is_fake(x)}
+
+    @cached_property
+    def operands(self) -> list[Tensor]:
+        """What it is given of what is recorded."""
+        return [x for x in pytree.tree_leaves((self.args, self.kwargs)) if _is_fake(x)]
+
+    @property
+    def fills(self) -> int | None:
+        """The memory all of which it writes, without reading any."""
+        if self.name not in _FILLING or len(self.operands) != 1:
+            return None
+        (operand,) = self.operands
+        is_all = operand.untyped_storage().nbytes() == operand.nbytes
+        return memory_key(operand) if is_all else None
+
+
+def _is_fake(value: Any) -> bool:
+    return isinstance(value, FakeTensor)
+
+
+class _Recorder(TorchDispatchMode):
+    """Records what is done to fake tensors; ops on others run, and draw as they do."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.ops: list[_Op] = []
+        self._seed = seed
+        self._seeded = SeededRandom(seed)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if not any(map(_is_fake, pytree.tree_leaves((args, kwargs)))):
+            return self._seeded.__torch_dispatch__(func, types, args, kwargs)
+        if op_name(func) == _READ:
+            (tensor,) = args
+            made = _Replay(tensor, self._seed, tensor.device).run(_slice_of(tensor, self.ops))
+            return func(made)
+        draws = torch.Tag.nondeterministic_seeded in func.tags and not kwargs.get("generator")
+        if draws and op_name(func) not in RECIPES:
+            raise ValueError(f"{op_name(func)} draws random numbers otherwise than sw.seeded does")
+        result = func(*args, **kwargs)
+        draw = int(self._seeded.state[1]) if draws else None
+        self._seeded.state[1] += int(draws)
+        self.ops.append(_Op(func, args, kwargs, result, draw))
+        return result
+
+
+class _Recorded(Source):
+    """A tensor that recorded ops have filled."""
+
+    def __init__(self, tensor: Tensor, ops: Sequence[_Op], seed: int) -> None:
+        super().__init__(tensor)
+        self._tensor, self._seed = tensor, seed
+        self._ops = _slice_of(tensor, ops)
+        shapes = {operand.shape for op in self._ops for operand in op.operands}
+        self._is_elementwise = shapes <= {tensor.shape} and all(
+            op.name in _ELEMENTWISE and not op.kwargs.get("generator") for op in self._ops
+        )
+
+    @property
+    def is_filled(self) -> bool:
+        """Whether some op has written it."""
+        return any(op.name.endswith("_") for op in self._ops)
+
+    def part(
+        self, sharding: Sharding, coordinates: Mapping[str, int], device: torch.device
+    ) -> Tensor:
+        if not self._is_elementwise:
+            whole = _Replay(self._tensor, self._seed, device).run(self._ops)
+            return take_shard(whole, sharding, dict(coordinates)).clone()
+        shard = Shard(tuple(self._tensor.shape), sharding, dict(coordinates))
+        return _Replay(self._tensor, self._seed, device, shard).run(self._ops)
+
+
+def _slice_of(tensor: Tensor, ops: Sequence[_Op]) -> list[_Op]:
+    """The ops that the values of a tensor come from, in order."""
+    needed, chosen = {memory_key(tensor)}, list[_Op]()
+    for op in reversed(ops):
+        if op.made & needed:
+            chosen.append(op)
+            needed |= {memory_key(operand) for operand in op.operands}
+            needed.discard(op.fills or 0)
+    return chosen[::-1]
+
+
+class _Replay:
+    """Runs recorded ops on real tensors: whole ones, or this rank's shards."""
+
+    def __init__(
+        self, tensor: Tensor, seed: int, device: torch.device, shard: Shard | None = None
+    ) -> None:
+        self._tensor, self._seed, self._device, self._shard = tensor, seed, device, shard
+        self._memory: dict[int, Any] = {}
+
+    def run(self, ops: Sequence[_Op]) -> Tensor:
+        """The tensor, after the ops."""
+        for op in ops:
+            args, kwargs = pytree.tree_map(self._real, (op.args, dict(op.kwargs)))
+            if op.draw is None:
+                result = op.func(*args, **kwargs)
+            else:
+                state = torch.tensor([self._seed, op.draw], dtype=torch.int64)
+                with SeededRandom(state, self._shard):
+                    result = op.func(*args, **kwargs)
+            leaves = pytree.tree_leaves(op.result), pytree.tree_leaves(result)
+            for fake, value in zip(*leaves, strict=True):
+                if _is_fake(fake):
+                    held = value if self._shard else value.untyped_storage()
+                    self._memory.setdefault(memory_key(fake), held)
+        return self._real(self._tensor)
+
+    def _real(self, value: Any) -> Any:
+        if isinstance(value, torch.device):
+            return self._device
+        if not _is_fake(value):
+            return value.to(self._device) if isinstance(value, Tensor) else value
+        key = memory_key(value)
+        if self._shard is not None:
+            if key not in self._memory:
+                shape = self._shard.sharding.held_shape(self._shard.shape, self._shard.coordinates)
+                self._memory[key] = torch.empty(shape, dtype=value.dtype, device=self._device)
+            return self._memory[key]
+        if key not in self._memory:
+            size = value.untyped_storage().nbytes()
+            self._memory[key] = torch.UntypedStorage(size, device=self._device)
+        empty = torch.empty(0, dtype=value.dtype, device=self._device)
+        form = value.storage_offset(), tuple(value.shape), tuple(value.stride())
+        return empty.set_(self._memory[key], *form)
+
+
+def initial_values(
+    model: nn.Module, seed: int, read: Mapping[int, Source] | None = None
+) -> dict[int, Source]:
+    """First values for the tensors that a model has on the meta device, by their id.
+
+    read: those of tensors that are read from files, which are kept.
+
+    The model's own functions fill them, as if under `sw.seeded(seed)`: each module's
+    `reset_parameters`, a module's after those of the modules in it, then the model's
+    `init_weights` or `_init_weights`. Raises ValueError for tensors that none of these fills, and
+    for functions that need values where a number alone does not do.
+    """
+    read = read or {}
+    with _fakes_in(model) as fakes:
+        recorder = _Recorder(seed)
+        if fakes.keys() - read.keys():
+            with torch.no_grad(), recorder:
+                _fill(model)
+    sources = {
+        key: _Recorded(fake, recorder.ops, seed)
+        for key, (_, fake) in fakes.items()
+        if key not in read
+    }
+    unfilled = [fakes[key][0] for key, source in sources.items() if not source.is_filled]
+    if unfilled:
+        raise ValueError(
+            f"'{unfilled[0]}' is on the meta device, and none of the model's functions fills it: "
+            "write its values in reset_parameters() of its module or in init_weights() of the "
+            "model, make it outside torch.device('meta'), or read it from files, weights=.."
+        )
+    return {**sources, **read}
+
+
+@contextmanager
+def _fakes_in(model: nn.Module) -> Iterator[dict[int, tuple[str, Tensor]]]:
+    """Meanwhile fake tensors stand in for those of a model: of those on the meta device, their
+    names and the fakes, by their ids. What the model's functions put in their place stays there,
+    if it has values."""
+    fakes: dict[int, Tensor] = {}
+    absent: dict[int, tuple[str, Tensor]] = {}
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    places: list[tuple[str, dict[str, Any], str, Tensor]] = [
+        (path, held, name, tensor)
+        for path, module in model.named_modules()
+        for held in (module._parameters, module._buffers)
+        for name, tensor in held.items()
+        if tensor is not None
+    ]
+    for path, _, name, tensor in places:
+        if id(tensor) not in fakes:
+            fakes[id(tensor)] = _fake_of(tensor, mode)
+            if tensor.is_meta:
+                absent[id(tensor)] = f"{path}.{name}".lstrip("."), fakes[id(tensor)]
+    try:
+        if absent:
+            for _, held, name, tensor in places:
+                held[name] = fakes[id(tensor)]
+        yield absent
+    finally:
+        for _, held, name, tensor in places:
+            made = held.get(name)
+            if made is None or _is_fake(made) or not tensor.is_meta:
+                held[name] = tensor
+
+
+def _fake_of(tensor: Tensor, mode: FakeTensorMode) -> Tensor:
+    with mode:
+        fake = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+    if not isinstance(tensor, nn.Parameter):
+        return fake
+    fake = nn.Parameter(fake, tensor.requires_grad)
+    vars(fake).update(vars(tensor))
+    return fake
+
+
+def _fill(model: nn.Module) -> None:
+    """Call what fills the tensors of a model."""
+    for module in model.modules():  # transformers' mark of what has values
+        vars(module).pop("_is_hf_initialized", None)
+
+    filled: set[int] = set()
+
+    def reset(module: nn.Module) -> None:
+        names = ("reset_parameters", "_reset_parameters")
+        name = next((n for n in names if callable(getattr(module, n, None))), None)
+        if name is None:
+            return
+        # A tied parameter has the values of the first module, as if it had been tied afterwards.
+        own = module._parameters
+        tied = {n: p for n, p in own.items() if p is not None and id(p) in filled}
+        own.update({n: nn.Parameter(torch.empty_like(p)) for n, p in tied.items()})
+        _explained(f"{type(module).__name__}.{name}", getattr(module, name))
+        own.update(tied)
+        filled.update(id(p) for p in own.values())
+
+    model.apply(reset)
+    own, each = (getattr(model, name, None) for name in ("init_weights", "_init_weights"))
+    if callable(own):
+        _explained(f"{type(model).__name__}.init_weights", own)
+    elif callable(each):
+        _explained(f"{type(model).__name__}._init_weights", model.apply, each)
+
+
+def _explained(name: str, function: Callable[..., Any], *args: Any) -> None:
+    try:
+        function(*args)
+    except Exception as error:
+        raise ValueError(
+            f"{name} cannot fill tensors of the meta device shard by shard ({error}): it may call "
+            "torch's in-place functions, and not read values. Change it, or make the model with "
+            "its values."
+        ) from error
