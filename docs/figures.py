@@ -286,6 +286,21 @@ def compile_time() -> list[str]:
     )
 
 
+def explore_page() -> list[str]:
+    def rows() -> Rows:
+        for row in results("explore_page")["rows"]:
+            size = f"{row['page_bytes'] / 1e6:.1f} MB"
+            yield row["name"], f"{row['num_ops']:,}", size, f"{row['opens_s']:.1f} s"
+
+    return section(
+        "Pages of the explorer",
+        "explore_page.py",
+        "explore_page.json",
+        "The size of pages of `shardweave explore`, and how long Chromium takes to show them.",
+        table("program | ops of a rank | page | opens in", rows()),
+    )
+
+
 def planning() -> list[str]:
     regrets = results("auto_regret")["problems"]
     bounded = sum(row.get("bounded", 0) for row in regrets.values())
@@ -464,7 +479,7 @@ def scoreboard() -> list[str]:
 
 SECTIONS: tuple[Callable[[], list[str]], ...] = (
     training, small_steps, zero, pipelines, mixed_speeds, overlap, loss_chunks, precision, losses,
-    compile_time, planning, models, proofs, kernels, scoreboard,
+    compile_time, explore_page, planning, models, proofs, kernels, scoreboard,
 )  # fmt: skip
 
 

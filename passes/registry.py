@@ -19,6 +19,7 @@ PASSES: dict[str, str] = {
     "delete-redundant-collectives": (
         "shardweave.passes.messages.delete_redundant_collectives:DeleteRedundantCollectivesPass"
     ),
+    "dispatch-experts": "shardweave.passes.messages.dispatch_experts:DispatchExpertsPass",
     "fuse-blocks": "shardweave.passes.kernels.fuse_blocks:FuseBlocksPass",
     "fuse-kernels": "shardweave.passes.kernels.fuse_kernels:FuseKernelsPass",
     "insert-collectives": "shardweave.passes.partition.insert_collectives:InsertCollectivesPass",

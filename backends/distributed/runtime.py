@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from shardweave.backends.distributed import in_flight
+from shardweave.backends.distributed import in_flight, rows
 from shardweave.backends.distributed.in_flight import Group, InFlight, here
 from shardweave.backends.optimizers.hook import watch
 from shardweave.backends.watch import watchdog
@@ -191,6 +191,22 @@ class Runtime:
     def collective(self, kind: str, x: Tensor, axes: Sequence[str], **arguments: Any) -> Tensor:
         """`start_collective`, waited for."""
         return self.start_collective(kind, x, axes, **arguments).wait()
+
+    def fetch_rows(
+        self, table: Tensor, numbers: Tensor, routes: Tensor, axes: Sequence[str]
+    ) -> Tensor:
+        """Rows of a table, whose shards are on the ranks of `axes`, by their numbers."""
+        group = self.group(axes)
+        if group is None:
+            return table[numbers]
+        return rows.fetch(table, numbers, routes, group, self.position(axes))
+
+    def add_rows(self, x: Tensor, numbers: Tensor, routes: Tensor, axes: Sequence[str]) -> Tensor:
+        """This rank's shard of a table of zeros to whose rows, by their numbers, rows are added."""
+        group = self.group(axes)
+        if group is None:
+            return x.new_zeros((routes.shape[1], *x.shape[1:])).index_add_(0, numbers, x)
+        return rows.add(x, numbers, routes, group, self.position(axes))
 
     def all_reduce_coalesced(
         self, tensors: Sequence[Tensor], axes: Sequence[str], op: str = "sum"

@@ -16,6 +16,7 @@ from shardweave.backends.emit.grouped import (
     grouped_outer,
     own_rows,
     row_bounds,
+    row_routes,
 )
 from shardweave.backends.emit.positional_attention import (
     positional_attention,
@@ -29,6 +30,7 @@ from shardweave.ir.library.grouped import (
     GROUPED_OUTER,
     OWN_ROWS,
     ROW_BOUNDS,
+    ROW_ROUTES,
 )
 from shardweave.ir.library.philox import RANDOM
 from shardweave.ir.library.positional_attention import ATTENTION, ATTENTION_BACKWARD
@@ -46,6 +48,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     GROUPED_MM: grouped_mm,
     GROUPED_OUTER: grouped_outer,
     ROW_BOUNDS: row_bounds,
+    ROW_ROUTES: row_routes,
     OWN_ROWS: own_rows,
     ALL_ROWS: all_rows,
 }

@@ -59,6 +59,7 @@ from shardweave.backends.emit.grouped import (
     grouped_outer,
     own_rows,
     row_bounds,
+    row_routes,
 )
 from shardweave.backends.emit.positional_attention import (
     positional_attention,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping
-from typing import Literal
 
 from torch import Tensor
 
@@ -12,16 +11,13 @@ from shardweave.backends.distributed.runtime import Runtime
 from shardweave.backends.emit.emit import StepFunction, emit, load_step
 from shardweave.backends.inductor.compiled_region import CompiledRegion
 from shardweave.backends.programs import Key
-from shardweave.backends.step.backend import Runner
+from shardweave.backends.step.backend import Compiler, Runner
 from shardweave.backends.triton.launch.launch import FusedCall, join_parts
 from shardweave.backends.triton.source.parts import PartsQueue
 from shardweave.backends.watch import position, watchdog
 from shardweave.backends.watch.agreement import digest_of, require_same
 from shardweave.ir.dialects.kernel import FusedOp
 from shardweave.ir.program.program import Program
-
-Compiler = Literal["triton", "inductor"]
-"""What makes functions of fused regions."""
 
 
 class JoinedRunner(Runner):

@@ -72,6 +72,22 @@ def row_bounds(starts: Tensor, ends: Tensor, *, rows: int, blocks: int, parts: i
     return torch.cat([each.flatten(), each.new_full((1,), rows)])
 
 
+def row_routes(numbers: Tensor, bounds: Tensor, *, tokens: int, places: list[int]) -> Tensor:
+    """For each device and each token whether the device needs it.
+
+    numbers: of the token of each row, by group. places: of each device its number among `bounds`.
+    """
+    routes = torch.zeros((len(places), tokens), dtype=torch.bool, device=numbers.device)
+    device_of = torch.empty(len(places), dtype=torch.int64, device=numbers.device)
+    device_of[torch.tensor(places, device=numbers.device)] = torch.arange(
+        len(places), device=numbers.device
+    )
+    row = torch.arange(numbers.shape[0], device=numbers.device)
+    number = torch.searchsorted(bounds[1:-1].contiguous(), row, right=True)
+    routes[device_of[number], numbers] = True
+    return routes
+
+
 def own_rows(
     rows: Tensor, bounds: Tensor, index: Tensor | None = None, *, blocks: int = 1, parts: int = 1,
     shards: int = 1,
@@ -107,5 +123,5 @@ def own_range(bounds: Tensor, index: Tensor, shards: int) -> tuple[int, int]:
 
 
 _LIBRARY = torch.library.Library("shardweave", "FRAGMENT")
-for _function in (grouped_mm, grouped_outer, row_bounds, own_rows, all_rows):
+for _function in (grouped_mm, grouped_outer, row_bounds, row_routes, own_rows, all_rows):
     _LIBRARY.impl(_function.__name__, _function, "CompositeExplicitAutograd")

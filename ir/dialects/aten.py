@@ -31,6 +31,7 @@ from shardweave.ir.library.grouped import (
     GROUPED_OUTER,
     OWN_ROWS,
     ROW_BOUNDS,
+    ROW_ROUTES,
 )
 from shardweave.ir.library.philox import RANDOM
 from shardweave.ir.library.positional_attention import ATTENTION, ATTENTION_BACKWARD
@@ -48,6 +49,7 @@ OWN_OPS = (
     GROUPED_MM,
     GROUPED_OUTER,
     ROW_BOUNDS,
+    ROW_ROUTES,
     OWN_ROWS,
     ALL_ROWS,
 )

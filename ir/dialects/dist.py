@@ -42,6 +42,7 @@ from shardweave.ir.dialects.dist_base import (
     OverAxesOp,
     StartedOp,
 )
+from shardweave.ir.dialects.dist_rows import AddRowsOp, FetchRowsOp
 from shardweave.ir.dialects.literals import Literal, to_attribute
 from shardweave.ir.dialects.types import (
     TENSOR,
@@ -336,6 +337,8 @@ def dist_dialect() -> Dialect:
             SendOp,
             RecvOp,
             RunOp,
+            FetchRowsOp,
+            AddRowsOp,
             *map(aten_class, OWN_OPS),
         ],
         [MeshAttr, ShardingAttr, PhaseAttr],

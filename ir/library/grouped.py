@@ -31,6 +31,7 @@ _LIBRARY.define(
 _LIBRARY.define(
     "row_bounds(Tensor starts, Tensor ends, *, int rows, int blocks, int parts) -> Tensor"
 )
+_LIBRARY.define("row_routes(Tensor numbers, Tensor bounds, *, int tokens, int[] places) -> Tensor")
 _LIBRARY.define(f"own_rows(Tensor rows, Tensor bounds, Tensor? index=None, *, {_SPREAD}) -> Tensor")
 _LIBRARY.define(
     f"all_rows(Tensor rows, Tensor bounds, Tensor? index=None, *, int num_rows, {_SPREAD})"
@@ -41,6 +42,7 @@ GROUPED_MM = "dist.grouped_mm"
 GROUPED_OUTER = "dist.grouped_outer"
 ROW_BOUNDS = "dist.row_bounds"
 OWN_ROWS = "dist.own_rows"
+ROW_ROUTES = "dist.row_routes"
 ALL_ROWS = "dist.all_rows"
 """The ops' names in programs."""
 
@@ -89,6 +91,14 @@ def _meta_bounds(starts: Tensor, ends: Tensor, *, rows: int, blocks: int, parts:
     return starts.new_empty((blocks * parts + 1,), dtype=torch.int64)
 
 
+def _meta_routes(numbers: Tensor, bounds: Tensor, *, tokens: int, places: list[int]) -> Tensor:
+    if len(places) != bounds.shape[0] - 1 or sorted(places) != list(range(len(places))):
+        raise ValueError("places are the numbers of all devices that bounds are of, in some order")
+    if numbers.dim() != 1 or tokens % len(places):
+        raise ValueError(f"{len(places)} devices do not divide {tokens} tokens")
+    return numbers.new_empty((len(places), tokens), dtype=torch.bool)
+
+
 def _meta_own(
     rows: Tensor, bounds: Tensor, index: Tensor | None = None, *, blocks: int = 1,
     parts: int = 1, shards: int = 1,
@@ -111,5 +121,6 @@ def _meta_all(
 _LIBRARY.impl("grouped_mm", _meta_mm, "Meta")
 _LIBRARY.impl("grouped_outer", _meta_outer, "Meta")
 _LIBRARY.impl("row_bounds", _meta_bounds, "Meta")
+_LIBRARY.impl("row_routes", _meta_routes, "Meta")
 _LIBRARY.impl("own_rows", _meta_own, "Meta")
 _LIBRARY.impl("all_rows", _meta_all, "Meta")

@@ -17,6 +17,7 @@ from shardweave.ir.proof.diagnose import (
     relation_of,
 )
 from shardweave.ir.proof.model.expressions import Expressions
+from shardweave.ir.proof.model.sent_rows import with_whole_tables
 from shardweave.ir.proof.ops import ProofError
 from shardweave.ir.proof.relations.held import ProofAxes, Relation
 from shardweave.ir.proof.signature import Key, argument_of, check_signature, is_declared
@@ -65,6 +66,7 @@ def prove(local: Program, *, against: Program) -> Proof:
             "a program of stages, or a global one, is not compared with one of one rank; give the "
             "global program as the one to compare with (against)."
         )
+    local = with_whole_tables(local)
     table = Expressions()
     values = table.read(against.function.body.block, _arguments_of(table, against))
     table.num_read = len(table.shapes)

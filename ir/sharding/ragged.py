@@ -9,6 +9,7 @@ from xdsl.ir import Operation, SSAValue
 from shardweave.ir.dialects.annotations import wanted_attrs_of
 from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.dist import DistOp
+from shardweave.ir.dialects.dist_rows import AddRowsOp, FetchRowsOp
 from shardweave.ir.ops.registry import is_random, spec_of
 from shardweave.ir.sharding.rules.base import Rule
 from shardweave.ir.sharding.rules.lookup import rule_of
@@ -52,7 +53,11 @@ def _seeds(op: Operation) -> Iterator[SSAValue]:
 
 def _alike(op: Operation) -> Iterator[list[SSAValue]]:
     """The values of an op that have the same rows, if any of them has."""
-    if isinstance(op, DistOp):
+    if isinstance(op, FetchRowsOp):
+        yield [op.operands[1], op.results[0]]
+    elif isinstance(op, AddRowsOp):
+        yield list(op.operands[:2])
+    elif isinstance(op, DistOp):
         yield from map(list, zip(op.operands, op.results, strict=False))
     elif isinstance(op, AtenOp):
         rule = rule_of(op)

@@ -251,16 +251,19 @@ class _Ragged:
         return self.ragged[value]
 
     def _looked_up(self, value: SSAValue, owner: AtenOp, place: Operation) -> SSAValue | None:
-        """The rows of a lookup, or of a view or a cast of it; None for another value."""
+        """The rows of a lookup, or of what is computed of such rows one by one; None for others."""
         spec = spec_of(owner)
-        if (not spec.is_lookup and not spec.view) or wanted_attrs_of(owner):
+        if spec.grouped or spec.ragged or wanted_attrs_of(owner):
             return None
+        if not spec.is_lookup and not dtype_of_value(value).is_floating_point:
+            return None  # numbers of rows stay those of all rows, by which messages are counted
         rule = rule_of(owner)
         rows = {i for i, dims in enumerate(rule.operands) if dims[:1] == rule.results[0][:1]}
         if not rows or len(owner.results) != 1 or not is_by_row(owner, rule, min(rows)):
             return None
-        if not spec.is_lookup and not all(
-            isinstance(owner.operands[index].owner, AtenOp) for index in rows
+        if not spec.is_lookup and not any(
+            owner.operands[index] in self.ragged or self._is_looked_up(owner.operands[index])
+            for index in rows
         ):
             return None
         operands = [
@@ -269,6 +272,13 @@ class _Ragged:
         ]
         new = remade(owner, operands, [self._ragged_type(value)])
         return Builder.before(place, owner).insert(new, value).results[0]
+
+    def _is_looked_up(self, value: SSAValue) -> bool:
+        """Whether a value is a lookup, or a view or a cast of it."""
+        owner = value.owner
+        while isinstance(owner, AtenOp) and spec_of(owner).view in ("cast", "reshape", "expand"):
+            owner = owner.operands[0].owner
+        return isinstance(owner, AtenOp) and spec_of(owner).is_lookup
 
     def _own(self, value: SSAValue, place: Operation) -> SSAValue:
         owner = value.owner

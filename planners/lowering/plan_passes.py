@@ -157,7 +157,7 @@ def _partitioning(plan: Plan) -> list[ModulePass]:
     if plan.batch_split > 1 or plan.loss_chunks > 1:
         keep = {"keep": MICRO} if plan.is_pipeline else {}
         passes.append(_make("unroll-time-axes", **keep))
-    passes += [_make("cse"), _make("dce")]
+    passes += [_make("cse"), _make("dce"), _make("dispatch-experts")]
     if not plan.is_pipeline:
         passes.append(_make("merge-collectives"))
     if plan.zero in (1, 2):

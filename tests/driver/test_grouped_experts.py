@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import shardweave as sw
+from shardweave.ir.dialects.dist_rows import RowsOp
 from shardweave.ir.ops.flops import flops_of
 from shardweave.passes.notes import PlanNote
 from shardweave.tests.compiled import compile_copy
@@ -162,3 +163,18 @@ def train(mesh: str) -> list[float]:
 
 def test_processes_equal_a_loop_over_experts() -> None:
     run_ranks(train, 2, "expert=2")
+
+
+def send(mesh: str) -> list[str]:
+    """Three steps whose tokens travel; the messages of rows, of a rank."""
+    model, loop = model_and_loop()
+    step = compile_copy(model, kwargs=routing(0, 1), mesh=mesh)
+    for seed in range(3):
+        assert_equal(step, loop, routing(seed, 1))
+    return [op.name for op in step.program.ops if isinstance(op, RowsOp)]
+
+
+@pytest.mark.parametrize("mesh", ["expert=2", slow("data=2,expert=2"), slow("expert=4")])
+def test_tokens_travel_between_processes_and_none_is_dropped(mesh: str) -> None:
+    sent = run_ranks(send, 2 if mesh == "expert=2" else 4, mesh)
+    assert sent[0] == ["dist.fetch_rows", "dist.add_rows", "dist.fetch_rows", "dist.add_rows"]

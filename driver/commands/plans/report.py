@@ -26,7 +26,7 @@ def add_parser(commands: Commands) -> None:
         metavar="FILE",
         help="the plan, to be shown; a program without shardings is partitioned by it",
     )
-    command.add_argument("-o", "--output", metavar="FILE", required=True, help="the page")
+    command.add_argument("-o", "--output", metavar="FILE", required=True, help="page to write")
     add_optimizer(command)
     command.set_defaults(func=report_command)
 

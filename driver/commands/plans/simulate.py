@@ -1,4 +1,4 @@
-"""The `simulate` command: what a program's schedule takes on a cluster."""
+"""The `simulate` command: predict the time and memory of a step on a cluster."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 
 def add_parser(commands: Commands) -> None:
-    command = new_command(commands, "simulate", "Say what a program's schedule takes on a cluster.")
+    command = new_command(
+        commands, "simulate", "Predict the time and memory of a step on a cluster."
+    )
     command.add_argument(
         "file",
         metavar="FILE",

@@ -81,6 +81,16 @@ def _scatter_add(call: Call) -> Result:
     return _added_rows(call, call["self"], call["index"], call["src"], dim=call["dim"])
 
 
+@form("aten.gather")
+def _gather(call: Call) -> Result:
+    """Whole rows by their numbers, as the gradient of rows that were added: a lookup of rows."""
+    table, index = call["self"], call["index"]
+    rows = _rows_of(index) if call["dim"] == 0 else None
+    if rows is None or len(shape_of(table)) != 2 or shape_of(table)[1] != shape_of(index)[1]:
+        return call.add("aten.gather", [table, index], {"dim": call["dim"]})
+    return call.builder.call("aten.index.Tensor", table, [rows])
+
+
 def _added_rows(call: Call, base: SSAValue, index: SSAValue, source: SSAValue, dim: int) -> Result:
     """Entries added to where they belong; rows added to zeros as the gradient of a lookup."""
     rows = _rows_of(index) if dim == 0 and is_zeros(base) else None

@@ -12,6 +12,7 @@ from shardweave.ir.library.grouped import (
     GROUPED_OUTER,
     OWN_ROWS,
     ROW_BOUNDS,
+    ROW_ROUTES,
 )
 from shardweave.ir.ops.spec import OpSpec, Product, family
 
@@ -81,6 +82,7 @@ SPECS = (
         flops=_grouped_flops,
     ),
     OpSpec(ROW_BOUNDS),
+    OpSpec(ROW_ROUTES),
     OpSpec(OWN_ROWS, rule="ragged_rows", ragged="begin"),
     OpSpec(ALL_ROWS, rule="ragged_rows", ragged="end"),
     OpSpec("aten.mv", notation="i k, k -> i", zero="any"),

@@ -1,0 +1,65 @@
+"""Rows that are sent to the ranks that need them, of as many as the routing says.
+
+From `routes` (`dist.row_routes`), which all ranks hold, each knows the sizes of all messages. Rows
+travel in the order of their numbers, each once to a rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from shardweave.backends.distributed.in_flight import Group
+
+
+def fetch(table: Tensor, numbers: Tensor, routes: Tensor, group: Group, position: int) -> Tensor:
+    """Rows of a table by their numbers. table: this rank's shard. position: of this rank."""
+    asked, counts = _counted(routes, group, position)
+    sent = table.index_select(0, asked.nonzero()[:, 1])
+    received = _exchanged(sent, counts[0], counts[1], group)
+    return received.index_select(0, _places(routes[position], numbers))
+
+
+def add(rows: Tensor, numbers: Tensor, routes: Tensor, group: Group, position: int) -> Tensor:
+    """This rank's shard of a table of zeros, with the rows of all ranks added by their numbers."""
+    asked, counts = _counted(routes, group, position)
+    sent = rows.new_zeros((sum(counts[1]), *rows.shape[1:]))
+    sent.index_add_(0, _places(routes[position], numbers), rows)
+    received = _exchanged(sent, counts[1], counts[0], group)
+    table = rows.new_zeros((asked.shape[1], *rows.shape[1:]))
+    return table.index_add_(0, asked.nonzero()[:, 1], received)
+
+
+def _counted(routes: Tensor, group: Group, position: int) -> tuple[Tensor, list[list[int]]]:
+    """Which of this rank's rows each rank needs, how many these are, and how many it needs."""
+    size = routes.shape[1] // group.size
+    asked = routes[:, position * size : (position + 1) * size]
+    needed = routes[position].view(group.size, size)
+    return asked, torch.stack([asked.sum(1), needed.sum(1)]).tolist()
+
+
+def _places(needed: Tensor, numbers: Tensor) -> Tensor:
+    """Where rows stand among those that this rank needs, which are in the order of numbers."""
+    return (needed.cumsum(0) - 1)[numbers]
+
+
+def _exchanged(x: Tensor, sent: Sequence[int], received: Sequence[int], group: Group) -> Tensor:
+    """Rows from all ranks by position, given those for all ranks by position."""
+    if group.is_sorted:
+        given = x.new_empty((sum(received), *x.shape[1:]))
+        dist.all_to_all_single(given, x, list(received), list(sent), group=group.process_group)
+        return given
+    # torch sorts the ranks of a process group by number.
+    position_of = [group.order.index(rank) for rank in range(group.size)]
+    parts = x.split(list(sent))
+    x = torch.cat([parts[position] for position in position_of])
+    in_order = [received[position] for position in position_of]
+    given = x.new_empty((sum(received), *x.shape[1:]))
+    dist.all_to_all_single(
+        given, x, in_order, [sent[position] for position in position_of], group=group.process_group
+    )
+    parts = given.split(in_order)
+    return torch.cat([parts[rank] for rank in group.order])
