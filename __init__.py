@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from shardweave.backends.distributed.gradient_norm import clip_grad_norm_
     from shardweave.backends.optimizers.hook import OptimizerNote
     from shardweave.backends.reference.virtual_ranks import ReplicaMismatchError
+    from shardweave.backends.registry import register_backend
     from shardweave.backends.state.saved_state import CheckpointError
     from shardweave.backends.step.compiled_module import CompiledModule
     from shardweave.backends.step.grad_scaler import GradScaler
@@ -109,6 +110,7 @@ __all__ = [
     "parse",
     "plan",
     "prove",
+    "register_backend",
     "register_op",
     "register_pass",
     "register_planner",
@@ -172,6 +174,7 @@ _HOMES = {
     "prove": "ir.proof.prove:prove",
     "register_op": "ir.ops.registry:register_op",
     "register_pass": "passes.registry:register_pass",
+    "register_backend": "backends.registry:register_backend",
     "register_planner": "planners.registry:register_planner",
     "run_passes": "driver.checking.validate:run_and_validate",
     "save_checkpoint": "driver.training.checkpoints:save_checkpoint",

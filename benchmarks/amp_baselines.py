@@ -4,7 +4,9 @@
 corrected estimate of a step, in the same space and memory, so that they differ in the search alone:
 
 - `amp`: every strategy with its exact cuts,
-- `uniform`: every strategy with equal numbers of layers in all stages (Megatron-LM's rule),
+- `uniform`: every strategy with equal numbers of layers in all stages (Table 5's "w/ uniform"),
+- `megatron`: of each micro-batch the strategies with the fewest tensor x pipeline degrees that
+  fit, layers dealt evenly (Section 4.1; expert tuning has no other choice to make),
 - `random`: strategies and cuts drawn at random,
 - `annealing`: from a random strategy on; a cut moves by a layer, or another strategy is drawn.
 
@@ -116,6 +118,22 @@ def by_uniform_stages(space: Space, seed: int) -> Best:
     return {one: space.seconds(one, uniform_cuts(model, one.pipeline)) for one in space.strategies}
 
 
+def by_megatron(space: Space, seed: int) -> Best:
+    """Megatron-LM's rule: of each micro-batch the least tensor x pipeline that fits."""
+    kept: dict[int, Best] = {}
+    for strategy, seconds in by_uniform_stages(space, seed).items():
+        if seconds == math.inf:
+            continue
+        best = kept.setdefault(strategy.micro_batch, Best())
+        least = min((each.tensor * each.pipeline for each in best), default=math.inf)
+        degrees = strategy.tensor * strategy.pipeline
+        if degrees < least:
+            best.clear()
+        if degrees <= least:
+            best[strategy] = seconds
+    return {strategy: s for best in kept.values() for strategy, s in best.items()}
+
+
 def by_random_search(space: Space, seed: int) -> Best:
     """Strategies and cuts, each drawn at random."""
     dice, found = random.Random(seed), Best()
@@ -169,6 +187,7 @@ def _keep(found: Best, strategy: Strategy, seconds: float) -> None:
 METHODS: Mapping[str, Callable[[Space, int], Best]] = {
     "amp": by_amp,
     "uniform": by_uniform_stages,
+    "megatron": by_megatron,
     "random": by_random_search,
     "annealing": by_annealing,
 }

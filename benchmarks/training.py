@@ -5,11 +5,11 @@
 Data parallelism beside DDP, weights stored in shards beside FSDP2 (freed after the forward pass,
 and kept), tensor parallelism beside parallelize_module with loss_parallel, data x tensor beside
 FSDP2 with parallelize_module, and one process beside eager and torch.compile. The rows of a case
-are steps of the same processes, timed in turn; a step is forward and backward. With `--rate` every
-process has a network of its own whose link the kernel limits (root, ip and tc). Memory is that of
-the tensors which a step makes, bytes are those that the kernel sent for a rank, messages are
-calls of gloo that send, and the simulator goes by `--cluster`, or by what `--profile FOLDER`
-measures first.
+are steps of the same processes, timed in turn; a step is forward and backward. With `--compiled`
+Inductor compiles the blocks of all rows. With `--rate` every process has a network of its own whose
+link the kernel limits (root, ip and tc). Memory is that of the tensors which a step makes, bytes
+are those that the kernel sent for a rank, messages are calls of gloo that send, and the simulator
+goes by `--cluster`, or by what `--profile FOLDER` measures first.
 """
 
 from __future__ import annotations
@@ -81,6 +81,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--profile", default="", help="folder for cluster files, measured first")
     parser.add_argument("--machine", default="2-core x86-64 CPU, torch CPU build")
     parser.add_argument("--json", default="", help="write the rows to this file")
+    parser.add_argument("--compiled", action="store_true", help="blocks compiled by Inductor")
     parser.add_argument("--quick", action="store_true", help="a small model, three rounds")
     options = parser.parse_args()
     names = options.cases.split(",")
@@ -119,9 +120,10 @@ def run_case(options: argparse.Namespace, case: Case, model: str) -> list[dict[s
         "rounds": options.rounds,
         "cluster": profiled or options.cluster,
         "compile": not options.quick,
+        "compiled": options.compiled,
     }
     what = f"a worker of '{case.name}'"
-    return rows_of_ranks(WORKER, settings, case.num_ranks, options.rate, timeout_s=600, what=what)
+    return rows_of_ranks(WORKER, settings, case.num_ranks, options.rate, timeout_s=1200, what=what)
 
 
 def table_of(results: list[dict[str, Any]], options: argparse.Namespace) -> Table:

@@ -26,6 +26,9 @@ from shardweave.planners.plan.plan import Plan
 KEEP = "delete-redundant-collectives"
 """The pass that keeps gathered weights for the backward pass: reshard_after_forward=False."""
 
+COMPILED = ", compiled"
+"""Behind the name of a row: each block is compiled by Inductor, PyTorch's by `Module.compile`."""
+
 
 @dataclass(frozen=True)
 class Case:
@@ -75,8 +78,8 @@ CASES = (
 # Ours
 
 
-def our_row(case: Case, model: str) -> TimedRow:
-    """Our step of a case, compiled as a user's."""
+def our_row(case: Case, model: str, *, compiled: bool = False) -> TimedRow:
+    """Our step of a case, compiled as a user's. compiled: its blocks by Inductor."""
     example, mesh, plan = _planned(case, model)
     step = sw.compile(
         example.module,
@@ -85,8 +88,10 @@ def our_row(case: Case, model: str) -> TimedRow:
         plan=plan,
         passes=case.passes,
         backward="in_call",
+        backend="inductor" if compiled else "distributed",
     )
-    return TimedRow("shardweave", lambda: step(**example.kwargs), [step], step.program)
+    name = "shardweave" + COMPILED if compiled else "shardweave"
+    return TimedRow(name, lambda: step(**example.kwargs), [step], step.program)
 
 
 def our_program(case: Case, model: str) -> Program:
@@ -116,6 +121,10 @@ def peer_row(name: str, case: Case, model: str) -> TimedRow:
     example = build_example(model)
     module, batch = example.module, example.kwargs
     mesh = _device_mesh(case)
+    row, name = name, name.removesuffix(COMPILED)
+    if row != name:
+        for block in cast(nn.ModuleList, module.h):
+            block.compile()
     if name == "DDP":
         module, batch = DistributedDataParallel(module), _own_rows(batch, mesh)
     elif name.startswith("FSDP2") and "parallelize_module" not in name:
@@ -124,11 +133,11 @@ def peer_row(name: str, case: Case, model: str) -> TimedRow:
     elif "parallelize_module" in name:
         assert mesh is not None
         run = _tensor_step(module, batch, mesh)
-        return TimedRow(name, run, [module])
+        return TimedRow(row, run, [module])
     elif name == "torch.compile":
         compiled = torch.compile(module)
-        return TimedRow(name, _plain_step(compiled, batch), [module])
-    return TimedRow(name, _plain_step(module, batch), [module])
+        return TimedRow(row, _plain_step(compiled, batch), [module])
+    return TimedRow(row, _plain_step(module, batch), [module])
 
 
 def _device_mesh(case: Case) -> DeviceMesh | None:

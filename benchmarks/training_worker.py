@@ -19,7 +19,9 @@ def rows_of(settings: Settings) -> list[TimedRow]:
     """Ours, and its peers."""
     case = next(case for case in cases.CASES if case.name == settings["case"])
     names = case.peers if settings["compile"] else case.peers[:1]
-    makers = [lambda: cases.our_row(case, settings["model"])]
+    if settings["compiled"]:
+        names = tuple(name + cases.COMPILED for name in case.peers if name != "torch.compile")
+    makers = [lambda: cases.our_row(case, settings["model"], compiled=settings["compiled"])]
     makers += [lambda n=n: cases.peer_row(n, case, settings["model"]) for n in names]
     rows: list[TimedRow] = []
     for make in makers:

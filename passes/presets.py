@@ -46,11 +46,11 @@ PRESETS: dict[str, str] = {
 """`name` -> spec, which may name other presets."""
 
 SUMMARIES: dict[str, str] = {
-    "partition": "Shard the program; it waits for every message where it stands.",
-    "default": "Shard it, bucket messages, let them travel beside compute: what sw.compile runs.",
+    "partition": "Shard the program; every message blocks where it stands.",
+    "default": "Shard it, bucket messages, overlap them with compute: what sw.compile runs.",
     "sub-batches": "Shard it in two sub-batches that run one after another.",
     "kernels": "Fuse what is between library products: what the Triton backend runs.",
-    "recompute": "Keep the inputs of layers only, and compute the rest again (Megatron's default).",
+    "recompute": "Keep only the inputs of layers, and recompute the rest (Megatron's default).",
     "megatron": "Shard, recompute layers, wait for every collective at once.",
     "merak": "Two sub-batches that hide each other's communication within each pass (Merak).",
     "domino": "The same, and nothing is recomputed (Domino).",

@@ -12,14 +12,14 @@ from torch.distributed.tensor import DTensor
 from shardweave.backends.distributed.cuda_graph import GraphedStep
 from shardweave.backends.distributed.layout import as_dtensor, placements_of, whole
 from shardweave.backends.distributed.parts import Parts
-from shardweave.backends.distributed.pipeline import StagedRunner, homes_of
+from shardweave.backends.distributed.pipeline import StagedRunner, holders_of, homes_of
 from shardweave.backends.distributed.runtime import Runtime
 from shardweave.backends.emit.emit import StepFunction
-from shardweave.backends.emit.emitted import Compiler, JoinedRunner
+from shardweave.backends.emit.emitted import JoinedRunner
 from shardweave.backends.programs import Key
 from shardweave.backends.state.initial import Source
 from shardweave.backends.state.mesh_tensor import MeshTensor
-from shardweave.backends.step.backend import Backend, Pending
+from shardweave.backends.step.backend import Backend, Compiler, Pending
 from shardweave.backends.step.bound import BoundProgram, device_of
 from shardweave.backends.step.compiled_module import CompiledModule
 from shardweave.backends.step.step import Step
@@ -268,6 +268,19 @@ class DistributedBackend(Backend):
 
     def is_first(self, axes: Sequence[str]) -> bool:
         return not any(self.runtime.coordinates[axis] for axis in axes)
+
+
+def distributed_backend(
+    program: Program, device: torch.device, *, compiler: Compiler | None, **options: Any
+) -> DistributedBackend:
+    """The backend of a program on the processes of its mesh. Collective."""
+    mesh = program.mesh if program.is_local else None
+    return DistributedBackend(
+        Runtime(mesh, device, program.devices),
+        compiler=compiler,
+        holders=holders_of(program) if is_staged(program) else None,
+        **options,
+    )
 
 
 def step_of(

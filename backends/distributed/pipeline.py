@@ -14,8 +14,9 @@ from shardweave.backends.distributed.mail import Address, ExpectedMessage, Mail
 from shardweave.backends.distributed.parts import Parts
 from shardweave.backends.distributed.runtime import Runtime
 from shardweave.backends.emit.emit import StepFunction
-from shardweave.backends.emit.emitted import Compiler, JoinedRunner
+from shardweave.backends.emit.emitted import JoinedRunner
 from shardweave.backends.programs import Key, sharding_held
+from shardweave.backends.step.backend import Compiler
 from shardweave.backends.watch import position
 from shardweave.ir.dialects.types import dtype_of_value, shape_of
 from shardweave.ir.mesh.placement import block_of

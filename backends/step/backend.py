@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,9 @@ from shardweave.backends.programs import Key
 from shardweave.backends.state.initial import Source
 from shardweave.ir.mesh.placement import Sharding
 from shardweave.ir.program.program import Program
+
+Compiler = Literal["triton", "inductor"]
+"""What makes functions of fused regions."""
 
 
 class Runner(ABC):

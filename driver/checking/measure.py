@@ -112,7 +112,7 @@ def compiled(options: RunOptions, example: Example) -> CompiledModule:
         option.name: getattr(options.compiled, option.name) for option in fields(CompileOptions)
     }
     given["twin"] = lambda: _twin(options)
-    if options.compiled.backend != "reference" and options.compiled.device is None:
+    if options.compiled.has_processes and options.compiled.device is None:
         given["device"] = world.local_device(options.mesh.num_devices)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PlanNote)  # the report has them
@@ -262,7 +262,7 @@ def _dropped(step: nn.Module) -> tuple[str, ...]:
 def _notes_on_time(options: RunOptions, device: torch.device) -> tuple[str, ...]:
     if not options.steps or not options.eager:
         return ()
-    if options.compiled.backend == "reference":
+    if not options.compiled.has_processes:
         return ("times of a virtual mesh say nothing about a real one: its ranks run in turn",)
     if device.type == "cuda":
         return ("eager was timed on rank 0's GPU while the other ranks waited",)

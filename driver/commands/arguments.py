@@ -14,7 +14,7 @@ from typing import TextIO
 
 from shardweave.passes.presets import PREFIX, SUMMARIES
 
-DTYPES = ("float32", "float64", "bfloat16")
+DTYPES = ("float32", "float64", "bfloat16", "float16")
 
 PICTURES = (".png", ".svg", ".pdf", ".jpg", ".jpeg")
 """How the name of a picture's file ends."""
@@ -46,9 +46,11 @@ def add_model(command: argparse.ArgumentParser) -> None:
     """Declare MODEL, --dtype and --seed."""
     command.add_argument("model", metavar="MODEL", help=MODEL_HELP)
     command.add_argument(
-        "--dtype", choices=DTYPES, default="float32", help="of weights (default: float32)"
+        "--dtype", choices=DTYPES, default="float32", help="dtype of weights (default: float32)"
     )
-    command.add_argument("--seed", type=int, default=0, help="of weights and inputs (default: 0)")
+    command.add_argument(
+        "--seed", type=int, default=0, help="seed of weights and inputs (default: 0)"
+    )
 
 
 def add_program(command: argparse.ArgumentParser) -> None:
@@ -104,7 +106,7 @@ def add_cluster(command: argparse.ArgumentParser, *, required: bool = True, why:
     command.add_argument(
         "--cluster",
         required=required,
-        help=f"{why}a preset's name, as h100-pod or testbed:rate=250mbit, or a file",
+        help=f"{why}a preset such as h100-pod or testbed:rate=250mbit, or a file",
     )
 
 
@@ -128,7 +130,11 @@ def optimizer_state(options: argparse.Namespace) -> float | None:
 def add_program_output(command: argparse.ArgumentParser) -> None:
     """Declare --output, the file for a program's text."""
     command.add_argument(
-        "-o", "--output", metavar="FILE", default="-", help="where to (default: standard output)"
+        "-o",
+        "--output",
+        metavar="FILE",
+        default="-",
+        help="file to write (default: standard output)",
     )
 
 

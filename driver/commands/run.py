@@ -68,7 +68,7 @@ def add_parser(commands: Commands) -> None:
 def run_command(options: argparse.Namespace) -> int:
     """Start a process for each device, or run as one of those that torchrun or we started."""
     run = RunOptions.of(options)
-    num_processes = run.mesh.num_devices if run.compiled.backend != "reference" else 1
+    num_processes = run.mesh.num_devices if run.compiled.has_processes else 1
     # One process that is to be stopped in time needs another one that does it.
     if (num_processes > 1 or options.time_limit) and not is_worker():
         command = [sys.executable, "-m", "shardweave", *options.arguments]

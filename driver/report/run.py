@@ -132,7 +132,7 @@ def print_report(report: RunReport) -> None:
     where = f"mesh {report.mesh}" if report.mesh else "one device"
     count = options.mesh.num_devices
     how = f"{count} processes" if count > 1 else "this process"
-    if options.compiled.backend == "reference":
+    if not options.compiled.has_processes:
         how = f"{count} virtual ranks in this process"
     sequence = ", sequence-parallel" if options.compiled.sequence_parallel else ""
     print(f"{options.model} on {where}: {how}, {report.device}, {options.dtype}")

@@ -124,5 +124,5 @@ def example_call(request: Request) -> StepCall:
 
 def gives_rows(request: Request) -> bool:
     """Whether each rank gives rows of its own; the reference backend has all ranks' in one."""
-    is_joint = request.backend != "reference" and request.devices.num_devices > 1
+    is_joint = request.has_processes and request.devices.num_devices > 1
     return request.batch == LOCAL and is_joint

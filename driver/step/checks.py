@@ -12,12 +12,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from shardweave.backends.batch.rows import GLOBAL, LOCAL
+from shardweave.backends.registry import BACKENDS
 from shardweave.backends.state.state import state_of
 from shardweave.backends.step.step import AUTOGRAD, IN_CALL
 from shardweave.driver.processes import world
 from shardweave.driver.step.precision import check_precision, reducing_in
 from shardweave.driver.step.request import (
-    BACKENDS,
     DEFAULT_PLAN,
     OUTPUTS,
     Request,
@@ -44,7 +44,7 @@ def check_request(request: Request) -> Request:
         )
     check_given_alone(request)
     _check_planned(request)
-    is_real = request.backend != "reference"
+    is_real = request.has_processes
     checked = replace(
         request,
         kwargs=request.kwargs or {},
@@ -84,7 +84,7 @@ def _check_options(request: Request) -> None:
     _check_among("backward", request.backward, (IN_CALL, AUTOGRAD))
     if request.batch is not None:
         _check_among("batch", request.batch, (LOCAL, GLOBAL))
-    if request.batch == LOCAL and request.mesh is None and request.backend != "reference":
+    if request.batch == LOCAL and request.mesh is None and request.has_processes:
         raise ValueError(
             'batch="local" takes the mesh that is given, to know how many rows there are in all: '
             "give mesh= too, or the global batch."

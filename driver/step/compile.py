@@ -8,13 +8,9 @@ from pathlib import Path
 
 import torch
 
-from shardweave.backends.distributed.distributed import DistributedBackend
-from shardweave.backends.distributed.pipeline import holders_of
-from shardweave.backends.distributed.runtime import Runtime
-from shardweave.backends.reference.virtual import VirtualBackend
+from shardweave.backends.registry import BACKENDS
 from shardweave.backends.state.files import values_in_files
 from shardweave.backends.state.initial import initial_values
-from shardweave.backends.step.backend import Backend
 from shardweave.backends.step.bound import BoundProgram, device_of
 from shardweave.backends.step.compiled_module import CompiledModule
 from shardweave.backends.step.step import AUTOGRAD, Step
@@ -38,8 +34,6 @@ from shardweave.driver.step.programs import CompiledPrograms, seed_of
 from shardweave.driver.step.request import Request
 from shardweave.driver.step.request_text import describe_request
 from shardweave.ir.capture.observed.loose_tensors import register_constants
-from shardweave.ir.program.program import Program
-from shardweave.ir.program.staged import is_staged
 
 
 @taking(Request)
@@ -76,7 +70,7 @@ def compile(request: Request) -> CompiledModule:
     backend: "distributed" runs one process per device, started by torchrun, and initialises
     torch.distributed if nobody has; "triton" does so with fused kernels; "inductor" with what a
     block computes between two messages compiled by PyTorch's compiler; "reference" runs all ranks
-    in this process, on the CPU.
+    in this process, on the CPU. `sw.register_backend` adds others.
     device: of this rank; by default the model's own, and for "cuda" the GPU of the rank's number on
     this machine.
     cuda_graph: capture the step on the GPU and replay it.
@@ -153,7 +147,7 @@ def join_mesh(request: Request) -> torch.device:
     if own.type == "meta":
         own = world.local_device(request.devices.num_devices)
     device = world.with_index(torch.device(request.device or own))
-    if request.backend != "reference":
+    if request.has_processes:
         world.join(request.devices, device, request.timeout)
         watchdog.meet("sw.compile", "a model")  # before the first message that would cross others
     return device
@@ -161,7 +155,7 @@ def join_mesh(request: Request) -> torch.device:
 
 def agree(request: Request) -> None:
     """Raises AgreementError, on every rank, unless all compile the same. Collective."""
-    if request.backend != "reference" and request.devices.num_devices > 1:
+    if request.has_processes and request.devices.num_devices > 1:
         require_same_model(request.model)
         what = describe_request(request)
         require_same("what is compiled", what, "call compile alike on every rank")
@@ -169,22 +163,15 @@ def agree(request: Request) -> None:
 
 def load(request: Request, lowered: Lowered, device: torch.device) -> BoundProgram:
     """Load a program on the backend of a request. Collective."""
-    backend = _backend_of(request, lowered.program, device)
+    dtype = request.reduce_dtype
+    backend = BACKENDS[request.backend].make(
+        lowered.program,
+        device,
+        cuda_graph=request.cuda_graph,
+        reduce_dtype=None if dtype is None else dtype_named(dtype),
+    )
     return BoundProgram(
         lowered.program, backend, lowered.returned, is_split=request.backward == AUTOGRAD
-    )
-
-
-def _backend_of(request: Request, program: Program, device: torch.device) -> Backend:
-    if request.backend == "reference":
-        return VirtualBackend()
-    mesh, dtype = program.mesh if program.is_local else None, request.reduce_dtype
-    return DistributedBackend(
-        Runtime(mesh, device, program.devices),
-        compiler=request.backend if request.backend in ("triton", "inductor") else None,
-        cuda_graph=request.cuda_graph,
-        holders=holders_of(program) if is_staged(program) else None,
-        reduce_dtype=None if dtype is None else dtype_named(dtype),
     )
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shardweave.backends.programs import Key
+from shardweave.backends.registry import BACKENDS
 from shardweave.backends.step.bound import device_of
 from shardweave.backends.step.compiled_module import as_plain
 from shardweave.backends.step.step import IN_CALL
@@ -45,9 +46,6 @@ from shardweave.planners.registry import PLANNERS
 
 if TYPE_CHECKING:
     from shardweave.ir.capture.capture import Captured
-
-REGIONS = {"triton": "preset:kernels", "inductor": "fuse-blocks"}
-"""By backend, the passes that put ops into the regions that it compiles."""
 
 Stored = Mapping[Key, Sharding]
 """How a step stores parameters and buffers."""
@@ -112,7 +110,7 @@ def on_rank_0(
         text = print_module(lowered.program.module, locations=True)
         return text, replace(lowered, program=_EMPTY)
 
-    if request.backend == "reference":
+    if not request.has_processes:
         return made()
     watchdog.meet("the call", str(call))
     text, lowered = world.from_rank_0(sent)
@@ -255,8 +253,8 @@ def _partitioned(
     local = partition(
         program, request.devices, plan, request.passes, observer, buffers, tell=notes.append
     )
-    regions = REGIONS.get(request.backend)
-    if regions is not None and not has_regions(local):
+    regions = BACKENDS[request.backend].passes
+    if regions and not has_regions(local):
         with unheard():
             local = run_passes(local, regions)
     if request.prove:

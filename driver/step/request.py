@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from shardweave.backends.registry import BACKENDS
 from shardweave.driver.commands.arguments import positive
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.planners.registry import PLANNERS
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
 
 DEFAULT_PLAN = "megatron"
 """A rule that takes every option, so that nothing has to be imported to check it."""
-
-BACKENDS = ("distributed", "reference", "triton", "inductor")
 
 PRECISIONS = ("bf16", "fp16", "bf16-true")
 
@@ -60,7 +59,7 @@ class CompileOptions:
     """Options of `compile`, which explains them; fields with metadata are flags of `run`."""
 
     mesh: MeshLike | DeviceMesh | None = _flag(
-        None, "as in data=2,tensor=2; default: the plan's, else one device", metavar="MESH"
+        None, "such as data=2,tensor=2; default: the plan's, else one device", metavar="MESH"
     )
     plan: PlanLike | None = _flag(
         None,
@@ -101,13 +100,13 @@ class CompileOptions:
     )
     only_loss: bool = _flag(False, "return the loss alone, and keep nothing else for it")
     precision: str | None = _flag(
-        None, "compute in it, under autocast or (-true) with parameters too", choices=PRECISIONS
+        None, "compute in this dtype under autocast; -true casts parameters too", choices=PRECISIONS
     )
     backward: str = "autograd"
     batch: str | None = None
     outputs: str | None = None
     reduce_dtype: torch.dtype | str | None = _flag(
-        None, "in which ranks add up gradients", choices=DTYPES
+        None, "dtype in which ranks add up gradients", choices=DTYPES
     )
     seed: int | None = None
     dynamic: bool = True
@@ -130,6 +129,11 @@ class CompileOptions:
     optimizers: Optimizer | Sequence[Optimizer] = ()
     timeout: float | None = None
     twin: Callable[[], tuple[str, Example]] | None = None
+
+    @property
+    def has_processes(self) -> bool:
+        """Whether each device of the mesh is a process; else this one runs all of them."""
+        return BACKENDS[self.backend].has_processes
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,7 +172,7 @@ class Request(CompileOptions):
         if self.mesh is not None or plan is None:
             return self
         mesh, count = Mesh(**plan.mesh), self.devices.num_devices
-        if self.backend != "reference" and mesh.num_devices != count:
+        if self.has_processes and mesh.num_devices != count:
             raise ValueError(
                 f"the plan is for {mesh.num_devices} of the cluster's {count} devices, each of "
                 "which has a process; give the mesh that is wanted."

@@ -67,7 +67,7 @@ class RunOptions:
             check_resolvable(options.plan, sequence_parallel=compiled.sequence_parallel)
         mesh = mesh_for(compiled)
         assert mesh is not None
-        if options.backend == "reference":
+        if not compiled.has_processes:
             check_virtual(mesh)
         return RunOptions(
             model=options.model,

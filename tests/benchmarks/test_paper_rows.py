@@ -15,6 +15,7 @@ from shardweave.benchmarks.amp_baselines import (
     Space,
     by_amp,
     by_annealing,
+    by_megatron,
     by_random_search,
     by_uniform_stages,
     fits,
@@ -25,6 +26,7 @@ from shardweave.benchmarks.amp_data import DATA, read_measured, setup_of
 from shardweave.benchmarks.amp_planner import estimate_runs
 from shardweave.benchmarks.oases_baselines import block_times, blocking_chain, figure_4, gains
 from shardweave.benchmarks.oases_data import BUDGET_BYTES, model_of
+from shardweave.benchmarks.papers import PAPERS
 from shardweave.planners.amp.model import strategies
 from shardweave.planners.amp.partition import Problem
 from shardweave.planners.oases.chain import linearise
@@ -51,7 +53,7 @@ def test_ten_best_published_strategies_give_the_published_table() -> None:
 def test_no_baseline_beats_the_exact_search() -> None:
     space = Space(setup_of("het_cluster"))
     exact = by_amp(space, 0)
-    for method in (by_uniform_stages, by_random_search, by_annealing):
+    for method in (by_uniform_stages, by_megatron, by_random_search, by_annealing):
         for strategy, seconds in method(space, 3).items():
             assert seconds >= exact.get(strategy, float("inf")) * (1 - 1e-9)
 
@@ -101,3 +103,14 @@ def test_baselines_follow_from_the_committed_table_3() -> None:
     rows: list[Mapping[str, Any]] = results("oases_baselines")["figure_4"]
     for found, kept in zip(figure_4(), rows, strict=True):
         assert found["rates"] == pytest.approx(kept["rates"])
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_comparisons_are_those_of_the_results_in_the_repository(paper: str) -> None:
+    compare, benchmarks = PAPERS[paper]
+    rows = list(compare({name: results(name) for name in benchmarks}))
+    kept = results("papers")[paper]["rows"]
+    assert [(row.item, row.what, row.verdict) for row in rows] == [
+        (row["item"], row["what"], row["verdict"]) for row in kept
+    ]
+    assert all(row.holds is not False for row in rows)

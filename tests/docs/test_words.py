@@ -12,11 +12,11 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 GUIDE = 1000
 """Words of a page, code and tables included, that is not named below."""
 LIMITS = {
-    "README": 900, "algebra": 1010, "architecture": 1200, "clusters": 1600, "ir": 3800,
-    "kernels": 1450, "models": 1600, "passes": 4150, "planners": 2510, "planning": 1700,
-    "plans": 2160, "rules": 1900, "stages": 1170, "step": 1980, "tools": 1500, "training": 1420,
+    "README": 900, "algebra": 1050, "architecture": 1250, "clusters": 1700, "ir": 3900,
+    "kernels": 1550, "models": 1750, "passes": 4300, "planners": 2600, "planning": 1750,
+    "plans": 2250, "rules": 2000, "stages": 1200, "step": 2100, "tools": 1550, "training": 1500,
 }  # fmt: skip
-ALL = 43_000
+ALL = 43_500
 PARAGRAPH, SENTENCE, SHARE = 90, 35, 0.02
 OLDER = {"planning", "experts"}
 """Pages whose paragraphs are to be shortened yet."""

@@ -30,6 +30,7 @@ LLAMA = (
 MESH, BACKEND = "data=2,tensor=2", "reference"
 WITHOUT_FLAG = {
     "backward",
+    "batch",
     "optimizers",
     "outputs",
     "cluster",
@@ -40,6 +41,7 @@ WITHOUT_FLAG = {
     "sync",
     "timeout",
     "twin",
+    "weights",
 }
 """Options that a run of a few steps has no use for, or has an argument of its own for."""
 
@@ -135,7 +137,7 @@ OTHER: dict[str, Any] = {
     "zero": 1, "passes": "cse", "backend": "triton", "cuda_graph": True, "train": True,
     "loss": "loss", "only_loss": True, "precision": "bf16", "reduce_dtype": "float32", "seed": 1,
     "dynamic": False, "max_programs": 1, "validate": True, "validate_limit": 1.0, "prove": True,
-    "sync": False, "backward": "in_call", "outputs": "full",
+    "sync": False, "backward": "in_call", "batch": "local", "weights": "weights.safetensors", "outputs": "full",
 }  # fmt: skip
 
 

@@ -27,7 +27,7 @@ def add_parser(commands: Commands) -> None:
         help=f"{', '.join(PLANNERS)} (default: {DEFAULT_PLANNER})",
     )  # fmt: skip
     command.add_argument(
-        "--mesh", default="", help="as in data=2,tensor=2; default: the planner chooses"
+        "--mesh", default="", help="such as data=2,tensor=2; default: the planner chooses"
     )
     command.add_argument(
         "-O",
@@ -47,7 +47,7 @@ def add_parser(commands: Commands) -> None:
         help="show the best plans: time and memory by part, and why each lost",
     )
     command.add_argument(
-        "--compare", metavar="A,B", help="two planners or plan files, side by side, instead"
+        "--compare", metavar="A,B", help="compare two planners or plan files, and write no plan"
     )
     command.add_argument(
         "--show-passes",
@@ -56,15 +56,21 @@ def add_parser(commands: Commands) -> None:
     )
     add_load(command)
     command.add_argument("--plot", metavar="FILE", help="draw the best plans there")
-    command.add_argument("--dtype", choices=DTYPES, help=f"of a model (default: {DTYPES[0]})")
+    command.add_argument("--dtype", choices=DTYPES, help=f"dtype of a model (default: {DTYPES[0]})")
     command.set_defaults(func=plan_command)
 
 
 def _add_limits(command: argparse.ArgumentParser) -> None:
     """What a search may look at, and for how long."""
     for name, help_text in (
-        ("--fix", "look at plans with this value alone, as tensor=8; several times or with commas"),
-        ("--forbid", "look at no plan with this value, as zero=3; several times or with commas"),
+        (
+            "--fix",
+            "consider only plans with this value, such as tensor=8; repeat, or separate by commas",
+        ),
+        (
+            "--forbid",
+            "consider no plan with this value, such as zero=3; repeat, or separate by commas",
+        ),
     ):
         command.add_argument(
             name, action="append", default=[], metavar="DIMENSION=VALUE", help=help_text
@@ -72,7 +78,7 @@ def _add_limits(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--memory",
         metavar="SIZE",
-        help="of each device that a plan may take, as 70GiB (default: all)",
+        help="memory of each device that a plan may use, such as 70GiB (default: all)",
     )
     add_time_limit(command, "take the best plan so far")
 

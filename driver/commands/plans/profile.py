@@ -36,7 +36,8 @@ def add_parser(commands: Commands) -> None:
     command.add_argument(
         "--launcher",
         metavar="COMMAND",
-        help="what starts rank {rank}, as 'ip netns exec sw{rank} env GLOO_SOCKET_IFNAME=eth0'",
+        help="command that starts rank {rank}, such as "
+        "'ip netns exec sw{rank} env GLOO_SOCKET_IFNAME=eth0'",
     )
     command.add_argument(
         "--per-node",
@@ -44,7 +45,9 @@ def add_parser(commands: Commands) -> None:
         metavar="N",
         help="processes that make a node (default: 1 with --launcher, else all)",
     )
-    command.add_argument("--name", default="profiled", help="of the cluster (default: profiled)")
+    command.add_argument(
+        "--name", default="profiled", help="name of the cluster (default: profiled)"
+    )
     add_time_limit(command, "stop")
     command.set_defaults(func=profile_command)
 

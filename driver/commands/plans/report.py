@@ -26,7 +26,7 @@ def add_parser(commands: Commands) -> None:
         metavar="FILE",
         help="the plan, to be shown; a program without shardings is partitioned by it",
     )
-    command.add_argument("-o", "--output", metavar="FILE", required=True, help="the page")
+    command.add_argument("-o", "--output", metavar="FILE", required=True, help="page to write")
     add_optimizer(command)
     command.set_defaults(func=report_command)
 
@@ -71,8 +71,7 @@ def report_command(options: argparse.Namespace) -> int:
     )
     Path(options.output).write_text(page)
     if plan is not None and not captured.is_local:
-        devices = found.mesh.num_devices
-        print_throughput(captured, options.cluster, devices, found.time_s, sys.stdout)
+        print_throughput(captured, options.cluster, plan, found.time_s, sys.stdout)
     print(found.summary())
     print(f"wrote {options.output} ({bytes_text(len(page.encode()))})")
     return 0

@@ -21,7 +21,7 @@ def add_parser(commands: Commands) -> None:
     add_program_output(command)
     command.add_argument("--mesh", help=argparse.SUPPRESS)  # to say where it belongs
     command.add_argument(
-        "--eval", action="store_true", help="the forward pass in evaluation mode alone"
+        "--eval", action="store_true", help="capture only the forward pass, in evaluation mode"
     )
     command.set_defaults(func=capture_command)
 

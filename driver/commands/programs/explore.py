@@ -34,8 +34,8 @@ def add_parser(commands: Commands) -> None:
         metavar="FILE",
         help="in place of passes: those of this plan; several are shown beside one another",
     )
-    command.add_argument("--mesh", help="as in data=2,tensor=2; default: the program's own")
-    command.add_argument("-o", "--output", metavar="FILE", required=True, help="the page")
+    command.add_argument("--mesh", help="such as data=2,tensor=2; default: the program's own")
+    command.add_argument("-o", "--output", metavar="FILE", required=True, help="page to write")
     add_optimizer(command)
     command.set_defaults(func=explore_command)
 

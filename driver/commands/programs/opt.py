@@ -30,7 +30,7 @@ def add_parser(commands: Commands) -> None:
         "file", metavar="FILE", nargs="?", help="a program's text; - reads standard input"
     )
     add_passes(command)
-    command.add_argument("--mesh", help="as in data=2,tensor=2; default: the program's own")
+    command.add_argument("--mesh", help="such as data=2,tensor=2; default: the program's own")
     add_program_output(command)
     _add_pass_options(command)
     add_validate_options(command)
@@ -133,7 +133,7 @@ def _add_pass_options(command: argparse.ArgumentParser) -> None:
         "--verify-each",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="verify the program after each pass, not at the end alone (default: yes)",
+        help="verify the program after each pass, not only at the end (default: yes)",
     )
     command.add_argument(
         "--print-pipeline", action="store_true", help="print the passes with presets written out"

@@ -17,18 +17,20 @@ def add_parser(commands: Commands) -> None:
     command = new_command(commands, "show", "Show a program's layers, or some of its ops.")
     add_program(command)
     command.add_argument(
-        "--layer", metavar="NAME", help="the ops of this layer, as h.0 or h.*.attn"
+        "--layer", metavar="NAME", help="show the ops of this layer, such as h.0 or h.*.attn"
     )
-    command.add_argument("--phase", choices=PHASES, help="the ops of this phase")
-    command.add_argument("--op", metavar="NAME", help="the ops of this name, as aten.mm or dist.*")
-    command.add_argument("--counts", action="store_true", help="count ops, do not print them")
+    command.add_argument("--phase", choices=PHASES, help="show the ops of this phase")
+    command.add_argument(
+        "--op", metavar="NAME", help="show the ops of this name, such as aten.mm or dist.*"
+    )
+    command.add_argument("--counts", action="store_true", help="count ops instead of printing them")
     command.add_argument(
         "--all", action="store_true", help="print each layer, also those equal to the one before"
     )
     command.add_argument(
         "--schedule",
         action="store_true",
-        help="when each rank of a staged program works on which micro-batch",
+        help="show when each rank of a staged program works on which micro-batch",
     )
     command.set_defaults(func=show_command)
 

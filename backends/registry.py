@@ -1,0 +1,80 @@
+"""The backends by name: what makes one, and what its programs go through.
+
+Nothing heavy is imported: the command line lists the names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+    from shardweave.backends.step.backend import Backend, Compiler
+    from shardweave.ir.program.program import Program
+
+MakeBackend = Callable[..., "Backend"]
+"""Takes a program, the device of this rank and, by name, `cuda_graph` and `reduce_dtype`."""
+
+
+@dataclass(frozen=True)
+class BackendKind:
+    """A backend that `sw.compile(backend=)` knows.
+
+    has_processes: each device of the mesh is a process of torch.distributed; else one process runs
+    all of them. passes: a spec of passes that put ops into the regions which it compiles; they run
+    last, unless the program has regions.
+    """
+
+    make: MakeBackend
+    has_processes: bool = True
+    passes: str = ""
+
+
+def _reference(program: Program, device: torch.device, **options: object) -> Backend:
+    from shardweave.backends.reference.virtual import VirtualBackend
+
+    return VirtualBackend()
+
+
+def _distributed(compiler: Compiler | None = None) -> MakeBackend:
+    """What makes the backend of real processes, whose fused regions `compiler` compiles."""
+
+    def make(
+        program: Program,
+        device: torch.device,
+        *,
+        cuda_graph: bool = False,
+        reduce_dtype: torch.dtype | None = None,
+    ) -> Backend:
+        from shardweave.backends.distributed.distributed import distributed_backend
+
+        return distributed_backend(
+            program, device, compiler=compiler, cuda_graph=cuda_graph, reduce_dtype=reduce_dtype
+        )
+
+    return make
+
+
+BACKENDS: dict[str, BackendKind] = {
+    "distributed": BackendKind(_distributed()),
+    "reference": BackendKind(_reference, has_processes=False),
+    "triton": BackendKind(_distributed("triton"), passes="preset:kernels"),
+    "inductor": BackendKind(_distributed("inductor"), passes="fuse-blocks"),
+}
+
+
+def register_backend(
+    name: str, make: MakeBackend, *, has_processes: bool = True, passes: str = ""
+) -> None:
+    """Make a backend known by a name to `sw.compile`.
+
+    make: takes a program, the device of this rank and, by name, `cuda_graph` and `reduce_dtype`;
+    returns a `Backend`. has_processes, passes: as in `BackendKind`. Registering it again is
+    allowed. Raises ValueError if another backend has the name.
+    """
+    if name in BACKENDS and BACKENDS[name].make is not make:
+        raise ValueError(f"there is a backend '{name}' already; give {make} another name.")
+    BACKENDS[name] = BackendKind(make, has_processes, passes)
