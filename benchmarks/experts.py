@@ -2,11 +2,11 @@
 
 Processes with one core each train a router and gated experts, in float32, with their tokens and
 experts spread over all. `sent` is the step of sw.compile, `gathered` the same with tokens gathered.
-`by hand` is what torchtitan's ExpertParallel does, of which its own needs a GPU: each rank sorts its
-tokens by expert, sends counts, then rows by all_to_all_single with uneven splits, takes torch's
-grouped products, and sends rows back. Loss and time of all are shown, the slowest rank's median, and
-the bytes that rank 0 sends to others by all-to-all. `--rate 250mbit` shapes each process's link in
-the kernel (root, ip and tc). `--quick`: small sizes.
+`by hand` follows torchtitan's all-to-all dispatcher, written out here: each rank sorts its tokens by
+expert, sends counts, then rows by all_to_all_single with uneven splits, takes torch's grouped
+products, and sends rows back. Shown are the loss, the slowest rank's median time, and the bytes
+that rank 0 sends to others by all-to-all. `--rate 250mbit` shapes each process's link in the kernel
+(root, ip and tc). `--quick`: small sizes.
 """
 
 from __future__ import annotations
@@ -208,8 +208,9 @@ def main() -> int:
         rows = rows_of_ranks(Path(__file__), settings, options.ranks, options.rate, timeout_s=600)
     hand = rows[0]["seconds"]
     for row in rows:
-        print(f"{options.ranks} ranks {options.rate:8} {row['way']:9} {row['seconds'] * 1e3:8.1f} ms "
-              f"{row['seconds'] / hand:5.2f}  {row['sent_bytes'] / 1e6:7.2f} MB  {row['loss']:.6f}")  # fmt: skip
+        times = f"{row['seconds'] * 1e3:8.1f} ms {row['seconds'] / hand:5.2f}"
+        sent = f"{row['sent_bytes'] / 1e6:7.2f} MB  {row['loss']:.6f}"
+        print(f"{options.ranks} ranks {options.rate:8} {row['way']:9} {times}  {sent}")
     if options.json:
         known = json.loads(options.json.read_text()) if options.json.exists() else []
         about = {"ranks": options.ranks, "rate": options.rate} | size
