@@ -2,7 +2,7 @@
 
 Processes with one core each train a router and gated experts, in float32, with their tokens and
 experts spread over all. `sent` is the step of sw.compile, `gathered` the same with tokens gathered.
-`by hand` follows torchtitan's all-to-all dispatcher, written out here: each rank sorts its tokens by
+`by hand` follows torchtitan's all-to-all dispatcher: each rank sorts its tokens by
 expert, sends counts, then rows by all_to_all_single with uneven splits, takes torch's grouped
 products, and sends rows back. Shown are the loss, the slowest rank's median time, and the bytes
 that rank 0 sends to others by all-to-all. `--rate 250mbit` shapes each process's link in the kernel
