@@ -4,7 +4,8 @@
 cluster and a point of the joint space or a planner, and prints what the plan predicts beside the
 simulations of `simulate --plan`, of `report` and of the step's program, which is verified. A deep
 model's plan comes from a few of its blocks (`planners/predict/pipeline/deep.py`), the others from
-all.
+all. With `--explained` it plans each model on each cluster with `auto` instead, and holds the order
+of the plans that `--explain` lists to simulations of their whole programs.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
+from itertools import combinations, product
 from pathlib import Path
 
 import torch
@@ -42,12 +44,13 @@ from shardweave.planners.auto.space.space import joint_space
 from shardweave.planners.call import call_planner
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.presets import find_cluster
+from shardweave.planners.lowering.lower import RECENT, Lowerings
 from shardweave.planners.lowering.plan_passes import plan_passes
 from shardweave.planners.lowering.stages.choose import with_pipeline
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_parts import PlanError, Predicted
 from shardweave.planners.planning import on_cluster
-from shardweave.planners.predict.predict import predicted_of, simulate_step
+from shardweave.planners.predict.predict import TIE, predict_plan, predicted_of, simulate_step
 
 WITHIN = 0.01
 """Largest relative difference between two numbers of a plan."""
@@ -177,6 +180,47 @@ def rows_of(count: int, seed: int) -> Iterator[Row]:
             yield row
 
 
+def explained(spec: str, place: str) -> list[tuple[str, float, float]]:
+    """The plans that `auto` lists, each with its step as it says and as its whole program takes."""
+    program, cluster = program_of(spec), find_cluster(place)
+    plan = call_planner("auto", program, None, cluster=cluster, options={"propose": False})
+    space = joint_space(evaluator_of(spec, place).maker.estimator.reader, None, Constraints())
+    points = {str(v): v for point in space.all_points() for v in space.variants(point)}
+    lowerings = Lowerings(program, most=RECENT)
+    found: list[tuple[str, float, float]] = []
+    for one in plan.candidates:
+        if one.name in points:
+            own = evaluator_of(spec, place).maker.plan(points[one.name], program)
+            whole_s = predict_plan(lowerings, own, cluster).time_s
+            found.append((one.name, one.predicted.time_s, whole_s))
+    return found
+
+
+def misplaced(rows: Sequence[tuple[str, float, float]]) -> list[str]:
+    """Pairs that are said to differ by more than a tie, and are the other way round."""
+    return [
+        f"{first} before {second}"
+        for (first, said_s, whole_s), (second, other_s, other_whole_s) in combinations(rows, 2)
+        if other_s - said_s > TIE * said_s and other_whole_s < whole_s
+    ]
+
+
+def check_explained(models: Sequence[str], clusters: Sequence[str]) -> int:
+    num_pairs, wrong = 0, list[str]()
+    for spec, place in product(models, clusters):
+        try:
+            rows = explained(spec, place)
+        except PlanError as error:
+            print(f"{spec} on {place}: {error}")
+            continue
+        num_pairs += len(rows) * (len(rows) - 1) // 2
+        wrong += misplaced(rows)
+        apart = max((abs(whole_s / said_s - 1) for _, said_s, whole_s in rows), default=0.0)
+        print(f"{spec} on {place}: {len(rows)} plans, at most {apart:.2%} off", flush=True)
+    print("\n".join([f"{num_pairs} pairs, {len(wrong)} the other way round", *wrong]))
+    return 1 if wrong else 0
+
+
 def table_of(rows: Sequence[Row]) -> Table:
     table = Table(box=None)
     for name in ("model", "cluster", "plan"):
@@ -197,8 +241,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--count", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="six problems")
+    parser.add_argument("--explained", action="store_true", help="the order of --explain instead")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
+    if options.explained:
+        return check_explained(
+            *((MODELS[1:2], CLUSTERS[:1]) if options.quick else (MODELS, CLUSTERS))
+        )
     rows: list[Row] = []
     for row in rows_of(6 if options.quick else options.count, options.seed):
         rows.append(row)

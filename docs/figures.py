@@ -2,35 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import statistics
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-_RESULTS = ROOT / "benchmarks" / "results"
-
-Rows = Iterable[Iterable[str]]
-
-
-def results(name: str) -> Any:
-    """A file of `benchmarks/results`, by its name without `.json`."""
-    return json.loads((_RESULTS / f"{name}.json").read_text())
-
-
-def table(heads: str, rows: Rows) -> list[str]:
-    """A table in Markdown; `heads` has its columns' names with `|` between."""
-    names = heads.split(" | ")
-    lines = [f"| {' | '.join(names)} |", f"|{' --- |' * len(names)}"]
-    return [*lines, *(f"| {' | '.join(cells)} |" for cells in rows), ""]
-
-
-def section(title: str, command: str, files: str, text: str, *tables: list[str]) -> list[str]:
-    """A heading, what was measured, the command and files behind it, and its tables."""
-    made = f"`python benchmarks/{command}`, `benchmarks/results/`: {files}."
-    return [f"## {title}", "", f"{text} {made}", "", *(line for each in tables for line in each)]
+from shardweave.docs.figure_tables import Rows, results, section, table
+from shardweave.docs.planning_figures import measured_choice, planning, planning_speed
 
 
 def median_s(row: dict[str, Any]) -> float:
@@ -301,47 +279,6 @@ def explore_page() -> list[str]:
     )
 
 
-def planning() -> list[str]:
-    regrets = results("auto_regret")["problems"]
-    bounded = sum(row.get("bounded", 0) for row in regrets.values())
-    plans = sum(row["points"] for row in regrets.values())
-
-    def rows() -> Rows:
-        for name, row in regrets.items():
-            took = f"{row['auto_s'] * 1e3:.1f} ms"
-            yield (
-                name,
-                f"{row['points']:,}",
-                took,
-                f"{row['best_s'] * 1e3:.1f} ms",
-                (f"{row['regret']:.1%}"),
-            )
-
-    def depths() -> Rows:
-        every = results("auto_depth")
-        for model in dict.fromkeys(row["model"] for row in every):
-            own = [row for row in every if row["model"] == model]
-            yield (
-                model,
-                *(
-                    f"{max(abs(row[key]) for row in own):.1%}"
-                    for key in ("time_error", "memory_error")
-                ),
-            )
-
-    return section(
-        "The planner `auto`",
-        "auto_regret.py` and `auto_depth.py",
-        "auto_regret.json, auto_depth.json",
-        f"Regret: the chosen plan beside every plan of the space but those under `list`, as "
-        f"simulated; {plans:,} plans, of which {bounded:,} were left out by their lower bounds. "
-        "Depth: the step by a line through few blocks, beside simulations of all blocks, the most "
-        "it is off.",
-        table("problem | plans | `auto` | best | regret", rows()),
-        table("deep model | step off by | memory off by", depths()),
-    )
-
-
 def models() -> list[str]:
     from shardweave.benchmarks.models import page
 
@@ -479,7 +416,8 @@ def scoreboard() -> list[str]:
 
 SECTIONS: tuple[Callable[[], list[str]], ...] = (
     training, small_steps, zero, pipelines, mixed_speeds, overlap, loss_chunks, precision, losses,
-    compile_time, explore_page, planning, models, proofs, kernels, scoreboard,
+    compile_time, explore_page, planning, planning_speed, measured_choice, models, proofs, kernels,
+    scoreboard,
 )  # fmt: skip
 
 

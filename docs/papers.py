@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from shardweave.docs.figures import Rows, results, section, table
+from shardweave.docs.figure_tables import Rows, results, section, table
 
 
 def amp_search() -> list[str]:
@@ -290,6 +290,13 @@ def oppa() -> list[str]:
     )
 
 
+def took_of(seconds: float | None) -> str:
+    """The sentence on how the comparison was made; None: of results that were there."""
+    if seconds is None:
+        return "Compared from the results in the repository (`--from-results`), with"
+    return f"Takes {seconds:.0f} s on a 2-core x86-64 CPU, with"
+
+
 def compared() -> list[str]:
     """Every figure and table that is compared, paper by paper."""
     lines: list[str] = []
@@ -304,7 +311,7 @@ def compared() -> list[str]:
             f"{paper.capitalize()}, compared",
             f"papers.py {paper}",
             "papers.json",
-            f"Takes {report['took_s']:.0f} s on a 2-core x86-64 CPU, with",
+            took_of(report["took_s"]),
             table("figure or table | what | the paper's | ours | ratio | verdict", rows()),
         )
     return lines

@@ -19,8 +19,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache, partial
 from importlib import import_module
 from operator import attrgetter
 from typing import Any
@@ -433,14 +433,14 @@ def num_users(tensor: torch.Tensor) -> int:
     return torch._C._storage_Use_Count(memory_key(tensor))
 
 
-def version_of(tensor: torch.Tensor) -> int:
-    """How often a tensor was written to in place."""
-    return tensor._version
+version_of: Callable[[torch.Tensor], int] = attrgetter("_version")
+"""How often a tensor was written to in place."""
 
+local_part: Callable[[Any], torch.Tensor] = attrgetter("_local_tensor")
+"""The local tensor of a DTensor itself, not a view of it."""
 
-def local_part(tensor: Any) -> torch.Tensor:
-    """The local tensor of a DTensor itself, not a view of it."""
-    return tensor._local_tensor
+is_profiling = partial(getattr, torch.autograd.profiler, "_is_profiler_enabled", False)
+"""Whether a profiler of torch's records ranges."""
 
 
 def dtensor_spec(tensor: Any) -> Any:

@@ -124,17 +124,37 @@ def _layers(op: Operation) -> str:
     return ", ".join(shortened(joined_layers(op))) or "model"
 
 
-def load_step(source: str, kernels: Sequence[Callable[..., Any]] = ()) -> StepFunction:
+def load_step(
+    source: str, kernels: Sequence[Callable[..., Any]] = (), *, in_ranges: bool = False
+) -> StepFunction:
     """The `step` of an emitted module. Tracebacks show its lines.
 
-    Raises SourceError for source that does more than a step does.
+    in_ranges: its layers, forward and backward, are ranges in a trace of torch's profiler. Raises
+    SourceError for source that does more than a step does.
     """
     audit(source, _IMPORTS, _FUNCTIONS)
+    source = _with_ranges(source) if in_ranges else source
     name = f"<shardweave step {hashlib.sha256(source.encode()).hexdigest()[:12]}>"
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
     module: dict[str, Any] = {"__name__": name, "kernels": kernels}
     exec(compile(source, name, "exec"), module)
     return module["step"]
+
+
+def _with_ranges(source: str) -> str:
+    """The source with a range of the profiler around the lines under each comment on a layer, which
+    end with an empty line."""
+    lines: list[str] = []
+    shift = before = ""
+    for line in source.splitlines():
+        shift = shift if line else ""
+        if not before and line.startswith("    # "):
+            name = line.removeprefix("    # ")
+            lines.append(f"    with torch.profiler.record_function({name!r}):")
+            shift = "    "
+        lines.append(f"{shift}{line}")
+        before = line
+    return "\n".join([*lines, ""])
 
 
 def _header(program: Program) -> str:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping
+from functools import cache
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from shardweave.backends.distributed.runtime import Runtime
@@ -16,8 +19,10 @@ from shardweave.backends.triton.launch.launch import FusedCall, join_parts
 from shardweave.backends.triton.source.parts import PartsQueue
 from shardweave.backends.watch import position, watchdog
 from shardweave.backends.watch.agreement import digest_of, require_same
+from shardweave.ir.dialects.annotations import phase_of
 from shardweave.ir.dialects.kernel import FusedOp
 from shardweave.ir.program.program import Program
+from shardweave.ir.torch_private import is_profiling
 
 
 class JoinedRunner(Runner):
@@ -49,9 +54,25 @@ class JoinedRunner(Runner):
         self.kernels += calls
         in_parts = self.compiler == "triton"
         source = emit(program, kernels=kernels, in_parts=in_parts, pending=pending)
-        run = load_step(source, [*calls, queue.join])
+        functions = [*calls, queue.join]
+        run = load_step(source, functions)
         position.register(run.__code__.co_filename, program, kernels=kernels)
-        return source, run
+
+        phases = " and ".join(dict.fromkeys(phase_of(op) for op in program.ops))
+
+        @cache
+        def in_ranges() -> StepFunction:
+            found = load_step(source, functions, in_ranges=True)
+            position.register(found.__code__.co_filename, program, kernels=kernels)
+            return found
+
+        def profiled(rt: Any, given: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
+            if not is_profiling():
+                return run(rt, given)
+            with torch.profiler.record_function(f"shardweave: {phases}"):
+                return in_ranges()(rt, given)
+
+        return source, profiled
 
     def agree(self, text: str, lines_of: Callable[[str], list[str]] = str.splitlines) -> None:
         """Raises AgreementError on every rank unless all run what this text says. Collective."""

@@ -32,6 +32,7 @@ class Gradients:
                 assert isinstance(tensor, nn.Parameter)
                 self._by_name[name] = tensor
         self.parameters = list(self._by_name.values())
+        self.keys = [("grad", name) for name in self._by_name]
         self._pending: dict[str, Sharding] = {}
         self._closed: set[str] = set()
         self._is_synced = True

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import compress
 from typing import Any
 
 import torch
@@ -55,6 +56,10 @@ CREATE_GRAPH = (
 )
 
 
+MOST_READERS = 64
+"""Programs of which the parameters are remembered."""
+
+
 class AutogradCalls:
     """Runs the calls of a step that `backward()` goes back through."""
 
@@ -62,6 +67,7 @@ class AutogradCalls:
         self.step = step
         self._tangents: dict[Any, tuple[int, ...]] = {}
         """By key of a call: the outputs whose gradients were asked for last."""
+        self._read: dict[BoundProgram, list[Tensor]] = {}
         self._scale: float | Tensor = 1.0
         """The gradient of the loss that came in last, for a loss in float16."""
 
@@ -87,6 +93,15 @@ class AutogradCalls:
         recorded.outputs = recorded.take(results, program)
         recorded.note_versions()
         return recorded
+
+    def parameters_of(self, bound: BoundProgram) -> list[Tensor]:
+        """The parameters that a program reads, as `_with_versions` gives them."""
+        if bound not in self._read:
+            if len(self._read) > MOST_READERS:
+                self._read.clear()
+            stored = [self.step.stored[key] for key in bound.slots if key[0] == "param"]
+            self._read[bound] = _with_versions(stored)
+        return self._read[bound]
 
     def expect(self, call: StepCall, tangents: tuple[int, ...]) -> None:
         """Let further calls begin with the program of these outputs' gradients."""
@@ -124,8 +139,12 @@ class _Recorded:
         self._kept: dict[Key, Any] | None = {
             key: step.backend.local(step.stored[key]).clone() for key in bound.overwritten
         }
-        self._parameters = [p for p in step.gradients.parameters if p.requires_grad]
-        self._versions: list[tuple[Tensor, int]] = []
+        self._parameters, self._keys = step.gradients.parameters, step.gradients.keys
+        if not all(call.trained):
+            self._parameters = list(compress(self._parameters, call.trained))
+            self._keys = list(compress(self._keys, call.trained))
+        self._watched: list[Tensor] = []
+        self._versions: list[int] = []
 
     def take(self, results: dict[Key, Tensor], program: BoundProgram) -> dict[str, Tensor]:
         """Give the outputs among a program's results; what is kept of them stays here."""
@@ -138,13 +157,11 @@ class _Recorded:
         """Note the versions of what `backward()` reads, to notice changes in place."""
         if self.made is not None:
             return
-        step, kept = self.calls.step, self._kept or {}
         reader = self.bound if self.bound.parts is None else self.bound.parts[1]
-        read = [step.stored[key] for key in reader.slots if key[0] == "param"]
-        read += [one for key, one in kept.items() if key[0] == KEPT]
+        read = [one for key, one in (self._kept or {}).items() if key[0] == KEPT]
         read += [self.call.inputs[name] for name in reader.inputs]
-        tensors = [one for one in read if isinstance(one, Tensor) and not one.is_inference()]
-        self._versions = [(tensor, _version(tensor)) for tensor in tensors]
+        self._watched = self.calls.parameters_of(reader) + _with_versions(read)
+        self._versions = list(map(version_of, self._watched))
 
     def attached(self) -> dict[str, Tensor]:
         """The outputs, those that are differentiable as results of autograd."""
@@ -180,7 +197,7 @@ class _Recorded:
             replicas.check_gradients(given)
         kept = dict(self._kept)
         if not keeps_graph():
-            self._kept, self._versions = None, []
+            self._kept, self._watched, self._versions = None, [], []
         with torch.no_grad():
             if given.keys() != self.bound.tangents.keys():
                 return self._by_another_program(given, kept)
@@ -196,13 +213,16 @@ class _Recorded:
         return self.call.rows.joined_gradient(gradient)
 
     def _check_versions(self) -> None:
-        for tensor, version in self._versions:
-            if _version(tensor) != version:
-                raise RuntimeError(
-                    "a tensor that backward() needs was changed in place after the call of the "
-                    f"step: one of {tuple(tensor.shape)}, a parameter, an input or an output. Run "
-                    "backward() before optimizer.step(), and change a copy (clone) of the others."
-                )
+        now = list(map(version_of, self._watched))
+        if now != self._versions:
+            pairs = zip(now, self._versions, strict=True)
+            changed = next(i for i, (new, old) in enumerate(pairs) if new != old)
+            raise RuntimeError(
+                "a tensor that backward() needs was changed in place after the call of the "
+                f"step: one of {tuple(self._watched[changed].shape)}, a parameter, an input or an "
+                "output. Run backward() before optimizer.step(), and change a copy (clone) of the "
+                "others."
+            )
 
     def _by_another_program(
         self, given: Mapping[str, Tensor], kept: dict[Key, Any]
@@ -255,10 +275,8 @@ class _Recorded:
         """The gradients for autograd, or, while some wait for their sums, added here."""
         step = self.calls.step
         is_added = is_added or not self.is_synced or step.gradients.are_pending
-        names = {id(tensor): key[1] for key, tensor in step.stored.items()}
         given: list[Tensor | None] = []
-        for parameter in self._parameters:
-            key = ("grad", names[id(parameter)])
+        for parameter, key in zip(self._parameters, self._keys, strict=True):
             if is_added or key not in bound.results:
                 given.append(None)
             elif key in results:
@@ -303,10 +321,11 @@ class _Call(torch.autograd.Function):
         return (None, None, *[None] * ctx.count, *ctx.recorded.backward(gradients))
 
 
-def _version(tensor: Tensor) -> int:
-    """How often a tensor, or the part of it that a rank has, was written to in place."""
-    own = version_of(local_part(tensor)) if isinstance(tensor, DTensor) else 0
-    return version_of(tensor) + own
+def _with_versions(values: Iterable[Any]) -> list[Tensor]:
+    """The tensors among some values that count how often they were written to in place, and the
+    parts that this rank has of DTensors."""
+    tensors = [x for x in values if isinstance(x, Tensor) and not x.is_inference()]
+    return tensors + [local_part(x) for x in tensors if isinstance(x, DTensor)]
 
 
 def check_required(results: Iterable[Slot], batch: Mapping[str, Tensor]) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from typing import Any, TypeVar
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -57,6 +58,7 @@ class BoundProgram:
         }
         self.has_gradients = any(kind == "grad" for kind, _ in self.results)
         self.adds = adds or {}
+        self._held: tuple[Callable[[], Any], int, Mapping[Key, Tensor]] = (lambda: None), 0, {}
         self.parts = self._split() if is_split else None
         if self.parts is None:
             assert self.runner
@@ -194,13 +196,9 @@ class BoundProgram:
         buffers as they were then; it is taken out of the dict, and freed after its last use.
         Results of kind `kept` may share memory with others.
         """
-        backend, stored = self.backend, state.stored
-        given: dict[Key, Any] = {
-            key: backend.local(stored[key]) for key in self.slots if key in stored
-        }
-        for kind, name in self.slots:
-            if kind == "input":
-                given[kind, name] = backend.argument(batch[name], self.shardings[kind, name])
+        given: dict[Key, Any] = dict(self._held_by(state))
+        for key in self._inputs:
+            given[key] = self.backend.argument(batch[key[1]], self.shardings[key])
         given |= self._tangents(scale)
         for key in [key for key in kept or () if key in self.slots]:
             assert kept is not None
@@ -217,6 +215,21 @@ class BoundProgram:
             held = [one for one in given.values() if isinstance(one, Tensor)]
             found |= owned(shared, held)
         return found | left
+
+    @cached_property
+    def _inputs(self) -> list[Key]:
+        """The arguments that a batch has, gradients of outputs among them."""
+        return [key for key in self.slots if key[0] == "input"]
+
+    def _held_by(self, state: ShardedState) -> Mapping[Key, Tensor]:
+        """This rank's parts of the parameters and buffers that the program reads: the same tensors
+        in each call, as a step keeps its own."""
+        stored, (of, number, held) = state.stored, self._held
+        if of() is not state or number != len(stored):
+            local = self.backend.local
+            held = {key: local(stored[key]) for key in self.slots if key in stored}
+            self._held = ref(state), len(stored), held
+        return held
 
     def _tangents(self, scale: float | Tensor) -> dict[Key, Tensor]:
         device = self.backend.device

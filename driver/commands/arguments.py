@@ -14,7 +14,7 @@ from typing import TextIO
 
 from shardweave.passes.presets import PREFIX, SUMMARIES
 
-DTYPES = ("float32", "float64", "bfloat16")
+DTYPES = ("float32", "float64", "bfloat16", "float16")
 
 PICTURES = (".png", ".svg", ".pdf", ".jpg", ".jpeg")
 """How the name of a picture's file ends."""

@@ -11,6 +11,7 @@ from rich.table import Table
 from shardweave.driver.report.text import plain_table
 from shardweave.ir.dialects.attributes import ShardingAttr
 from shardweave.ir.program.program import Program
+from shardweave.passes.messages.bucket_collectives import ALONE_BYTES
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.cost.quantity import bytes_text, counted, memory_text, seconds_text
 from shardweave.planners.lowering.plan_passes import DEFAULT_SCHEDULE
@@ -77,7 +78,12 @@ _CHOICES: dict[str, Callable[[Plan], str]] = {
     "recompute": lambda plan: recomputation_text(plan),
     "activations": lambda plan: ", ".join(_cut_activations(plan)) or "whole",
     "schedule": lambda plan: plan.schedule or DEFAULT_SCHEDULE,
+    "messages joined": lambda plan: f"below {bytes_text(plan.alone_bytes or ALONE_BYTES)}",
+    "ZeRO": lambda plan: str(plan.zero),
+    "precision": lambda plan: plan.precision or "the program's",
     "stages": lambda plan: str(plan.num_stages),
+    "micro-batches": lambda plan: str(plan.pipeline.micro_batches if plan.pipeline else 1),
+    "order of micro-batches": lambda plan: _order(plan),
 }
 
 
@@ -136,10 +142,10 @@ def print_plan(plan: Plan, out: TextIO) -> None:
 
 
 def print_throughput(
-    program: Program, cluster: str, devices: int, time_s: float, out: TextIO
+    program: Program, cluster: str, plan: Plan, time_s: float, out: TextIO
 ) -> None:
-    """Say what a step of a captured program does in a second, if it has a batch."""
-    found = Throughput.of(program, find_cluster(cluster), devices, time_s)
+    """Say what a step of a captured program under a plan does in a second, if it has a batch."""
+    found = Throughput.of(program, find_cluster(cluster), plan, time_s)
     if found is not None:
         print(f"throughput: {found}", file=out)
 
@@ -172,6 +178,10 @@ def _print_predicted(found: Predicted, out: TextIO) -> None:
 
 def _names(tables: Iterable[Iterable[str]]) -> list[str]:
     return list(dict.fromkeys(name for table in tables for name in table))
+
+
+def _order(plan: Plan) -> str:
+    return plan.pipeline.schedule if plan.pipeline and plan.is_pipeline else "none"
 
 
 def _mesh(plan: Plan) -> str:

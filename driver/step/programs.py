@@ -20,6 +20,7 @@ from shardweave.backends.step.step_programs import OPTIONS, Programs, Stored, ch
 from shardweave.driver.processes import world
 from shardweave.driver.step.binding import binding_of, gives_rows
 from shardweave.driver.step.lowering import Lowered, capture_call, lower, on_rank_0
+from shardweave.driver.step.model.plain_values import ABSENT
 from shardweave.driver.step.model.settings import Settings, Snapshot, changes
 from shardweave.driver.step.precision import AUTOCAST, inputs_in_precision
 from shardweave.driver.step.request import Request
@@ -79,6 +80,8 @@ class CompiledPrograms(Programs):
         self._settings = Settings(request.model, request.loss)
         self._note_settings()
         self._kept = OrderedDict({call.key: _Kept(call, first, self._settings.now())})
+        self._set_aside: dict[Any, list[_Kept]] = {}
+        """By key of a call: programs for settings that it had before."""
         self._dropped: set[Any] = set()
         self._first_call = call
         self._ahead = {self._shape_key(call)}
@@ -100,7 +103,8 @@ class CompiledPrograms(Programs):
     def kept(self) -> list[tuple[str, BoundProgram]]:
         return [
             (f"{kept.call.mode}, {kept.call.shapes_text}", kept.bound)
-            for kept in self._kept.values()
+            for key, current in self._kept.items()
+            for kept in (*self._set_aside.get(key, ()), current)
         ]
 
     def say_rows(self) -> None:
@@ -149,15 +153,31 @@ class CompiledPrograms(Programs):
         if not why:
             self._kept[key] = replace(kept, settings=now)
             return kept.bound
+        self._set_aside.setdefault(key, []).append(kept)
+        again = self._with_settings(key, now)
+        if again is not None:
+            self._kept[key] = again
+            return again.bound
         self._check_allowed(call)
         bound = self._compile(call, stored, ", ".join(why))
         if str(kept.bound.program) != str(bound.program):
             return bound
+        self._set_aside[key].remove(kept)
         # The program turns out not to read what was changed: it stays, and that is not looked at
-        # again for it.
-        unread = kept.unread | changed.keys()
+        # again for it. An attribute that hides the class's may have the same value.
+        old, new = kept.settings.by_place(), now.by_place()
+        unread = kept.unread.union(p for p in changed if ABSENT not in (old[p], new[p]))
         self._kept[key] = replace(self._kept[key], bound=kept.bound, unread=unread)
         return kept.bound
+
+    def _with_settings(self, key: Any, now: Snapshot) -> _Kept | None:
+        """A program of before that was captured with these settings, as far as it reads them."""
+        before = self._set_aside[key]
+        for kept in reversed(before):
+            if not changes(kept.settings, now).keys() - kept.unread:
+                before.remove(kept)
+                return replace(kept, settings=now)
+        return None
 
     def compile_ahead(self, call: StepCall, stored: Stored) -> BoundProgram:
         """The program of a call that is to come; its shapes are allowed from now on."""
@@ -168,6 +188,7 @@ class CompiledPrograms(Programs):
         if self.request.program is not None:
             super().forget()
         self._kept.clear()
+        self._set_aside.clear()
 
     def _shape_key(self, call: StepCall) -> Any:
         return call.form, tuple((t.shape, t.dtype) for t in call.inputs.values())
@@ -250,8 +271,12 @@ class CompiledPrograms(Programs):
         self._settings.look()
         self._note_settings()
         self._kept[call.key] = _Kept(call, bound, self._settings.now())
-        if len(self._kept) > self.request.max_programs:
-            self._dropped.add(self._kept.popitem(last=False)[0])
+        if self._set_aside.get(call.key) and len(self.kept()) > self.request.max_programs:
+            del self._set_aside[call.key][0]
+        elif len(self.kept()) > self.request.max_programs:
+            dropped = self._kept.popitem(last=False)[0]
+            self._set_aside.pop(dropped, None)
+            self._dropped.add(dropped)
 
 
 def parameter_forms(model: nn.Module) -> dict[str, str]:

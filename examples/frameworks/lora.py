@@ -27,7 +27,8 @@ def train(mesh: str | None, zero: int, folder: Path, steps: int = 3) -> SFTTrain
     model: Any = get_peft_model(tiny.model(), adapter)
     kind: type[SFTTrainer] = SFTTrainer
     if mesh:
-        sw.compile(model, kwargs=tiny.batch(), mesh=mesh, zero=zero)
+        # The loss is made of other outputs than the model's own loss: they are whole on every rank.
+        sw.compile(model, kwargs=tiny.batch(), mesh=mesh, zero=zero, outputs="full")
         kind = sw.integrations.transformers.trainer(SFTTrainer)
     arguments = SFTConfig(
         output_dir=str(folder),

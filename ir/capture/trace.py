@@ -53,6 +53,7 @@ from shardweave.ir.capture.substitutes.huggingface import (
 )
 from shardweave.ir.capture.substitutes.meta_device import off_meta
 from shardweave.ir.capture.substitutes.stand_ins import replace_calls
+from shardweave.ir.capture.substitutes.trl import fused_heads_written_out
 from shardweave.ir.program.program import INPUT_GRADIENT, TANGENT
 from shardweave.ir.torch_private import (
     aot,
@@ -154,6 +155,7 @@ def trace(
             noting_inner_outputs(model),
             padded_labels(),
             masks_as_in_eager(),
+            fused_heads_written_out(),
             without_leaf_inputs(model),
             noting_outputs(),
             observed() as seen,

@@ -146,12 +146,17 @@ class Estimator:
             waited = (0, 1, 1, 2)[point.zero] * once
         elif point.is_staged and point.zero == 2:
             waited = once  # weights are gathered before the first micro-batch
+        # What replicas of shards add up travels behind the last pass, where there are several.
+        behind = times * self._again(point, size) if point.is_staged else 0.0
+        waited, beside = waited + behind, sent - waited - behind
         # The backward pass of the last micro-batch hides it, or for stages 2 and 3 all do.
         count = point.micro_batches if point.zero > 1 else 1
         hides = compute * count * (2 / 3 if point.zero < 3 else 1.0) / point.stages
-        tail = sent / count / max(1, len(self.reader.depths.names) // point.stages)
-        exposed = max(sent - waited - hides, min(sent - waited, tail))
-        return waited + exposed + times * self._copy_s(copied), least
+        tail = beside / max(1, len(self.reader.depths.names) // point.stages)
+        # Each pass of a micro-batch is a function of its own, which has an end.
+        exposed = max(beside - hides, min(beside, tail if point.is_staged else tail / count))
+        slower = (self.cluster.overlap_slowdown - 1) * (beside - exposed)
+        return waited + exposed + slower + times * self._copy_s(copied), least
 
     def _copy_s(self, size: float) -> float:
         """Seconds to read and write so many bytes into a message, or out of it."""
@@ -165,10 +170,15 @@ class Estimator:
             rate, begin_s = self._ring(point, (*BATCH_AXES, CONTEXT))
             return rate * size, begin_s
         rate, begin_s = self._ring(point, (DATA_AXIS,))
-        # Of what the shards add up to, once, whatever ZeRO's stage and the micro-batches.
-        again, _ = self._ring(point, (REPLICA_AXIS, CONTEXT))
-        again *= 2 / ring_passes(point.zero, point.micro_batches)
-        return rate * size + again * size / point.data, begin_s
+        return rate * size + self._again(point, size), begin_s
+
+    def _again(self, point: JointPoint, size: float) -> float:
+        """Of `_once`, what replicas of shards add up: once, whatever ZeRO's stage and the
+        micro-batches."""
+        if point.zero == 0 or point.replica * point.context == 1:
+            return 0.0
+        rate, _ = self._ring(point, (REPLICA_AXIS, CONTEXT))
+        return 2 / ring_passes(point.zero, point.micro_batches) * rate * size / point.data
 
     def _ring(self, point: JointPoint, over: tuple[str, ...]) -> tuple[float, float]:
         """Seconds for each byte, and of a message without any, of a ring over some axes."""

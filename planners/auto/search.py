@@ -62,7 +62,8 @@ begin with, which leaves more of the points that may be simulated to the neighbo
 
 TRUSTED = 1.1
 """A deep model's ops are large, so that estimates of its points are at most some 10% above their
-steps: neighbours of the fastest whose estimates are further off wait until all others were seen."""
+steps: values of a dimension, and neighbours of the fastest, whose estimates are further off wait
+until all others were seen."""
 
 
 COLLECT_EACH, COLLECT_EACH_DEEP = 16, 64
@@ -258,9 +259,9 @@ class JointSearch:
                 values.setdefault(point.value(dimension), point)
             firsts.update(dict.fromkeys(values.values()))
         least_s = min((self.estimates[point].time_s for point in order[:1]), default=0.0)
+        far = TRUSTED if self.evaluator.depths.is_deep else FAR
         for point in self._by_estimate(firsts)[: max(1, self.simulate // 2)]:
-            is_near = self.estimates[point].time_s <= FAR * least_s
-            if is_near and self._may_win(point):
+            if self.estimates[point].time_s <= far * least_s and self._may_win(point):
                 self._simulate(point)
         if self.best is None:
             # Memory decides: what needs least comes first.
@@ -352,11 +353,13 @@ class JointSearch:
                 low, high = (low, middle) if found is not None and found.fits else (middle, high)
 
     def _see_rest(self) -> None:
+        """Simulate what may win, and what waits with its twins last: it takes long to estimate."""
+        self._see_left()
         self._estimate_waiting(may_wait=False)
-        while True:
-            point = next(self._left(), None)
-            if point is None:
-                return
+        self._see_left()
+
+    def _see_left(self) -> None:
+        while (point := next(self._left(), None)) is not None:
             self._simulate(point)
 
     def _left(self) -> Iterator[JointPoint]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
+from itertools import groupby
 
 from shardweave.planners.auto.search import JointSearch
 from shardweave.planners.auto.space.point import DIMENSIONS, JointPoint
 from shardweave.planners.cost.quantity import counted, seconds_text
 from shardweave.planners.plan.plan_parts import Candidate, Predicted
-from shardweave.planners.predict.predict import TIE, why_slower
+from shardweave.planners.predict.predict import TIE, gap_parts, why_slower
 
 
 def looked_at(search: JointSearch) -> Iterator[str]:
@@ -33,8 +34,17 @@ def looked_at(search: JointSearch) -> Iterator[str]:
         values = dict.fromkeys(point.value(name) for point in (*points, *seen))
         if len(values) > 1:
             tried = {point.value(name) for point in seen}
-            words = [value if value in tried else f"({value})" for value in sorted_values(values)]
-            yield f"{name}: {', '.join(words)}"
+            yield f"{name}: {', '.join(_runs(sorted_values(values), tried))}"
+
+
+def _runs(values: Sequence[str], tried: Collection[str]) -> Iterator[str]:
+    """Values in order; those next to each other that were estimated alone in one pair of
+    brackets."""
+    for is_tried, group in groupby(values, tried.__contains__):
+        if is_tried:
+            yield from group
+        else:
+            yield f"({', '.join(group)})"
 
 
 def sorted_values(values: dict[str, None]) -> list[str]:
@@ -76,4 +86,4 @@ def worth(search: JointSearch, point: JointPoint, best: Predicted) -> Iterator[s
             yield f"{own} is a tie with {other}: {one} takes {share:+.1%}"
             continue
         gap = f"{seconds_text(found.time_s - best.time_s)} ({share:.1%})"
-        yield f"{own} is worth {gap} against {other}: {one}; {why_slower(best, found)}"
+        yield f"{own} is worth {gap} against {other}: {one}{gap_parts(best, found)}"

@@ -29,9 +29,11 @@ def plot_candidates(rows: Sequence[Candidate], path: str | Path) -> None:
     left, right = figure.subplots(1, 2, sharey=True)
     names = [one.name for one in rows]
     _bars(left, names, [time_parts(one.predicted) for one in rows], 1e3)
-    _bars(right, names, [one.predicted.memory_bytes for one in rows], 1 / GIB)
     left.set_xlabel("time of a step (ms)")
     right.set_xlabel("memory of a device (GiB)")
+    for size in {one.predicted.capacity_bytes for one in rows} - {0.0}:
+        right.axvline(size / GIB, color="black", linestyle="--", label="the device has")
+    _bars(right, names, [one.predicted.memory_bytes for one in rows], 1 / GIB)
     left.invert_yaxis()
     figure.savefig(path, dpi=120)
 

@@ -164,18 +164,24 @@ def why_slower(best: Predicted, other: Predicted) -> str:
     if other.capacity_bytes and not other.fits:
         return f"does not fit, by {gib(other.peak_bytes - other.capacity_bytes)} GiB"
     gap = other.time_s - best.time_s
-    before, after = time_parts(best), time_parts(other)
-    changes = {part: after.get(part, 0.0) - before.get(part, 0.0) for part in before | after}
     if abs(gap) <= _ROUNDING * best.time_s:
         return "takes as long"
     if abs(gap) <= TIE * best.time_s:
         return f"a tie, {seconds_text(gap)} slower"
+    return f"{seconds_text(gap)} slower{gap_parts(best, other)}"
+
+
+def gap_parts(best: Predicted, other: Predicted) -> str:
+    """The parts of a step by which it is slower than another, in brackets: the two that are longer
+    by most, and the one that is shorter by most."""
+    gap = other.time_s - best.time_s
+    before, after = time_parts(best), time_parts(other)
+    changes = {part: after.get(part, 0.0) - before.get(part, 0.0) for part in before | after}
     largest = sorted(changes.items(), key=lambda item: -item[1])
     least = _TOLD * abs(gap)
     told = [f"{part} +{seconds_text(more)}" for part, more in largest[:2] if more > least]
     told += [f"{part} -{seconds_text(-more)}" for part, more in largest[-1:] if -more > least]
-    parts = f" ({', '.join(told)})" if told else ""
-    return f"{seconds_text(gap)} slower{parts}"
+    return f" ({', '.join(told)})" if told else ""
 
 
 def check_some_fit(

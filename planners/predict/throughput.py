@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shardweave.ir.dialects.annotations import phase_of
 from shardweave.ir.dialects.types import dtype_of_value, shape_of
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.ops.flops import flops_of
@@ -11,8 +12,11 @@ from shardweave.ir.ops.registry import is_attention
 from shardweave.ir.ops.seen_keys import seen_share
 from shardweave.ir.program.program import Program
 from shardweave.ir.program.regions import split_at_backward
+from shardweave.passes.memory.rematerialize import rematerialize
 from shardweave.planners.cost.cluster import Cluster
+from shardweave.planners.cost.quantity import seconds_text
 from shardweave.planners.cost.workload import batch_of, parameter_dtype
+from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_parts import PlanError
 
 
@@ -25,12 +29,21 @@ def model_flops(program: Program) -> float:
     )
 
 
+def recomputed_flops(program: Program, plan: Plan) -> float:
+    """FLOPs of a captured step that a plan's recomputation adds to those of the model."""
+    if plan.recompute == "none":
+        return 0.0
+    target = program.clone()
+    rematerialize(target, plan.recompute, blocks=",".join(plan.recompute_in))
+    return float(sum(flops_of(op) for op in target.ops if phase_of(op) == "recompute"))
+
+
 @dataclass(frozen=True)
 class Throughput:
     """What a step of a captured program does in a second on some devices.
 
-    seq: tokens of a sample; 0 for a model that reads none. flops: of the model, in a step.
-    peak_flops_s: of a device, in the parameters' dtype; 0 if it has none.
+    seq: tokens of a sample; 0 for a model that reads none. flops: of the model, in a step; again:
+    what is computed again. peak_flops_s: of a device, in the parameters' dtype; 0 if it has none.
     """
 
     batch: int
@@ -39,10 +52,12 @@ class Throughput:
     devices: int
     flops: float
     peak_flops_s: float
+    again: float = 0.0
 
     @staticmethod
-    def of(program: Program, cluster: Cluster, devices: int, time_s: float) -> Throughput | None:
-        """None for a program whose inputs have no batch, or that takes no time."""
+    def of(program: Program, cluster: Cluster, plan: Plan, time_s: float) -> Throughput | None:
+        """The throughput of a step under a plan. None for a program whose inputs have no batch, or
+        that takes no time."""
         try:
             batch = batch_of(program)
         except PlanError:
@@ -57,16 +72,31 @@ class Throughput:
             and not dtype_of_value(slot.value).is_floating_point
         ]
         name = str(parameter_dtype(program)).removeprefix("torch.")
+        devices = Mesh(**plan.mesh).num_devices
         peaks = [device.flops.get(name, 0.0) for device in cluster.device_types(devices)]
         return Throughput(
-            batch, max(tokens, default=0), time_s, devices, model_flops(program), min(peaks)
+            batch,
+            max(tokens, default=0),
+            time_s,
+            devices,
+            model_flops(program),
+            min(peaks),
+            recomputed_flops(program, plan),
         )
 
     @property
     def mfu(self) -> float:
         """Share of the devices' peak that the model's own FLOPs take (Chowdhery et al. 2022)."""
+        return self._share(self.flops)
+
+    @property
+    def hfu(self) -> float:
+        """The same with what is computed again."""
+        return self._share(self.flops + self.again)
+
+    def _share(self, flops: float) -> float:
         peak = self.time_s * self.devices * self.peak_flops_s
-        return self.flops / peak if peak else 0.0
+        return flops / peak if peak else 0.0
 
     def __str__(self) -> str:
         what, each = ("tokens", self.seq) if self.seq else ("samples", 1)
@@ -75,7 +105,11 @@ class Throughput:
         words = f"{rate:,.0f} {what}/s, {rate / self.devices:,.0f} a device, with {assumed}"
         if not self.mfu:
             return words
-        return (
-            f"{words}; MFU {self.mfu:.1%} ({self.flops:.3g} FLOPs of the model, of "
-            f"{self.devices} x {self.peak_flops_s / 1e12:,.0f} TFLOP/s)"
+        peak = f"{self.devices} x {self.peak_flops_s / 1e12:,.0f} TFLOP/s"
+        words += (
+            f"; MFU {self.mfu:.1%} = {self.flops:.3g} FLOPs of the model / "
+            f"({seconds_text(self.time_s)} x {peak})"
         )
+        if self.again:
+            words += f"; HFU {self.hfu:.1%}, with {self.again:.3g} FLOPs that are computed again"
+        return words

@@ -67,18 +67,6 @@ def test_plans_of_one_program_are_one_row() -> None:
     assert [row["name"] for row in rows] == ["a", "b", "c"]
 
 
-def test_page_says_how_the_choice_is_measured() -> None:
-    root = SCRIPT.parent.parent
-    record = json.loads((root / "benchmarks/results/auto_measured.json").read_text())
-    page = " ".join((root / "docs/planning.md").read_text().split())
-    for result in record["results"]:
-        rows = result["rows"]
-        assert auto_measured.verdict(rows).removeprefix("the choice is ") in page
-        assert auto_measured.spread(rows).removeprefix("plans of one program ") in page
-        times = [auto_measured.median_s(row) for row in auto_measured.programs_of(rows)]
-        assert f"the slowest takes {max(times) / times[0]:.1f} times as long" in page
-
-
 @pytest.mark.slow
 def test_quick_run_measures_the_choice_and_neighbours(tmp_path: Path) -> None:
     out = tmp_path / "rows.json"

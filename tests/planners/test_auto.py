@@ -110,6 +110,7 @@ def test_reasons_say_what_was_looked_at_and_what_each_choice_is_worth() -> None:
     assert "6 points were simulated, the limit but" in reasons
     assert "raise it by -O simulate=12" in reasons
     assert " is worth " in reasons
+    assert "), (" not in reasons
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,6 @@ from shardweave.driver.report.plan import (
     print_throughput,
 )
 from shardweave.driver.report.text import status
-from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.program import Program
 from shardweave.planners.call import require_cluster
 from shardweave.planners.cost.presets import find_cluster
@@ -60,8 +59,7 @@ def plan_program(options: argparse.Namespace) -> int:
     if options.explain:
         print_candidates(considered, out)
     if options.cluster and found.predicted is not None:
-        devices = Mesh(**found.mesh).num_devices
-        print_throughput(program, options.cluster, devices, found.predicted.time_s, out)
+        print_throughput(program, options.cluster, found, found.predicted.time_s, out)
     print_plan(found, out)
     if options.show_passes:
         print(f"passes: {PlanPasses.of(found)}", file=out)

@@ -71,8 +71,7 @@ def report_command(options: argparse.Namespace) -> int:
     )
     Path(options.output).write_text(page)
     if plan is not None and not captured.is_local:
-        devices = found.mesh.num_devices
-        print_throughput(captured, options.cluster, devices, found.time_s, sys.stdout)
+        print_throughput(captured, options.cluster, plan, found.time_s, sys.stdout)
     print(found.summary())
     print(f"wrote {options.output} ({bytes_text(len(page.encode()))})")
     return 0

@@ -51,6 +51,7 @@ def simulate_command(options: argparse.Namespace) -> int:
     from shardweave.driver.commands.read_programs import read
     from shardweave.driver.report.plan import print_throughput
     from shardweave.ir.verify.program import check
+    from shardweave.planners.plan.plan import Plan
 
     check_output(options.trace)
     check_picture(options.plot)
@@ -61,9 +62,8 @@ def simulate_command(options: argparse.Namespace) -> int:
         print(json.dumps(found.record(), indent=2))
     else:
         if options.plan is not None:
-            print_throughput(
-                program, options.cluster, found.mesh.num_devices, found.time_s, sys.stdout
-            )
+            plan = Plan.load(options.plan)
+            print_throughput(program, options.cluster, plan, found.time_s, sys.stdout)
         print(found.summary())
     out = sys.stderr if options.json else sys.stdout
     if options.trace:

@@ -185,3 +185,12 @@ def test_step_says_where_its_gradients_are_computed() -> None:
 def test_unknown_ways_are_refused() -> None:
     with pytest.raises(ValueError, match="backward='late' is unknown; use one of in_call"):
         sw.compile(Net(), (torch.ones(8, 8),), mesh="data=2", backward="late")
+
+
+def test_trace_of_a_profiler_has_ranges_of_layers_forward_and_backward() -> None:
+    model = sw.compile(WithLoss(), batch(0))
+    with torch.profiler.profile() as profile:
+        model(*batch(1)).backward()
+    names = {event.key for event in profile.key_averages()}
+    assert {"shardweave: forward", "shardweave: backward"} <= names
+    assert {"net.second, forward", "net.first, backward"} <= names

@@ -93,6 +93,17 @@ def test_settings_are_followed_wherever_the_model_holds_them() -> None:
         globals().update(FACTOR=1.0)
 
 
+def test_setting_that_is_changed_back_and_forth_keeps_both_programs() -> None:
+    model = Read()
+    step = compiled(model)
+    results: dict[float, Tensor] = {}
+    for scale in (1.0, 2.0, 3.0) * 3:
+        model.scale = scale
+        torch.testing.assert_close(step(X), results.setdefault(scale, step(X)))
+        torch.testing.assert_close(step(X), in_eager(model, X).detach())
+    assert len(sw.Step.of(model).programs.kept()) == 3
+
+
 def test_setting_that_evaluation_alone_reads_is_followed_there() -> None:
     model = Read()
     step = compiled(model)
