@@ -47,11 +47,13 @@ def name_of(path: Path) -> str:
 
 @pytest.fixture
 def page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PageRun]:
-    """A run in a folder of its own, that leaves no rule, pass or random state behind."""
+    """A run in a folder of its own, that leaves no rule, pass, default dtype or random state behind."""
     monkeypatch.chdir(tmp_path)
     kept = patch.dict(registry._RECORDS), patch.dict(lookup._known), patch.dict(PASSES)
+    dtype = torch.get_default_dtype()
     with kept[0], kept[1], kept[2], torch.random.fork_rng(devices=[]):
         yield PageRun(tmp_path)
+    torch.set_default_dtype(dtype)
 
 
 @pytest.mark.parametrize("page", slow_where(lambda page: page.stem in SLOW, PAGES), ids=name_of)

@@ -1,4 +1,4 @@
-# pyright: reportMissingImports=false
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 """Hugging Face's accelerate: every rank is its only worker, and sees the global batch."""
 
 from __future__ import annotations
@@ -48,23 +48,23 @@ class _Sharded:
     def get_state_dict(self, model: nn.Module, unwrap: bool = True) -> dict[str, Any]:
         state = state_of(model)
         if state is None:
-            return super().get_state_dict(model, unwrap)  # pyright: ignore[reportAttributeAccessIssue]
+            return super().get_state_dict(model, unwrap)
         # `save_state` asks with unwrap=False, for the state to go on from.
         with whole_state_dicts(state, random=not unwrap):
             return model.state_dict()
 
     def save_state(self, *args: Any, **kwargs: Any) -> Any:
-        with whole_optimizer_states([each.optimizer for each in self._optimizers]):  # pyright: ignore[reportAttributeAccessIssue]
-            saved = super().save_state(*args, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
+        with whole_optimizer_states([each.optimizer for each in self._optimizers]):
+            saved = super().save_state(*args, **kwargs)
         self.wait_for_everyone()
         return saved
 
     def load_state(self, *args: Any, **kwargs: Any) -> Any:
         with ExitStack() as stack:
             # safetensors looks for tied tensors by their memory, which a DTensor does not have.
-            for state in filter(None, map(state_of, self._models)):  # pyright: ignore[reportAttributeAccessIssue]
+            for state in filter(None, map(state_of, self._models)):
                 stack.enter_context(whole_state_dicts(state))
-            return super().load_state(*args, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
+            return super().load_state(*args, **kwargs)
 
 
 def see_one_worker(*, cpu: bool = False) -> None:

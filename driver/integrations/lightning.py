@@ -32,7 +32,7 @@ def strategy(device: torch.device | str | None = None, **options: Any) -> Any:
         """A single device for Lightning, which is a rank of the mesh."""
 
     chosen = world.local_device(world.world_size()) if device is None else torch.device(device)
-    made = ShardedStrategy(device=world.with_index(chosen), **options)
+    made = ShardedStrategy(device=world.with_index(chosen), **options)  # pyright: ignore[reportCallIssue]
     made.global_rank = world.rank()
     return made
 

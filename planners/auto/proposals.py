@@ -53,9 +53,9 @@ def proposals(
     """Planners by name, each as a function that plans. meshes: with a tensor axis, for Oases. like:
     the fastest point, after which Megatron's rule cuts experts over an axis that the space lacks.
 
-    Of a deep model these and AxoNN's alone, and AMP's where devices differ: Megatron's rule and
-    AMP's cuts for equal devices are in the space, and the degrees of Oases' blocks, which may
-    differ, do not follow from a few.
+    Of a deep model these and AxoNN's alone, AMP's where devices differ, and Megatron's rule where
+    the devices do not divide the batch: else this rule and AMP's cuts are in the space, and the
+    degrees of Oases' blocks, which may differ, do not follow from a few.
     """
     if mesh is None:
         yield from _further(evaluator, cluster, precision, like)
@@ -65,12 +65,16 @@ def proposals(
     if not is_deep or len({node.device for node in cluster.nodes}) > 1:
         if mesh is None or set(mesh.names) <= {"pipeline", "data", "tensor"}:
             yield AMP, _amp(evaluator, cluster, mesh, precision)
+    batch = evaluator.maker.estimator.reader.batch
+    if not is_deep or batch % cluster.num_devices:
+        yield (
+            "megatron",
+            lambda program: replace(
+                plan_megatron(program, mesh, cluster=cluster), precision=precision
+            ),
+        )
     if is_deep:
         return
-    yield (
-        "megatron",
-        lambda program: replace(plan_megatron(program, mesh, cluster=cluster), precision=precision),
-    )
     for one in meshes[:MOST_OASES]:
         yield (
             f"oases on {one}",

@@ -79,6 +79,8 @@ def test_oracle_that_prices_messages_has_no_smaller_worst_regret() -> None:
     record = json.loads((ROOT / "benchmarks/results/scoreboard.json").read_text())
     worst = record["looked"]["sources"]["vtrain_single"]["worst_regret"]
     assert f"{worst:.2f}" == f"{whole:.2f}"
+    assert whole is not None
+    assert quarter is not None
     assert whole > quarter > 1
 
 

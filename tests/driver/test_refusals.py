@@ -82,11 +82,11 @@ def with_stages(stages: str) -> sw.Program:
     return program
 
 
-def grouped_mm(*, rows: int, starts: list[Any], ends: list[Any], blocks: int = 1) -> Tensor:
+def grouped_mm(*, rows: int, starts: list[Any], ends: list[Any]) -> Tensor:
     """The op on tensors without values."""
     numbers = (torch.tensor(each).to("meta") for each in (starts, ends))
     values = torch.empty(rows, 2, device="meta"), torch.empty(len(starts), 2, 2, device="meta")
-    return torch.ops.shardweave.grouped_mm(*values, *numbers, groups=4, blocks=blocks)
+    return torch.ops.shardweave.grouped_mm(*values, *numbers, groups=4)
 
 
 def draw_numbers(state: Tensor) -> Tensor:
@@ -99,6 +99,7 @@ def cluster_of(node: str) -> Cluster:
 
 
 HALVES = torch.zeros(1, 1, 2, 4)
+FOUR_GROUPS = torch.empty(4, dtype=torch.int64, device="meta").expand(2, 4)
 
 REFUSALS: Mapping[str, tuple[Callable[[], object], str]] = {
     "long axis": (lambda: Mesh(data=MOST_DEVICES + 1), "mesh axis 'data' is longer than"),
@@ -196,8 +197,8 @@ REFUSALS: Mapping[str, tuple[Callable[[], object], str]] = {
         "starts and ends are int32 or int64",
     ),
     "blocks that do not divide": (
-        lambda: grouped_mm(rows=4, starts=[0], ends=[4], blocks=3),
-        "3 blocks divide neither the groups nor the rows",
+        lambda: torch.ops.shardweave.row_bounds(*FOUR_GROUPS, rows=8, blocks=3, parts=1),
+        "3 blocks do not divide 4 groups",
     ),
     "state of random numbers": (
         lambda: draw_numbers(torch.zeros(3, dtype=torch.int64)),

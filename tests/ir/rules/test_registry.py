@@ -14,7 +14,7 @@ from shardweave.tests.ir_text import step
 
 def test_rules_are_of_ops_that_torch_has() -> None:
     names = {spec.name for spec in specs() if spec.has_rule}
-    assert names - {op.name for op in aten_dialect().operations} == set(OWN_OPS)
+    assert names - {op.name for op in aten_dialect().operations} <= set(OWN_OPS)
 
 
 def test_rules_give_their_einsum_as_a_docstring() -> None:
