@@ -26,6 +26,7 @@ from shardweave.driver.step.lowering import (
     as_given,
     capture_call,
     lower,
+    made_here,
     on_rank_0,
 )
 from shardweave.driver.step.plan_choice import choose_plan
@@ -136,7 +137,7 @@ def compile(request: Request) -> CompiledModule:
         plan = choose_plan(captured.program, request)
         return lower(request, call, captured, plan)
 
-    lowered = on_rank_0(request, call, program, is_first=True)
+    lowered = on_rank_0(request, call, lambda: made_here(request, call, program, is_first=True))
     register_constants(request.model, lowered.constants)
     return bind(request, call, lowered, load(request, lowered, device))
 

@@ -76,32 +76,39 @@ class Lowered:
         return replace(self, notes=(*self.notes, text), warnings=(*self.warnings, text))
 
 
-def on_rank_0(
+def made_here(
     request: Request, call: StepCall, make: Callable[[Request], Lowered], *, is_first: bool = False
 ) -> Lowered:
-    """What `make` lowers for a call on rank 0, on every rank. Collective.
+    """What `make` lowers for a call on this rank.
+
+    make: takes the request with its model in the dtype of parameters. is_first: passes may give
+    notes, which they do once, on the program of the example.
+    """
+    start_s = perf_counter()
+    with (
+        nullcontext() if is_first else unheard(),
+        _explaining_empty_inputs(call),
+        as_plain(request.model, with_hooks=request.backward == IN_CALL),
+    ):
+        model = in_precision(request.model, request.precision)
+        lowered = make(replace(request, model=model))
+    lowered = replace(lowered, lowering_s=perf_counter() - start_s - lowered.capture_s)
+    if is_first and not call.grad and request.train is None:
+        lowered = lowered.with_warning(_EVALUATION)
+    if call.grad and not any([*call.trained, *(t.requires_grad for t in call.inputs.values())]):
+        lowered = lowered.with_warning(_FROZEN)
+    return lowered
+
+
+def on_rank_0(
+    request: Request, call: StepCall, made: Callable[[], Lowered], why: str = ""
+) -> Lowered:
+    """What rank 0 has made for a call, on every rank. Collective.
 
     So all ranks run the same program, whatever differs between their machines. For the backend
-    "reference" each process is on its own. make: takes the request with its model in the dtype of
-    parameters. is_first: passes may give notes, which they do once, on the program of the example.
+    "reference" each process is on its own. why: a program is made, for ranks that make none.
     """
     own: list[Program] = []
-
-    def made() -> Lowered:
-        start_s = perf_counter()
-        with (
-            nullcontext() if is_first else unheard(),
-            _explaining_empty_inputs(call),
-            as_plain(request.model, with_hooks=request.backward == IN_CALL),
-        ):
-            model = in_precision(request.model, request.precision)
-            lowered = make(replace(request, model=model))
-        lowered = replace(lowered, lowering_s=perf_counter() - start_s - lowered.capture_s)
-        if is_first and not call.grad and request.train is None:
-            lowered = lowered.with_warning(_EVALUATION)
-        if call.grad and not any([*call.trained, *(t.requires_grad for t in call.inputs.values())]):
-            lowered = lowered.with_warning(_FROZEN)
-        return lowered
 
     def sent() -> tuple[str, Lowered]:
         lowered = made()
@@ -112,7 +119,7 @@ def on_rank_0(
 
     if not request.has_processes:
         return made()
-    watchdog.meet("the call", str(call))
+    watchdog.meet("the call", f"{call}, compiled anew ({why})" if why else str(call))
     text, lowered = world.from_rank_0(sent)
     program = own[0] if own else Program.parse(text, "<the program of rank 0>")
     return replace(lowered, program=program)

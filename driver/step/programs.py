@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +20,13 @@ from shardweave.backends.step.step_call import StepCall
 from shardweave.backends.step.step_programs import OPTIONS, Programs, Stored, check_given
 from shardweave.driver.processes import world
 from shardweave.driver.step.binding import binding_of, gives_rows
-from shardweave.driver.step.lowering import Lowered, capture_call, lower, on_rank_0
+from shardweave.driver.step.lowering import (
+    Lowered,
+    capture_call,
+    lower,
+    made_here,
+    on_rank_0,
+)
 from shardweave.driver.step.model.plain_values import ABSENT
 from shardweave.driver.step.model.settings import Settings, Snapshot, changes
 from shardweave.driver.step.precision import AUTOCAST, inputs_in_precision
@@ -159,15 +166,17 @@ class CompiledPrograms(Programs):
             self._kept[key] = again
             return again.bound
         self._check_allowed(call)
-        bound = self._compile(call, stored, ", ".join(why))
-        if str(kept.bound.program) != str(bound.program):
-            return bound
+        made = made_here(self.request, call, partial(self._lowered, call=call, stored=stored))
+        if str(made.program) != str(kept.bound.program):
+            return self._compile(call, stored, ", ".join(why), lambda: made)
         self._set_aside[key].remove(kept)
-        # The program turns out not to read what was changed: it stays, and that is not looked at
-        # again for it. An attribute that hides the class's may have the same value.
+        # The program turns out not to read what was changed, perhaps on this rank alone: it stays,
+        # and that is not looked at again for it. An attribute that hides the class's may have the
+        # same value.
         old, new = kept.settings.by_place(), now.by_place()
         unread = kept.unread.union(p for p in changed if ABSENT not in (old[p], new[p]))
-        self._kept[key] = replace(self._kept[key], bound=kept.bound, unread=unread)
+        self._settings.look()
+        self._kept[key] = replace(kept, settings=self._settings.now(), unread=unread)
         return kept.bound
 
     def _with_settings(self, key: Any, now: Snapshot) -> _Kept | None:
@@ -201,7 +210,14 @@ class CompiledPrograms(Programs):
                 "leave dynamic=False out."
             )
 
-    def _compile(self, call: StepCall, stored: Stored, why: str = "") -> BoundProgram:
+    def _compile(
+        self,
+        call: StepCall,
+        stored: Stored,
+        why: str = "",
+        made: Callable[[], Lowered] | None = None,
+    ) -> BoundProgram:
+        """The program of a call, kept from now on. Collective. made: gives it on this rank."""
         start_s = time.perf_counter()
         last = next(reversed(self._kept.values()), None)
         why = why or (difference(last.call, call) if last else "asked for by recompile()")
@@ -212,8 +228,9 @@ class CompiledPrograms(Programs):
                 "raise max_programs"
             )
         self._check_parameters()
+        make = partial(self._lowered, call=call, stored=stored)
         lowered = on_rank_0(
-            self.request, call, lambda request: self._lowered(request, call, stored)
+            self.request, call, made or partial(made_here, self.request, call, make), why
         )
         self._note(lowered)
         if lowered.constants:

@@ -144,19 +144,24 @@ class Finder:
         self.held[f"{dot}forward"] = vars(module), "forward"
 
     def _add_class(self, kind: type, attributes: Holder, dot: str) -> None:
-        """What an object has of a class, which is its own once it is set there."""
+        """What a module has of a class, and the functions that it may call."""
+        if self._add_values(kind, attributes, dot):
+            for name, value in vars(kind).items():
+                self._methods[name].append(value.fget if isinstance(value, property) else value)
+
+    def _add_values(self, kind: type, attributes: Holder, dot: str) -> bool:
+        """What an object has of a class, which is its own once it is set there; whether the class
+        is new."""
         names = [
             name
             for name, value in vars(kind).items()
             if isinstance(value, (*VALUES, list, tuple, dict)) and not name.startswith("__")
         ]
         self.held.update({f"{dot}{name}": (attributes, name) for name in names})
-        if not self._is_new(kind):
-            return
-        for name in names:
+        is_new = self._is_new(kind)
+        for name in names if is_new else ():
             self._add(f"{kind.__qualname__}.{name}", vars(kind)[name], (_Class(kind), name))
-        for name, value in vars(kind).items():
-            self._methods[name].append(value.fget if isinstance(value, property) else value)
+        return is_new
 
     def _add(self, place: str, value: Any, at: Held, depth: int = DEPTH) -> None:
         """A value, and the attributes of objects such as a config, or several in a list."""
@@ -172,6 +177,9 @@ class Finder:
             if not depth:
                 self._beyond[place] = at[1], f"is deeper than {DEPTH} objects"
             elif self._is_new(one):
+                for kind in type(one).__mro__:
+                    if not _is_of_libraries(kind.__module__):
+                        self._add_values(kind, vars(one), f"{place}{inside}.")
                 for name, item in vars(one).items():
                     self._add(f"{place}{inside}.{name}", item, (vars(one), name), depth - 1)
 

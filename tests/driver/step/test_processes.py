@@ -268,6 +268,27 @@ def draw_before_micro_batches() -> None:
             close(step(x), expected, "loss")
 
 
+class Noted(nn.Module):
+    """A loss, and a setting that nobody reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.note = nn.Linear(4, 4), "before"
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x).square().mean()
+
+
+def change_what_nobody_reads() -> None:
+    """On one rank alone, as where rank 0 saves a model and its config."""
+    model, x = Noted(), torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
+    sw.compile(model, (x,), mesh="data=2")
+    before = model(x)
+    if dist.get_rank() == 0:
+        model.note = "after"
+    close(model(x), before, "loss")
+
+
 def everything() -> tuple[tuple[int, int], list[str]]:
     """All of the above in one start of processes."""
     train({})
@@ -275,6 +296,7 @@ def everything() -> tuple[tuple[int, int], list[str]]:
     synchronise_batch_norm()
     draw_before_micro_batches()
     plan_for_cluster()
+    change_what_nobody_reads()
     return count_messages(), fail_together()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ FACTOR = 1.0
 class Config:
     """Settings of `Read`."""
 
+    gain: ClassVar[float] = 1.0
     shift: float = 0.0
     inner: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(power=1))
 
@@ -42,7 +44,7 @@ class Read(nn.Module):
         self.temperature = 1.0
 
     def forward(self, x: Tensor) -> Tensor:
-        out = self.activation(self.fc(x)) * self.scale + self.config.shift
+        out = self.activation(self.fc(x)) * self.scale * self.config.gain + self.config.shift
         out = out * self.weights[0] * self.by_name["a"] * self._factor()
         if self._hidden is not None:
             out = out * self._hidden
@@ -69,6 +71,7 @@ def changes_of(model: Read) -> list[Callable[[], object]]:
         lambda: globals().update(FACTOR=1.5),
         lambda: setattr(model, "scale", 2.0),
         lambda: setattr(model.config, "shift", 0.5),
+        lambda: setattr(model.config, "gain", 1.25),
         lambda: setattr(model.config.inner, "power", 2),
         lambda: setattr(model, "config", Config(shift=0.25)),
         lambda: model.weights.__setitem__(0, 3.0),
