@@ -7,6 +7,7 @@ import io
 import pickle
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import shardweave as sw
+from shardweave.driver.step import programs
+from shardweave.driver.step.lowering import Lowered, made_here
 from shardweave.driver.step.precision import copy_of_model
 from shardweave.ir.library.philox import STATE
 from shardweave.tests.compiled import in_eager
@@ -57,15 +60,23 @@ def test_setting_changed_after_compile_is_followed(caplog: pytest.LogCaptureFixt
 
 
 def test_setting_that_forward_does_not_read_costs_one_look(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level("INFO", "shardweave")
+    looks: list[object] = []
+
+    def counting(*args: Any) -> Lowered:
+        looks.append(args)
+        return made_here(*args)
+
+    monkeypatch.setattr(programs, "made_here", counting)
     model = Scaled()
     step = compiled(model)
     for epoch in range(3):
         model.epoch = epoch
         step(X)
-    assert len(caplog.records) == 1
+    assert len(looks) == 1
+    assert caplog.records == [], "no program was compiled"
 
 
 def test_program_that_was_dropped_and_is_compiled_again_says_so(
