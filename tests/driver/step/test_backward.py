@@ -187,6 +187,7 @@ def test_unknown_ways_are_refused() -> None:
         sw.compile(Net(), (torch.ones(8, 8),), mesh="data=2", backward="late")
 
 
+@pytest.mark.filterwarnings("ignore:.*Profiler clears events")
 def test_trace_of_a_profiler_has_ranges_of_layers_forward_and_backward() -> None:
     model = sw.compile(WithLoss(), batch(0))
     with torch.profiler.profile() as profile:

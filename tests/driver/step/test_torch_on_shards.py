@@ -17,6 +17,7 @@ import shardweave as sw
 from shardweave.tests.compiled import compile_copy
 from shardweave.tests.driver.step.models import F64, Normed, batch, close, optimizers
 from shardweave.tests.spawn import run_ranks
+from shardweave.tests.torch_versions import new_torch
 
 
 def steps_beside_eager() -> None:
@@ -77,6 +78,7 @@ def refuses(step: sw.CompiledModule) -> None:
         compile_copy(sharded, kwargs=batch(), mesh="tensor=2")
 
 
+@new_torch("DTensor does not flatten a sharded dim")
 def test_averages_copies_and_clipping_are_those_of_eager_and_the_rest_is_refused() -> None:
     run_ranks(steps_beside_eager, 2)
 
