@@ -1,4 +1,4 @@
-"""A global batch of which each rank gives rows of its own, as `DistributedSampler` deals them out.
+"""Global batches whose rows the ranks give, each its own, as `DistributedSampler` deals them out.
 
 Ranks tell each other before each call how many rows they have, since the program depends on it.
 As in DDP, what a rank computes from its own rows of an output is its own: it differentiates its own
@@ -33,7 +33,7 @@ from shardweave.ir.mesh.placement import Sharding, contiguous
 from shardweave.planners.plan.zero import BATCH_AXES
 
 LOCAL, GLOBAL = "local", "global"
-"""What the tensors are that a rank gives: rows of its own, or the batch that all give alike."""
+"""The two kinds of inputs: a rank's own rows, or the batch that all ranks give alike."""
 
 _SAME_ROWS = ("tensor", "context")
 """Axes whose ranks share the work on the same rows, beside those of stages."""
@@ -57,7 +57,7 @@ def names_of_rows(inputs: Mapping[str, Tensor]) -> frozenset[str]:
 
 
 def grown(call: StepCall, mesh: Mesh) -> StepCall:
-    """The call of a global batch of which each rank gives as many rows as this call has."""
+    """The call of the global batch, where each rank gives as many rows as this call has."""
     count, rows = math.prod(mesh.size(axis) for axis in axes_of_rows(mesh)), {}
     for name in names_of_rows(call.inputs):
         tensor = call.inputs[name]
@@ -99,8 +99,8 @@ class Rows:
         return len(set(self.counts)) == 1
 
     def joined(self, tensor: Tensor) -> Tensor:
-        """The global tensor of which this rank has its rows: a DTensor that needs no message; where
-        ranks have different numbers, whole on every rank. Collective."""
+        """The global tensor, given this rank's rows: a DTensor that needs no message; where ranks
+        have different numbers, whole on every rank. Collective."""
         return _Joined.apply(tensor, self) if tensor.requires_grad else self._joined(tensor)  # pyright: ignore[reportReturnType]
 
     def _joined(self, tensor: Tensor) -> Tensor:
@@ -187,8 +187,8 @@ class LocalRows:
         names, new = self._names(call.inputs)
         lengths = {call.inputs[name].shape[0] for name in names}
         if len(lengths) > 1:
-            found = ", ".join(f"{name} {form_of(call.inputs[name])}" for name in sorted(names))
-            raise ValueError(f'batch="local": inputs differ in their number of rows: {found}.')
+            forms = ", ".join(f"{name} {form_of(call.inputs[name])}" for name in sorted(names))
+            raise ValueError(f'batch="local": inputs differ in their number of rows: {forms}.')
         if not names:
             return call
         (length,) = lengths
@@ -215,7 +215,7 @@ class LocalRows:
 
     @property
     def advice(self) -> str:
-        """What ranks are to do that have different rows where they share them."""
+        """Advice for ranks that have different rows where they share them."""
         axes = ", ".join(f"'{axis}'" for axis in self.axes)
         return f"ranks that do not differ along {axes} are to give the same rows"
 

@@ -48,18 +48,15 @@ def _places(needed: Tensor, numbers: Tensor) -> Tensor:
 
 def _exchanged(x: Tensor, sent: Sequence[int], received: Sequence[int], group: Group) -> Tensor:
     """Rows from all ranks by position, given those for all ranks by position."""
-    if group.is_sorted:
-        given = x.new_empty((sum(received), *x.shape[1:]))
-        dist.all_to_all_single(given, x, list(received), list(sent), group=group.process_group)
-        return given
     # torch sorts the ranks of a process group by number.
-    position_of = [group.order.index(rank) for rank in range(group.size)]
-    parts = x.split(list(sent))
-    x = torch.cat([parts[position] for position in position_of])
-    in_order = [received[position] for position in position_of]
-    given = x.new_empty((sum(received), *x.shape[1:]))
-    dist.all_to_all_single(
-        given, x, in_order, [sent[position] for position in position_of], group=group.process_group
-    )
-    parts = given.split(in_order)
+    positions = [group.order.index(rank) for rank in range(group.size)]
+    counts, given = [received[at] for at in positions], x.new_empty((sum(received), *x.shape[1:]))
+    if not group.is_sorted:
+        parts = x.split(list(sent))
+        x = torch.cat([parts[at] for at in positions])
+    sizes = [sent[at] for at in positions]
+    dist.all_to_all_single(given, x, counts, sizes, group=group.process_group)
+    if group.is_sorted:
+        return given
+    parts = given.split(counts)
     return torch.cat([parts[rank] for rank in group.order])

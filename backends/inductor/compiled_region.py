@@ -28,7 +28,7 @@ Results = Sequence[Tensor]
 Strides = tuple[tuple[int, ...], ...]
 
 COMPILED: dict[tuple[str, torch.device, Strides], Callable[..., Results]] = {}
-"""What Inductor has made, by the text of a region: equal layers share it."""
+"""Functions that Inductor has made, by the text of a region: equal layers share them."""
 
 
 class CompiledRegion:
@@ -93,7 +93,7 @@ class CompiledRegion:
         return f"{len(self.op.fused_ops)} ops of {layer_of(self.op) or 'the model'}"
 
     def explain(self, device: torch.device) -> str:
-        """What computes the region, in one line."""
+        """Say in one line what computes the region."""
         del device
         names = ", ".join(op.name.removeprefix("aten.") for op in self.op.fused_ops)
         if self.reason:
@@ -109,7 +109,7 @@ def _compiled(graph: fx.GraphModule, tensors: Sequence[Tensor]) -> Callable[...,
 
 
 def text_of(op: FusedOp) -> str:
-    """What a region computes as text, the same for equal layers."""
+    """The computation of a region as text, the same for equal layers."""
     numbers: dict[SSAValue, int] = {}
     for argument in op.block.args:
         numbers[argument] = len(numbers)

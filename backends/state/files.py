@@ -1,4 +1,4 @@
-"""Values of a model in files, of which each rank reads its part: safetensors, or a checkpoint."""
+"""Values of a model in files: safetensors, or a checkpoint. Each rank reads its part."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training frameworks that drive a compiled model: a line for each, and nothing of them is patched.
+"""Training frameworks that drive a compiled model: a line for each, and their own code runs.
 
 `sw.integrations.transformers`, `.accelerate` and `.lightning` are imported when they are first
 used, and the frameworks with them.

@@ -8,21 +8,14 @@ from itertools import groupby
 
 from xdsl.ir import Operation
 
-from shardweave.ir.dialects.annotations import (
-    common_path,
-    copy_of,
-    layer_of,
-    phase_of,
-    set_copy,
-    set_layer,
-    set_phase,
-)
+from shardweave.ir.dialects.annotations import copy_of, phase_of
 from shardweave.ir.dialects.aten import AtenOp
-from shardweave.ir.dialects.kernel import FusedOp, fuse
 from shardweave.ir.ops.fusible import role_of
 from shardweave.ir.ops.registry import is_attention, is_random
 from shardweave.ir.program.blocks import Blocks, blocks_of
 from shardweave.ir.program.program import Program
+from shardweave.passes.kernels.fuse_kernels import put_in_region
+from shardweave.passes.kernels.unfuse_kernels import require_no_regions
 from shardweave.passes.notes import note
 from shardweave.passes.program_pass import PassOnProgram
 
@@ -44,20 +37,13 @@ class FuseBlocksPass(PassOnProgram):
     name = "fuse-blocks"
 
     def run(self, program: Program) -> None:
-        if any(isinstance(op, FusedOp) for op in program.ops):
-            raise ValueError("the program has fused regions already; run unfuse-kernels first.")
+        require_no_regions(program)
         places = {op: place for place, op in enumerate(program.ops)}
         runs = [run for run in _runs(program) if _gains(run)]
         for run in runs:
-            phase, copy = phase_of(run[0]), copy_of(run[0])
-            last = run[-1].next_op
-            assert last is not None
-            layer = common_path(map(layer_of, run))
-            fused = fuse(run, last, [places[op] for op in run])
-            set_layer(fused, layer)
-            set_phase(fused, phase)
-            if copy is not None:
-                set_copy(fused, copy)
+            after = run[-1].next_op
+            assert after is not None
+            put_in_region(run, after, [places[op] for op in run], phase_of(run[0]))
         if not runs:
             note("no two neighbouring ops can be fused: nothing is put into regions.")
 

@@ -21,7 +21,7 @@ from shardweave.ir.dialects.annotations import (
 )
 from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.dist import CollectiveOp, WaitOp
-from shardweave.ir.dialects.kernel import FusedOp, escaping_values, fuse
+from shardweave.ir.dialects.kernel import escaping_values, fuse
 from shardweave.ir.ops.fusible import MAX_OPS, MAX_VALUES, role_of
 from shardweave.ir.ops.registry import spec_of
 from shardweave.ir.program.blocks import blocks_of
@@ -31,6 +31,7 @@ from shardweave.ir.program.storage import copies
 from shardweave.ir.program.traffic import traffic
 from shardweave.ir.sharding.flow import is_propagated
 from shardweave.ir.sharding.ragged import ragged_values
+from shardweave.passes.kernels.unfuse_kernels import require_no_regions
 from shardweave.passes.notes import note
 from shardweave.passes.program_pass import PassOnProgram
 
@@ -287,12 +288,17 @@ def write_region(unit: Unit) -> None:
     while after in unit.ops:
         after = after.next_op
         assert after is not None
-    fused = fuse(ops, after, [unit.ops[op] for op in ops])
-    set_layer(fused, common_path(map(layer_of, ops)))
     phase = unit.key[2]
     assert isinstance(phase, str)
+    put_in_region(ops, after, [unit.ops[op] for op in ops], phase)
+
+
+def put_in_region(ops: list[Operation], before: Operation, places: list[int], phase: str) -> None:
+    """Move ops of one sub-batch into a region, as `fuse`, which is annotated as they are."""
+    fused = fuse(ops, before, places)
+    set_layer(fused, common_path(map(layer_of, ops)))
     set_phase(fused, phase)
-    copy = copy_of(anchor)
+    copy = copy_of(ops[0])
     if copy is not None:
         set_copy(fused, copy)
 
@@ -318,8 +324,7 @@ class FuseKernelsPass(PassOnProgram):
     matmul: bool = True
 
     def run(self, program: Program) -> None:
-        if any(isinstance(one, FusedOp) for one in program.ops):
-            raise ValueError("the program has fused regions already; run unfuse-kernels first.")
+        require_no_regions(program)
         if not program.is_local and is_propagated(program):
             raise ValueError(
                 "the program is propagated but not partitioned, and a region of it would have no "

@@ -18,7 +18,7 @@ from xdsl.rewriter import InsertPoint, Rewriter
 
 from shardweave.ir.dialects.annotations import phase_of, set_origin, set_phase
 from shardweave.ir.dialects.dist import DistOp
-from shardweave.ir.dialects.kernel import FusedOp, escaping_values
+from shardweave.ir.dialects.kernel import escaping_values
 from shardweave.ir.dialects.types import dtype_of_value, num_bytes, tensor_type_of
 from shardweave.ir.ops.fusible import MAX_OPS, MAX_VALUES, role_of
 from shardweave.ir.ops.registry import spec_of
@@ -26,6 +26,7 @@ from shardweave.ir.program.dead_code import remove_dead_ops
 from shardweave.ir.program.program import Program
 from shardweave.ir.program.storage import layout_source
 from shardweave.passes.kernels.fuse_kernels import Growth, Unit, keys_of_ops
+from shardweave.passes.kernels.unfuse_kernels import require_no_regions
 from shardweave.passes.notes import note
 from shardweave.passes.program_pass import PassOnProgram
 
@@ -272,7 +273,6 @@ class RecomputeProducersPass(PassOnProgram):
     matmul: bool = True
 
     def run(self, program: Program) -> None:
-        if any(isinstance(op, FusedOp) for op in program.ops):
-            raise ValueError("the program has fused regions already; run unfuse-kernels first.")
+        require_no_regions(program)
         if not recompute_producers(program, matmul=self.matmul):
             note("nothing that kernels hand on is cheaper to compute again; leave the pass out.")

@@ -58,6 +58,12 @@ def has_regions(program: Program) -> bool:
     return any(isinstance(op, FusedOp) for op in ops_of_parts(program))
 
 
+def require_no_regions(program: Program) -> None:
+    """Raises ValueError for a program whose ops are in regions already."""
+    if has_regions(program):
+        raise ValueError("the program has fused regions already; run unfuse-kernels first.")
+
+
 def without_regions(program: Program) -> Program:
     """The program itself, or if it has fused ops a copy in which they are inlined.
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from math import prod
 from typing import Literal
 
 import torch
@@ -193,12 +192,5 @@ def _own_rows(op: Operation, table: SSAValue) -> AtenOp | None:
 
 def _places(axes: Sequence[str], rows: Sequence[str], mesh: Mesh) -> list[int]:
     """For each position along `axes` the position along `rows`, the same axes in another order."""
-    places: list[int] = []
-    for at in product(*(range(mesh.size(axis)) for axis in axes)):
-        coordinates = dict(zip(axes, at, strict=True))
-        position = 0
-        for axis in rows:
-            position = position * mesh.size(axis) + coordinates[axis]
-        places.append(position)
-    assert len(places) == prod(map(mesh.size, axes))
-    return places
+    sizes = (range(mesh.size(axis)) for axis in axes)
+    return [mesh.position(rows, dict(zip(axes, at, strict=True))) for at in product(*sizes)]
