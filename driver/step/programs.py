@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from shardweave.backends.batch.rows import LocalRows, axes_of_rows
 from shardweave.backends.distributed.distributed import DistributedBackend
 from shardweave.backends.step.bound import BoundProgram
+from shardweave.backends.step.compiled_module import as_written
 from shardweave.backends.step.step import AUTOGRAD
 from shardweave.backends.step.step_call import StepCall
 from shardweave.backends.step.step_programs import OPTIONS, Programs, Stored, check_given
@@ -32,6 +34,7 @@ from shardweave.driver.step.model.settings import Settings, Snapshot, changes
 from shardweave.driver.step.precision import AUTOCAST, inputs_in_precision
 from shardweave.driver.step.request import Request
 from shardweave.ir.capture.arguments import Form, taken_apart
+from shardweave.ir.capture.outputs import chosen_loss
 from shardweave.ir.dialects.types import form_of
 from shardweave.ir.notes import say, warn
 from shardweave.passes.notes import PlanNote
@@ -93,6 +96,36 @@ class CompiledPrograms(Programs):
         self._first_call = call
         self._ahead = {self._shape_key(call)}
         self._forms = parameter_forms(request.model)
+
+    def in_eager(self, call: StepCall, inputs: Mapping[str, Tensor]) -> Any:
+        model, choice = self.request.model, self.request.loss
+        args, kwargs = call.form.arguments(tuple(inputs.values()))
+        cast = call.autocast or torch.get_default_dtype()
+        is_cast = call.autocast is not None
+        with (
+            as_written(model),
+            torch.autocast(self.first.backend.device.type, cast, enabled=is_cast),
+        ):
+            output = model(*args, **kwargs)
+        if callable(choice):
+            output = choice(output), output
+        is_alone = self.request.only_loss and call.grad
+        return chosen_loss(output, choice) if is_alone else output
+
+    def copied(self, model: nn.Module) -> CompiledPrograms:
+        now = self._settings.now()
+        new = copy.copy(self)
+        new.request = replace(self.request, model=model)
+        new._binding = binding_of(new.request)
+        new._settings = Settings(model, self.request.loss)
+        settings = new._settings.now()
+        new._kept = OrderedDict(
+            (key, replace(kept, settings=settings))
+            for key, kept in self._kept.items()
+            if kept.settings.is_same(now)
+        )
+        new._set_aside, new._dropped, new.notes = {}, set(), list(self.notes)
+        return new
 
     def taken_apart(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], *, is_whole: bool = True
