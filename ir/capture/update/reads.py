@@ -77,7 +77,7 @@ def reads_of(
             continue
         try:
             runs.append(
-                _seen(_Observer(optimizer, parameters, sizes, shapes, has_gradient), has_closure)
+                _seen(MetaCopy(optimizer, parameters, sizes, shapes, has_gradient), has_closure)
             )
         except Exception as error:  # noqa: BLE001 - a user's code may raise anything here
             joint = runs[0].reads.joint if runs else everything
@@ -96,23 +96,51 @@ def _first_line(error: Exception) -> str:
 # One run
 
 
+def calls_of(
+    optimizer: Optimizer,
+    parameters: Sequence[Tensor],
+    sizes: Sequence[Sizes],
+    has_gradient: Sequence[bool],
+) -> dict[int, Calls]:
+    """The calls of the next step for each parameter with a gradient, on full values."""
+    shapes = [size.full for size in sizes]
+    observer = MetaCopy(optimizer, parameters, sizes, shapes, has_gradient)
+    seen = _seen(observer, has_closure=False)
+    return {index: observer.calls(index, seen) for index, has in enumerate(has_gradient) if has}
+
+
+@dataclass(frozen=True)
+class Calls:
+    """The ops that update one parameter, with their numbers, and the state that they leave.
+
+    ops: behind them those that make constants, which may be of any parameter. state: that of the
+    parameter, with tensors on the meta device in place of its tensors.
+    """
+
+    ops: tuple[tuple[str, tuple[Any, ...]], ...]
+    numbers: tuple[float, ...]
+    state: Any
+    is_joint: bool
+    """Whether an op computes with other parameters too."""
+
+
 @dataclass(frozen=True)
 class _Seen:
-    """calls: the ops that ran, each with the arguments that are no tensors."""
+    """calls: the ops that ran, each with the arguments that are no tensors. of: by call, the
+    parameters that its tensors were made of."""
 
     reads: Reads
     calls: tuple[tuple[str, tuple[Any, ...]], ...]
+    of: tuple[frozenset[int], ...]
 
 
-def _seen(observer: _Observer, has_closure: bool) -> _Seen:
-    step: Any = type(observer.optimizer).step
-    closure = (lambda: torch.zeros(()),) if has_closure else ()
-    with observer.mode, torch.no_grad():
-        getattr(step, "__wrapped__", step)(observer.optimizer, *closure)
-    return _Seen(observer.reads(), tuple(observer.mode.calls))
+def _seen(observer: MetaCopy, has_closure: bool) -> _Seen:
+    with observer.mode:
+        run_step(observer.optimizer, *((lambda: torch.zeros(()),) if has_closure else ()))
+    return _Seen(observer.reads(), tuple(observer.mode.calls), tuple(observer.mode.of))
 
 
-class _Observer:
+class MetaCopy:
     """A copy of an optimizer on the meta device; scalars on the host keep their values."""
 
     def __init__(
@@ -140,10 +168,7 @@ class _Observer:
             for value in pytree.tree_leaves(optimizer.state.get(old)):
                 if isinstance(value, Tensor):
                     memo[id(value)] = self._state(value, index, sizes[index], shapes[index])
-        memo[id(optimizer)] = self.optimizer = object.__new__(type(optimizer))
-        hooks = {name: value for name, value in vars(optimizer).items() if "hooks" in name}
-        own = {name: x for name, x in vars(optimizer).items() if name not in {*hooks, "step"}}
-        vars(self.optimizer).update(copy.deepcopy(own, memo) | hooks)
+        self.optimizer = copied(optimizer, memo)
         self._kept = memo
         if type(optimizer).__module__.startswith("torch.optim"):
             # Their fused and joint forms compute the same, as do those that a graph can capture.
@@ -175,6 +200,36 @@ class _Observer:
         reason = self.mode.draws or self.mode.reason
         return Reads(frozenset(full | joint), frozenset(joint), reason, bool(self.mode.draws))
 
+    def calls(self, index: int, seen: _Seen) -> Calls:
+        """Those of one parameter: numbers of ops that make constants stay in the ops."""
+        ops: list[tuple[str, tuple[Any, ...]]] = []
+        numbers: list[float] = []
+        for (op, plain), of in zip(seen.calls, seen.of, strict=True):
+            if index in of:
+                numbers += [x for x in plain if isinstance(x, float)]
+                plain = tuple(float if isinstance(x, float) else x for x in plain)
+                ops.append((op, plain))
+        ops += [call for call, of in zip(seen.calls, seen.of, strict=True) if not of]
+        state = self.optimizer.state.get(self.parameters[index])
+        is_joint = any(index in of and len(of) > 1 for of in seen.of)
+        return Calls(tuple(ops), tuple(numbers), state, is_joint)
+
+
+def copied(optimizer: Optimizer, memo: dict[int, Any]) -> Optimizer:
+    """A copy of an optimizer, with other objects for those that `memo` has by identity."""
+    memo[id(optimizer)] = made = object.__new__(type(optimizer))
+    hooks = {name: value for name, value in vars(optimizer).items() if "hooks" in name}
+    own = {name: x for name, x in vars(optimizer).items() if name not in {*hooks, "step"}}
+    vars(made).update(copy.deepcopy(own, memo) | hooks)
+    return made
+
+
+def run_step(optimizer: Optimizer, *closure: Any) -> None:
+    """Run an optimizer's step without the hooks and the profiler that torch puts around it."""
+    step: Any = type(optimizer).step
+    with torch.no_grad():
+        getattr(step, "__wrapped__", step)(optimizer, *closure)
+
 
 _FORMS = ("foreach", "fused", "capturable")
 
@@ -195,6 +250,7 @@ class _OpsSeen(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
+        self.of: list[frozenset[int]] = []
         self.reason = ""
         self.draws = ""
         self._values: dict[int, _Value] = {}
@@ -223,9 +279,7 @@ class _OpsSeen(TorchDispatchMode):
         kwargs = kwargs or {}
         leaves = pytree.tree_leaves((args, kwargs))
         given = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        if kwargs.get("device") == _META and not any(tensor.is_meta for tensor in given):
-            if not func(*args, **kwargs).ndim:  # a rate or a count, whose value code may ask for
-                kwargs = {**kwargs, "device": torch.device("cpu")}
+        kwargs = on_host(func, args, kwargs, given)
         result = func(*args, **kwargs)
         if torch.Tag.nondeterministic_seeded in func.tags:
             self.draws = f"{func} draws random numbers"
@@ -233,6 +287,8 @@ class _OpsSeen(TorchDispatchMode):
         if any(tensor.is_meta for tensor in (*given, *made)):
             plain = tuple(x for x in _arguments(args, kwargs) if not isinstance(x, Tensor))
             self.calls.append((str(func), plain))
+            values = map(self.value_of, given)
+            self.of.append(frozenset[int]().union(*(value.of for value in values if value)))
         self._follow(func, args, kwargs, given, made)
         return result
 
@@ -247,7 +303,7 @@ class _OpsSeen(TorchDispatchMode):
         if func.is_view:
             self._look_at_views(func, given, made)
             return
-        if func.name().startswith("aten::_foreach_") and _is_elementwise(func):
+        if func.name().startswith("aten::_foreach_") and is_elementwise(func):
             for row in zip(*_rows(args, kwargs, len(args[0])), strict=True):
                 tensors = [x for x in row if isinstance(x, Tensor)]
                 self._join(func, tensors, [tensors[0]], is_elementwise=True)
@@ -257,7 +313,7 @@ class _OpsSeen(TorchDispatchMode):
                 self._join(func, tensors, [x], is_elementwise=True)
             return
         written = [x for x in given if _is_written(func, x, args, kwargs)]
-        self._join(func, given, [*made, *written], is_elementwise=_is_elementwise(func))
+        self._join(func, given, [*made, *written], is_elementwise=is_elementwise(func))
 
     def _look_at_views(
         self, func: OpOverload[..., Any], given: Sequence[Tensor], made: Sequence[Tensor]
@@ -294,6 +350,17 @@ class _OpsSeen(TorchDispatchMode):
             self._keep(x, _Value(of, is_aligned, tuple(x.shape)))
 
 
+def on_host(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: Sequence[Tensor]
+) -> dict[str, Any]:
+    """The keywords of a call that makes a scalar on the meta device, to make it on the host: it is
+    a rate or a count, whose value code may ask for. Those of other calls stay."""
+    if kwargs.get("device") == _META and not any(tensor.is_meta for tensor in given):
+        if not func(*args, **kwargs).ndim:
+            return {**kwargs, "device": torch.device("cpu")}
+    return kwargs
+
+
 def _geometry(tensor: Tensor) -> tuple[Any, ...]:
     return tensor.shape, tensor.stride(), tensor.storage_offset()
 
@@ -319,7 +386,7 @@ def _rows(args: tuple[Any, ...], kwargs: Mapping[str, Any], count: int) -> list[
     ]
 
 
-def _is_elementwise(func: OpOverload[..., Any]) -> bool:
+def is_elementwise(func: OpOverload[..., Any]) -> bool:
     """Say whether each element of an op's result reads that element of its operands alone."""
     if torch.Tag.pointwise in func.tags or torch.Tag.inplace_view in func.tags:
         return torch.Tag.inplace_view not in func.tags
@@ -328,7 +395,7 @@ def _is_elementwise(func: OpOverload[..., Any]) -> bool:
     if base.startswith("_foreach_"):
         packet = getattr(torch.ops.aten, base.removeprefix("_foreach_").rstrip("_"), None)
         names = [] if packet is None else packet.overloads()
-        return any(_is_elementwise(getattr(packet, each)) for each in names)
+        return any(is_elementwise(getattr(packet, each)) for each in names)
     spec = spec_named(".".join(filter(None, (namespace, base.rstrip("_"), overload))))
     return spec.rule == "pointwise" or spec.overwrites or base.endswith("_like")
 
