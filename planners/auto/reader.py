@@ -25,6 +25,7 @@ from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.degrees import divisors
 from shardweave.planners.cost.workload import BlockWork, Workload, batch_of, workload_of
 from shardweave.planners.lowering.lower import RECENT, Lowerings
+from shardweave.planners.megatron.planner import EXPERT
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.zero import DATA_AXIS
 
@@ -190,11 +191,13 @@ class CostReader:
 
     depths: Depths
     cluster: Cluster
+    expert_load: float = 1.0
     lowerings: Lowerings = field(init=False)
     _num_read: int = 0
     _known: dict[tuple[ReplicaCut, int, str], PieceCost] = field(
         default_factory=dict[tuple[ReplicaCut, int, str], PieceCost]
     )
+    _expert_shares: dict[ReplicaCut, float] = field(default_factory=dict[ReplicaCut, float])
     _bases: dict[tuple[int, int, ReplicaCut, int], Plan] = field(
         default_factory=dict[tuple[int, int, ReplicaCut, int], Plan]
     )
@@ -219,15 +222,35 @@ class CostReader:
         """The shardings of degrees by Megatron's rule, of the program or one with fewer blocks."""
         key = id(program), data, cut, replica
         if key not in self._bases:
-            self._bases[key] = cut_plan(program, data, cut, replica)
+            base = cut_plan(program, data, cut, replica)
+            self._bases[key] = replace(base, expert_load=self.expert_load)
         return self._bases[key]
+
+    def expert_share(self, cut: ReplicaCut) -> float:
+        """Of a device's bytes of parameters, the share that an axis of experts cuts."""
+        if cut.expert == 1:
+            return 0.0
+        if cut not in self._expert_shares:
+            program, mesh = self.depths.program, cut.mesh(1)
+            plan = self.base(program, 1, cut)
+            texts = {**plan.parameters, **plan.used}
+            sizes = {True: 0, False: 0}
+            for slot in program.arguments:
+                if slot.kind == "param":
+                    text = texts.get(slot.name, "")
+                    axes = [name for name in mesh.names if f'"{name}"' in text]
+                    sizes[EXPERT in axes] += num_bytes(tensor_type_of(slot.value)) // mesh.sizes(
+                        axes
+                    )
+            self._expert_shares[cut] = sizes[True] / max(1, sum(sizes.values()))
+        return self._expert_shares[cut]
 
     def cost(self, cut: ReplicaCut, rows: int, recompute: str = "none") -> PieceCost:
         """Raises ValueError if the program cannot be partitioned so."""
         recompute = "none" if recompute in REPEATING else recompute
         key = cut, rows, recompute
         if key not in self._known:
-            read = self._rows_read()
+            read = self._rows_read(cut)
             if rows in read:
                 self._known[key] = self._read(cut, rows, recompute)
             else:
@@ -236,15 +259,16 @@ class CostReader:
                 self._known[key] = _between(before, after, (rows - low) / (high - low))
         return self._known[key]
 
-    def _rows_read(self) -> list[int]:
+    def _rows_read(self, cut: ReplicaCut) -> list[int]:
         """The rows of pieces that are read; costs of others lie on lines between them."""
-        rows = divisors(self.batch)
+        rows = divisors(self.batch // cut.expert)
         few = [n for n in rows if n in ROWS_READ]
         return few if self.depths.is_deep and len(few) > 1 else rows
 
     def _read(self, cut: ReplicaCut, rows: int, recompute: str) -> PieceCost:
         self._num_read += recompute == "none"
-        plan = replace(self.base(self.depths.read, self.batch // rows, cut), recompute=recompute)
+        data = self.batch // rows // cut.expert
+        plan = replace(self.base(self.depths.read, data, cut), recompute=recompute)
         local = self.lowerings.blocking(plan)
         return self._priced(workload_of(local, self.cluster, self._mesh(cut)))
 
