@@ -52,7 +52,6 @@ def _first(bounds: Tensor | None, index: Tensor | None, shards: int) -> Tensor |
 def _groups(
     starts: Tensor, ends: Tensor, num_rows: int, first: Tensor | int
 ) -> Iterator[tuple[int, slice]]:
-    """Each group that has rows here, and its rows, counted from the first row here."""
     runs = (torch.stack([starts, ends]) - first).clamp(0, num_rows)
     for group, (start, end) in enumerate(runs.t().tolist()):
         if end > start:

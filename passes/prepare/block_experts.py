@@ -164,7 +164,6 @@ def _want(op: AtenOp, rows: DimSharding) -> None:
 
 
 def _lookup(op: AtenOp) -> AtenOp | None:
-    """The lookup of the rows of a grouped product, and casts between; None if there is none."""
     owner = op.operands[0].owner
     while isinstance(owner, AtenOp) and spec_of(owner).view == "cast":
         owner = owner.operands[0].owner

@@ -100,7 +100,6 @@ class Estimator:
         return PointEstimate(time_s + sync, bound_s, filling_s, memory, state)
 
     def _chunks(self, point: JointPoint) -> int:
-        """Stages of a device, where more of them fill a pipeline sooner."""
         return point.chunks if point.chooses("chunks") else 1
 
     def _exposed(self, point: JointPoint, compute: float, inside: float) -> float:
@@ -247,7 +246,7 @@ class Estimator:
             in_flight = point.micro_batches
         chunks = self._chunks(point)
         if chunks > 1:
-            # Passes of chunks ahead on the first device (`planners/schedules/interleaved.py`).
+            # Passes of chunks ahead on the first device (interleaved 1F1B).
             ahead = (chunks - 1) * point.stages + 2 * (point.stages - 1) + 1
             in_flight = min(point.micro_batches, ahead / chunks)
         kept *= point.sub_batches * in_flight / point.stages

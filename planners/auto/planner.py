@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.program import Program
 from shardweave.ir.program.text import without_gc
-from shardweave.planners.auto.empty import why_empty
 from shardweave.planners.auto.estimate import Estimator
 from shardweave.planners.auto.evaluate import Evaluator
 from shardweave.planners.auto.plans import PlanMaker
@@ -19,7 +18,7 @@ from shardweave.planners.auto.search import JointSearch
 from shardweave.planners.auto.space.constraints import Constraints, point_of, with_memory
 from shardweave.planners.auto.space.point import BUCKETS
 from shardweave.planners.auto.space.space import joint_space
-from shardweave.planners.auto.worth import looked_at, over_own, worth
+from shardweave.planners.auto.worth import looked_at, over_own, why_empty, worth
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.memory import check_plan_precision
 from shardweave.planners.cost.presets import find_cluster

@@ -184,7 +184,6 @@ def _annotate_layers(plan: Plan, program: Program, mesh: Mesh) -> None:
 
 
 def _annotate_ops(plan: Plan, program: Program, mesh: Mesh) -> None:
-    """Annotate the results of the ops that the plan names one by one."""
     wanted = {key: text for key, text in plan.activations.items() if OP_MARK in key}
     ops = named_ops(program) if wanted else {}
     for key, text in wanted.items():

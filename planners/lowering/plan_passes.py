@@ -132,7 +132,6 @@ def _names(passes: Collection[ModulePass]) -> set[str]:
 
 
 def _derived(plan: Plan) -> tuple[ModulePass, ...]:
-    """The passes that the fields of a plan ask for."""
     return (*_partitioning(plan), *_recomputation(plan), *_finishing(plan))
 
 

@@ -185,7 +185,6 @@ def _batch_axes(program: Program, mesh: Mesh, batch: Sequence[str], expert: str)
 
 
 def _joined(a: Mapping[SSAValue, Cut], b: Mapping[SSAValue, Cut]) -> dict[SSAValue, Cut]:
-    """The cuts of two axes; those of both where a value is cut by both."""
     found = dict(a)
     for value, cut in b.items():
         pairs = zip(found.get(value, ((),) * len(cut)), cut, strict=True)
@@ -224,7 +223,6 @@ def _divides_some(program: Program, tensor: str, size: int) -> bool:
 
 
 def _uneven_notes(uneven: Mapping[AtenOp, str], axis: str) -> list[str]:
-    """One note for each reason why linear maps stay whole."""
     why = "cut otherwise, their weights would be gathered at each use"
     layers: dict[str, list[str]] = {}
     for op, what in uneven.items():
@@ -239,7 +237,6 @@ def _uneven_notes(uneven: Mapping[AtenOp, str], axis: str) -> list[str]:
 
 
 def _cut_vocabulary(program: Program, tensor: str, mesh: Mesh, cuts: dict[SSAValue, Cut]) -> None:
-    """Cut each embedding looked up by an input along its rows."""
     for _, table in input_embeddings(program):
         rows, _ = shape_of(table)
         cuts.setdefault(table, (contiguous([tensor], rows, mesh), ()))
