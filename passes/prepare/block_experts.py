@@ -183,8 +183,9 @@ class _Ragged:
     def __init__(self, routing: Routing, spread: _Spread, load: float) -> None:
         self.routing = routing
         self.spread = spread
-        self.counted = {} if load == 1 else {"load": load}
         self.load = load
+        self.spread_of = {"blocks": spread.blocks, "parts": spread.parts}
+        self.counted = self.spread_of | ({} if load == 1 else {"load": load})
         self.ragged: dict[SSAValue, SSAValue] = {}
         """The ragged rows, by the values of all rows that they stand for."""
         self.computed: set[SSAValue] = set()
@@ -226,9 +227,8 @@ class _Ragged:
             operands[index] = self._rows(operands[index], op)
         num_rows = shape_of(op.operands[0])[0]
         types = [self._ragged_type(op.results[0]) if gives_rows else op.results[0].type]
-        spread = {"blocks": self.spread.blocks, "parts": self.spread.parts}
         operands.append(self._bounds(op, num_rows))
-        self._insert(op, remade(op, operands, types, **spread), gives_rows)
+        self._insert(op, remade(op, operands, types, **self.spread_of), gives_rows)
 
     def _on_ragged(self, op: AtenOp, rows: set[int], by_row: bool) -> None:
         operands = [
@@ -295,10 +295,7 @@ class _Ragged:
         owner = value.owner
         new = Builder.before(place, owner if isinstance(owner, Operation) else place)
         bounds = self._bounds(place, shape_of(value)[0])
-        made = create(
-            OWN_ROWS, [value, bounds], [self._ragged_type(value)],
-            {"blocks": self.spread.blocks, "parts": self.spread.parts, **self.counted},
-        )  # fmt: skip
+        made = create(OWN_ROWS, [value, bounds], [self._ragged_type(value)], self.counted)
         new.insert(made, value)
         _want(made, self.spread.of_rows(shape_of(made.results[0])[0]))
         return made.results[0]
@@ -308,7 +305,7 @@ class _Ragged:
             devices = self.spread.blocks * self.spread.parts
             self.bounds = Builder.before(place).aten(
                 ROW_BOUNDS, list(self.routing), tensor_type((devices + 1,), torch.int64), "bounds",
-                rows=num_rows, blocks=self.spread.blocks, parts=self.spread.parts,
+                rows=num_rows, **self.spread_of,
             )  # fmt: skip
         return self.bounds
 
@@ -322,10 +319,9 @@ class _Ragged:
         if dtype == torch.bool:
             counted = tensor_type(shape_of(rows), torch.int64)
             rows = new.aten("aten._to_copy", [rows], counted)
-        spread = {"blocks": self.spread.blocks, "parts": self.spread.parts, **self.counted}
         whole = tensor_type(shape, dtype_of_value(rows))
         made = new.aten(
-            ALL_ROWS, [rows, self.bounds], whole, "all_rows", num_rows=shape[0], **spread
+            ALL_ROWS, [rows, self.bounds], whole, "all_rows", num_rows=shape[0], **self.counted
         )
         if dtype == torch.bool:
             made = new.aten("aten._to_copy", [made], tensor_type(shape, dtype))

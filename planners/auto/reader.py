@@ -19,13 +19,12 @@ from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.blocks import blocks_of
 from shardweave.ir.program.program import Program
 from shardweave.passes.prepare.fewer_blocks import with_fewer_blocks
-from shardweave.planners.auto.space.cuts import cut_plan
+from shardweave.planners.auto.space.cuts import cut_plan, expert_share
 from shardweave.planners.auto.space.point import ReplicaCut
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.degrees import divisors
 from shardweave.planners.cost.workload import BlockWork, Workload, batch_of, workload_of
 from shardweave.planners.lowering.lower import RECENT, Lowerings
-from shardweave.planners.megatron.planner import EXPERT
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.zero import DATA_AXIS
 
@@ -187,13 +186,16 @@ class PieceCost:
 
 @dataclass(eq=False)
 class CostReader:
-    """Reads costs of a program on a cluster, each partition once."""
+    """Reads costs of a program on a cluster, each partition once.
+
+    num_partitions: how many were made.
+    """
 
     depths: Depths
     cluster: Cluster
     expert_load: float = 1.0
     lowerings: Lowerings = field(init=False)
-    _num_read: int = 0
+    num_partitions: int = 0
     _known: dict[tuple[ReplicaCut, int, str], PieceCost] = field(
         default_factory=dict[tuple[ReplicaCut, int, str], PieceCost]
     )
@@ -213,11 +215,6 @@ class CostReader:
         slots = self.depths.program.arguments
         return tuple(num_bytes(tensor_type_of(s.value)) for s in slots if s.kind == "param")
 
-    @property
-    def num_partitions(self) -> int:
-        """How many partitions were made to read costs off."""
-        return self._num_read
-
     def base(self, program: Program, data: int, cut: ReplicaCut, replica: int = 1) -> Plan:
         """The shardings of degrees by Megatron's rule, of the program or one with fewer blocks."""
         key = id(program), data, cut, replica
@@ -228,21 +225,9 @@ class CostReader:
 
     def expert_share(self, cut: ReplicaCut) -> float:
         """Of a device's bytes of parameters, the share that an axis of experts cuts."""
-        if cut.expert == 1:
-            return 0.0
         if cut not in self._expert_shares:
-            program, mesh = self.depths.program, cut.mesh(1)
-            plan = self.base(program, 1, cut)
-            texts = {**plan.parameters, **plan.used}
-            sizes = {True: 0, False: 0}
-            for slot in program.arguments:
-                if slot.kind == "param":
-                    text = texts.get(slot.name, "")
-                    axes = [name for name in mesh.names if f'"{name}"' in text]
-                    sizes[EXPERT in axes] += num_bytes(tensor_type_of(slot.value)) // mesh.sizes(
-                        axes
-                    )
-            self._expert_shares[cut] = sizes[True] / max(1, sum(sizes.values()))
+            program = self.depths.program
+            self._expert_shares[cut] = expert_share(program, self.base(program, 1, cut), cut)
         return self._expert_shares[cut]
 
     def cost(self, cut: ReplicaCut, rows: int, recompute: str = "none") -> PieceCost:
@@ -266,7 +251,7 @@ class CostReader:
         return few if self.depths.is_deep and len(few) > 1 else rows
 
     def _read(self, cut: ReplicaCut, rows: int, recompute: str) -> PieceCost:
-        self._num_read += recompute == "none"
+        self.num_partitions += recompute == "none"
         data = self.batch // rows // cut.expert
         plan = replace(self.base(self.depths.read, data, cut), recompute=recompute)
         local = self.lowerings.blocking(plan)

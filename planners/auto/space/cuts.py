@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import islice
 
+from shardweave.ir.dialects.types import num_bytes, tensor_type_of
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.program import Program
 from shardweave.planners.auto.space.constraints import Constraints
@@ -92,6 +93,19 @@ def cut_plan(program: Program, pieces: int, cut: ReplicaCut, replica: int = 1) -
     pieces."""
     mesh = cut.mesh(pieces, replica)
     return plan_megatron(program, mesh, sequence_parallel=cut.sequence_parallel)
+
+
+def expert_share(program: Program, plan: Plan, cut: ReplicaCut) -> float:
+    """Of a device's bytes of parameters, the share that an axis of experts cuts in the cut's
+    `cut_plan`."""
+    mesh, texts = cut.mesh(1), {**plan.parameters, **plan.used}
+    sizes = {True: 0, False: 0}
+    for slot in program.arguments if cut.expert > 1 else ():
+        if slot.kind == "param":
+            axes = [name for name in mesh.names if f'"{name}"' in texts.get(slot.name, "")]
+            size = num_bytes(tensor_type_of(slot.value)) // mesh.sizes(axes)
+            sizes[EXPERT in axes] += size
+    return sizes[True] / max(1, sum(sizes.values()))
 
 
 def replica_cuts(
