@@ -266,7 +266,6 @@ class _OpsSeen(TorchDispatchMode):
         self._values[memory_key(tensor)] = value
 
     def value_of(self, tensor: Tensor) -> _Value | None:
-        """The origin of a tensor; None for a constant."""
         return self._values.get(memory_key(tensor))
 
     def __torch_dispatch__(
@@ -366,7 +365,6 @@ def _geometry(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def _arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
-    """Arguments, with lists of numbers as tuples, and lists of tensors taken apart."""
     found: list[Any] = []
     for x in (*args, *kwargs.values()):
         if isinstance(x, Sequence) and not isinstance(x, str):
@@ -403,7 +401,6 @@ def is_elementwise(func: OpOverload[..., Any]) -> bool:
 def _is_written(
     func: OpOverload[..., Any], x: Tensor, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> bool:
-    """Say whether an op writes to an operand in place."""
     for index, argument in enumerate(schema_of(func).arguments):
         if argument.alias_info is None or not argument.alias_info.is_write:
             continue
