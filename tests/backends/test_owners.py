@@ -59,7 +59,8 @@ def muon(zero: int) -> tuple[float, list[int], list[str]]:
     owners.exchanged = plain
     wanted = dict(eager.named_parameters())
     errors = [
-        (full_value(cast("DTensor", p)) - wanted[name]).abs().max().item() for name, p in step.named_parameters()
+        (full_value(cast("DTensor", p)) - wanted[name]).abs().max().item()
+        for name, p in step.named_parameters()
     ]
     return (
         max(errors),
