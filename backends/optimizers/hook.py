@@ -23,7 +23,8 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from shardweave.backends.optimizers.owners import owned_updates, run_owned
+from shardweave.backends.optimizers.owned_step import run_owned
+from shardweave.backends.optimizers.owners import owned_updates
 from shardweave.backends.optimizers.plain import PlainParameters
 from shardweave.backends.optimizers.random_state import shared_random_state
 from shardweave.backends.optimizers.repoint import check_not_replaced

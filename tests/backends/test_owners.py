@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from shardweave.backends.optimizers import hook, owners
+from shardweave.backends.optimizers import hook, owned_step
 from shardweave.backends.optimizers.exchange import Layout, Message, layout_of, put, take
 from shardweave.backends.optimizers.shards import full_value
 from shardweave.tests.compiled import compile_copy
@@ -38,14 +38,14 @@ def muon(zero: int) -> tuple[float, list[int], list[str]]:
     eager = copy.deepcopy(model)
     ours, theirs = (torch.optim.Muon(m.parameters(), lr=0.1) for m in (step, eager))
     sent: list[int] = []
-    plain = owners.exchanged
+    plain = owned_step.exchanged
 
     def counted(messages: Sequence[Message], device: torch.device) -> list[Tensor | None]:
         rank = dist.get_rank()
         sent.append(sum(m.num_bytes for m in messages if m.source == rank != m.goal))
         return plain(messages, device)
 
-    owners.exchanged = counted
+    owned_step.exchanged = counted
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", hook.OptimizerNote)
         for rate in (0.1, 0.05):
@@ -56,7 +56,7 @@ def muon(zero: int) -> tuple[float, list[int], list[str]]:
                 if module is eager:
                     loss.backward()
                 optimizer.step()
-    owners.exchanged = plain
+    owned_step.exchanged = plain
     wanted = dict(eager.named_parameters())
     errors = [
         (full_value(cast("DTensor", p)) - wanted[name]).abs().max().item()

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, fx
 from torch.utils.flop_counter import flop_registry
 
+from shardweave.ir.capture.update.ops_seen import is_elementwise
 from shardweave.ir.capture.update.program import Update
-from shardweave.ir.capture.update.reads import is_elementwise
 from shardweave.ir.torch_private import OpOverload, pytree
 
 _LINALG_FLOPS = 10

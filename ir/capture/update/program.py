@@ -14,7 +14,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.optim import Optimizer
 
 from shardweave.ir.capture.site import CaptureError
-from shardweave.ir.capture.update.reads import Calls, MetaCopy, Sizes, copied, on_host, run_step
+from shardweave.ir.capture.update.ops_seen import on_host
+from shardweave.ir.capture.update.reads import Calls, MetaCopy, Sizes, copied, run_step
 from shardweave.ir.torch_private import (
     OpOverload,
     TorchDispatchMode,
