@@ -170,7 +170,7 @@ def fsdp(model: nn.Module, x: Tensor, make: Callable[..., Optimizer]) -> Row:
 
 def rows_of(model: nn.Module, x: Tensor) -> dict[str, Row]:
     def adamw(**form: Any) -> Callable[..., Optimizer]:
-        return lambda parameters: torch.optim.AdamW(parameters, lr=RATE, **form)
+        return lambda parameters: torch.optim.AdamW(parameters, lr=1e-3, **form)
 
     def muon(parameters: list[Tensor]) -> Optimizer:
         return torch.optim.Muon(parameters, lr=RATE)
