@@ -173,7 +173,6 @@ def trace(
 
 
 def _as_input(value: torch.Tensor) -> torch.Tensor:
-    """A leaf that requires a gradient if `value` does."""
     return value.detach().requires_grad_(value.requires_grad)
 
 

@@ -100,7 +100,6 @@ def _replace(member: dist.DistOp, new: SSAValue) -> None:
 
 
 def _rename(member: dist.DistOp, new: SSAValue) -> None:
-    """Let a value be that of a collective."""
     (old,) = member.results
     assert isinstance(new.owner, Operation)
     set_sharding_attrs(new.owner, sharding_attrs_of(member))

@@ -180,7 +180,6 @@ def _is_cheap(op: Operation) -> bool:
 
 
 def _is_term(op: Operation, batches: MicroBatches) -> bool:
-    """Whether an op gives a term of a sum over micro-batches from what is the same in all."""
     return (
         op.results[0] in batches.varying
         and not isinstance(op, dist.ShardIndexOp)
