@@ -37,8 +37,7 @@ from rich.table import Table
 from shardweave.benchmarks.amp_data import DATA, Setup, read_measured, setup_of, setups
 from shardweave.benchmarks.amp_literal import uniform_cuts
 from shardweave.benchmarks.amp_planner import Row, estimate_runs
-from shardweave.planners.amp.costs import corrected_costs
-from shardweave.planners.amp.estimate import StageCosts, estimate
+from shardweave.planners.amp.costs import StageCosts, corrected_costs, estimate
 from shardweave.planners.amp.model import Strategy, strategies
 from shardweave.planners.amp.network import ClusterArrays, megatron_grid
 from shardweave.planners.amp.partition import Problem

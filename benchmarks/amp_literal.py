@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from shardweave.planners.amp.estimate import (
+from shardweave.planners.amp.costs import (
     BACKWARD,
     Estimate,
     StageCosts,

@@ -32,8 +32,7 @@ from shardweave.benchmarks.amp_data import (
     setups,
 )
 from shardweave.benchmarks.amp_literal import literal_costs, literal_cuts, search_literally
-from shardweave.planners.amp.costs import Costs, corrected_costs
-from shardweave.planners.amp.estimate import Estimate, estimate
+from shardweave.planners.amp.costs import Costs, Estimate, corrected_costs, estimate
 from shardweave.planners.amp.memory import stage_bytes
 from shardweave.planners.amp.network import ClusterArrays, megatron_grid
 from shardweave.planners.amp.search import best_cuts, search_strategies

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from shardweave.backends.emit.random_numbers import random_numbers
+from shardweave.backends.emit.calls import random_numbers
 from shardweave.ir.library.philox import positions_of, random_state
 
 P = 0.1

@@ -22,9 +22,9 @@ from training_measure import usage_of
 
 import shardweave as sw
 from shardweave.backends.distributed.mail import Mail
+from shardweave.benchmarks.bubble_bounds import bubble_bound_s
 from shardweave.ir.program.program import Program
 from shardweave.ir.program.staged import functions_of
-from shardweave.planners.schedules.bounds import bubble_bound_s
 
 
 def rows_of(settings: Settings) -> list[TimedRow]:

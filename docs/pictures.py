@@ -19,8 +19,8 @@ from pathlib import Path
 from PIL import Image, ImageChops
 
 from shardweave.driver.cli import main as shardweave
+from shardweave.driver.report.html import STYLE
 from shardweave.driver.report.shardings import Picture, sharding_svg
-from shardweave.driver.report.style import STYLE
 from shardweave.ir.dialects.attributes import ShardingAttr
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.tests.browser import picture_of, save_picture

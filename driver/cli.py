@@ -100,7 +100,6 @@ def command_line() -> argparse.ArgumentParser:
 
 
 def _listed(parsers: Mapping[str, argparse.ArgumentParser]) -> str:
-    """The commands by task, each with what it does."""
     lines: list[str] = []
     for task, names in TASKS.items():
         lines.append(f"{task}:")

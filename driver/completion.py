@@ -61,7 +61,6 @@ def _flags_of(command: argparse.ArgumentParser) -> Iterator[Flag]:
 
 
 def _values_of(action: argparse.Action) -> tuple[str, ...]:
-    """The words that an option takes, as far as they are known."""
     if action.choices is not None:
         return tuple(map(str, action.choices))
     known: dict[str, Iterable[str]] = {
@@ -122,7 +121,6 @@ def _bash(commands: Mapping[str, argparse.ArgumentParser]) -> Iterator[str]:
 
 
 def _places(command: argparse.ArgumentParser) -> Iterator[str]:
-    """The words that may stand alone in a command."""
     for action in command._actions:
         if not action.option_strings and action.choices is not None:
             yield from map(str, action.choices)

@@ -232,7 +232,6 @@ def _value_at(place: str) -> Any:
 
 @cache
 def _place_of(places: tuple[str, ...]) -> str | None:
-    """The first of these places at which the installed torch has something; None if none has."""
     for place in places:
         with contextlib.suppress(ImportError, AttributeError):
             _value_at(place)

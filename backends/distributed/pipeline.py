@@ -74,7 +74,6 @@ class _Loaded:
 
     @cached_property
     def kept(self) -> tuple[str, ...]:
-        """The names of what was kept for one micro-batch."""
         return tuple(slot.name for slot in self.arguments if slot.kind == "kept")
 
     @cached_property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -22,8 +22,9 @@ from shardweave.backends.emit.positional_attention import (
     positional_attention,
     positional_attention_backward,
 )
-from shardweave.backends.emit.random_numbers import random_numbers
+from shardweave.backends.triton.installed import has_triton
 from shardweave.ir.dialects.aten import AtenOp, overload_named
+from shardweave.ir.library import philox
 from shardweave.ir.library.grouped import (
     ALL_ROWS,
     GROUPED_MM,
@@ -38,6 +39,23 @@ from shardweave.ir.ops.aten_args import arguments, overload_of
 from shardweave.ir.ops.records.attention import FLASH, FLASH_BACKWARD
 from shardweave.ir.ops.registry import spec_of
 from shardweave.ir.torch_private import schema_of
+
+
+def random_numbers(
+    state: Tensor,
+    positions: Sequence[Tensor],
+    *,
+    draw: int,
+    distribution: str = "uniform",
+    dtype: torch.dtype,
+) -> Tensor:
+    """The numbers at some positions of a global tensor: see `ir.library.philox.numbers_at`."""
+    if state.device.type == "cuda" and has_triton():
+        from shardweave.backends.triton.kernels.philox import numbers
+
+        return numbers(state, positions, draw=draw, distribution=distribution, dtype=dtype)
+    return philox.numbers_at(state, positions, draw=draw, distribution=distribution, dtype=dtype)
+
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     FLASH: flash_attention,

@@ -53,6 +53,7 @@ from math import inf, nan
 import torch
 
 from shardweave.backends.emit.attention import flash_attention, flash_attention_backward
+from shardweave.backends.emit.calls import random_numbers
 from shardweave.backends.emit.grouped import (
     all_rows,
     grouped_mm,
@@ -65,7 +66,6 @@ from shardweave.backends.emit.positional_attention import (
     positional_attention,
     positional_attention_backward,
 )
-from shardweave.backends.emit.random_numbers import random_numbers
 
 aten = torch.ops.aten
 """

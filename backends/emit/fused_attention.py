@@ -112,7 +112,6 @@ def efficient_backward(
 
 
 def _bias(query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor | None:
-    """The mask for every head, in rows that begin at aligned places."""
     if mask is None:
         return None
     missing = -mask.shape[-1] % _ALIGNED

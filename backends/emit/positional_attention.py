@@ -1,7 +1,7 @@
 """`dist.attention` and its backward: attention by positions, without a mask where that can be.
 
 What queries see by their positions is taken apart into rectangles and triangles
-(`ir/library/attention_pieces.py`), whose results merge by their log-sum-exp.
+(`ir/library/positional_attention.py`), whose results merge by their log-sum-exp.
 
 Shapes are those of `backends.emit.attention`. A query that sees no key gives zeros, and -inf for
 its log-sum-exp, so that it adds nothing to a merge.
@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from shardweave.backends.emit.attention import flash_attention, flash_attention_backward
-from shardweave.ir.library.attention_pieces import Piece, pieces_of
-from shardweave.ir.library.positional_attention import logsumexp_dtype
+from shardweave.ir.library.positional_attention import Piece, logsumexp_dtype, pieces_of
 
 
 def positional_attention(
@@ -136,7 +135,6 @@ def _whole_mask(
     query_positions: Tensor | None,
     key_positions: Tensor | None,
 ) -> Tensor | None:
-    """The mask with -inf for keys behind their query's position."""
     if query_positions is None or key_positions is None:
         return attn_mask
     rows, columns = (x.to(query.device) for x in (query_positions, key_positions))

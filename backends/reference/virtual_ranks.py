@@ -6,7 +6,7 @@ computed once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -15,16 +15,58 @@ from xdsl.ir import Operation, SSAValue
 
 from shardweave.backends.emit.calls import prepared
 from shardweave.backends.programs import Key, last_uses, sharding_held
-from shardweave.backends.reference.virtual_collectives import run_collective
 from shardweave.ir.dialects import dist
 from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.dist import DistOp
+from shardweave.ir.dialects.dist_rows import RowsOp
 from shardweave.ir.dialects.types import dtype_of_value, shape_of
 from shardweave.ir.mesh.mesh import Axis, Mesh, check_virtual
 from shardweave.ir.mesh.placement import Sharding
 from shardweave.ir.mesh.shards import assemble, held, resized, take_shard
 from shardweave.ir.program.program import Program, Slot
 from shardweave.ir.sharding.ragged import ragged_values
+
+
+def run_collective(
+    op: dist.DistOp, operands: Sequence[Sequence[Tensor]], mesh: Mesh
+) -> list[list[Tensor]]:
+    """The results of a `dist` op on every rank of `mesh`, given its operands on every rank.
+
+    Groups whose members hold the very same tensors share their results.
+    """
+    if isinstance(op, (dist.WaitOp, dist.ReshardOp)):  # a global program has whole values
+        return [list(tensors) for tensors in operands]
+    if isinstance(op, RowsOp):
+        return [_of_rows(op, operands, mesh)]
+    if not isinstance(op, dist.OverAxesOp):
+        raise ValueError(f"the reference backend does not run '{op.name}'.")
+    if isinstance(op, dist.ShardIndexOp):
+        operands = [[torch.empty(0)] * mesh.num_devices]
+    return [_on_groups(op, tensors, mesh) for tensors in operands]
+
+
+def _of_rows(op: RowsOp, operands: Sequence[Sequence[Tensor]], mesh: Mesh) -> list[Tensor]:
+    """The rows of every rank, or its part of the table that they are added to."""
+    results = list(operands[0])
+    for ranks in mesh.groups(op.axes):
+        made = op.over_members([[tensors[rank] for tensors in operands] for rank in ranks])
+        for rank, result in zip(ranks, made, strict=True):
+            results[rank] = result
+    return results
+
+
+def _on_groups(op: dist.OverAxesOp, tensors: Sequence[Tensor], mesh: Mesh) -> list[Tensor]:
+    known: dict[tuple[int, ...], list[Tensor]] = {}
+    results = list(tensors)
+    for ranks in mesh.groups(op.axes):
+        members = [tensors[rank] for rank in ranks]
+        key = tuple(id(member) for member in members)
+        if key not in known:
+            known[key] = op.on_shards(members)
+        for rank, result in zip(ranks, known[key], strict=True):
+            results[rank] = result
+    return results
+
 
 PerRank = list[Tensor]
 """One value on every rank, by rank number."""
@@ -132,7 +174,6 @@ def _run(
     mesh: Mesh,
     ragged: frozenset[SSAValue],
 ) -> list[PerRank]:
-    """The results of one op on every rank."""
     operands = [environment[value] for value in op.operands]
     if isinstance(op, DistOp):
         return run_collective(op, operands, mesh)
@@ -149,7 +190,6 @@ def _run(
 def _call(
     op: AtenOp, rank: int, environment: Mapping[SSAValue, PerRank], ragged: frozenset[SSAValue]
 ) -> list[Tensor]:
-    """The results of an ATen op on one rank."""
     call = prepared(op, lambda value: environment[value][rank], ragged=ragged)
     try:
         results = call()

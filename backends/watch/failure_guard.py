@@ -95,6 +95,5 @@ class FailureGuard:
         self._store().set(str(dist.get_rank()), line)
 
     def _store(self) -> Any:
-        """What ranks tell of this run."""
         prefix = f"shardweave/failed/{self._number}/{self._num_runs}"
         return dist.PrefixStore(prefix, default_store())  # pyright: ignore[reportPrivateImportUsage]

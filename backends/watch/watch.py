@@ -176,7 +176,6 @@ class Watch:
         return self._store.get(key).decode() if self._store.check([key]) else None
 
     def _look_at(self, ranks: Iterable[int]) -> None:
-        """Read the records of some ranks."""
         for rank in ranks:
             text = self._read(f"rank/{rank}")
             if text is None:
@@ -259,7 +258,6 @@ class Watch:
             self._end(self._who_is_late(), waited_s)
 
     def _left(self) -> list[int]:
-        """The ranks whose programs have come to their end."""
         with self._lock:
             return [rank for rank, seen in self._seen.items() if seen.record.state == "left"]
 

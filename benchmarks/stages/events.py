@@ -19,7 +19,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from shardweave.planners.plan.zero import DATA_AXIS
-from shardweave.planners.schedules.interleaved import interleaved
+from shardweave.planners.schedules.one_forward_one_backward import interleaved
 from shardweave.planners.simulate.streams import Flight, Streams
 from shardweave.planners.simulate.timeline import COMPUTE, Event
 
@@ -45,7 +45,7 @@ def order_of(
 
     gpipe: all forward passes, then all backward (Huang et al. 2019). 1f1b: as many forward passes
     as there are stages after it, then one of each in turn, then what is left (Narayanan et al.
-    2021, Sec. 2.2). interleaved-1f1b: of several chunks (`planners/schedules/interleaved.py`).
+    2021, Sec. 2.2). interleaved-1f1b: of several chunks (`planners.schedules`).
     """
     if schedule == INTERLEAVED and chunks > 1:
         return _interleaved(places, micro_batches, chunks)[place]

@@ -313,13 +313,11 @@ def _error(found: Tensor, expected: Tensor, floor: float) -> float:
 
 
 def _norm(tensor: Tensor) -> float:
-    """The norm of a tensor's finite elements."""
     wide = _wide(tensor)
     return torch.linalg.vector_norm(wide[wide.isfinite()]).item()
 
 
 def _wide(tensor: Tensor) -> Tensor:
-    """The tensor in 64 bits a number, and dense."""
     dense = tensor.detach() if tensor.layout == torch.strided else tensor.detach().to_dense()
     return dense.to(torch.complex128 if dense.is_complex() else torch.float64)
 
@@ -333,7 +331,6 @@ def _floats(tensors: Mapping[str, Tensor]) -> list[Tensor]:
 
 
 def _worst(errors: Mapping[str, float]) -> str | None:
-    """The name of the largest error; one that is not a number is larger than all."""
     return max(errors, key=lambda name: _by_size(errors[name]), default=None)
 
 

@@ -68,7 +68,6 @@ def _property(attribute: Attribute) -> Attribute:
 
 
 def _exact(dtype: torch.dtype) -> torch.dtype | None:
-    """The widest dtype of the same kind; None for integers."""
     if dtype.is_complex:
         return torch.complex128
     return torch.float64 if dtype.is_floating_point else None

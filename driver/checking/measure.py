@@ -170,7 +170,6 @@ def _measure(
 
 
 def _run(step: CompiledModule, batch: Mapping[str, Tensor], options: RunOptions) -> Tensor:
-    """Run forward and backward, and give the loss."""
     loss = _loss(step(**batch), options)
     loss.backward()
     return loss
@@ -193,7 +192,6 @@ def _eager(
 
 
 def _dtype(options: RunOptions) -> torch.dtype:
-    """Of the parameters of the step."""
     return PARAMETERS.get(options.compiled.precision, getattr(torch, options.dtype))
 
 

@@ -177,7 +177,6 @@ def find_differences(
 
 
 def _scales(expected: Mapping[Key, Tensor]) -> dict[str, float]:
-    """By kind, the size of the largest element of all values."""
     found: dict[str, float] = {}
     for (kind, _), value in expected.items():
         found[kind] = max(found.get(kind, 0.0), _largest(value))
@@ -206,7 +205,6 @@ def _compare(
 
 
 def _layer(slot: Slot) -> str:
-    """The layer of a parameter or buffer, or of the op that makes an output."""
     if slot.kind != "output":
         return slot.name.rpartition(".")[0]
     return layer_of(slot.value.owner) if isinstance(slot.value.owner, Operation) else ""

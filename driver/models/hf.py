@@ -144,7 +144,6 @@ def head_of_type(model_type: str) -> Head:
 
 
 def _transformers() -> Any:
-    """Return the transformers package, which is an optional dependency."""
     try:
         import transformers
     except ImportError as error:
@@ -250,7 +249,6 @@ def _train_without_dropout(config: PreTrainedConfig, given: set[str]) -> list[st
 
 
 def _parts(config: PreTrainedConfig) -> Iterator[PreTrainedConfig]:
-    """Yield the config and, for a model made of several, those of its parts."""
     yield config
     for name in config.sub_configs:
         part = getattr(config, name, None)
@@ -309,7 +307,6 @@ def _input_size(
 
 
 def _build_module(head: Head, config: PreTrainedConfig, dtype: torch.dtype) -> nn.Module:
-    """Build the model with random weights; under FakeTensorMode, with weights of no value."""
     from transformers.initialization import no_init_weights
 
     is_fake = isinstance(torch.empty(0), FakeTensor)

@@ -267,7 +267,6 @@ class CNN(nn.Module):
 
 
 def _blocks_by_stage(config: CNNConfig) -> Iterator[list[BasicBlock]]:
-    """Yield each stage's blocks; a stage after the first halves the image and doubles channels."""
     c_in = config.channels
     for stage, num_blocks in enumerate(BLOCKS_BY_DEPTH[config.depth]):
         c_out = config.channels * 2**stage

@@ -281,7 +281,6 @@ def _read_report(worker: Worker) -> dict[str, Any]:
 
 
 def _tail_of_log(worker: Worker) -> str:
-    """The last lines of a rank's output; rank 0 has said them already."""
     if worker.log is None:
         return ""
     return _last_lines(worker.log.read_text(errors="replace"))

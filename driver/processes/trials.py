@@ -73,7 +73,6 @@ def host_of(
 
 
 def _run(command: Sequence[str], log: Path, time_limit_s: float) -> int | None:
-    """The exit code; None if the time was up."""
     with log.open("wb") as output:
         process = subprocess.Popen(
             list(command),

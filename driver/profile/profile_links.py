@@ -67,7 +67,6 @@ def _starter(kind: str, size: int, group: dist.ProcessGroup, ranks: int) -> Star
 
 
 def _time_s(start: Start) -> float:
-    """Median seconds from start to arrival on the slowest rank. Collective."""
     start().wait()
     first_s = _slowest([_once(start)])[0]
     rounds = max(2, min(15, int(SECONDS / first_s)))
@@ -82,7 +81,6 @@ def _once(start: Start) -> float:
 
 
 def _slowest(seconds: Sequence[float]) -> list[float]:
-    """Each of several times on the rank where it was longest. Collective."""
     all_s = torch.tensor(seconds, dtype=torch.float64)
     dist.all_reduce(all_s, dist.ReduceOp.MAX)
     return all_s.tolist()

@@ -201,7 +201,6 @@ def _made_up(value: SSAValue) -> Tensor:
 
 
 def _call(op: Operation, environment: Mapping[SSAValue, Tensor]) -> Callable[[], Sequence[Tensor]]:
-    """A function that runs an op on what its operands are now."""
     if isinstance(op, DistOp):
         return lambda: _stand_in(op, [environment[value] for value in op.operands])
     if not isinstance(op, AtenOp):

@@ -129,7 +129,6 @@ def _middle(seconds: list[float]) -> float:
 
 
 def _averaged_times(own: dict[_K, float]) -> dict[_K, float]:
-    """The mean over all ranks, which have the same names in the same order."""
     if not dist.is_initialized() or not own:
         return own
     all_s = torch.tensor(list(own.values()), dtype=torch.float64)

@@ -1,9 +1,40 @@
-"""Parts of a page: sections, tables, and tiles of numbers."""
+"""Parts of a page: its style, without outside files; sections, tables, and tiles of numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from pathlib import Path
+
+from shardweave.planners.cost.memory import PARTS
+from shardweave.planners.simulate.timeline import PHASE_COLOURS
+
+_PART_COLOURS = dict(
+    zip(
+        PARTS,
+        ("#4c78a8", "#9d755d", "#e45756", "#bab0ac", "#72b7b2", "#f2a541", "#b279a2"),
+        strict=True,
+    )
+)
+_DEVICE_COLOURS = (
+    "#4c78a8", "#f58518", "#54a24b", "#b279a2", "#72b7b2", "#e4a5a0", "#9d755d", "#c7b042",
+)  # fmt: skip
+
+
+def _colours() -> str:
+    rules = [
+        f"rect.{name}, polygon.{name} {{ fill: {colour}; }} "
+        f".legend i.{name} {{ background: {colour}; }}"
+        for name, colour in {**PHASE_COLOURS, **_PART_COLOURS}.items()
+    ]
+    phases = " ".join(f"--{phase}: {colour};" for phase, colour in PHASE_COLOURS.items())
+    rules.append(f":root {{ {phases} }}")
+    rules += [f"rect.c{number} {{ fill: {c}; }}" for number, c in enumerate(_DEVICE_COLOURS)]
+    return "\n".join(rules)
+
+
+STYLE = f"{(Path(__file__).parent / 'report.css').read_text()}{_colours()}\n"
+
 
 Cell = str | tuple[str]
 """A word, or (in a tuple) a number, which stands on the right."""

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from xdsl.ir import Operation
 
 from shardweave.ir.dialects.attributes import PHASES
-from shardweave.ir.inspect.diff_lines import Lines
+from shardweave.ir.inspect.diff_table import Lines
 from shardweave.ir.inspect.outline import Fold, fold, layers_of, select
 from shardweave.ir.program.program import Program
 from shardweave.planners.cost.quantity import bytes_text
@@ -48,7 +48,6 @@ def selection(program: Program, wanted: Selection, *, is_counted: bool, is_folde
 
 
 def _lines(program: Program, chosen: list[Operation], folds: list[Fold]) -> list[str]:
-    """The lines of ops; those of layers equal to one that is shown are one line."""
     lines = Lines(program)
     wanted = set(chosen)
     hidden: dict[Operation, str] = {}

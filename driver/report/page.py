@@ -11,12 +11,10 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from shardweave.driver.report.html import Cell, section, table, tiles
+from shardweave.driver.report.html import STYLE, Cell, section, table, tiles
 from shardweave.driver.report.pictures import memory_html, timeline_html
 from shardweave.driver.report.reshards import Row
 from shardweave.driver.report.shardings import pictures_of, rank_ranges, sharding_svg
-from shardweave.driver.report.stages import stage_sections
-from shardweave.driver.report.style import STYLE
 from shardweave.driver.report.text import flops_text
 from shardweave.ir.inspect.outline import fold, layers_of, part_of
 from shardweave.ir.mesh.mesh import Mesh
@@ -24,9 +22,10 @@ from shardweave.ir.program.blocks import blocks_of
 from shardweave.ir.program.program import Program
 from shardweave.planners.cost.memory import memory_over_time
 from shardweave.planners.cost.quantity import bytes_text, seconds_text
+from shardweave.planners.lowering.stages.picture import picture_of, schedule_table_of
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_parts import Candidate
-from shardweave.planners.predict.pipeline.simulation import PipelineSimulation
+from shardweave.planners.predict.pipeline.simulation import PipelineSimulation, StageResult
 from shardweave.planners.simulate.simulation import Simulation
 from shardweave.planners.simulate.timeline import COMPUTE
 
@@ -230,3 +229,57 @@ def _plain(value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(map(_plain, value)) or "-"
     return str(value)
+
+
+def stage_sections(program: Program, simulation: PipelineSimulation) -> list[str]:
+    """The sections on a staged program and its simulation."""
+    return [
+        _pipeline_tiles(simulation),
+        section("Stages over time", timeline_html(simulation)),
+        section(
+            "Schedule", f"<pre class='wide'>{escape(picture_of(*schedule_table_of(program)))}</pre>"
+        ),
+        section("Stages", _stages(simulation)),
+        section("Memory of each stage", _memory_of_stages(simulation)),
+    ]
+
+
+def _pipeline_tiles(simulation: PipelineSimulation) -> str:
+    s, total = simulation, simulation.time_s or 1.0
+    numbers = {
+        "step": seconds_text(s.time_s),
+        "stages": f"{len(s.stages)}",
+        "micro-batches": f"{s.micro_batches}",
+        "schedule": s.schedule,
+        f"the busiest stage waits ({s.bubble_s / total:.0%})": seconds_text(s.bubble_s),
+        "of the lower bound": f"{s.ratio:.2f} x",
+        f"peak memory of {bytes_text(s.memory_bytes)}": bytes_text(s.peak_bytes),
+    }
+    return tiles(numbers, fits=s.peak_bytes <= s.memory_bytes)
+
+
+def _stages(simulation: PipelineSimulation) -> str:
+    head: list[Cell] = ["stage", ("compute",), ("exposed communication",), ("waiting",)]
+    head += [("micro-batches in flight",), ("peak memory",)]
+    return table(head, (_row(number, one) for number, one in enumerate(simulation.stages)))
+
+
+def _row(number: int, stage: StageResult) -> list[Cell]:
+    return [
+        f"{number}",
+        (seconds_text(stage.compute_s + stage.slowdown_s),),
+        (seconds_text(stage.exposed_communication_s),),
+        (seconds_text(stage.bubble_s),),
+        (f"{stage.in_flight}",),
+        (bytes_text(stage.peak_bytes),),
+    ]
+
+
+def _memory_of_stages(simulation: PipelineSimulation) -> str:
+    parts = dict.fromkeys(part for one in simulation.stages for part in one.memory_parts)
+    head: list[Cell] = ["stage", *((part,) for part in parts)]
+    rows = [
+        [f"{number}", *((bytes_text(one.memory_parts.get(part, 0)),) for part in parts)]
+        for number, one in enumerate(simulation.stages)
+    ]
+    return table(head, rows)

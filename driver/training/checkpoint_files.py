@@ -99,7 +99,6 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """Bring the names in a folder to the disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -185,7 +184,6 @@ def choose_checkpoint(
 
 
 def _is_checkpoint(path: Path) -> bool:
-    """Whether a folder is one checkpoint, rather than a folder of them."""
     return any((path / name).exists() for name in (MANIFEST, INDEX, METADATA))
 
 
@@ -207,7 +205,6 @@ def _chosen_itself(path: Path, number: int | None) -> ChosenCheckpoint:
 
 
 def _damage(path: Path) -> str:
-    """What a checkpoint lacks of its files and their bytes; empty if it is complete."""
     try:
         for name, described in _manifest(path).items():
             size = (path / name).stat().st_size

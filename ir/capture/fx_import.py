@@ -224,7 +224,6 @@ class _Importer:
         return unpacked if len(unpacked) > 1 else unpacked[0]
 
     def _tensor(self, given: Any) -> Any:
-        """A tensor argument; Python numbers become scalar tensors."""
         if isinstance(given, (bool, int, float, complex)):
             return self.builder.full((), given, _DTYPES[type(given)])
         return given

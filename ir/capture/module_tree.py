@@ -42,7 +42,6 @@ def block_paths(model: nn.Module, called_again: Collection[str] = ()) -> list[st
 
 
 def _children(module: nn.Module, path: str) -> dict[str, nn.Module]:
-    """The children by path; one with several names stands under each."""
     prefix = f"{path}." if path else ""
     # named_children leaves out what has a name already.
     children = module._modules.items()  # pyright: ignore[reportPrivateUsage]

@@ -378,7 +378,6 @@ def outputs_of(tree: Any, nodes: Sequence[Any], loss: Any) -> tuple[Outputs, lis
 
 
 def _is_same(target: Any) -> bool:
-    """Whether a call gives its operand."""
     return str(target) in ("aten.detach.default", "aten.alias.default")
 
 

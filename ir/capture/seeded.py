@@ -118,7 +118,6 @@ def _default(given: Mapping[str, Any], like: Tensor | None) -> torch.dtype:
 
 
 def _bound(func: OpOverload[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """The arguments by name."""
     parameters = schema_of(func).arguments
     given = {p.name: p.default_value for p in parameters if p.has_default_value()}
     given |= {p.name: value for p, value in zip(parameters, args, strict=False)}

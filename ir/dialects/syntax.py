@@ -155,7 +155,6 @@ class DefinedOp(CallOp, IRDLOperation):
 def _print_argument(
     printer: Printer, item: SSAValue | None | list[SSAValue | None] | tuple[str, Attribute]
 ) -> None:
-    """An operand, a list of them, or a named argument."""
     if item is None:
         printer.print_string("none")
     elif isinstance(item, list):

@@ -15,9 +15,15 @@ from itertools import groupby
 from xdsl.ir import Attribute, Operation
 
 from shardweave.ir.dialects.annotations import layer_of, phase_of
-from shardweave.ir.inspect.diff_lines import Lines
 from shardweave.ir.inspect.diff_match import Matching, match
-from shardweave.ir.inspect.diff_table import NOT_COMPARED, Interner, ProgramTable, Value, table_of
+from shardweave.ir.inspect.diff_table import (
+    NOT_COMPARED,
+    Interner,
+    Lines,
+    ProgramTable,
+    Value,
+    table_of,
+)
 from shardweave.ir.inspect.stats import stats
 from shardweave.ir.program.blocks import Blocks
 from shardweave.ir.program.program import Program, Slot
@@ -310,7 +316,6 @@ class _Comparison:
 
 
 def _general(table: ProgramTable, value: Value) -> str:
-    """What a value is, without its name: the op that makes it, or the argument's kind."""
     node, result = value
     op = table.ops[node]
     if op is None:

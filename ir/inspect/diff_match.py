@@ -228,7 +228,6 @@ def _align_run(found: Matching, left: list[int], right: list[int]) -> None:
 
 
 def _occurrences(labels: list[int], nodes: list[int]) -> dict[tuple[int, int], int]:
-    """The place of the k-th node of each label, by (label, k)."""
     counts: defaultdict[int, int] = defaultdict(int)
     found: dict[tuple[int, int], int] = {}
     for place, node in enumerate(nodes):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from shardweave.ir.inspect.diff_lines import Lines
+from shardweave.ir.inspect.diff_table import Lines
 from shardweave.ir.inspect.outline import Fold, fold, layers_of
 from shardweave.ir.program.program import Program
 

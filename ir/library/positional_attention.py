@@ -5,9 +5,17 @@
 Queries and keys come with their positions in the whole sequence, and a query sees the keys at its
 own position and before. So what a device computes does not depend on where its rows lie in memory,
 nor on which part of the keys it holds; results of several parts merge by their log-sum-exp.
+
+In which rectangles and triangles attention by positions is computed: queries and keys of a shard
+stand at positions that are runs, starts and steps. Of two runs of one step the i-th query sees the
+keys up to the i-th and an offset, which is what attention kernels do without a mask.
 """
 
 from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -94,3 +102,107 @@ def _meta_backward(
 
 _LIBRARY.impl("attention", _meta, "Meta")
 _LIBRARY.impl("attention_backward", _meta_backward, "Meta")
+
+
+MAX_PIECES = 64
+"""Calls of a kernel for one attention. Shards of the algebra need a few; positions in no order
+would need one for each pair, and a mask, which these then get, is cheaper from about here on."""
+
+
+@dataclass(frozen=True)
+class Progression:
+    """Positions `start`, `start + step`, .., which stand at the places `at` of a tensor's dim."""
+
+    start: int
+    step: int
+    length: int
+    at: slice
+
+    def every(self, count: int) -> Iterator[Progression]:
+        """The runs of every `count`-th of the positions."""
+        for first in range(min(count, self.length)):
+            length = (self.length - first + count - 1) // count
+            yield Progression(
+                self.start + first * self.step,
+                self.step * count,
+                length,
+                _places(self.at, first, length, count),
+            )
+
+    def part(self, first: int, end: int) -> slice:
+        """The places of the positions from one to another, by their numbers in the run."""
+        return _places(self.at, first, end - first)
+
+
+def _places(at: slice, first: int, length: int, count: int = 1) -> slice:
+    """Of some places every `count`-th, from one on."""
+    start, step = at.start + first * at.step, at.step * count
+    return slice(start, start + (length - 1) * step + 1, step)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A rectangle of queries and keys, or with `is_causal` a square of which the lower triangle."""
+
+    queries: slice
+    keys: slice
+    is_causal: bool
+
+
+def position_runs(positions: Sequence[int]) -> list[Progression]:
+    """Rising positions as runs, each as long as can be, from the first on."""
+    runs: list[Progression] = []
+    begin = 0
+    while begin < len(positions):
+        end = begin + 1
+        step = positions[end] - positions[begin] if end < len(positions) else 1
+        while end < len(positions) and positions[end] - positions[end - 1] == step:
+            end += 1
+        runs.append(Progression(positions[begin], step, end - begin, slice(begin, end, 1)))
+        begin = end
+    return runs
+
+
+def pieces_of(query_positions: Sequence[int], key_positions: Sequence[int]) -> list[Piece] | None:
+    """What queries see, as pieces; None if positions do not rise, or there were too many pieces.
+
+    Each pair of a query and a key at its position or before is in exactly one piece, and no other.
+    """
+    queries, keys = position_runs(query_positions), position_runs(key_positions)
+    if len(queries) * len(keys) > MAX_PIECES or any(run.step < 1 for run in (*queries, *keys)):
+        return None
+    pieces: list[Piece] = []
+    for rows in queries:
+        for columns in keys:
+            pieces += _pieces_of_runs(rows, columns)
+            if len(pieces) > MAX_PIECES:
+                return None
+    return pieces
+
+
+def _pieces_of_runs(queries: Progression, keys: Progression) -> Iterator[Piece]:
+    step = math.lcm(queries.step, keys.step)
+    if step // queries.step * (step // keys.step) > MAX_PIECES:
+        # Of more, only what is seen at all counts; the caller gives up.
+        yield from (Piece(queries.at, keys.at, False) for _ in range(MAX_PIECES + 1))
+        return
+    for rows in queries.every(step // queries.step):
+        for columns in keys.every(step // keys.step):
+            yield from _pieces_of_equal_steps(rows, columns, (rows.start - columns.start) // step)
+
+
+def _pieces_of_equal_steps(queries: Progression, keys: Progression, offset: int) -> Iterator[Piece]:
+    """Query i sees the keys up to number i + offset."""
+    num_queries, num_keys = queries.length, keys.length
+    first = max(0, -offset)  # the first query that sees any
+    if first >= num_queries:
+        return
+    shared = min(first + offset, num_keys)  # keys that all from `first` on see
+    if shared:
+        yield Piece(queries.part(first, num_queries), keys.part(0, shared), False)
+    # The last query of the square sees the last key of it; later queries see all keys.
+    end = max(first, min(num_queries, num_keys - offset))
+    if end > first:
+        yield Piece(queries.part(first, end), keys.part(shared, end + offset), True)
+    if end < num_queries and shared < num_keys:
+        yield Piece(queries.part(end, num_queries), keys.part(shared, num_keys), False)

@@ -85,7 +85,6 @@ def spec_named(name: str) -> OpSpec:
 
 
 def _by_tag(name: str) -> OpSpec:
-    """A record with the rule of pointwise ops for one that torch tags so, else without any fact."""
     is_others = is_custom(name)
     if not is_others and name not in pure_ops():
         return _UNKNOWN

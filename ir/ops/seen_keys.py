@@ -20,7 +20,7 @@ from xdsl.ir import SSAValue
 from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.dist import ShardIndexOp, SliceOp
 from shardweave.ir.dialects.types import shape_of
-from shardweave.ir.library.attention_pieces import pieces_of
+from shardweave.ir.library.positional_attention import pieces_of
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.ops.registry import is_positional
 

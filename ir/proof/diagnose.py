@@ -2,22 +2,83 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from itertools import dropwhile
 
-from xdsl.ir import Block, Operation, SSAValue
+from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from shardweave.ir.dialects import dist
 from shardweave.ir.dialects.annotations import copy_of, describe
 from shardweave.ir.dialects.attributes import ShardingAttr
 from shardweave.ir.dialects.kernel import FusedOp
+from shardweave.ir.dialects.literals import to_attribute
 from shardweave.ir.dialects.types import dtype_of_value, shape_of
 from shardweave.ir.mesh.placement import Sharding
 from shardweave.ir.program.program import Slot
 from shardweave.ir.proof.model.expressions import Expressions
+from shardweave.ir.proof.model.local_forms import FormsOf
 from shardweave.ir.proof.ops import named
-from shardweave.ir.proof.relations.held import Local, RankNumber, Relation, Row, Value
-from shardweave.ir.proof.steps.begun import compared_parts, is_begun
+from shardweave.ir.proof.relations.held import (
+    AttentionPart,
+    Local,
+    RankNumber,
+    Relation,
+    Row,
+    Value,
+)
+from shardweave.ir.proof.steps.attention import SHARE, compared
 from shardweave.ir.proof.walk import Walk
+
+
+def is_begun(value: Value, forms: FormsOf) -> bool:
+    """Whether a value may be such a step. forms: the ops of the global program."""
+    return compared_parts(value) is not None or is_of_sum(value, forms)
+
+
+def compared_parts(value: Value) -> tuple[AttentionPart, AttentionPart] | None:
+    """The log-sum-exps of which a value is a step towards the share of the first, if they may have
+    one: of blocks behind those of the other."""
+    if not isinstance(value, Local):
+        return None
+    steps = list(dropwhile(lambda step: step.name != value.name, SHARE))
+    rows, _ = compared(value, steps)
+    new, old = rows if len(rows) == 2 else (None, None)
+    if not isinstance(new, AttentionPart) or not isinstance(old, AttentionPart):
+        return None
+    is_fitting = new.index == 1 and replace(new, of=old.of) == old
+    return (new, old) if is_fitting and max(old.of) < min(new.of) else None
+
+
+def is_of_sum(value: Value, forms: FormsOf) -> bool:
+    """Whether a value may be a step of a sum of exponentials by a shard's own maximum. forms: the
+    ops of the global program."""
+    match value:
+        case Local("aten.sub.Tensor", given, (Relation() as first, Relation() as second)):
+            is_near = second.held.number in _maxima(first, forms)
+            own = second if is_near else first
+            is_away = first.held.number == second.held.number and not second.held.sharding.unreduced
+            return not given and (is_near or is_away) and own.held.sharding.reduction == "max"
+        case Local("aten.exp", _, (Local("aten.sub.Tensor") as distance,)):
+            return is_of_sum(distance, forms)
+        case Local("aten.sum.dim_IntList", along, (Local("aten.exp") as power,)):
+            alike = [x for x in power.leaves if along in _maxima(x, forms).values()]
+            return bool(alike) and is_of_sum(power, forms)
+        case Local("aten.eq.Scalar", given, (Relation() as own,)):
+            is_lowest = dict(given) == {"other": to_attribute(-math.inf)}
+            return is_lowest and own.held.sharding.reduction == "max"
+        case Local("aten.masked_fill.Scalar", given, (Local() as total, Local() as mask)):
+            is_one = dict(given) == {"value": to_attribute(1.0)}
+            return is_one and is_of_sum(total, forms) and is_of_sum(mask, forms)
+        case _:
+            return False
+
+
+def _maxima(x: Relation, forms: FormsOf) -> dict[int, frozenset[tuple[str, Attribute]]]:
+    """The maxima of a value in the global program, and along which dims each is."""
+    found = forms("aten.amax", (x.held.number,))
+    return {form.results[0]: form.arguments for form in found}
 
 
 def explain_mismatch(walk: Walk, slot: Slot, declared: Sharding, wanted: int) -> str:
@@ -41,7 +102,6 @@ def explain_mismatch(walk: Walk, slot: Slot, declared: Sharding, wanted: int) ->
 
 
 def _argument(walk: Walk, value: SSAValue) -> str:
-    """How messages name an argument: of a function of a stage by the op that gave it."""
     while value in walk.links:
         value = walk.links[value]
     owner = value.owner
@@ -145,7 +205,6 @@ def _makers_of(
 
 
 def _first(ops: Sequence[Operation], order: Iterable[SSAValue]) -> Operation | None:
-    """The first of some ops, as their results stand in an order."""
     results: dict[SSAValue, Operation] = {op.results[0]: op for op in ops if op.results}
     return next((results[value] for value in order if value in results), None)
 

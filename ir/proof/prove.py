@@ -79,7 +79,6 @@ def prove(local: Program, *, against: Program) -> Proof:
 
 
 def _arguments_of(table: Expressions, program: Program) -> dict[SSAValue, int]:
-    """The numbers of what a program takes."""
     return {
         slot.value: table.argument(slot.kind, slot.name, slot.value) for slot in program.arguments
     }

@@ -83,7 +83,6 @@ def _check_models(program: Program, against: Program) -> None:
 
 
 def _first_of(keys: list[Key]) -> str:
-    """The first of some arguments, and how many there are beside it."""
     kind, name = keys[0]
     more = f" and {len(keys) - 1} more arguments are" if len(keys) > 1 else " is"
     return f"{kind} '{name}'{more}"

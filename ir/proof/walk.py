@@ -29,7 +29,7 @@ from shardweave.ir.proof.ops import (
     rule_of_sum,
     signs_of,
 )
-from shardweave.ir.proof.relations.cuts import Applied, apply_rule
+from shardweave.ir.proof.relations.cuts import Applied, added_terms, apply_rule, family_of, united
 from shardweave.ir.proof.relations.held import (
     FREE,
     SUB_BATCH,
@@ -50,7 +50,6 @@ from shardweave.ir.proof.relations.padding import (
     zeros_after,
 )
 from shardweave.ir.proof.relations.positions import rank_position
-from shardweave.ir.proof.relations.sub_batches import added_terms, family_of, united
 from shardweave.ir.proof.steps import attention, moves
 from shardweave.ir.proof.steps.forms import (
     candidates,
@@ -354,7 +353,6 @@ class Walk:
         return tuple(found)
 
     def _split(self, key: object) -> int:
-        """The number of a split into terms over sub-batches."""
         return self.splits.setdefault(key, len(self.splits) + 1)
 
     # Local forms
@@ -424,5 +422,4 @@ def key_of(op: Operation, operands: tuple[Value, ...]) -> Key:
 
 
 def _has_shape(value: Value, result: SSAValue) -> bool:
-    """Whether a relation fits the type of the value that has it."""
     return not isinstance(value, Relation) or value.held.local_shape == shape_of(result)

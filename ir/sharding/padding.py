@@ -162,7 +162,6 @@ class Padding:
             )
 
     def _is_zero(self, form: Localizer, rule: Rule, factor: int) -> bool:
-        """Whether an op's results are 0 along a factor's padding."""
         bearing = {
             index: self._holds_zero(form.operands[index], dims, factor)
             for index, dims in enumerate(rule.operands)
@@ -189,7 +188,6 @@ class _Place:
 
 
 def _uneven(form: Localizer) -> frozenset[int]:
-    """The factors of an op that are cut unevenly."""
     pairs = enumerate(zip(form.placements, form.sizes, strict=True))
     return frozenset(factor for factor, (cut, size) in pairs if not is_even(cut, size))
 

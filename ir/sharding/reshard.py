@@ -75,7 +75,6 @@ class _Search:
         self.now = after
 
     def wanted(self) -> list[tuple[int, Placement]]:
-        """The placements of the goal that are still missing."""
         return [
             (dim, placement)
             for dim, placements in enumerate(self.goal.dims)

@@ -260,7 +260,6 @@ class _Verifier:
         return not self.untyped or self.untyped.isdisjoint((*op.operands, *op.results))
 
     def _problem_of(self, op: Operation) -> str | None:
-        """What is wrong with an op by itself: its arguments, its types."""
         problem = problem_of_op(op)
         if problem is not None:
             return problem

@@ -49,7 +49,6 @@ class FuseBlocksPass(PassOnProgram):
 
 
 def _runs(program: Program) -> Iterator[list[Operation]]:
-    """Neighbouring ops that one region may hold."""
     blocks = blocks_of(program)
     for key, ops in groupby(list(program.ops), lambda op: _key(op, blocks)):
         if key is not None:
@@ -67,5 +66,4 @@ def _key(op: Operation, blocks: Blocks) -> tuple[object, ...] | None:
 
 
 def _gains(ops: list[Operation]) -> bool:
-    """Whether a compiler can fuse some of these ops."""
     return sum(role_of(op) not in (None, "view", "matmul") for op in ops) > 1

@@ -177,7 +177,6 @@ class Growth:
         return sorted(readers[first:last], key=lambda reader: abs(place_of(reader) - place))[:FEW]
 
     def _readers(self, value: SSAValue) -> Iterator[Operation]:
-        """The ops that read a value or a view of it."""
         pending = [value]
         while pending:
             for use in pending.pop().uses:

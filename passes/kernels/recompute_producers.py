@@ -198,7 +198,6 @@ def _is_cheap(op: Operation) -> bool:
 
 
 def _readings(value: SSAValue) -> Iterator[_Reading]:
-    """The operands that are a value or a view of it, but for the views themselves."""
     pending = [value]
     while pending:
         for use in pending.pop().uses:
@@ -243,7 +242,6 @@ def _fits(unit: Unit, found: _Recomputed) -> bool:
 
 
 def _inputs_of(unit: Unit) -> set[SSAValue]:
-    """What a kernel reads from memory."""
     sources = {layout_source(v) for op in unit.ops for v in op.operands}
     return {source for source in sources if source.owner not in unit.ops}
 

@@ -260,7 +260,6 @@ class _Recomputation:
         return self._is_free(value) or self._leaves(value, block)
 
     def _leaves(self, value: SSAValue, block: str) -> bool:
-        """Whether a forward op outside the block reads the value."""
         return any(
             phase_of(use.operation) == "forward"
             and self.block_of(use.operation) != block
@@ -292,7 +291,6 @@ class _Recomputation:
         return needed
 
     def _is_free(self, value: SSAValue) -> bool:
-        """Whether a value is a view of something that is kept."""
         op = value.owner
         return isinstance(op, Operation) and spec_of(op).is_layout and self._is_kept(op.operands[0])
 
@@ -344,7 +342,6 @@ class _Recomputation:
 
 
 def _is_read(op: Operation) -> bool:
-    """Whether an op reads a result, and not the return alone."""
     return any(not isinstance(use.operation, ReturnOp) for r in op.results for use in r.uses)
 
 

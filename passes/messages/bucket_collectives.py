@@ -1,15 +1,123 @@
-"""Which messages of weights and gradients travel together, and which alone."""
+"""bucket-collectives: which messages of weights and gradients travel together."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
 
+from xdsl.ir import Operation
+from xdsl.rewriter import InsertPoint, Rewriter
+
+from shardweave.ir.dialects.annotations import Copy, arguments_of, copy_of, phase_of
+from shardweave.ir.dialects.dist import AllGatherOp
+from shardweave.ir.dialects.types import dtype_of_value, num_bytes, tensor_type_of
+from shardweave.ir.program.blocks import blocks_of
 from shardweave.ir.program.program import Program
+from shardweave.ir.program.regions import weight_ops
 from shardweave.passes.messages.gradient_buckets import bucket_gradients
 from shardweave.passes.messages.merge_collectives import BUCKET_BYTES
-from shardweave.passes.messages.weight_buckets import bucket_weights
+from shardweave.passes.messages.rows import join_gathers
 from shardweave.passes.notes import note
 from shardweave.passes.program_pass import PassOnProgram
+
+
+@dataclass
+class _Run:
+    """The gathers that follow each other for one block, in one pass and sub-batch."""
+
+    block: str | None
+    phase: str
+    copy: Copy | None
+    gathers: list[AllGatherOp] = field(default_factory=list[AllGatherOp])
+    bytes: int = 0
+
+
+def bucket_weights(program: Program, bucket_bytes: int, alone_bytes: int) -> int:
+    """Join the gathers of small weights of each block into one message, before the first use.
+
+    A block's weights are gathered in runs of at most `bucket_bytes` together; those that are of
+    `alone_bytes` or more, gathered, travel alone, since joining them costs two copies. What the
+    forward pass gathered last and the backward pass gathers first is gathered once. Returns how
+    many gathers of weights there are. Linear.
+    """
+    order = {op: index for index, op in enumerate(program.ops)}
+    runs = _runs(program, bucket_bytes)
+    count = sum(len(run.gathers) for run in runs)
+    _keep_the_last(runs)
+    for run in runs:
+        small: dict[object, list[AllGatherOp]] = {}
+        for op in run.gathers:
+            is_stored = not any(isinstance(a, AllGatherOp) for a in _sources(op))
+            if is_stored and _gathered_bytes(op) < alone_bytes:
+                small.setdefault((op.axes, dtype_of_value(op.operands[0])), []).append(op)
+        for members in small.values():
+            _join(members, order)
+    return count
+
+
+def _runs(program: Program, bucket_bytes: int) -> list[_Run]:
+    blocks = blocks_of(program)
+    runs: list[_Run] = []
+    for op in weight_ops(program):
+        if type(op) is not AllGatherOp or len(op.operands) != 1:
+            continue
+        place, size = (blocks.of_op(op), phase_of(op), copy_of(op)), _gathered_bytes(op)
+        run = runs[-1] if runs else None
+        if run is None or (run.block, run.phase, run.copy) != place or (
+            run.bytes + size > bucket_bytes
+        ):  # fmt: skip
+            run = _Run(*place)
+            runs.append(run)
+        run.gathers.append(op)
+        run.bytes += size
+    return runs
+
+
+def _keep_the_last(runs: Sequence[_Run]) -> None:
+    """Let the first gathers of the backward pass be those that the forward pass ended with.
+
+    In between there is nothing to free them for.
+    """
+    for before, after in pairwise(runs):
+        if (before.phase, after.phase) != ("forward", "recompute") or before.copy != after.copy:
+            continue
+        known = {_key(op): op for op in before.gathers}
+        for op in list(after.gathers):
+            if twin := known.get(_key(op)):
+                Rewriter.replace_op(op, [], twin.results)
+                after.gathers.remove(op)
+
+
+def _key(op: Operation) -> object:
+    return tuple(op.operands), arguments_of(op), tuple(op.result_types)
+
+
+def _gathered_bytes(op: AllGatherOp) -> int:
+    return num_bytes(tensor_type_of(op.results[0]))
+
+
+def _sources(op: Operation) -> list[Operation]:
+    found: list[Operation] = []
+    owner = op.operands[0].owner
+    while isinstance(owner, Operation):
+        found.insert(0, owner)
+        owner = owner.operands[0].owner
+    return found
+
+
+def _join(members: Sequence[AllGatherOp], order: dict[Operation, int]) -> None:
+    """One message where the first of some gathers stands, with what makes their shards."""
+    if len(members) == 1:
+        return
+    first = members[0]
+    for source in dict.fromkeys(source for op in members[1:] for source in _sources(op)):
+        if order[source] > order[first]:
+            source.detach()
+            Rewriter.insert_op(source, InsertPoint.before(first))
+            order[source] = order[first]
+    join_gathers(members)
+
 
 FIRST_BYTES = 2**20
 """The first bucket is small, so that the link has work early in the backward pass."""

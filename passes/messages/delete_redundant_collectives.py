@@ -113,7 +113,6 @@ def _find(program: Program) -> list[_Redundant]:
 
 
 def _live_ops(program: Program) -> set[Operation]:
-    """The ops that the return needs."""
     live: set[Operation] = {program.return_op}
     for op in reversed(list(program.ops)):
         if any(use.operation in live for result in op.results for use in result.uses):

@@ -106,7 +106,6 @@ class _Site:
 
 
 def _numbers(op: AtenOp) -> SSAValue:
-    """The numbers of the rows that an op reads or adds to."""
     return op.operands[1]
 
 
@@ -138,7 +137,6 @@ def _user(value: SSAValue) -> Operation:
 
 
 def _is_gather(op: object) -> bool:
-    """Whether plain shards of rows are gathered."""
     if not isinstance(op, dist.AllGatherOp) or len(op.operands) != 1:
         return False
     return op.dim == 0 and op.block == shape_of(op.operands[0])[0]

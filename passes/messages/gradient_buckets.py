@@ -111,7 +111,6 @@ def _is_reduction(op: Operation) -> TypeGuard[dist.AllReduceOp | dist.ReduceScat
 
 
 def _is_read_by(value: SSAValue, readers: Collection[Operation]) -> bool:
-    """Whether some of these ops read a value, and no other op does."""
     users = [use.operation for use in value.uses]
     return bool(users) and all(user in readers for user in users)
 

@@ -72,7 +72,6 @@ def pending_terms(program: Program) -> dict[str, SSAValue]:
 
 
 def _reduction_of(value: SSAValue) -> dist.AllReduceOp | None:
-    """The all-reduce, or the start of one, that makes a value which is read once."""
     total = _total_of(value)
     op = total.owner
     if not value.has_one_use() or not total.has_one_use():

@@ -94,7 +94,6 @@ class _Partition:
         self.shardings[value] = sharding
 
     def _results(self, op: Operation) -> list[Sharding]:
-        """In which shards an op gives its results."""
         return [cast(Sharding, sharding) for sharding in shardings_of(op, self.program)]
 
     def _op(self, op: AtenOp) -> None:
@@ -118,7 +117,6 @@ class _Partition:
             self._define(old, new, sharding)
 
     def _annotate(self, result: SSAValue, old: SSAValue, sharding: Sharding) -> None:
-        """Record the sharding of one result on the op that makes it."""
         owner = result.owner
         assert isinstance(owner, Operation)
         shape = shape_of(old)

@@ -270,7 +270,6 @@ def _notes_on(program: Program) -> Iterator[str]:
 
 
 def _idle_axes(program: Program) -> list[str]:
-    """The axes of devices, as `data=2`, that no annotation of the program names."""
     slots = (*program.arguments, *program.results)
     shardings = [
         a for s in slots for a in s.attributes.data.values() if isinstance(a, ShardingAttr)

@@ -73,7 +73,6 @@ def _made_by(value: SSAValue, name: str) -> AtenOp | None:
 
 
 def _largest_of_shard(highest: SSAValue) -> AtenOp | None:
-    """The amax of which a value is the maximum over ranks."""
     if isinstance(highest, OpResult) and isinstance(highest.op, WaitOp):
         highest = highest.op.operands[highest.index]
     if not isinstance(highest, OpResult):

@@ -162,7 +162,6 @@ class _Unroller:
         return values, entries
 
     def _space_attr(self, slot: Slot, sharding: Sharding) -> ShardingAttr:
-        """How a slot is cut over space axes alone."""
         shape = sharding.global_shape(shape_of(slot.value))
         return ShardingAttr.of(sharding.without(self.names), shape)
 
@@ -223,7 +222,6 @@ class _Unroller:
             self.copies[result] = copies
 
     def _along(self, op: dist.DistOp, copies: Copies, step: CollectiveStep) -> Copies:
-        """One collective over one time axis, as local ops."""
         (axis,) = step.axes
         effect = effect_of(op)
         if (reduction := effect.reduces) is not None:

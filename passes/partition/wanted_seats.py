@@ -101,7 +101,6 @@ def _carried(rule: Rule, seat: Seat, source: Dims, goal: Dims) -> Seat | None:
 
 @lru_cache(maxsize=16384)
 def _stopped_axes(rule: Rule, operands: tuple[Sharding, ...]) -> list[str]:
-    """The axes of sums that do not travel through an op, and of those that the op itself makes."""
     pending = {a for sharding in operands for a in sharding.unreduced}
     placed = {a for sharding in operands for a in sharding.placed_axes}
     travels = {
@@ -111,7 +110,6 @@ def _stopped_axes(rule: Rule, operands: tuple[Sharding, ...]) -> list[str]:
 
 
 def _summed_axes(rule: Rule, operands: Sequence[Sharding]) -> set[str]:
-    """The axes that cut a factor which the first result lacks."""
     kept = {factor for factors in rule.results[0] for factor in factors}
     return {
         placement.axis

@@ -114,7 +114,6 @@ def fused_projections(program: Program, among: Collection[AtenOp]) -> dict[AtenO
 
 
 def _is_read_by(value: SSAValue, reads: Collection[Operation]) -> bool:
-    """Whether nothing but some ops reads a value, or what is passed on of it."""
     return all(
         use.operation in reads
         or (

@@ -151,7 +151,6 @@ class _Split:
         values: Mapping[str, Any] = {},
         wanted: Sequence[Sharding] = (),
     ) -> list[SSAValue]:
-        """Add attention of a part before that of all, with its annotations."""
         op: Operation = create(name, operands, list(types), values)
         if wanted:
             pairs = zip(wanted, op.results, strict=True)
@@ -230,5 +229,4 @@ class _Backward(_Split):
 
 
 def _with_dtype(value: SSAValue, dtype: torch.dtype) -> Attribute:
-    """The type of a value, with elements of another dtype."""
     return tensor_type(shape_of(value), dtype)

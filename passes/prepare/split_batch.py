@@ -59,7 +59,6 @@ class _Splitter:
         program.set_argument_attributes("dist.sharding", split)
 
     def _batched(self, program: Program) -> dict[int, Slot]:
-        """The inputs that have the batch along `dim`."""
         found = {
             index: slot
             for index, slot in enumerate(program.arguments)

@@ -147,7 +147,6 @@ class _Split:
         Rewriter.replace_op(read.op, [], [part])
 
     def _sum_parts(self, op: AtenOp) -> None:
-        """Compute a product over all outputs of a projection as a sum over its parts."""
         product = spec_of(op).product
         if product is None or product.addend is not None:
             return

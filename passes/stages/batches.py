@@ -152,7 +152,6 @@ _OF_DATA = ("input", "buffer")
 
 
 def _find_early(program: Program, found: MicroBatches) -> None:
-    """Find the ops that nobody reads but what is made before the first micro-batch."""
     read, made = set(program.return_op.operands), found.whole.keys() | found.parts.keys()
     for op in reversed(list(program.ops)):
         is_made_before = not made.isdisjoint(op.results)
@@ -163,7 +162,6 @@ def _find_early(program: Program, found: MicroBatches) -> None:
 
 
 def _gathered(program: Program) -> Iterator[SSAValue]:
-    """The parameters that are gathered, whole."""
     weights = {slot.value for slot in program.arguments if slot.kind == "param"}
     for op in program.ops:
         if len(op.operands) == 1 and op.operands[0] in weights:

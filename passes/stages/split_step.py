@@ -151,7 +151,6 @@ def _part(
 
 
 def _read_of(ops: Iterable[Operation], returned: Iterable[SSAValue]) -> dict[SSAValue, None]:
-    """What ops read, those in their regions too, and what is returned, in order."""
     read: dict[SSAValue, None] = {}
     for op in ops:
         for inner in op.walk():

@@ -127,7 +127,6 @@ def _best_bottleneck(
 
 
 def _stage_times(prefix: Floats, kinds: Sequence[int], least: float, most: float) -> Floats:
-    """All sums of neighbouring layers between two bounds, in order."""
     low, high = least * (1 - 1e-9), most * (1 + 1e-9)
     found: list[Floats] = []
     for kind in kinds:

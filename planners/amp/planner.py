@@ -11,7 +11,7 @@ import numpy as np
 
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.program import Program
-from shardweave.planners.amp.estimate import BACKWARD
+from shardweave.planners.amp.costs import BACKWARD
 from shardweave.planners.amp.memory import capacities, stage_bytes
 from shardweave.planners.amp.model import Strategy, strategies
 from shardweave.planners.amp.network import ClusterArrays, Grid
@@ -30,8 +30,7 @@ from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_parts import Candidate, Pipeline, PlanError, Predicted
 from shardweave.planners.plan.zero import DIVIDED
 from shardweave.planners.predict.predict import predict_plan, why_slower, with_candidates
-from shardweave.planners.trials.deadline import Deadline
-from shardweave.planners.trials.real_trials import RealTrials, launch_of
+from shardweave.planners.trials.real_trials import Deadline, RealTrials, launch_of
 from shardweave.planners.trials.trials import Host
 
 AXES = ("pipeline", "data", "tensor")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.program import Program
-from shardweave.planners.amp.estimate import BACKWARD
+from shardweave.planners.amp.costs import BACKWARD
 from shardweave.planners.amp.model import LayeredModel, Tied
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.memory import state_bytes
@@ -147,7 +147,6 @@ def _fixed(one: Sequence[float], many: Sequence[float], more: int) -> tuple[floa
 
 
 def _parameters(work: Workload, size: int) -> list[float]:
-    """Elements of the parameters that each block needs, shared ones in each that uses them."""
     found = [block.parameter_bytes / size for block in work.blocks]
     for one in work.shared:
         found[one.second] += one.bytes / size

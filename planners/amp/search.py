@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from shardweave.planners.amp.costs import corrected_costs
-from shardweave.planners.amp.estimate import Estimate, StageCosts, estimate
+from shardweave.planners.amp.costs import Estimate, StageCosts, corrected_costs, estimate
 from shardweave.planners.amp.memory import Shortfall, shortfall
 from shardweave.planners.amp.model import LayeredModel, Strategy, strategies
 from shardweave.planners.amp.network import ClusterArrays, Grid, megatron_grid

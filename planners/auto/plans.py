@@ -66,7 +66,6 @@ class PlanMaker:
         return Pipeline(self._stages(point), point.micro_batches, schedule=point.pipeline)
 
     def _stages(self, point: JointPoint) -> Stages:
-        """The exact cuts into stages for the blocks' costs (`amp.partition`)."""
         cost = self.estimator.cost_of(point)
         count = point.stages * point.stages_each
         found = exact_cuts(_problem(point, cost, count))

@@ -379,7 +379,6 @@ class JointSearch:
         return self._is_fast(found) and found.peak_bytes <= NEAR * self.capacity
 
     def _is_fast(self, found: Predicted) -> bool:
-        """Whether what was simulated is so near to the fastest that an order may make it that."""
         best = self.best
         return best is None or found.time_s <= NEAR * best[1].time_s
 
@@ -464,12 +463,10 @@ class JointSearch:
 
 
 def _has_order(point: JointPoint) -> bool:
-    """Whether there are micro-batches to order, or the order is the usual one."""
     return point.micro_batches > 1 or point.pipeline == JointPoint.pipeline
 
 
 def _has_bubbles(point: JointPoint) -> bool:
-    """Whether a point has stages that wait for each other, and micro-batches to fill that with."""
     return point.stages > 1 and point.micro_batches > 1 and point.pipeline in FILLED_LATE
 
 

@@ -181,7 +181,6 @@ class Cluster:
 
     @cached_property
     def _first_ranks(self) -> list[int]:
-        """The first rank on each node."""
         return [0, *accumulate(node.devices for node in self._node_list)][:-1]
 
     def node_type(self, node: int) -> NodeType:

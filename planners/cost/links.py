@@ -126,7 +126,6 @@ def _hops(group: Sequence[int], all_pairs: bool) -> Iterable[tuple[int, int]]:
 
 
 def _flows(cluster: Cluster, groups: Iterable[Sequence[int]], all_pairs: bool) -> Counter[int]:
-    """How many flows leave each node at once; as many enter it."""
     found: Counter[int] = Counter()
     for group in groups:
         senders: set[tuple[int, int]] = set()
@@ -140,7 +139,6 @@ def _flows(cluster: Cluster, groups: Iterable[Sequence[int]], all_pairs: bool) -
 def _hop(
     cluster: Cluster, left: int, right: int, leaving: Counter[int], entering: Counter[int]
 ) -> tuple[float, float, str]:
-    """Bandwidth, latency and link from one rank to another, among so many flows by node."""
     (node, place), (other, other_place) = cluster.place(left), cluster.place(right)
     if node == other:
         return (*cluster.node_type(node).link(place, other_place), NODE_LINK)
@@ -152,7 +150,6 @@ def _hop(
 
 
 def _measured(cluster: Cluster, groups: Iterable[Sequence[int]]) -> dict[int, float]:
-    """Measured bandwidths of the ranks of rings that lie within a node."""
     found: dict[int, float] = {}
     for group in groups:
         nodes = {cluster.place(rank)[0] for rank in group}

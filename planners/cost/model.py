@@ -239,7 +239,6 @@ class CostModel:
 
 
 def _flops(op: Operation) -> int:
-    """FLOPs of an op, or of all ops in its regions."""
     return sum(flops_of(inner) for inner in op.walk()) if op.regions else flops_of(op)
 
 
@@ -276,7 +275,6 @@ def _row(value: SSAValue) -> int:
 
 
 def _peak(op: Operation, device: DeviceType) -> float:
-    """The device's peak for the dtype of the op's first result."""
     dtype = dtype_word(dtype_of_value(op.results[0]))
     found = device.flops.get(dtype)
     if found is None:

@@ -149,7 +149,6 @@ def lowered(program: Program, plan: Plan, passes: Passes) -> Program:
 
 
 def _further(program: Program, passes: Sequence[ModulePass]) -> Program:
-    """A copy of a program, changed by some passes; the program itself if there are none."""
     if not passes:
         return program
     target = program.clone()

@@ -188,7 +188,6 @@ def _trimmed(text: str, shapes: Iterable[tuple[int, ...]], mesh: Mesh) -> str | 
 
 
 def _with_dim(attribute: ShardingAttr, other: ShardingAttr, dim: int) -> ShardingAttr:
-    """The attribute with one dim as in another."""
     dims, strides = list(attribute.dims.data), list(attribute.strides.data)
     dims[dim], strides[dim] = other.dims.data[dim], other.strides.data[dim]
     cut = ArrayAttr(dims), ArrayAttr(strides), attribute.lengths
@@ -222,7 +221,6 @@ def _slots(program: Program, kind: str) -> list[Slot]:
 
 
 def _fits(attribute: ShardingAttr, shape: tuple[int, ...], mesh: Mesh) -> bool:
-    """Whether a sharding cuts a value of this shape evenly."""
     try:
         sharding = attribute.on(shape, mesh)
     except ValueError:

@@ -65,7 +65,6 @@ def partition(
 
 
 def _pin_buffers(program: Program, buffers: Mapping[str, Sharding]) -> None:
-    """Annotate buffers, which plans do not name."""
     program.set_argument_attributes(
         "dist.sharding",
         {

@@ -83,7 +83,6 @@ def _cuts_of_parts(split: Program, axis: str, size: int) -> dict[int, Cut]:
 
 
 def _split(program: Program, weights: Collection[Place]) -> Program:
-    """A copy of the program with some projections split."""
     indices = {value: index for index, value in enumerate(_values(program))}
     split = program.clone()
     parts = {indices[place.value]: to_attribute(place.count) for place in weights}

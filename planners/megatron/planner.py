@@ -54,6 +54,7 @@ def plan_megatron(
     expert: str = EXPERT,
     sequence_parallel: bool = False,
     attention_parts: int = 1,
+    expert_load: float = 1.0,
 ) -> Plan:
     """Column- and row-parallel pairs on `tensor`, the batch on `data`, and on `replica` where the
     mesh has it (further replicas, among which ZeRO divides nothing).
@@ -71,7 +72,8 @@ def plan_megatron(
 
     Where it has an axis `expert`, the weights of experts are cut over it, each expert on one
     device, and what is not of experts takes it for a part of `data`: each device has tokens of
-    its own, which travel to the experts and back (`planners.megatron.expert_cut`).
+    its own, which travel to the experts and back (`planners.megatron.expert_cut`). Each device is
+    counted with `expert_load` times the rows of a balanced routing.
 
     Without a mesh, `tensor` takes the devices of a node of the cluster, the largest number of them
     over which anything divides, and `data` the rest (AMP, Sec. 4.1, without stages).
@@ -116,6 +118,7 @@ def plan_megatron(
         inputs=inputs,
         activations=activations,
         attention_parts=attention_parts if cut.placements else 1,
+        expert_load=expert_load,
         projections={
             names[place.value]: SplitProjection(place.count, sharding_text(part, place.shape))
             for place, part in projections.items()
@@ -182,7 +185,6 @@ def _batch_axes(program: Program, mesh: Mesh, batch: Sequence[str], expert: str)
 
 
 def _joined(a: Mapping[SSAValue, Cut], b: Mapping[SSAValue, Cut]) -> dict[SSAValue, Cut]:
-    """The cuts of two axes; those of both where a value is cut by both."""
     found = dict(a)
     for value, cut in b.items():
         pairs = zip(found.get(value, ((),) * len(cut)), cut, strict=True)
@@ -221,7 +223,6 @@ def _divides_some(program: Program, tensor: str, size: int) -> bool:
 
 
 def _uneven_notes(uneven: Mapping[AtenOp, str], axis: str) -> list[str]:
-    """One note for each reason why linear maps stay whole."""
     why = "cut otherwise, their weights would be gathered at each use"
     layers: dict[str, list[str]] = {}
     for op, what in uneven.items():
@@ -236,7 +237,6 @@ def _uneven_notes(uneven: Mapping[AtenOp, str], axis: str) -> list[str]:
 
 
 def _cut_vocabulary(program: Program, tensor: str, mesh: Mesh, cuts: dict[SSAValue, Cut]) -> None:
-    """Cut each embedding looked up by an input along its rows."""
     for _, table in input_embeddings(program):
         rows, _ = shape_of(table)
         cuts.setdefault(table, (contiguous([tensor], rows, mesh), ()))

@@ -87,7 +87,6 @@ def read_blocks(program: Program, pairs: Sequence[Pair]) -> list[ProgramBlock]:
 
 
 def _activations(program: Program, forward: Iterable[AtenOp]) -> set[SSAValue]:
-    """What is computed from inputs and parameters: no masks, and no tables of positions."""
     from_inputs = {slot.value for slot in program.arguments if slot.kind == "input"}
     from_parameters = {slot.value for slot in program.arguments if slot.kind == "param"}
     for op in forward:
@@ -98,7 +97,6 @@ def _activations(program: Program, forward: Iterable[AtenOp]) -> set[SSAValue]:
 
 
 def _spans(pairs: Sequence[Pair], places: dict[AtenOp, int]) -> list[tuple[int, int, Pair]]:
-    """First and last place of each pair, by the first."""
     found = [
         (min(places[op] for op in pair.columns), max(places[op] for op in pair.ends), pair)
         for pair in pairs
@@ -125,7 +123,6 @@ def _boundaries(
 def _single_crossings(
     ops: Sequence[AtenOp], tracked: set[SSAValue]
 ) -> Iterator[tuple[int, SSAValue]]:
-    """The places after which a single one of the tracked values is still used, and that value."""
     for place, alive in _crossings(ops, tracked):
         if len(alive) == 1:
             yield place, next(iter(alive))

@@ -244,7 +244,6 @@ def _search(
 
 
 def _path_of(end: _Label) -> tuple[int, ...]:
-    """The choices that lead to a label of the last block."""
     path: list[int] = []
     label: _Label = end
     while label.before is not None:
@@ -254,7 +253,6 @@ def _path_of(end: _Label) -> tuple[int, ...]:
 
 
 def _undominated(found: list[tuple[int, float, _Label]], choice: int) -> list[_Label]:
-    """Labels that no other beats in time and memory, by growing memory."""
     found.sort(key=_BY_MEMORY_THEN_TIME)
     kept: list[_Label] = []
     least_s = math.inf

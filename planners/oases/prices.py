@@ -172,7 +172,6 @@ def moving_s(
 
 
 def _numbered(program: Program) -> Program:
-    """A copy whose ops have their numbers as locations, which what is made of them inherits."""
     copy = program.clone()
     for number, op in enumerate(copy.ops):
         op.location = builtin.FileLineColLoc(_MARK, builtin.IntAttr(number), builtin.IntAttr(0))

@@ -119,7 +119,6 @@ def _tables(
 
 
 def _users(value: SSAValue) -> Iterator[Operation]:
-    """What reads a value or a view of it."""
     for use in value.uses:
         yield use.operation
         if spec_of(use.operation).is_layout:
@@ -144,7 +143,6 @@ def _check(
 
 
 def _owners(program: Program, blocks: Sequence[ProgramBlock]) -> list[list[str]]:
-    """The parameters of each block; one that several use belongs to the first."""
     numbers: dict[Operation, int] = {
         op: number for number, block in enumerate(blocks) for op in block.forward
     }
@@ -190,7 +188,6 @@ def _option(
 
 
 def _state_bytes(parameter: AnyTensor, options: ChainOptions) -> int:
-    """Bytes of one device's part of a parameter, its gradient and its optimizer's state."""
     size, itemsize = num_bytes(parameter), dtype_of_type(parameter).itemsize
     parts = state_bytes(size, itemsize, options.precision, options.optimizer_multiplier)
     return int(sum(parts.values()))
@@ -201,7 +198,6 @@ def _pair(seconds: Sequence[float]) -> tuple[float, float]:
 
 
 def _entering_bytes(space: DegreeSpace, number: int, degree: int) -> int:
-    """Bytes of what enters a block, of one sub-batch on one device."""
     handed = space.handed[degree]
     return sum(
         prod(handed[value].local_shape(shape_of(value))) * dtype_of_value(value).itemsize

@@ -10,7 +10,7 @@ import numpy as np
 
 from shardweave.planners.oppa.choosers import Chooser, History
 from shardweave.planners.plan.plan_parts import PlanError
-from shardweave.planners.trials.deadline import Deadline
+from shardweave.planners.trials.real_trials import Deadline
 from shardweave.planners.trials.space import Configuration, SpaceTable
 from shardweave.planners.trials.trials import Record, Trial, TrialFile
 

@@ -264,7 +264,6 @@ def is_last(start: Operation) -> bool:
 
 
 def _is_returned(value: SSAValue) -> bool:
-    """Whether a value, and what shows it in another form, is only returned."""
     return all(
         isinstance(user, ReturnOp) or (_is_light(user) and all(map(_is_returned, user.results)))
         for user in _users(value)
@@ -276,10 +275,8 @@ def _users(value: SSAValue) -> Iterator[Operation]:
 
 
 def _is_light(op: Operation) -> bool:
-    """Whether an op only shows a value in another form."""
     return spec_of(op).may_share
 
 
 def _shows_result(op: Operation) -> bool:
-    """Whether an op only shows, in another form, what is returned."""
     return _is_light(op) and all(map(_is_returned, op.results))

@@ -1,12 +1,32 @@
-"""1F1B: one forward, one backward pass in turn (Narayanan et al. 2021, Sec. 2.2)."""
+"""The schedules of whole passes: GPipe, 1F1B, and interleaved 1F1B."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 from shardweave.planners.schedules.table import Action, Table
 
 
+def gpipe(ranks: int, micro_batches: int, chunks: int = 1) -> Table:
+    """All forward passes, then all backward (Huang et al. 2019, Sec. 2.3).
+
+    With several chunks, rank r has stages r, r + ranks, .., one after another.
+    """
+    every = range(micro_batches)
+    table: list[tuple[Action, ...]] = []
+    for rank in range(ranks):
+        stages = range(rank, ranks * chunks, ranks)
+        forward = [Action(stage, "F", number) for stage in stages for number in every]
+        backward = [Action(stage, "B", number) for stage in reversed(stages) for number in every]
+        table.append((*forward, *backward))
+    return tuple(table)
+
+
 def one_forward_one_backward(ranks: int, micro_batches: int, chunks: int = 1) -> Table:
-    """As many forward passes as there are stages behind, then one of each, then what is left."""
+    """As many forward passes as there are stages behind, then one of each, then what is left.
+
+    Source: Narayanan et al. 2021, Sec. 2.2.
+    """
     assert chunks == 1
     table: list[tuple[Action, ...]] = []
     for rank in range(ranks):
@@ -17,4 +37,45 @@ def one_forward_one_backward(ranks: int, micro_batches: int, chunks: int = 1) ->
         for one, other in zip(forward[ahead:], backward, strict=False):
             found += (one, other)
         table.append((*found, *backward[micro_batches - ahead :]))
+    return tuple(table)
+
+
+def round_size(ranks: int, micro_batches: int) -> int:
+    """Micro-batches that a rank takes through one chunk before it turns to the next one.
+
+    Raises ValueError for micro-batches that do not divide into rounds of at least `ranks`.
+    """
+    rounds = max(1, micro_batches // ranks)
+    if micro_batches % rounds:
+        raise ValueError(
+            f"{micro_batches} micro-batches do not divide into {rounds} rounds on {ranks} stages; "
+            f"use a multiple of {ranks}."
+        )
+    return micro_batches // rounds
+
+
+def passes(
+    rank: int, ranks: int, micro_batches: int, chunks: int, *, is_forward: bool
+) -> Iterator[tuple[int, int]]:
+    """Stage and micro-batch of a rank's passes in turn: a round through each of its chunks."""
+    size = round_size(ranks, micro_batches)
+    for first in range(0, micro_batches, size):
+        for chunk in range(chunks) if is_forward else reversed(range(chunks)):
+            for number in range(first, first + size):
+                yield chunk * ranks + rank, number
+
+
+def interleaved(ranks: int, micro_batches: int, chunks: int = 2) -> Table:
+    """The earlier micro-batch first (depth first), two passes ahead for each rank behind."""
+    table: list[tuple[Action, ...]] = []
+    size = round_size(ranks, micro_batches)
+    for rank in range(ranks):
+        arguments = rank, ranks, micro_batches, chunks
+        forward = [Action(s, "F", n) for s, n in passes(*arguments, is_forward=True)]
+        backward = [Action(s, "B", n) for s, n in passes(*arguments, is_forward=False)]
+        ahead = min((chunks - 1) * size + 2 * (ranks - 1 - rank), len(forward))
+        found = forward[:ahead]
+        for one, other in zip(forward[ahead:], backward, strict=False):
+            found += (one, other)
+        table.append((*found, *backward[len(forward) - ahead :]))
     return tuple(table)

@@ -9,14 +9,14 @@ from functools import lru_cache
 from shardweave.ir.suggest import did_you_mean
 from shardweave.planners.plan.plan_parts import PIPELINE_SCHEDULES
 from shardweave.planners.schedules.dualpipe_v import dualpipe_v
-from shardweave.planners.schedules.gpipe import gpipe
-from shardweave.planners.schedules.interleaved import interleaved
 from shardweave.planners.schedules.list_order import list_table
-from shardweave.planners.schedules.one_forward_one_backward import one_forward_one_backward
+from shardweave.planners.schedules.one_forward_one_backward import (
+    gpipe,
+    interleaved,
+    one_forward_one_backward,
+)
 from shardweave.planners.schedules.table import Table
-from shardweave.planners.schedules.zero_bubble import zero_bubble
-from shardweave.planners.schedules.zero_bubble_h2 import zero_bubble_h2
-from shardweave.planners.schedules.zero_bubble_v import zero_bubble_v
+from shardweave.planners.schedules.zero_bubble import zero_bubble, zero_bubble_h2, zero_bubble_v
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,13 @@
-"""Zero bubble, ZB-H1: weight gradients fill what 1F1B leaves idle (Qi et al. 2024, Sec. 2).
+"""Zero-bubble schedules: weight gradients fill what 1F1B leaves idle (Qi et al. 2024).
 
-With several chunks on each rank it is what PyTorch calls InterleavedZeroBubble.
+ZB-H1 (Sec. 2) with several chunks on each rank is what PyTorch calls InterleavedZeroBubble. ZB-H2
+runs twice as many forward passes ahead; ZB-V (Sec. 6) places two chunks of each rank in a V.
 """
 
 from __future__ import annotations
 
-from shardweave.planners.schedules.interleaved import passes, round_size
-from shardweave.planners.schedules.table import Action, Table
+from shardweave.planners.schedules.one_forward_one_backward import passes, round_size
+from shardweave.planners.schedules.table import Action, Kind, Table
 
 
 def zero_bubble(ranks: int, micro_batches: int, chunks: int = 1) -> Table:
@@ -31,3 +32,86 @@ def zero_bubble(ranks: int, micro_batches: int, chunks: int = 1) -> Table:
         found += [Action(stage, "W", number) for stage, number in left]
         table.append(tuple(found))
     return tuple(table)
+
+
+def zero_bubble_h2(ranks: int, micro_batches: int, chunks: int = 1) -> Table:
+    """Two passes ahead for each rank behind, and weight gradients put off by two for each before.
+
+    So no rank waits once it has begun, if forward and both halves of backward take the same time.
+    Each rank holds up to 2 ranks - 1 micro-batches: the first one in 1F1B holds `ranks`.
+    """
+    assert chunks == 1
+    table: list[tuple[Action, ...]] = []
+    for rank in range(ranks):
+        forward = [Action(rank, "F", number) for number in range(micro_batches)]
+        weights = [Action(rank, "W", number) for number in range(micro_batches)]
+        ahead, behind = 2 * (ranks - 1 - rank), 2 * rank
+        found = forward[:ahead]
+        for number in range(micro_batches):
+            found += forward[ahead + number : ahead + number + 1]
+            found.append(Action(rank, "I", number))
+            found += weights[number - behind : number - behind + 1] if number >= behind else []
+        table.append((*found, *weights[max(0, micro_batches - behind) :]))
+    return tuple(table)
+
+
+def zero_bubble_v(ranks: int, micro_batches: int, chunks: int = 2) -> Table:
+    """Rank r has stages r and 2 ranks - 1 - r, so that the loss is where the inputs are.
+
+    Without bubbles if forward and both halves of backward take the same time, and in no more memory
+    than 1F1B. Fewer micro-batches than 2 ranks - 1 leave gaps.
+    """
+    assert chunks == 2
+    return tuple(_rank(rank, ranks, micro_batches) for rank in range(ranks))
+
+
+def _rank(rank: int, ranks: int, micro_batches: int) -> tuple[Action, ...]:
+    made = _Rank(rank, ranks, micro_batches)
+    made.warm_up(ranks - rank, rank)
+    made.steady()
+    made.cool_down(ranks - rank, rank)
+    # The steps are those of enough micro-batches to fill the pipeline.
+    return tuple(action for action in made.found if action.micro_batch < micro_batches)
+
+
+class _Rank:
+    def __init__(self, rank: int, ranks: int, micro_batches: int) -> None:
+        self.first, self.last = rank, 2 * ranks - 1 - rank
+        self.count = max(2 * ranks - 1, micro_batches)
+        self.found: list[Action] = []
+        self.done: dict[tuple[int, Kind], int] = {}
+
+    def add(self, stage: int, *kinds: Kind) -> None:
+        for kind in kinds:
+            self.found.append(Action(stage, kind, self.ran(stage, kind)))
+            self.done[stage, kind] = self.ran(stage, kind) + 1
+
+    def ran(self, stage: int, kind: Kind) -> int:
+        return self.done.get((stage, kind), 0)
+
+    def warm_up(self, behind: int, before: int) -> None:
+        for _ in range(2 * behind - 1):
+            self.add(self.first, "F")
+        for _ in range(before):
+            self.add(self.last, "F")
+            self.add(self.first, "F")
+        for _ in range(behind):
+            self.add(self.last, "F", "I", "W")
+
+    def steady(self) -> None:
+        first, last = self.first, self.last
+        while self.ran(last, "F") < self.ran(first, "F") or self.ran(first, "F") < self.count:
+            if self.ran(first, "F") < self.count:
+                self.add(first, "F")
+            self.add(first, "I", "W")
+            self.add(last, "F", "I", "W")
+
+    def cool_down(self, behind: int, before: int) -> None:
+        for _ in range(before):
+            self.add(self.first, "I")
+            self.add(self.last, "I")
+        for _ in range(behind):
+            self.add(self.first, "I", "W")
+        for stage in (self.last, self.first):
+            while self.ran(stage, "W") < self.ran(stage, "I"):
+                self.add(stage, "W")

@@ -186,7 +186,6 @@ class _Run:
             self.exposed_s[self.model.stream_of(start)] += waited_s
 
     def finish(self) -> None:
-        """Wait for what nobody waited for."""
         for start, flight in self.in_flight.items():
             self._wait(cast(DistOp, start), flight)
 

@@ -1,8 +1,8 @@
-"""The linear maps of a program, with the parameters behind their weights."""
+"""The linear maps of a program, the parameters behind their weights, and dims that repeat."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from xdsl.ir import SSAValue
@@ -14,6 +14,35 @@ from shardweave.ir.mesh.placement import DimSharding, Placement, Sharding, conti
 from shardweave.ir.ops.registry import spec_of, weight_of
 from shardweave.ir.program.program import Program
 from shardweave.ir.sharding.rules import Rule, rule_of
+
+
+def repeated_dims(ops: Iterable[AtenOp]) -> dict[SSAValue, set[int]]:
+    """The dims of results along which all elements are equal, since something was expanded there.
+
+    Such a dim is of no features of its own: a shard of it costs nothing. ops: in program order;
+    one walk, which asks the rules of those ops alone that expand, or read what repeats itself.
+    """
+    found: dict[SSAValue, set[int]] = {}
+    for op in ops:
+        expands = spec_of(op).view == "expand"
+        if not expands and found.keys().isdisjoint(op.operands):
+            continue
+        rule = rule_of(op)
+        repeats: dict[int, bool] = {}
+        for value, dims in zip(op.operands, rule.operands, strict=True):
+            for dim, names in enumerate(dims):
+                here = dim in found.get(value, ())
+                repeats |= {name: here and repeats.get(name, True) for name in names}
+        for result, dims in zip(op.results, rule.results, strict=True):
+            alike = {
+                dim
+                for dim, names in enumerate(dims)
+                if names and all(repeats.get(name, expands) for name in names)
+            }
+            if alike:
+                found[result] = alike
+    return found
+
 
 Cut = tuple[DimSharding, ...]
 """One placement somewhere on a value's dims."""
@@ -124,7 +153,6 @@ def input_embeddings(program: Program) -> Iterator[tuple[AtenOp, SSAValue]]:
 
 
 def _comes_from(value: SSAValue, inputs: Collection[SSAValue]) -> bool:
-    """Whether a value of indices is computed from an input (through ops on small integers)."""
     seen: set[SSAValue] = set()
     stack = [value]
     while stack:

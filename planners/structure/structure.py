@@ -30,8 +30,8 @@ from shardweave.planners.structure.linear_maps import (
     back_through,
     linear_maps,
     parameter_of,
+    repeated_dims,
 )
-from shardweave.planners.structure.repeated_dims import repeated_dims
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,6 @@ class _Assumptions:
 
 
 def _input_dependent(program: Program, forward: list[AtenOp]) -> set[SSAValue]:
-    """The inputs, and all values computed from them."""
     found = {slot.value for slot in program.arguments if slot.kind == "input"}
     for op in forward:
         if not found.isdisjoint(op.operands):

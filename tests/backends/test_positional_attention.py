@@ -17,7 +17,7 @@ from shardweave.backends.emit.positional_attention import (
     positional_attention,
     positional_attention_backward,
 )
-from shardweave.ir.library.attention_pieces import MAX_PIECES, Piece, pieces_of, position_runs
+from shardweave.ir.library.positional_attention import MAX_PIECES, Piece, pieces_of, position_runs
 
 RUN = st.tuples(st.integers(0, 9), st.integers(1, 4), st.integers(1, 6))
 """Start, step and length of a run of positions."""

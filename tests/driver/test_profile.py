@@ -11,8 +11,7 @@ from shardweave.driver.cli import main
 from shardweave.driver.models.models import build_example
 from shardweave.driver.processes.launch import WorkerError
 from shardweave.driver.profile import profile, profile_ops
-from shardweave.driver.profile.profile import cluster_of, profile_machine
-from shardweave.driver.profile.profile_pieces import profiled_programs
+from shardweave.driver.profile.profile import cluster_of, profile_machine, profiled_programs
 from shardweave.ir.capture.capture import capture
 from shardweave.ir.dialects.types import shape_of
 from shardweave.ir.mesh.mesh import Mesh

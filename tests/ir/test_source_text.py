@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardweave.ir.inspect.diff_lines import Lines
+from shardweave.ir.inspect.diff_table import Lines
 from shardweave.ir.program.program import Program
 from shardweave.ir.program.source_text import excerpt, position
 from shardweave.ir.program.text import ProgramTextError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 
-from shardweave.ir.inspect.text_changes import changed_text
+from shardweave.passes.observers import changed_text
 
 NOTES = '{layer = "h.0", phase = forward} : tensor<4xf32>'
 

@@ -17,8 +17,7 @@ from shardweave.benchmarks.amp_data import (
 from shardweave.benchmarks.amp_literal import literal_costs, literal_cuts
 from shardweave.benchmarks.amp_planner import DATA, estimate_runs, quality, search_s
 from shardweave.benchmarks.amp_work import LayerWork, fixed_shares
-from shardweave.planners.amp.costs import corrected_costs
-from shardweave.planners.amp.estimate import estimate
+from shardweave.planners.amp.costs import corrected_costs, estimate
 from shardweave.planners.amp.memory import shortfall, stage_bytes
 from shardweave.planners.amp.model import LayeredModel, Strategy, strategies
 from shardweave.planners.amp.network import (

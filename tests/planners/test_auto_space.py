@@ -7,6 +7,7 @@ from functools import cache
 import pytest
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from shardweave.benchmarks.bubble_bounds import bubble_bound_s
 from shardweave.driver.models.models import build_example
 from shardweave.ir.capture.capture import capture
 from shardweave.ir.mesh.mesh import Mesh
@@ -23,7 +24,6 @@ from shardweave.planners.auto.space.space import JointSpace, joint_space
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.lowering.partition import partition
 from shardweave.planners.plan.plan import Plan
-from shardweave.planners.schedules.bounds import bubble_bound_s
 from shardweave.tests.zoo import assert_equals_eager, captured
 
 CLUSTER = find_cluster("perlmutter:nodes=1")  # 4 devices

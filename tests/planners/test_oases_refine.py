@@ -12,8 +12,7 @@ from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.lowering.lower import local_program
 from shardweave.planners.oases.chain import Chain, linearise
 from shardweave.planners.oases.dp import solve_chain
-from shardweave.planners.oases.planner import plan_oases
-from shardweave.planners.oases.refine import Path, best_paths, refined
+from shardweave.planners.oases.planner import Path, best_paths, plan_oases, refined
 from shardweave.planners.plan.plan_parts import Predicted
 from shardweave.planners.predict.predict import predict_plan
 from shardweave.tests.planners.small_chains import random_chain

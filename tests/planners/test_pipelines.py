@@ -11,10 +11,10 @@ from unittest.mock import MagicMock
 import pytest
 import torch.distributed.pipelining.schedules as pytorch
 
+from shardweave.benchmarks.bubble_bounds import bubble_bound_s
 from shardweave.docs.schedules import FILE, drawing
 from shardweave.planners.lowering.stages.picture import moments_of
 from shardweave.planners.plan.plan_parts import PIPELINE_SCHEDULES
-from shardweave.planners.schedules.bounds import bubble_bound_s
 from shardweave.planners.schedules.list_order import (
     UNIT_COSTS,
     PassCosts,

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from xdsl.ir import Operation, SSAValue
 
-from shardweave.backends.triton.launch.configs import power_of_2
+from shardweave.backends.triton.launch.tune import power_of_2
 from shardweave.backends.triton.source.formulas import computed_in, converted, type_text
 from shardweave.backends.triton.source.index import Base, Index, of_base
 from shardweave.backends.triton.source.region import Region
@@ -88,7 +88,6 @@ class _LookupTemplate:
         return self.draft.kernel(sizes, configs, overwrites=self.overwrites)
 
     def _table(self) -> SSAValue | None:
-        """What the gradient is added to, if there is something."""
         adding = self.made.owner
         assert isinstance(adding, Operation)
         if adding is self.gradient:
@@ -97,7 +96,6 @@ class _LookupTemplate:
         return table
 
     def _overwritten(self, strides: Sequence[Sequence[int]]) -> int | None:
-        """Which input is the table, if it is changed in place."""
         if self.table is None:
             return None
         given = list(self.region.inputs).index(self.table)
@@ -161,7 +159,6 @@ class _LookupTemplate:
         )
 
     def _is_wanted(self, index: str) -> str:
-        """Whether an index names a row that has a gradient."""
         padding: int = self.gradient.value("padding_idx")
         text = f"({index} >= 0) & ({index} < n_rows)"
         return f"({text} & ({index} != {padding}))" if padding >= 0 else f"({text})"

@@ -10,7 +10,7 @@ import torch
 from xdsl.ir import SSAValue
 
 from shardweave.backends.triton.kernels.reductions import Accumulation, Reducer, keeps_nan
-from shardweave.backends.triton.launch.configs import configs_of, power_of_2
+from shardweave.backends.triton.launch.tune import configs_of, power_of_2
 from shardweave.backends.triton.source.alignment import (
     COLUMNS_FROM_ALIGNED,
     DENSE,

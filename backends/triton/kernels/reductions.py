@@ -63,8 +63,6 @@ _REDUCERS: dict[str, tuple[_Result, _Steps]] = {}
 
 
 def _reduces(*names: str, result: _Result) -> Callable[[_Steps], _Steps]:
-    """Register the methods of the named ops."""
-
     def register(steps: _Steps) -> _Steps:
         _REDUCERS.update(dict.fromkeys(names, (result, steps)))
         return steps

@@ -311,7 +311,6 @@ def join_parts(results: Sequence[PartialResult], places: Sequence[Place]) -> Non
 
 
 def _pointers_of(places: Sequence[Place]) -> list[Tensor]:
-    """The parameters of what joins: parts, and where results are wanted."""
     return [*(parts for parts, _ in places), *(made for _, made in places)]
 
 

@@ -167,7 +167,6 @@ def _merged(parts: list[IndexTerm], total: int) -> Index:
 
 
 def _continues(low: IndexTerm, high: IndexTerm) -> bool:
-    """Whether `high` is the next digits above `low`."""
     return high.divisor == low.divisor * low.size and high.coefficient == low.coefficient * low.size
 
 

@@ -155,7 +155,6 @@ class KernelDraft:
         )  # fmt: skip
 
     def _pointer_types(self, partial: Iterable[int]) -> tuple[str, ...]:
-        """The types of all pointer parameters, as Triton writes them in signatures."""
         dtypes = [self.region.dtype_of(v) for v in (*self.region.inputs, *self.region.stored)]
         for number in partial:
             place = len(self.region.inputs) + number

@@ -48,8 +48,6 @@ _HANDLERS: dict[str, _Handler] = {}
 
 
 def _handles(name: str) -> Callable[[_Handler], _Handler]:
-    """Register a method for the named op."""
-
     def register(handler: _Handler) -> _Handler:
         _HANDLERS[name] = handler
         return handler
@@ -237,7 +235,6 @@ class Values:
         return self.writer.assign(hint, text, found.dtype, index.axes | found.axes, op.name)
 
     def _guard(self, tests: list[str], index: Index) -> Guards:
-        """The condition that an index lies where it may be read."""
         if not tests:
             return ()
         if not index.axes:

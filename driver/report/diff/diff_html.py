@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from html import escape
 from itertools import groupby
+from pathlib import Path
 
 from shardweave.driver.report.diff.diff_text import (
     Number,
@@ -19,25 +20,7 @@ from shardweave.ir.inspect.diff import Change, ChangeGroup, StructuralDiff
 OPEN_GROUPS = 8
 """How many groups are unfolded when the page is opened."""
 
-_STYLE = """
-body { font: 14px/1.5 system-ui, sans-serif; margin: 2em; color: #1f2328; background: #fff; }
-h1 { font-size: 1.3em; }
-table { border-collapse: collapse; width: 100%; table-layout: fixed; }
-table.numbers { width: auto; table-layout: auto; margin: 1em 0; }
-table.numbers td, table.numbers th { padding: 2px 12px; text-align: right; }
-table.numbers td:first-child, table.numbers th:first-child { text-align: left; }
-table.numbers tr.same { color: #888; }
-td.line { font: 12px/1.5 ui-monospace, monospace; padding: 2px 8px; vertical-align: top;
-  overflow-wrap: anywhere; width: 50%; white-space: pre-wrap; }
-tr.where td { font-weight: 600; background: #f3f4f6; padding: 2px 8px; }
-tr.added td.after { background: #d8f5dd; }
-tr.removed td.before { background: #ffdfdc; }
-tr.moved td.line { background: #ddeaff; }
-tr.changed td.line { background: #fff5cc; }
-tr.details td { font: 12px/1.5 ui-monospace, monospace; padding: 0 8px 4px 2em; color: #6a4b00; }
-details { margin: 0.6em 0; border: 1px solid #d0d7de; border-radius: 6px; }
-summary { cursor: pointer; padding: 4px 10px; font-weight: 600; }
-"""
+_STYLE = (Path(__file__).parent / "diff.css").read_text()
 
 
 def page(diff: StructuralDiff, numbers: list[Number], names: tuple[str, str]) -> str:
@@ -77,7 +60,6 @@ def _group(group: ChangeGroup, *, is_open: bool) -> str:
 
 
 def _rows(change: Change) -> Iterator[str]:
-    """The lines of both programs in one row, and what changed in the next."""
     is_bare = not change.before and not change.after
     sides = (change.op, change.op) if is_bare else (change.before, change.after)
     cells = "".join(

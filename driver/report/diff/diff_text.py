@@ -147,7 +147,6 @@ def program_numbers(a: ProgramStats, b: ProgramStats) -> Iterator[Number]:
 def _by_axes(
     stats: ProgramStats,
 ) -> defaultdict[tuple[str, str], tuple[int, int, float]]:
-    """Messages, bytes of operands and bytes sent, by kind and axes."""
     found: defaultdict[tuple[str, str], tuple[int, int, float]] = defaultdict(lambda: (0, 0, 0.0))
     for c in stats.collectives:
         key = c.kind, ", ".join(c.axes)
@@ -185,7 +184,6 @@ def number_cells(number: Number) -> tuple[str, str, str, str]:
 
 
 def _value_text(value: float | None, unit: str) -> str:
-    """A number with its unit; "-" for None."""
     if value is None:
         return "-"
     if unit == "bytes":
@@ -196,7 +194,6 @@ def _value_text(value: float | None, unit: str) -> str:
 
 
 def _change_text(number: Number) -> str:
-    """By how much a number changed; "" if it did not."""
     before, after = number.before, number.after
     if before == after or before is None or after is None:
         return ""

@@ -10,8 +10,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from shardweave.driver.report.explorer.words import Words
-from shardweave.driver.report.style import STYLE
+from shardweave.driver.report.explorer.part import Words
+from shardweave.driver.report.html import STYLE
 
 _FOLDER = Path(__file__).parent
 _SCRIPTS = ("data.js", "text.js", "rail.js", "program.js", "value.js", "main.js")

@@ -7,24 +7,38 @@ them and the name of their layer.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from xdsl.dialects.builtin import FileLineColLoc
 from xdsl.ir import Operation, SSAValue
 
-from shardweave.driver.report.explorer.words import Words
 from shardweave.driver.report.shardings import Picture, sharding_svg
 from shardweave.ir.dialects.annotations import sharding_attrs_of
 from shardweave.ir.dialects.attributes import ShardingAttr
 from shardweave.ir.dialects.types import shape_of
-from shardweave.ir.inspect.diff_lines import Lines
-from shardweave.ir.inspect.diff_table import ProgramTable
+from shardweave.ir.inspect.diff_table import Lines, ProgramTable
 from shardweave.ir.inspect.side_by_side import LayerPairs, sources_of
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.mesh.placement import Sharding
 from shardweave.ir.program.program import Slot, shardings_of
+
+
+@dataclass
+class Words:
+    """Numbers for texts, in the order in which they are first met."""
+
+    _numbers: dict[str, int] = field(default_factory=dict[str, int])
+
+    def number(self, text: str) -> int:
+        return self._numbers.setdefault(text, len(self._numbers))
+
+    @property
+    def texts(self) -> list[str]:
+        """By number, the text."""
+        return list(self._numbers)
+
 
 KINDS = ("same", "added", "removed", "moved", "changed")
 """What happened to an op; the page has their numbers."""

@@ -17,8 +17,7 @@ from shardweave.driver.report.diff.diff_text import (
     program_numbers,
     simulated_numbers,
 )
-from shardweave.driver.report.explorer.part import KINDS, FunctionPart
-from shardweave.driver.report.explorer.words import Words
+from shardweave.driver.report.explorer.part import KINDS, FunctionPart, Words
 from shardweave.driver.report.page import groups_text
 from shardweave.driver.report.pictures import memory_html, timeline_html
 from shardweave.ir.dialects.dist import ReshardOp
@@ -198,7 +197,6 @@ class Recorder(Observer):
 
 
 def _functions(program: Program) -> dict[str, Program]:
-    """The functions of a program by name; what is not cut into stages is one."""
     if not is_staged(program):
         return {STEP: program}
     return dict(functions_of(program))

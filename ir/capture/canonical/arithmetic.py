@@ -46,7 +46,6 @@ def binary(call: Call) -> Result:
 
 
 def _reduced(call: Call) -> tuple[list[int], int]:
-    """The dims that a reduction of `self` sums over, and their elements; none of a scalar."""
     shape = shape_of(call["self"])
     given = call.arguments.get("dim") or range(len(shape))
     dims = sorted(normalized(d, len(shape)) for d in given) if shape else []
@@ -73,7 +72,6 @@ def _sum_(call: Call) -> Result:
 
 
 def _is_of_all(call: Call) -> bool:
-    """Whether a reduction leaves one number of many."""
     shape = shape_of(call["self"])
     return bool(shape) and len(_reduced(call)[0]) == len(shape)
 
@@ -97,7 +95,6 @@ def _norm(call: Call) -> Result:
 
 
 def _reduce(call: Call, name: str, source: SSAValue) -> SSAValue:
-    """A reduction of the call's dims."""
     keepdim = call.arguments.get("keepdim", False)
     return call.builder.call(name, source, dim=_reduced(call)[0], keepdim=keepdim)
 

@@ -78,7 +78,7 @@ def form(*names: str) -> Callable[[Form], Form]:
 @cache
 def _load() -> None:
     families = """
-        layout creation arithmetic activations losses binary_losses batch_norm random refused
+        layout creation arithmetic activations losses binary_losses batch_norm random
         strided grouped
     """
     for module in families.split():

@@ -148,7 +148,6 @@ def _batch_norm_inference(call: Call) -> list[SSAValue | None]:
 
 
 def _statistics(call: Call, channels: _Channels) -> tuple[SSAValue, SSAValue]:
-    """The mean and the variance of each channel."""
     b = call.builder
     mean = channels.mean(call["input"])
     centered = b.call("aten.sub.Tensor", call["input"], channels.wide(mean))

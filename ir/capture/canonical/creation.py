@@ -61,7 +61,6 @@ def _fill_scalar(call: Call) -> Result:
 
 @form("aten.fill.Tensor")
 def _fill_tensor(call: Call) -> Result:
-    """A scalar tensor broadcast to the shape."""
     return call.builder.expand(call.builder.cast(call["value"], call.dtype), call.shape)
 
 

@@ -23,7 +23,6 @@ from shardweave.ir.dialects.types import dtype_of_value, shape_of, shape_of_type
     "aten.lift_fresh", "aten.lift",
 )  # fmt: skip
 def _identity(call: Call) -> Result:
-    """A copy or an alias: the value itself."""
     return call["self"]
 
 
@@ -38,7 +37,6 @@ def _to_copy(call: Call) -> Result:
 
 @form("aten.copy")
 def _copy(call: Call) -> Result:
-    """`src` in the dtype and shape of `self`."""
     source = call.builder.cast(call["src"], call.dtype)
     return call.builder.expand(source, call.shape)
 
@@ -204,6 +202,8 @@ def _cat(call: Call) -> Result:
     parts = [p for p in call["tensors"] if 0 not in shape_of(p)]
     if len(parts) == 1:
         return parts[0]
+    if not parts:
+        return call.builder.full(call.shape, 0, call.dtype)
     dim = normalized(call["dim"], len(call.shape))
     return call.add("aten.cat", [parts], {"dim": dim})
 

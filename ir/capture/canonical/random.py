@@ -1,9 +1,18 @@
-"""Random numbers: of `dist.random`, by the recipes that eager PyTorch follows under `sw.seeded`."""
+"""Random numbers, and calls that have no exact sharded form yet, which are refused."""
 
 from __future__ import annotations
 
 from shardweave.ir.capture.canonical.base import DRAWS, Call, CanonicalError, Result, form
 from shardweave.ir.capture.draws import RECIPES, Draw, is_in_place
+
+
+@form("aten._local_scalar_dense", "aten.nonzero", "aten.masked_select", "aten.unique_dim")
+def _data_dependent(call: Call) -> Result:
+    raise CanonicalError(
+        f"{call.name} gives a result whose shape or value steers the program by the data; "
+        "write the model with masks of fixed shape instead."
+    )
+
 
 NO_RECIPE = (
     "draws random numbers in a way that has no form in a program; draw by torch.rand, randn, "

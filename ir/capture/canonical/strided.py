@@ -51,7 +51,6 @@ def _as_strided_scatter(call: Call) -> Result:
 
 
 def _places(call: Call) -> SSAValue:
-    """Where in the flat tensor each element is."""
     b, size, stride = call.builder, list(call["size"]), list(call["stride"])
     places = b.full([1] * len(size), call["storage_offset"] or 0, torch.int64)
     for dim, (length, step) in enumerate(zip(size, stride, strict=True)):

@@ -136,7 +136,6 @@ def _site(exported: torch.fx.GraphModule, name: str) -> Site:
 
 
 def _places(model: nn.Module, tensor: Tensor) -> Iterator[str]:
-    """Where the modules of a model hold a tensor, as Python writes it."""
     for path, module in model.named_modules():
         for name, value in vars(module).items():
             if name.startswith("_") and name in nn.Module().__dict__:

@@ -218,6 +218,5 @@ class _Read:
 
 
 def _module_of(source: str) -> str:
-    """The path of the module that a place hangs on; empty for a global."""
     modules = _MODULES.match(source)
     return "" if modules is None else qualified(modules[0])

@@ -238,7 +238,6 @@ def _is_equal(constant: Tensor, tensor: Tensor) -> bool:
 
 
 def _target(func: Any) -> tuple[str, Any]:
-    """The kind of node that a call is, and what it calls."""
     name, owner = getattr(func, "__name__", ""), getattr(func, "__qualname__", "").split(".")[0]
     if owner in ("TensorBase", "Tensor") and hasattr(Tensor, name):
         is_operator = name in _OPERATORS
@@ -252,8 +251,6 @@ def _target(func: Any) -> tuple[str, Any]:
 
 
 def _named(func: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """The function under a name that a graph's code can have."""
-
     def call(*args: Any, **kwargs: Any) -> Any:
         return func(*args, **kwargs)
 
@@ -292,7 +289,6 @@ def leave_autocast(context: Any) -> None:
 
 
 def _stack_trace() -> str:
-    """Where the code is, as Python writes it, the innermost frame last."""
     frame, lines = sys._getframe(3), []
     while frame is not None and len(lines) < 64:
         code = frame.f_code

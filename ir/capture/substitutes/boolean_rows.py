@@ -130,7 +130,6 @@ def is_written(tensor: torch.fx.Node) -> bool:
 
 
 def _is_same(first: Any, second: Any) -> bool:
-    """Whether two masks are one, or computed alike of inputs, which nothing changes in place."""
     if isinstance(first, tuple | list) and isinstance(second, tuple | list):
         return len(first) == len(second) and all(map(_is_same, first, second))
     if not isinstance(first, torch.fx.Node) or not isinstance(second, torch.fx.Node):

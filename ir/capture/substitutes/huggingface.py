@@ -108,7 +108,6 @@ def _ctc_loss(
     ignore_index: int = -100,
     **_: object,
 ) -> Tensor:
-    """As `ForCTCLoss` of transformers. Shapes: logits N x T x C, labels N x S, lengths N."""
     is_read = (labels != ignore_index) & (labels != blank_token_id)
     first = (~is_read).long().argsort(dim=1, stable=True)
     scores = F.log_softmax(logits, dim=-1, dtype=torch.float32).transpose(0, 1)

@@ -58,13 +58,10 @@ _DETERMINANTS: set[Any] = {
 
 
 def _of_method(node: torch.fx.Node) -> Any:
-    """The function that a method of tensors is."""
     return getattr(torch, str(node.target), None)
 
 
 def _of_dense(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, of dense tensors."""
-
     @wraps(function)
     def of_dense(*args: Any, **kwargs: Any) -> Any:
         args, kwargs = pytree.tree_map_only(Tensor, Tensor.contiguous, (args, kwargs))

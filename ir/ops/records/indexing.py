@@ -16,7 +16,6 @@ from the cache at most, less than 1 ms on an H100."""
 
 
 def _picks_one(op: AtenOp) -> bool:
-    """gather and scatter_add of one element for each row."""
     table, index = (shape_of(value) for value in op.operands[:2])
     is_last = op.value("dim") % len(table) == len(table) - 1
     return is_last and index[-1:] == (1,) and table[:-1] == index[:-1]

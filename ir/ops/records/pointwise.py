@@ -20,7 +20,6 @@ def _pointwise(names: str, **facts: Any) -> tuple[OpSpec, ...]:
 
 
 def _fused(names: str, **facts: Any) -> tuple[OpSpec, ...]:
-    """Pointwise ops that a generated kernel can hold."""
     return _pointwise(names, role="pointwise", **facts)
 
 

@@ -66,5 +66,4 @@ def range_to(count: int) -> AtenOp:
 
 
 def _op(name: str, operands: Sequence[Attribute], result: Attribute, **values: Any) -> AtenOp:
-    """An op on operands of some types, that stands in no program."""
     return create(name, Block(arg_types=operands).args, [result], values)

@@ -221,7 +221,6 @@ class Pieces:
 
 
 def _type(shape: Sequence[int], like: SSAValue) -> AnyTensor:
-    """A type with the elements of a value."""
     return tensor_type(shape, dtype_of_value(like))
 
 

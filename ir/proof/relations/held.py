@@ -134,7 +134,6 @@ class Held:
 
     @property
     def _padded(self) -> set[int]:
-        """The dims with padding."""
         digits = [digit for own in self.digits or () for digit in own]
         placed = [
             (dim, p.stride, p.size) for dim, cut in enumerate(self.sharding.dims) for p in cut

@@ -221,7 +221,6 @@ class _Stages:
                 )
 
     def _results(self, op: object) -> Iterator[tuple[object, tuple[StageFunction, Slot]]]:
-        """The results of a run, and as which result of its function each is."""
         assert isinstance(op, RunOp)
         function = self.schedule.functions[op.function]
         slots = [slot for slot in function.results if slot.kind in RETURNED]

@@ -17,8 +17,6 @@ from shardweave.ir.sharding.rules import (
     factories,
     indexing,
     matmul,
-    normalization,
-    pointwise,
     reductions,
     views,
 )
@@ -36,8 +34,6 @@ _FAMILIES = (
     factories,
     indexing,
     matmul,
-    normalization,
-    pointwise,
     reductions,
     views,
 )

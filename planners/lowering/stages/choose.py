@@ -139,7 +139,6 @@ def fewer_micro_batches(pipeline: Pipeline, most: int, rows: int, ranks: int) ->
 
 
 def _has_order(pipeline: Pipeline, ranks: int) -> bool:
-    """Whether the schedule takes the pipeline's micro-batches."""
     shares, stages = pipeline.shares, len(pipeline.stages)
     try:
         if shares:

@@ -16,8 +16,7 @@ from shardweave.passes.program_pass import PassOnProgram
 from shardweave.passes.stages.cut import cut_into_stages
 from shardweave.planners.cost.presets import cluster_to_order
 from shardweave.planners.lowering.stages.balance import balanced_stages
-from shardweave.planners.lowering.stages.list_stages import order_stages
-from shardweave.planners.lowering.stages.tasks import tasks_of
+from shardweave.planners.lowering.stages.list_stages import order_stages, tasks_of
 from shardweave.planners.plan.plan_names import Lookup
 from shardweave.planners.plan.plan_parts import PIPELINE_SCHEDULES
 from shardweave.planners.schedules.schedules import LIST, find_schedule, fixed_tables
@@ -175,7 +174,6 @@ def stages_of_layers(program: Program, stages: Sequence[Sequence[str]]) -> dict[
 
 
 def _paths(layer: str) -> Iterator[str]:
-    """A layer and the modules around it, innermost first."""
     while layer:
         yield layer
         layer = layer.rpartition(".")[0]

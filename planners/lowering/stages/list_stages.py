@@ -2,30 +2,89 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from functools import cache, partial
 
+from xdsl.ir import Operation
+
 from shardweave.ir.dialects.dist import RecvOp, SendOp
+from shardweave.ir.dialects.literals import to_attribute
 from shardweave.ir.dialects.types import num_bytes, tensor_type_of
 from shardweave.ir.ops.flops import flops_of
 from shardweave.ir.program.program import Program
-from shardweave.ir.program.staged import StageFunction, StagePlaces, functions_of, micro_axis
+from shardweave.ir.program.staged import (
+    Direction,
+    StageFunction,
+    StagePlaces,
+    functions_of,
+    micro_axis,
+    name_of,
+    runs_of,
+)
 from shardweave.ir.program.traffic import bytes_moved
-from shardweave.passes.stages.reorder import reorder_runs
+from shardweave.passes.stages.cut import ScheduledRun, places_of_tasks
 from shardweave.planners.cost.cluster import Cluster, likeness, on_devices
 from shardweave.planners.cost.links import transfer_of
 from shardweave.planners.cost.memory import state_bytes
 from shardweave.planners.cost.workload import parameter_dtype
 from shardweave.planners.lowering.stages.balance import FLOPS_PER_BYTE
-from shardweave.planners.lowering.stages.tasks import KINDS, tasks_of
 from shardweave.planners.schedules.list_order import PassCosts, StageAt, list_table
-from shardweave.planners.schedules.table import Kind, Table
+from shardweave.planners.schedules.table import Kind, Table, actions_in_order
 from shardweave.planners.simulate.run_memory import (
     devices_of_places,
     memory_of_places,
     parameters_of_places,
 )
 from shardweave.planners.simulate.simulate import simulate
+
+DIRECTIONS: Mapping[Kind, Direction] = {
+    "F": "forward",
+    "B": "backward",
+    "I": "inputs",
+    "W": "weights",
+}
+KINDS: Mapping[Direction, Kind] = {direction: kind for kind, direction in DIRECTIONS.items()}
+
+
+def tasks_of(table: Table, num_stages: int) -> list[ScheduledRun]:
+    """What a table runs, in an order in which all ranks together can run it."""
+    is_split = any(action.kind in "IW" for actions in table for action in actions)
+    found: list[ScheduledRun] = []
+    for rank, action in actions_in_order(table, num_stages):
+        kinds: tuple[Kind, ...] = ("I", "W") if is_split and action.kind == "B" else (action.kind,)
+        for kind in kinds:
+            found.append(ScheduledRun(DIRECTIONS[kind], action.stage, action.micro_batch, rank))
+    return found
+
+
+def reorder_runs(program: Program, tasks: Sequence[ScheduledRun]) -> None:
+    """Let a staged program run its micro-batches in another order, in place.
+
+    tasks: what is run on each micro-batch, in an order in which all ranks together can run it, with
+    stages at as many coordinates as before; what there is no function for is left out. Linear in
+    the runs.
+    """
+    stages = {name: one.stage for name, one in functions_of(program).items()}
+    places = places_of_tasks(tasks)
+    by_task: dict[tuple[str, int], Operation] = {}
+    first: list[Operation] = []
+    last: list[Operation] = []
+    times: Counter[str] = Counter()
+    for op, run in runs_of(program):
+        if run.micro_batch is not None:
+            by_task[run.function, run.micro_batch] = op
+            continue
+        op.properties["at"] = to_attribute(places[stages[run.function]][times[run.function]])
+        times[run.function] += 1
+        (last if by_task else first).append(op)
+    order: list[Operation] = []
+    for task in tasks:
+        op = by_task.get((name_of(task.direction, task.stage), task.micro_batch))
+        if op is not None:
+            op.properties["at"] = to_attribute(task.at)
+            order.append(op)
+    program.reorder([*first, *order, *last])
 
 
 def order_stages(program: Program, cluster: Cluster | None, others: Sequence[Table]) -> Table:
@@ -130,7 +189,6 @@ def _bytes_sent(functions: Iterable[StageFunction]) -> dict[tuple[int, int], int
 
 
 def _fits(program: Program, cluster: Cluster, table: Table) -> bool:
-    """Whether the devices have the memory for a program in the order of a table."""
     apply(program, table)
     itemsize = parameter_dtype(program).itemsize
     devices = devices_of_places(program)

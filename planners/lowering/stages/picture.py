@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shardweave.ir.program.program import Program
 from shardweave.ir.program.staged import functions_of, name_of, runs_of
-from shardweave.planners.lowering.stages.tasks import KINDS
+from shardweave.planners.lowering.stages.list_stages import KINDS
 from shardweave.planners.schedules.table import Action, Kind, Table, gives_of, needs_of
 
 TAKES: dict[Kind, int] = {"F": 1, "B": 2, "I": 1, "W": 1}

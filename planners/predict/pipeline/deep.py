@@ -25,7 +25,7 @@ from shardweave.ir.program.program import Program
 from shardweave.ir.program.staged import ONCE, Run, StageFunction, functions_of, name_of
 from shardweave.passes.stages.build import function_of
 from shardweave.passes.stages.cut import ScheduledRun, places_of_tasks
-from shardweave.planners.lowering.stages.tasks import tasks_of
+from shardweave.planners.lowering.stages.list_stages import tasks_of
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_parts import PlanError
 from shardweave.planners.schedules.schedules import find_schedule
@@ -195,7 +195,6 @@ class _Messages:
         return KINDS - 1 if stage == self.count - 1 else min(stage, KINDS - 2)
 
     def copied(self, function: StageFunction, stage: int) -> func.FuncOp:
-        """The function of another stage of the same kind."""
         copy, kind = function.function.clone(), function.stage
         copy.properties["sym_name"] = StringAttr(name_of(function.direction, stage))
         if kind == KINDS - 2:
