@@ -74,7 +74,7 @@ class MeshTensor(DTensor):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         if id(self) not in memo:
-            memo[id(self)] = copied(self)
+            memo[id(self)] = copy_of_tensor(self)
         return memo[id(self)]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -83,7 +83,7 @@ class MeshTensor(DTensor):
         return plain.__reduce_ex__(protocol)
 
 
-def copied(tensor: Tensor) -> Tensor:
+def copy_of_tensor(tensor: Tensor) -> Tensor:
     """A copy of a parameter, with its attributes and gradient, or of another tensor."""
     made = tensor.detach().clone()
     if not isinstance(tensor, nn.Parameter):
@@ -104,6 +104,15 @@ def of_mesh(value: Any) -> Any:
         for each in value:
             of_mesh(each)
     return value
+
+
+def full_tensor(outputs: Any) -> Any:
+    """What a step returned with every DTensor gathered, on every rank; other tensors as they are.
+
+    outputs: a tensor, or tuples, lists and dicts of them, such as logits to compare with labels. On
+    the virtual mesh, and where nothing is cut, outputs are plain tensors already. Collective.
+    """
+    return pytree.tree_map_only(DTensor, lambda output: output.full_tensor(), outputs)
 
 
 def _by_mesh(run: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

@@ -43,7 +43,7 @@ def differentiable_gradients(
     given: the gradients of outputs that come in, by name. kept: buffers as they were in the call.
     targets: what is differentiated by.
     """
-    inputs = {name: whole(tensor) for name, tensor in call.inputs.items()}
+    inputs = {name: _whole(tensor) for name, tensor in call.inputs.items()}
     state = kept.get(("buffer", STATE))
     with torch.enable_grad(), _as_in_call(step, call, kept):
         if state is None:
@@ -56,8 +56,8 @@ def differentiable_gradients(
         for leaf, value in zip(bound.returned.leaves, leaves, strict=True):
             if leaf.is_differentiable:
                 values.setdefault(leaf.name, value)
-        outputs = [whole(values[name]) for name in given]
-        gradients = [whole(gradient) for gradient in given.values()]
+        outputs = [_whole(values[name]) for name in given]
+        gradients = [_whole(gradient) for gradient in given.values()]
         asked = [inputs.get(name) for name, x in call.inputs.items() if x.requires_grad]
         asked = [*targets[: len(targets) - len(asked)], *asked]
         return list(
@@ -65,7 +65,7 @@ def differentiable_gradients(
         )
 
 
-def whole(tensor: Tensor) -> Tensor:
+def _whole(tensor: Tensor) -> Tensor:
     """A tensor that is plain and whole. Collective."""
     return whole_tensor(tensor) if isinstance(tensor, DTensor) else tensor
 
@@ -77,7 +77,7 @@ def _as_in_call(step: ShardedState, call: StepCall, kept: Mapping[Key, Any]) -> 
     wholes: dict[int, Tensor] = {}
     for key, tensor in step.stored.items():
         held = tensor if key not in kept else step.backend.like(kept[key], tensor)
-        wholes[id(tensor)] = whole(held) if key[0] == "param" else whole(held).clone()
+        wholes[id(tensor)] = _whole(held) if key[0] == "param" else _whole(held).clone()
     replaced = [
         (held, name, tensor)
         for module in step.modes

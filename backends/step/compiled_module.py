@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from shardweave.backends.state.mesh_tensor import copied
+from shardweave.backends.state.mesh_tensor import copy_of_tensor
 from shardweave.backends.state.state import STEP, ShardedState, state_of
 from shardweave.backends.state.whole_state import is_first, whole_state_dicts
 from shardweave.ir.capture.observed.loose_tensors import kept_constants
@@ -74,7 +74,9 @@ class CompiledModule(nn.Module):
         new = type(self).__new__(type(self))
         memo[id(self)] = new
         # Torch's own copy of a DTensor's gradient fails where that is a view of a message.
-        memo |= {id(t): copied(t) for t in vars(self)[STEP].stored.values() if id(t) not in memo}
+        memo |= {
+            id(t): copy_of_tensor(t) for t in vars(self)[STEP].stored.values() if id(t) not in memo
+        }
         own = {name: value for name, value in vars(self).items() if name != STEP}
         vars(new).update(copy.deepcopy(own, memo))
         vars(new)[STEP] = vars(self)[STEP].copied(new, memo)
