@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -61,11 +60,17 @@ class CompiledPrograms(Programs):
     anew where a setting of the model was changed since, and it reads that.
 
     call, lowered, first: the call that stands for the example, and its program, as it was lowered
-    and loaded.
+    and loaded. kept: the calls that have programs, with these, by default this one alone.
     """
 
     def __init__(
-        self, request: Request, call: StepCall, lowered: Lowered, first: BoundProgram, seed: int
+        self,
+        request: Request,
+        call: StepCall,
+        lowered: Lowered,
+        first: BoundProgram,
+        seed: int,
+        kept: Sequence[tuple[StepCall, BoundProgram]] | None = None,
     ) -> None:
         self.request = request
         self.plan = lowered.plan
@@ -89,7 +94,8 @@ class CompiledPrograms(Programs):
         self._note(lowered)
         self._settings = Settings(request.model, request.loss)
         self._note_settings()
-        self._kept = OrderedDict({call.key: _Kept(call, first, self._settings.now())})
+        kept, now = [(call, first)] if kept is None else kept, self._settings.now()
+        self._kept = OrderedDict((of.key, _Kept(of, bound, now)) for of, bound in kept)
         self._set_aside: dict[Any, list[_Kept]] = {}
         """By key of a call: programs for settings that it had before."""
         self._dropped: set[Any] = set()
@@ -114,18 +120,10 @@ class CompiledPrograms(Programs):
 
     def copied(self, model: nn.Module) -> CompiledPrograms:
         now = self._settings.now()
-        new = copy.copy(self)
-        new.request = replace(self.request, model=model)
-        new._binding = binding_of(new.request)
-        new._settings = Settings(model, self.request.loss)
-        settings = new._settings.now()
-        new._kept = OrderedDict(
-            (key, replace(kept, settings=settings))
-            for key, kept in self._kept.items()
-            if kept.settings.is_same(now)
-        )
-        new._set_aside, new._dropped, new.notes = {}, set(), list(self.notes)
-        return new
+        kept = [each for each in self._kept.values() if each.settings.is_same(now)]
+        request = replace(self.request, model=model)
+        first = self._first_call, self.lowered, self.first
+        return CompiledPrograms(request, *first, self.seed, [(k.call, k.bound) for k in kept])
 
     def taken_apart(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], *, is_whole: bool = True
