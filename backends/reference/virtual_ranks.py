@@ -30,10 +30,7 @@ from shardweave.ir.sharding.ragged import ragged_values
 def run_collective(
     op: dist.DistOp, operands: Sequence[Sequence[Tensor]], mesh: Mesh
 ) -> list[list[Tensor]]:
-    """The results of a `dist` op on every rank of `mesh`, given its operands on every rank.
-
-    Groups whose members hold the very same tensors share their results.
-    """
+    """The results of a `dist` op on every rank; groups of the same tensors share their results."""
     if isinstance(op, (dist.WaitOp, dist.ReshardOp)):  # a global program has whole values
         return [list(tensors) for tensors in operands]
     if isinstance(op, RowsOp):

@@ -215,10 +215,7 @@ def count(expected: str, least: int = 0) -> Callable[[str], int]:
 
 
 def check_output(path: str | None) -> None:
-    """Raise ValueError if a file cannot be there, before the work whose result it is to hold.
-
-    None and "-" (standard output) always pass.
-    """
+    """Raise ValueError if a file cannot be written there; None and `-` (standard output) pass."""
     if path is None or path == "-":
         return
     if Path(path).is_dir():

@@ -47,10 +47,7 @@ def common_path(layers: Iterable[str]) -> str:
 
 
 def joined_layers(op: Operation) -> list[str]:
-    """The layers of an op: its own, or of a message of several values those in which they are made.
-
-    In the order of the values, each once; the root, '', is left out.
-    """
+    """The layers of an op, or those in which a message's values are made: each once, no root."""
     makers = [value.owner for value in op.operands if isinstance(value.owner, Operation)]
     is_joined = op.name.startswith("dist.") and len(set(makers)) > 1
     layers = dict.fromkeys(map(layer_of, makers if is_joined else [op]))
@@ -100,10 +97,7 @@ def set_copy(op: Operation, copy: Copy) -> None:
 
 
 def sharding_attrs_of(op: Operation) -> Sequence[ShardingAttr] | None:
-    """The sharding of each result as it is written; None where the op says nothing of it.
-
-    `program.shardings_of` reads them.
-    """
+    """The sharding of each result as written, None if unsaid; `program.shardings_of` reads them."""
     return _list_of(op, "sharding")
 
 
@@ -119,10 +113,7 @@ def sharding_attrs_of_value(value: SSAValue) -> list[ShardingAttr] | None:
 
 
 def wanted_attrs_of(op: Operation) -> Sequence[ShardingAttr] | None:
-    """The sharding that a plan or a person wants of each result; None where they want none.
-
-    `program.wishes_of` reads them.
-    """
+    """The sharding wished for each result, None where free; `program.wishes_of` reads them."""
     return _list_of(op, "wanted")
 
 

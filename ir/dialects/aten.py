@@ -220,10 +220,7 @@ def key_of_op(op: Operation) -> OpKey:
 
 @cache
 def aten_class(name: str) -> type[AtenOp]:
-    """The op class of an op name such as `aten.add.Tensor`.
-
-    Making the class does not look the overload up in torch; using it does.
-    """
+    """The op class of a name such as `aten.add.Tensor`; torch is asked when the class is used."""
     return type(name.replace(".", "_"), (AtenOp,), {"name": name})
 
 

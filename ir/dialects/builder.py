@@ -90,10 +90,7 @@ def remade(
     result_types: Sequence[Attribute],
     **values: Literal,
 ) -> _Op:
-    """The same op on other operands, not inserted: all but its shardings and wishes are kept.
-
-    values: arguments that change.
-    """
+    """The same op on other operands, with other `values`, not inserted; no shardings or wishes."""
     properties = properties_without(op, "sharding", "wanted")
     properties.update({name: to_attribute(value) for name, value in values.items()})
     return type(op).create(

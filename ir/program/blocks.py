@@ -54,10 +54,7 @@ class Blocks:
 
 
 def blocks_of(program: Program) -> Blocks:
-    """The blocks of a program. Linear in its ops.
-
-    Raises ValueError if `dist.blocks` is no list of strings.
-    """
+    """The blocks of a program. Raises ValueError if `dist.blocks` is no list of strings."""
     stored = program.module.attributes.get(BLOCKS)
     if stored is None:
         return _derived(program)

@@ -106,10 +106,7 @@ class _PlacingParser(TextParser):
 
 
 def parse_module(text: str, name: str = "<text>") -> tuple[ModuleOp, SourceText]:
-    """Parse the text of a program.
-
-    Raises ProgramTextError with line and column, and as a note that line with a caret.
-    """
+    """Parse the text of a program. Raises ProgramTextError with line, column and a caret."""
     try:
         parser = _PlacingParser(text, name)
         try:

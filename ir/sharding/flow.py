@@ -193,10 +193,7 @@ def has_shardings(program: Program) -> bool:
 
 
 def is_propagated(program: Program) -> bool:
-    """Whether every op of a global program says in which shards its results are.
-
-    Raises ValueError, naming an op, if only some do.
-    """
+    """Whether every op of a global program has its shardings. Raises ValueError if only some do."""
     if not has_shardings(program):
         return False
     for op in program.ops:

@@ -51,10 +51,7 @@ class VerifyError(ValueError):
 
 
 def check(program: Program) -> None:
-    """Raises VerifyError with the first problem of the program.
-
-    Of a program that was parsed it gives line and column, and as a note the line with a caret.
-    """
+    """Raises VerifyError with the first problem, and its line if the program was parsed."""
     problems = located_problems(program)
     if not problems:
         return

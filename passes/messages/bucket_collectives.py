@@ -75,10 +75,7 @@ def _runs(program: Program, bucket_bytes: int) -> list[_Run]:
 
 
 def _keep_the_last(runs: Sequence[_Run]) -> None:
-    """Let the first gathers of the backward pass be those that the forward pass ended with.
-
-    In between there is nothing to free them for.
-    """
+    """Let the first gathers of the backward pass be those that the forward pass ended with."""
     for before, after in pairwise(runs):
         if (before.phase, after.phase) != ("forward", "recompute") or before.copy != after.copy:
             continue

@@ -38,10 +38,7 @@ it ends; models need two or three."""
 
 
 def propagated_forward(program: Program) -> Propagation:
-    """The forward part of a program's propagation, an analysis that changes nothing.
-
-    Raises ValueError for a program without a mesh, or for wishes that do not fit.
-    """
+    """The forward part of a program's propagation. Raises ValueError without a mesh."""
     propagation = Propagation(program)
     propagation.forward()
     return propagation

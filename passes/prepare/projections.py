@@ -91,10 +91,7 @@ def projection_of(op: AtenOp, count: int) -> FusedProjection | None:
 
 
 def fused_projections(program: Program, among: Collection[AtenOp]) -> dict[AtenOp, int]:
-    """Which of some linear maps have outputs that are read in equal parts alone; in how many.
-
-    Linear in the ops.
-    """
+    """Which linear maps have outputs that are read in equal parts alone, and in how many."""
     counts: dict[AtenOp, set[int]] = {}
     reads: set[Operation] = set()
     for read in reads_of_parts(program):

@@ -273,10 +273,7 @@ def _predicted(placed: Placed, profile: ProgramProfile, links: ClusterArrays) ->
 
 
 def _tensor_s(placed: Placed, profile: ProgramProfile, links: ClusterArrays) -> float:
-    """Seconds of the tensor axis in what the slowest stage computes, over all micro-batches.
-
-    Communication grows with the micro-batch as the whole layer does in the estimate.
-    """
+    """Seconds of the tensor axis in the slowest stage, over all micro-batches."""
     one = placed.estimate
     tensor = one.strategy.tensor
     best, seconds = 0.0, 0.0

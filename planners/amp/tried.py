@@ -19,10 +19,7 @@ def fastest_tried(
     top: int,
     limit: Deadline,
 ) -> Plan:
-    """The fastest plan as measured, with what the others took, and why some did not run.
-
-    plans, estimated: in the order of their estimates. Raises PlanError if none of them runs.
-    """
+    """The fastest plan as measured, and why some did not run. Raises PlanError if none runs."""
     names = [one.name for one in estimated]
     outcomes = list(limit.each(trials.run, plans))
     plans = plans[: len(outcomes)]

@@ -74,10 +74,7 @@ class Shared:
 
 @dataclass(frozen=True)
 class Workload:
-    """The blocks of a step in the order of the forward pass, and what they share.
-
-    itemsize: bytes of an element of the largest parameter.
-    """
+    """The blocks of a step in forward order, and what they share. itemsize: bytes of an element."""
 
     blocks: tuple[BlockWork, ...]
     shared: tuple[Shared, ...] = ()
@@ -151,10 +148,7 @@ def parameter_dtype(program: Program) -> torch.dtype:
 
 
 def batch_of(program: Program) -> int:
-    """The samples of a step: what the first dims of all inputs have in common.
-
-    Raises PlanError if no input has any.
-    """
+    """The samples of a step: what all inputs' first dims have in common; PlanError without any."""
     sizes = [
         shape[0]
         for slot in program.arguments

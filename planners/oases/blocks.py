@@ -131,10 +131,7 @@ def _single_crossings(
 def _crossings(
     ops: Sequence[AtenOp], tracked: set[SSAValue]
 ) -> Iterator[tuple[int, dict[SSAValue, None]]]:
-    """After each place the tracked values that are still used; views count as what they view.
-
-    The same dict each time.
-    """
+    """After each place the tracked values still used, views as what they view: one dict."""
     last = {
         storage_of(value): place
         for place, op in enumerate(ops)

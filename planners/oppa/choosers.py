@@ -147,10 +147,7 @@ def first_choice(history: History, rng: np.random.Generator) -> Suggestion:
 
 
 def random_instead(history: History, first: int, rng: np.random.Generator) -> Suggestion | None:
-    """A random choice for the first trials, and after trials in a row that ran out of memory.
-
-    Also if nothing ran so far, from which nothing can be learned.
-    """
+    """A random choice for first trials, if nothing ran, and after some that ran out of memory."""
     if len(history.records) < first or history.scale == 0:
         return first_choice(history, rng)
     last = [record.outcome.status for record in history.records[-STREAK:]]

@@ -55,10 +55,7 @@ def predict(table: SpaceTable, formula: Formula, numbers: Mapping[str, float]) -
 
 
 def fit_formula(samples: Samples, formula: Formula) -> dict[str, float]:
-    """The numbers of the largest posterior: log-normal around `first_guess`.
-
-    Time: about ten evaluations of the formula and its Jacobian.
-    """
+    """The numbers of the largest posterior: log-normal around `first_guess`."""
     guess = first_guess(samples, formula)
     numbers, centre = list(guess), np.log(list(guess.values()))
     columns = columns_of(samples.table)

@@ -108,10 +108,7 @@ def _in_groups(schedule: str, shares: Shares, chunks: int) -> list[list[Action]]
 
 
 def takers_of(shares: Sequence[int]) -> list[int]:
-    """By micro-batch the rank of a stage that takes it: the one that is furthest behind its share.
-
-    shares: how many micro-batches each rank takes.
-    """
+    """By micro-batch the rank that takes it: the one furthest behind its number in `shares`."""
     total = sum(shares)
     taken = [0] * len(shares)
     found: list[int] = []
@@ -124,10 +121,7 @@ def takers_of(shares: Sequence[int]) -> list[int]:
 
 
 def fitted_shares(shares: Shares, count: int) -> tuple[tuple[int, ...], ...]:
-    """The same proportions of another number of micro-batches.
-
-    Raises PlanError for fewer micro-batches than a stage has ranks.
-    """
+    """The same proportions of another number; PlanError for fewer micro-batches than ranks."""
     most = max(map(len, shares), default=0)
     if count < most:
         raise PlanError(

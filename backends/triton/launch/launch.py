@@ -184,10 +184,7 @@ def has_gpu_types(device: torch.device) -> bool:
 
 
 def product_precision() -> str:
-    """How float32 products are computed, as torch is set: "tf32" or "ieee".
-
-    `allow_tf32`, the older form of the setting, may not be read where the newer one was set.
-    """
+    """How float32 products are computed, as torch is set: `tf32` or `ieee`."""
     matmul: Any = torch.backends.cuda.matmul
     setting = matmul.fp32_precision
     if setting == "none":

@@ -88,10 +88,7 @@ class Choice:
 
 
 def choose_config(kernel: Kernel, device_name: str, runner: Runner) -> Choice:
-    """The fastest configuration on this device, from the cache on disk or measured now.
-
-    Raises RuntimeError.
-    """
+    """The fastest configuration on this device, from the cache on disk or measured now."""
     path = entry_path(kernel, device_name)
     known = read_choice(path, kernel)
     if known is not None:

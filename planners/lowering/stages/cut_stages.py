@@ -42,10 +42,7 @@ def store_stages(program: Program, stages: Sequence[Sequence[str]]) -> None:
 
 
 def stored_stages(program: Program) -> tuple[tuple[str, ...], ...]:
-    """The layers of each stage as they are written down; none if nobody did.
-
-    Raises ValueError if `dist.stages` is no list of lists of strings.
-    """
+    """The layers of each stage as written, or none. Raises ValueError for no list of lists."""
     stored = program.module.attributes.get(STAGES)
     if stored is None:
         return ()
