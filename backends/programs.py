@@ -21,11 +21,7 @@ def sharding_held(program: Program, slot: Slot) -> Sharding:
 
 
 def last_uses(program: Program) -> dict[Operation, list[SSAValue]]:
-    """For each op the values that can be freed after it, its own unread results included.
-
-    The caller holds the arguments and results of the program, which are not among them; but what a
-    function of a stage is given by earlier ones is its own.
-    """
+    """For each op the values that can be freed after it; none that the caller of all holds."""
     kept = {slot.value for slot in program.results}
     kept |= {slot.value for slot in program.arguments if slot.kind not in STAGE_KINDS}
     found: dict[Operation, list[SSAValue]] = {}

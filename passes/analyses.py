@@ -11,11 +11,7 @@ _Result = TypeVar("_Result")
 
 
 class Analyses:
-    """The analyses of one program, each computed when a pass first asks for it.
-
-    Whoever changes the program calls `forget`; a pipeline does so for every pass that is no
-    `PassWithAnalyses`.
-    """
+    """The analyses of one program, each computed at first use; who changes it calls `forget`."""
 
     def __init__(self, program: Program) -> None:
         self.program = program

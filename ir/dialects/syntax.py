@@ -53,11 +53,7 @@ def flatten(operands: Operands) -> tuple[list[SSAValue], Attribute | None]:
 
 
 class CallOpMeta(ABCMeta):
-    """Tells instances of an op class by their class alone.
-
-    The check of ABCMeta, which xDSL's classes have, also looks for registered classes: it takes
-    twice as long, and programs ask each of their ops many times.
-    """
+    """Tells instances by their class alone, in half of the time that ABCMeta takes."""
 
     __instancecheck__ = type.__instancecheck__
 

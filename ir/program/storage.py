@@ -174,11 +174,7 @@ def view_source(value: SSAValue) -> SSAValue:
 
 
 def kept_values(program: Program) -> list[SSAValue]:
-    """Results of forward ops that the rest of the step reads: what memory holds in between.
-
-    Each sub-batch has its own beginning of the backward pass, so that the order of sub-batches
-    does not change what is kept.
-    """
+    """Results of forward ops that the rest of the step, by sub-batch, reads: what memory holds."""
     mesh = program.mesh
     made: set[SSAValue] = set()
     kept: dict[SSAValue, None] = {}

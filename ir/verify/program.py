@@ -417,11 +417,7 @@ NOTHING = Sharding(())
 
 
 def _linear_operands(op: AtenOp) -> frozenset[int]:
-    """The operands that an op is linear in together, but for rounding.
-
-    The rule of a cast to fewer digits leaves it out, so that sums are made before it unless
-    somebody says otherwise (`reduce-in`).
-    """
+    """The operands that an op is linear in together, a cast to fewer digits too (`reduce-in`)."""
     is_cast = spec_of(op).view == "cast"
     if is_cast and all(dtype_of_value(x).is_floating_point for x in (*op.operands, *op.results)):
         return frozenset((0,))

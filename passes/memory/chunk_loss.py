@@ -226,11 +226,7 @@ def _even(size: int, chunks: int) -> list[tuple[int, int]]:
 
 
 class _CannotCutError(ValueError):
-    """An op cannot be cut along the rows.
-
-    parts: digits of the dim of rows along one of which they might be cut: sizes, and those of what
-    is minor to them.
-    """
+    """An op cannot be cut along the rows. parts: digits along one of which it might, and minors."""
 
     def __init__(self, op: Operation, why: str, parts: Iterable[tuple[int, int]] = ()) -> None:
         self.parts = tuple(parts)

@@ -39,11 +39,7 @@ Version = tuple[SSAValue, Sharding]
 
 @dataclass(frozen=True)
 class Chosen:
-    """What propagation chose for an op.
-
-    goals: the shardings in which its results go on. is_wish: for which of them that was wanted by
-    a plan or a person.
-    """
+    """What propagation chose for an op: the goals of its results, and which of these are wishes."""
 
     assignment: Assignment
     goals: tuple[Sharding, ...]

@@ -187,11 +187,7 @@ def _gradients(
     numbers: dict[Operation, int],
     handed_on: Sequence[SSAValue],
 ) -> list[SSAValue | None]:
-    """Of what each block hands on, the gradient as the backward passes after it leave it.
-
-    That is the one value of its shape that crosses the place where the block's own backward
-    pass begins.
-    """
+    """Of what each block hands on, the gradient: what alone crosses where its backward begins."""
     begins: dict[int, list[int]] = {}
     lowest = len(handed_on)
     for place, op in enumerate(backward):

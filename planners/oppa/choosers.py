@@ -75,11 +75,7 @@ class History:
         return replace(self, rows=self.rows[:count], records=self.records[:count])
 
     def throughputs(self) -> Samples | None:
-        """Of what ran, over `scale`; None if nothing did.
-
-        What was stopped for its time, or crashed, counts as the slowest seen: like it is not to be
-        tried. What ran out of memory says nothing.
-        """
+        """Of what ran, over `scale`, or None; what was stopped or crashed counts as the slowest."""
         scale = self.scale
         if scale == 0:
             return None

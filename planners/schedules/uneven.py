@@ -83,11 +83,7 @@ def _one_forward_one_backward(shares: Shares) -> list[list[Action]]:
 
 
 def _in_groups(schedule: str, shares: Shares, chunks: int) -> list[list[Action]]:
-    """What the ranks of each stage run in the order that the schedule has of groups.
-
-    A group is as many micro-batches as the most ranks that a stage has, which so all have work;
-    where all have as many, that is as many pipelines side by side.
-    """
+    """What the ranks of each stage run, in the order that the schedule has of whole groups."""
     count, size = sum(shares[0]), max(map(len, shares))
     groups = -(-count // size)
     try:
