@@ -75,11 +75,7 @@ _RESERVED = {*KNOWN, *_FUNCTIONS, "given", "step", "inf", "nan", "_"}
 
 
 def emit(
-    program: Program,
-    *,
-    kernels: bool = False,
-    in_parts: bool = True,
-    pending: Collection[str] = (),
+    program: Program, *, kernels: bool = False, in_parts: bool = True, pending: Collection[str] = ()
 ) -> str:
     """The source of a module that runs a program on one rank.
 

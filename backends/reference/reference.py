@@ -78,10 +78,7 @@ def values_of(
     """
     sources: dict[str, Mapping[str, Tensor]] = {
         "param": dict(model.named_parameters(remove_duplicate=False)),
-        "buffer": {
-            STATE: random_state(seed),
-            **dict(model.named_buffers(remove_duplicate=False)),
-        },
+        "buffer": {STATE: random_state(seed), **dict(model.named_buffers(remove_duplicate=False))},
         "input": batch,
     }
     found: dict[Key, Tensor] = {}

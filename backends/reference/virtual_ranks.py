@@ -166,10 +166,7 @@ def once_per_key(
 
 
 def _run(
-    op: Operation,
-    environment: Mapping[SSAValue, PerRank],
-    mesh: Mesh,
-    ragged: frozenset[SSAValue],
+    op: Operation, environment: Mapping[SSAValue, PerRank], mesh: Mesh, ragged: frozenset[SSAValue]
 ) -> list[PerRank]:
     operands = [environment[value] for value in op.operands]
     if isinstance(op, DistOp):

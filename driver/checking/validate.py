@@ -88,11 +88,7 @@ class Validator(Observer):
     """
 
     def __init__(
-        self,
-        *,
-        inputs: Mapping[str, Tensor] | None = None,
-        seed: int = 0,
-        limit: float = LIMIT,
+        self, *, inputs: Mapping[str, Tensor] | None = None, seed: int = 0, limit: float = LIMIT
     ) -> None:
         self.num_runs = 0
         self._inputs = inputs

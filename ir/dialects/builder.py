@@ -77,10 +77,7 @@ class Builder:
 
 
 def remade(
-    op: _Op,
-    operands: Sequence[SSAValue],
-    result_types: Sequence[Attribute],
-    **values: Literal,
+    op: _Op, operands: Sequence[SSAValue], result_types: Sequence[Attribute], **values: Literal
 ) -> _Op:
     """The same op on other operands, with other `values`, not inserted; no shardings or wishes."""
     properties = properties_without(op, "sharding", "wanted")

@@ -10,14 +10,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 from xdsl.dialects.builtin import ArrayAttr, IntegerAttr, StringAttr, i64
-from xdsl.irdl import (
-    AtLeast,
-    BaseAttr,
-    MessageConstraint,
-    RangeOf,
-    prop_def,
-    traits_def,
-)
+from xdsl.irdl import AtLeast, BaseAttr, MessageConstraint, RangeOf, prop_def, traits_def
 from xdsl.traits import Pure
 from xdsl.utils.exceptions import VerifyException
 

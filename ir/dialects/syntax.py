@@ -13,12 +13,7 @@ from typing import Self, cast
 
 from xdsl.dialects.builtin import ArrayAttr, IntegerAttr, StringAttr
 from xdsl.ir import Attribute, Operation, SSAValue
-from xdsl.irdl import (
-    IRDLOperation,
-    MessageConstraint,
-    OptPropertyDef,
-    opt_prop_def,
-)
+from xdsl.irdl import IRDLOperation, MessageConstraint, OptPropertyDef, opt_prop_def
 from xdsl.parser import Parser, UnresolvedOperand
 from xdsl.printer import Printer
 from xdsl.utils.exceptions import VerifyException

@@ -18,12 +18,7 @@ from shardweave.ir.dialects.types import dtype_of_value, shape_of
 from shardweave.ir.mesh.placement import DimSharding, Sharding
 from shardweave.ir.ops.registry import spec_of
 from shardweave.ir.program.program import Program
-from shardweave.ir.sharding.assignment import (
-    Assignment,
-    Operand,
-    assign,
-    cheapest_version,
-)
+from shardweave.ir.sharding.assignment import Assignment, Operand, assign, cheapest_version
 from shardweave.ir.sharding.reshard import ReshardStep, UnreachableSharding, reshard
 from shardweave.ir.sharding.rules import Rule, rule_of
 

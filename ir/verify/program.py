@@ -18,11 +18,7 @@ from collections.abc import Iterator, Sequence
 from xdsl.dialects import func
 from xdsl.ir import Operation, SSAValue
 
-from shardweave.ir.dialects.annotations import (
-    describe,
-    sharding_attrs_of,
-    wanted_attrs_of,
-)
+from shardweave.ir.dialects.annotations import describe, sharding_attrs_of, wanted_attrs_of
 from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.attributes import ShardingAttr
 from shardweave.ir.dialects.dist import DistOp, ReshardOp, StartedOp, WaitOp

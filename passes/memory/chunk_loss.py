@@ -88,11 +88,7 @@ def chunk_by_chunk(ops: Sequence[Operation], position: int) -> list[Operation]:
         copy = copy_of(op)
         makers = [chunk.get(maker, 0) for maker in _makers(op)]
         chunk[op] = max([copy[position] if copy else 0, *makers])
-    return [
-        *ops[: window.start],
-        *sorted(ops[window], key=chunk.__getitem__),
-        *ops[window.stop :],
-    ]
+    return [*ops[: window.start], *sorted(ops[window], key=chunk.__getitem__), *ops[window.stop :]]
 
 
 def _makers(op: Operation) -> set[Operation]:

@@ -17,12 +17,7 @@ from xdsl.dialects import func
 from xdsl.ir import Operation, SSAValue
 from xdsl.rewriter import InsertPoint, Rewriter
 
-from shardweave.ir.dialects.annotations import (
-    phase_of,
-    set_phase,
-    set_shardings,
-    set_wanted_attrs,
-)
+from shardweave.ir.dialects.annotations import phase_of, set_phase, set_shardings, set_wanted_attrs
 from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.builder import Builder
 from shardweave.ir.dialects.dist import ReshardOp, create_dist

@@ -178,10 +178,7 @@ def _runs_in_turn(strategy: Strategy, profile: ProgramProfile) -> bool:
 
 
 def _why_joined(
-    program: Program,
-    profile: ProgramProfile,
-    cluster: Cluster,
-    wanted: Sequence[Strategy],
+    program: Program, profile: ProgramProfile, cluster: Cluster, wanted: Sequence[Strategy]
 ) -> str:
     """Why no plan has micro-batches in stages, if they cannot run one by one; looked at only where
     some strategy has them."""

@@ -41,12 +41,7 @@ from shardweave.ir.ops.registry import global_name, is_attention, is_positional,
 from shardweave.ir.ops.seen_keys import is_causal, num_pieces, seen_share
 from shardweave.ir.program.storage import copies, is_view
 from shardweave.ir.program.traffic import bytes_moved, merged_bytes
-from shardweave.planners.cost.cluster import (
-    Cluster,
-    DeviceType,
-    interpolate,
-    time_at,
-)
+from shardweave.planners.cost.cluster import Cluster, DeviceType, interpolate, time_at
 from shardweave.planners.cost.links import Ring, ring_of
 
 DEFAULT_OP = "default"

@@ -183,9 +183,7 @@ def _number_backward(
 
 
 def _gradients(
-    backward: Sequence[AtenOp],
-    numbers: dict[Operation, int],
-    handed_on: Sequence[SSAValue],
+    backward: Sequence[AtenOp], numbers: dict[Operation, int], handed_on: Sequence[SSAValue]
 ) -> list[SSAValue | None]:
     """Of what each block hands on, the gradient: what alone crosses where its backward begins."""
     begins: dict[int, list[int]] = {}

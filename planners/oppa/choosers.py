@@ -222,10 +222,7 @@ def _fitted_trials(count: int) -> int:
 
 
 def _expectation(
-    history: History,
-    throughput: tuple[Floats, Floats],
-    memory: tuple[Floats, Floats],
-    index: int,
+    history: History, throughput: tuple[Floats, Floats], memory: tuple[Floats, Floats], index: int
 ) -> str:
     mean = np.exp(throughput[0][index])
     deviation = mean * throughput[1][index] ** 0.5

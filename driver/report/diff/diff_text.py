@@ -144,9 +144,7 @@ def program_numbers(a: ProgramStats, b: ProgramStats) -> Iterator[Number]:
         yield Number(f"{name}, sent", "bytes", before[2], after[2])
 
 
-def _by_axes(
-    stats: ProgramStats,
-) -> defaultdict[tuple[str, str], tuple[int, int, float]]:
+def _by_axes(stats: ProgramStats) -> defaultdict[tuple[str, str], tuple[int, int, float]]:
     found: defaultdict[tuple[str, str], tuple[int, int, float]] = defaultdict(lambda: (0, 0, 0.0))
     for c in stats.collectives:
         key = c.kind, ", ".join(c.axes)

@@ -45,10 +45,7 @@ def _glu_backward(call: Call) -> Result:
     gate = b.call("aten.sigmoid", second)
     grad = call["grad_output"]
     of_gate = b.call("aten.mul.Tensor", grad, first)
-    parts = [
-        b.call("aten.mul.Tensor", grad, gate),
-        b.call("aten.sigmoid_backward", of_gate, gate),
-    ]
+    parts = [b.call("aten.mul.Tensor", grad, gate), b.call("aten.sigmoid_backward", of_gate, gate)]
     return b.call("aten.cat", parts, dim=normalized(call["dim"], len(call.shape)))
 
 

@@ -9,13 +9,7 @@ from dataclasses import replace
 import torch
 from xdsl.ir import SSAValue
 
-from shardweave.ir.capture.canonical.base import (
-    Call,
-    Form,
-    Result,
-    form,
-    normalized,
-)
+from shardweave.ir.capture.canonical.base import Call, Form, Result, form, normalized
 from shardweave.ir.dialects.types import dtype_of_value, shape_of, tensor_type
 from shardweave.ir.ops.registry import spec_named
 

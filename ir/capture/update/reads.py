@@ -19,13 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from shardweave.ir.ops.registry import spec_named
-from shardweave.ir.torch_private import (
-    OpOverload,
-    TorchDispatchMode,
-    memory_key,
-    pytree,
-    schema_of,
-)
+from shardweave.ir.torch_private import OpOverload, TorchDispatchMode, memory_key, pytree, schema_of
 
 _META = torch.device("meta")
 

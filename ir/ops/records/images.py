@@ -55,10 +55,7 @@ SPECS = (
     *_windows(
         "upsample_nearest2d_backward",
         2,
-        derived={
-            "output_size": _operand_plane,
-            "input_size": result_shape,
-        },
+        derived={"output_size": _operand_plane, "input_size": result_shape},
     ),
     *_windows(
         """

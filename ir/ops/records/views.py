@@ -78,10 +78,7 @@ SPECS = (
         places=True,
         role="move",
         fits=_takes_neighbours,
-        derived={
-            "input_sizes": result_shape,
-            "end": lambda op: _end_of(op, op.operands[0]),
-        },
+        derived={"input_sizes": result_shape, "end": lambda op: _end_of(op, op.operands[0])},
     ),
     OpSpec(
         "aten.select.int",
@@ -114,10 +111,7 @@ SPECS = (
     OpSpec("aten.diagonal_copy", rule="diagonal", zero="all"),
     OpSpec("aten.diag_embed", rule="diagonal", zero="all"),
     OpSpec(
-        "aten.diagonal_backward",
-        rule="diagonal",
-        zero="all",
-        derived={"input_sizes": result_shape},
+        "aten.diagonal_backward", rule="diagonal", zero="all", derived={"input_sizes": result_shape}
     ),
     OpSpec("aten.unfold_copy", rule="windows_of_dim", zero="all"),
     OpSpec(

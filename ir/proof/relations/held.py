@@ -14,13 +14,7 @@ from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.types import shape_of
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.mesh.placement import DimSharding, Placement, Sharding
-from shardweave.ir.proof.relations.layout import (
-    Layout,
-    cut_at,
-    joined,
-    length,
-    standard,
-)
+from shardweave.ir.proof.relations.layout import Layout, cut_at, joined, length, standard
 
 FREE = "*"
 """How the axis begins of a cut along which the value is constant: it stands for any axes. How many

@@ -20,23 +20,9 @@ from shardweave.ir.sharding.rules import (
     reductions,
     views,
 )
-from shardweave.ir.sharding.rules.base import (
-    RULES,
-    Notation,
-    Rule,
-    RuleFunction,
-    replicated_rule,
-)
+from shardweave.ir.sharding.rules.base import RULES, Notation, Rule, RuleFunction, replicated_rule
 
-_FAMILIES = (
-    attention,
-    convolution,
-    factories,
-    indexing,
-    matmul,
-    reductions,
-    views,
-)
+_FAMILIES = (attention, convolution, factories, indexing, matmul, reductions, views)
 """Imported so that their functions are registered."""
 
 _known: dict[tuple[OpSpec, OpKey], Rule] = {}
