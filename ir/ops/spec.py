@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from shardweave.ir.dialects.aten import AtenOp
+from shardweave.ir.dialects.types import dtype_of_value, shape_of
 
 View = Literal["reshape", "permute", "expand", "part", "pairs", "cast"]
 Role = Literal["pointwise", "view", "move", "reduce", "matmul", "lookup gradient"]
@@ -198,3 +199,18 @@ class OpSpec:
 def family(names: str, **facts: Any) -> tuple[OpSpec, ...]:
     """The records of ATen ops with the same facts, named in one text without `aten.`."""
     return tuple(OpSpec(f"aten.{name}", **facts) for name in names.split())
+
+
+def result_shape(op: AtenOp) -> list[int]:
+    """The sizes of the first result."""
+    return list(shape_of(op.results[0]))
+
+
+def result_plane(op: AtenOp) -> list[int]:
+    """The last two sizes of the first result."""
+    return result_shape(op)[-2:]
+
+
+def result_dtype(op: AtenOp) -> Any:
+    """The dtype of the first result."""
+    return dtype_of_value(op.results[0])

@@ -30,8 +30,7 @@ from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_parts import Candidate, Pipeline, PlanError, Predicted
 from shardweave.planners.plan.zero import DIVIDED
 from shardweave.planners.predict.predict import predict_plan, why_slower, with_candidates
-from shardweave.planners.trials.real_trials import Deadline, RealTrials, launch_of
-from shardweave.planners.trials.trials import Host
+from shardweave.planners.trials.trials import Deadline, Host, RealTrials, launch_of
 
 AXES = ("pipeline", "data", "tensor")
 

@@ -9,7 +9,7 @@ from shardweave.planners.cost.quantity import counted
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_parts import Candidate, PlanError
 from shardweave.planners.predict.predict import with_candidates
-from shardweave.planners.trials.real_trials import Deadline, RealTrials, measured
+from shardweave.planners.trials.trials import Deadline, RealTrials, measured
 
 
 def fastest_tried(

@@ -14,9 +14,8 @@ from typing import Protocol
 import numpy as np
 from scipy.special import ndtr
 
-from shardweave.planners.oppa.formula import Samples
 from shardweave.planners.oppa.gp import Belief, Kernel, fit
-from shardweave.planners.oppa.prior import Form, MemoryPrior, ThroughputPrior
+from shardweave.planners.oppa.prior import Form, MemoryPrior, Samples, ThroughputPrior
 from shardweave.planners.trials.space import Floats, SpaceTable
 from shardweave.planners.trials.trials import Record
 

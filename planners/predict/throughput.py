@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from shardweave.ir.dialects.annotations import phase_of
 from shardweave.ir.dialects.types import dtype_of_value, shape_of
 from shardweave.ir.mesh.mesh import Mesh
-from shardweave.ir.ops.flops import flops_of
-from shardweave.ir.ops.registry import is_attention
+from shardweave.ir.ops.registry import flops_of, is_attention
 from shardweave.ir.ops.seen_keys import seen_share
 from shardweave.ir.program.program import Program
 from shardweave.ir.program.regions import split_at_backward

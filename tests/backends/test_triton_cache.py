@@ -65,7 +65,7 @@ def test_processes_that_write_at_once_leave_whole_files(tmp_path: Path) -> None:
         "import sys, json\n"
         f"sys.path.insert(0, {str(ROOT.parent)!r})\n"
         "from pathlib import Path\n"
-        "from shardweave.backends.triton.launch.cache import write_file\n"
+        "from shardweave.backends.triton.launch.tune import write_file\n"
         f"path = Path({str(path)!r})\n"
         "for n in range(200):\n"
         "    write_file(path, json.dumps({'who': sys.argv[1] * 500, 'n': n}))\n"

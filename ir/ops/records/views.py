@@ -6,8 +6,7 @@ from xdsl.ir import SSAValue
 
 from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.types import shape_of
-from shardweave.ir.ops.records.derived import result_shape
-from shardweave.ir.ops.spec import OpSpec, family
+from shardweave.ir.ops.spec import OpSpec, family, result_shape
 
 
 def _end_of(op: AtenOp, part: SSAValue) -> int:
