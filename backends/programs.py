@@ -14,7 +14,6 @@ Key = tuple[str, str]
 
 
 def sharding_held(program: Program, slot: Slot) -> Sharding:
-    """How the ranks hold an argument or result: whole, where the program is not partitioned."""
     if not program.is_local:
         return Sharding.replicated(len(shape_of(slot.value)))
     return program.sharding_of_slot(slot)
@@ -32,7 +31,6 @@ def last_uses(program: Program) -> dict[Operation, list[SSAValue]]:
 
 
 def last_touches(program: Program) -> dict[SSAValue, Operation]:
-    """For each value the last op that makes or reads it."""
     return {value: op for op in program.ops for value in (*op.results, *op.operands)}
 
 

@@ -36,7 +36,6 @@ def layer_of(op: Operation) -> str:
 
 
 def set_layer(op: Operation, layer: str) -> None:
-    """Say to which module an op belongs, by its qualified name."""
     op.properties["layer"] = to_attribute(layer)
 
 
@@ -68,7 +67,6 @@ def phase_of(op: Operation) -> str:
 
 
 def set_phase(op: Operation, phase: str) -> None:
-    """Say in which phase of a step an op runs."""
     op.properties["phase"] = PhaseAttr.of(phase)
 
 
@@ -92,7 +90,6 @@ def copy_of(op: Operation) -> Copy | None:
 
 
 def set_copy(op: Operation, copy: Copy) -> None:
-    """Say to which sub-batch an op belongs."""
     op.properties["copy"] = to_attribute(copy)
 
 
@@ -142,7 +139,6 @@ def _set_list(op: Operation, name: str, shardings: Sequence[ShardingAttr] | None
 def set_shardings(
     op: Operation, shardings: Sequence[Sharding], shapes: Sequence[tuple[int, ...]]
 ) -> None:
-    """Write the shardings of results of these global shapes."""
     pairs = zip(shardings, shapes, strict=True)
     set_sharding_attrs(op, [ShardingAttr.of(sharding, shape) for sharding, shape in pairs])
 
@@ -156,7 +152,6 @@ def annotate(op: Operation, source: Operation) -> None:
 
 
 def properties_without(op: Operation, *names: str) -> dict[str, Attribute]:
-    """The properties of an op, some left out."""
     return {name: value for name, value in op.properties.items() if name not in names}
 
 

@@ -99,7 +99,6 @@ def overload_named(name: str) -> OpOverload[..., Any]:
 
 
 def op_name(overload: OpOverload[..., Any]) -> str:
-    """Inverse of `overload_named`."""
     return str(overload).removesuffix(".default")
 
 
@@ -254,5 +253,4 @@ def create(
 
 @cache
 def aten_dialect() -> Dialect:
-    """The dialect with the ops of the installed torch that a program may have."""
     return Dialect("aten", [aten_class(name) for name in sorted(pure_ops())])

@@ -162,12 +162,10 @@ class OpSpec:
     flops: Callable[[AtenOp], int] | None = None
 
     def linear_in(self, op: AtenOp) -> tuple[int, ...]:
-        """The operands in which an op with this record is linear."""
         return self.linear(op) if callable(self.linear) else self.linear
 
     @property
     def has_rule(self) -> bool:
-        """Whether the op has a factor rule."""
         return bool(self.rule or self.notation)
 
     @property
@@ -202,15 +200,12 @@ def family(names: str, **facts: Any) -> tuple[OpSpec, ...]:
 
 
 def result_shape(op: AtenOp) -> list[int]:
-    """The sizes of the first result."""
     return list(shape_of(op.results[0]))
 
 
 def result_plane(op: AtenOp) -> list[int]:
-    """The last two sizes of the first result."""
     return result_shape(op)[-2:]
 
 
 def result_dtype(op: AtenOp) -> Any:
-    """The dtype of the first result."""
     return dtype_of_value(op.results[0])

@@ -89,7 +89,6 @@ class Flow:
         return [(new, old) for new, old in moved if new is not None]
 
     def sharding(self, value: SSAValue) -> Sharding:
-        """The sharding in which the value's producer gives it."""
         return self.versions[value][0]
 
     def assign(

@@ -31,12 +31,10 @@ class Place:
 
     @property
     def length(self) -> int:
-        """The length of each part."""
         return shape_of(self.value)[self.dim] // self.count
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of each part."""
         shape = list(shape_of(self.value))
         shape[self.dim] = self.length
         return tuple(shape)

@@ -10,7 +10,6 @@ from shardweave.planners.plan.plan_parts import PlanError
 
 
 def divisors(number: int) -> list[int]:
-    """All divisors of a number, in ascending order."""
     return [n for n in range(1, number + 1) if number % n == 0]
 
 

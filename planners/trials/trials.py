@@ -290,7 +290,6 @@ class RealTrials:
             )
 
     def learn(self, outcomes: Sequence[Outcome]) -> None:
-        """Take note of earlier trials."""
         steps_s = [fmean(one.times_s) for one in outcomes if one.status == "ok"]
         self.fastest_s = min([self.fastest_s, *steps_s])
 

@@ -65,7 +65,6 @@ def resident_warps(target: str, *, num_warps: int, registers: int, shared_bytes:
 
 
 def occupancy(target: str, warps: int) -> float:
-    """The part of an SM's warps that is resident."""
     return warps / MULTIPROCESSORS[target].warps
 
 

@@ -47,7 +47,6 @@ class Call:
     def add(
         self, name: str, operands: Operands, values: Mapping[str, Any] | None = None
     ) -> SSAValue:
-        """Append an op whose result is the call's first."""
         return self.builder.add(name, operands, [self._first], values).results[0]
 
     @property

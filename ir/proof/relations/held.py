@@ -41,7 +41,6 @@ class Refusal:
 
 
 def is_free(placement: Placement) -> bool:
-    """Whether a placement stands for any that cut where the value is constant."""
     return placement.axis.startswith(FREE)
 
 

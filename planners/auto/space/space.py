@@ -66,7 +66,6 @@ class JointSpace:
 
     @property
     def batch(self) -> int:
-        """Samples."""
         return self.cuts.batch
 
     def points(self) -> Iterator[JointPoint]:

@@ -35,7 +35,6 @@ STAGES = "dist.stages"
 
 
 def store_stages(program: Program, stages: Sequence[Sequence[str]]) -> None:
-    """Write down which layers are in which stage."""
     program.module.attributes[STAGES] = ArrayAttr(
         ArrayAttr(StringAttr(name) for name in names) for names in stages
     )
