@@ -28,9 +28,8 @@ from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.mesh.placement import Sharding
 from shardweave.ir.ops.registry import spec_of
 from shardweave.ir.program.program import Program, Slot, sharding_of
-from shardweave.ir.program.source_text import excerpt, position
 from shardweave.ir.program.staged import STAGE_KINDS, functions_of, is_staged
-from shardweave.ir.program.text import without_gc
+from shardweave.ir.program.text import excerpt, position, without_gc
 from shardweave.ir.sharding.fit import Misfit, fitting_factors
 from shardweave.ir.sharding.flow import has_shardings
 from shardweave.ir.sharding.reshard import reshard

@@ -12,9 +12,8 @@ from xdsl.rewriter import InsertPoint, Rewriter
 from shardweave.ir.dialects.annotations import Copy, arguments_of, copy_of, phase_of
 from shardweave.ir.dialects.dist import AllGatherOp
 from shardweave.ir.dialects.types import dtype_of_value, num_bytes, tensor_type_of
-from shardweave.ir.program.blocks import blocks_of
+from shardweave.ir.program.blocks import blocks_of, weight_ops
 from shardweave.ir.program.program import Program
-from shardweave.ir.program.regions import weight_ops
 from shardweave.passes.messages.gradient_buckets import bucket_gradients
 from shardweave.passes.messages.merge_collectives import BUCKET_BYTES
 from shardweave.passes.messages.rows import join_gathers

@@ -16,15 +16,18 @@ from shardweave.planners.amp.memory import capacities, stage_bytes
 from shardweave.planners.amp.model import Strategy, strategies
 from shardweave.planners.amp.network import ClusterArrays, Grid
 from shardweave.planners.amp.profile import ProgramProfile, profile_program
-from shardweave.planners.amp.search import Annealing, Placed, search_strategies
-from shardweave.planners.amp.shares import with_shares
-from shardweave.planners.amp.tried import fastest_tried
+from shardweave.planners.amp.search import (
+    Annealing,
+    Placed,
+    fastest_tried,
+    search_strategies,
+    with_shares,
+)
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.degrees import asked_degrees, divisors
 from shardweave.planners.cost.memory import check_plan_precision
 from shardweave.planners.cost.quantity import counted, seconds_text
-from shardweave.planners.lowering.lower import Lowerings
-from shardweave.planners.megatron.one_by_one import why_not_one_by_one
+from shardweave.planners.lowering.lower import Lowerings, why_not_one_by_one
 from shardweave.planners.megatron.planner import plan_megatron
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_parts import Candidate, Pipeline, PlanError, Predicted

@@ -20,9 +20,8 @@ from shardweave.ir.dialects.annotations import layer_of, phase_of
 from shardweave.ir.dialects.dist import AllGatherOp, CollectiveOp, WaitOp
 from shardweave.ir.dialects.types import dtype_of_value, num_bytes, shape_of, tensor_type_of
 from shardweave.ir.mesh.mesh import Mesh
-from shardweave.ir.program.blocks import Blocks, blocks_of
+from shardweave.ir.program.blocks import Blocks, blocks_of, split_at_backward
 from shardweave.ir.program.program import Program
-from shardweave.ir.program.regions import split_at_backward
 from shardweave.ir.program.storage import kept_values, storage_of
 from shardweave.planners.cost.cluster import Cluster, NodeType
 from shardweave.planners.cost.model import CostModel, kind_of

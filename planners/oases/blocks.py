@@ -18,8 +18,8 @@ from xdsl.ir import Operation, SSAValue
 from shardweave.ir.dialects.annotations import layer_of
 from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.types import shape_of
+from shardweave.ir.program.blocks import split_at_backward
 from shardweave.ir.program.program import Program
-from shardweave.ir.program.regions import split_at_backward
 from shardweave.ir.program.storage import storage_of
 from shardweave.planners.structure.structure import Pair
 
