@@ -1,4 +1,4 @@
-"""The search: every strategy's best cuts, ranked; other placements of the best; real trials of these.
+"""The search: every strategy's best cuts, ranked; other placements; and real trials of the best.
 
 Replicas of different speeds get micro-batches in proportion, where AMP deals them out evenly: a
 departure from the paper. The replicas of a stage become coordinates of the stage axis at which the
