@@ -21,7 +21,7 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,6 +48,7 @@ class Worker:
     """A process that measures cases, started when needed and ended when a case takes too long."""
 
     limit_s: float
+    module: str = "shardweave.benchmarks.models_worker"
     process: subprocess.Popen[str] | None = None
     lines: SimpleQueue[str] = field(default_factory=SimpleQueue[str])
 
@@ -77,7 +78,7 @@ class Worker:
     def _start(self) -> subprocess.Popen[str]:
         environment = os.environ | {"OMP_NUM_THREADS": "1", "TRANSFORMERS_VERBOSITY": "error"}
         process = subprocess.Popen(
-            [sys.executable, "-m", "shardweave.benchmarks.models_worker"],
+            [sys.executable, "-m", self.module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -102,11 +103,11 @@ def _ended(name: Name, why: str) -> Row:
     return {"group": group, "name": case, "result": "crashed", "why": why, "configurations": {}}
 
 
-def rows_of(names: list[Name], jobs: int, limit_s: float) -> Iterator[Row]:
-    """The rows of cases, as they are done."""
+def rows_of(names: list[Name], make: Callable[[], Worker], jobs: int) -> Iterator[Row]:
+    """The rows of cases, as they are done, by `jobs` workers."""
     workers: SimpleQueue[Worker] = SimpleQueue()
     for _ in range(jobs):
-        workers.put(Worker(limit_s))
+        workers.put(make())
 
     def run(name: Name) -> Row:
         worker = workers.get()
@@ -217,7 +218,7 @@ def main() -> int:
         known = {(row["group"], row["name"]): row for row in json.loads(path.read_text())["rows"]}
     missing = [name for name in wanted if arguments.fresh or name not in known]
     console = Console(file=sys.stderr)
-    rows = rows_of(missing, arguments.jobs, arguments.limit)
+    rows = rows_of(missing, lambda: Worker(arguments.limit), arguments.jobs)
     order = {(group, name): None for group, named in cases().items() for name in named}
     for row in track(rows, "cases", total=len(missing), console=console, disable=not missing):
         known[row["group"], row["name"]] = row

@@ -88,11 +88,11 @@ def row_routes(numbers: Tensor, bounds: Tensor, *, tokens: int, places: list[int
 
 
 def own_rows(
-    rows: Tensor, bounds: Tensor, index: Tensor | None = None, *, blocks: int = 1, parts: int = 1,
-    shards: int = 1,
+    rows: Tensor, bounds: Tensor, index: Tensor | None = None, *, load: float = 1.0,
+    blocks: int = 1, parts: int = 1, shards: int = 1,
 ) -> Tensor:  # fmt: skip
     """The rows of a value that are this device's."""
-    del blocks, parts
+    del load, blocks, parts
     if index is None:
         return rows.clone()
     start, end = own_range(bounds, index, shards)
@@ -100,11 +100,11 @@ def own_rows(
 
 
 def all_rows(
-    rows: Tensor, bounds: Tensor, index: Tensor | None = None, *, num_rows: int, blocks: int = 1,
-    parts: int = 1, shards: int = 1,
+    rows: Tensor, bounds: Tensor, index: Tensor | None = None, *, num_rows: int, load: float = 1.0,
+    blocks: int = 1, parts: int = 1, shards: int = 1,
 ) -> Tensor:  # fmt: skip
     """This device's rows where they are among all, and zeros elsewhere."""
-    del blocks, parts
+    del load, blocks, parts
     if index is None:
         return rows.clone()
     start, end = own_range(bounds, index, shards)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, WeakSet, ref
 
@@ -22,11 +23,14 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from shardweave.backends.optimizers.owned_step import run_owned
+from shardweave.backends.optimizers.owners import owned_updates
 from shardweave.backends.optimizers.plain import PlainParameters
 from shardweave.backends.optimizers.random_state import shared_random_state
 from shardweave.backends.optimizers.repoint import check_not_replaced
 from shardweave.backends.optimizers.shards import is_everywhere, shapes_of_shards
 from shardweave.backends.optimizers.stand_ins import StandIns
+from shardweave.ir.capture.update.ops_seen import is_torchs
 from shardweave.ir.capture.update.reads import Reads, Sizes, reads_of
 from shardweave.ir.notes import warn
 
@@ -81,9 +85,17 @@ def _before(
         check_not_replaced(parameters)
         return None
     closure = args[1] if len(args) > 1 else kwargs.get("closure")
-    has_gradient = _have_gradients(parameters, has_closure=closure is not None)
-    reads = _reads(optimizer, parameters, has_gradient, has_closure=closure is not None)
+    has_closure = closure is not None
+    has_gradient = _have_gradients(parameters, has_closure=has_closure)
+    sizes = _sizes(parameters)
+    reads = _reads(optimizer, parameters, sizes, has_gradient, has_closure=has_closure)
     _check_not_nested(optimizer)
+    owned = {} if has_closure else owned_updates(optimizer, parameters, sizes, reads, has_gradient)
+    if owned:
+        run_owned(optimizer, list(owned.values()))
+        has_gradient = [has and i not in owned for i, has in enumerate(has_gradient)]
+        reads = replace(reads, full=reads.full - owned.keys())
+    _note(optimizer, reads)
     stand_ins = StandIns(optimizer, PlainParameters(parameters, reads.full, has_gradient))
     random = shared_random_state(parameters[0].device) if reads.may_draw else None
     _RUNNING[:] = [_Running(stand_ins, random)]
@@ -135,26 +147,30 @@ def _have_gradients(parameters: Sequence[Tensor], *, has_closure: bool) -> list[
 def _reads(
     optimizer: Optimizer,
     parameters: Sequence[Tensor],
+    sizes: Sequence[Sizes],
     has_gradient: Sequence[bool],
     *,
     has_closure: bool,
 ) -> Reads:
     """The reads of the next step. Those of torch's own classes depend on their settings alone."""
     sharded = frozenset(i for i, p in enumerate(parameters) if isinstance(p, DTensor))
-    is_torchs = type(optimizer).__module__.startswith("torch.optim.")
-    if has_closure and not is_torchs:
-        return _noted(optimizer, Reads(sharded, sharded, "its step calls a closure"))
+    is_known = is_torchs(optimizer)
+    if has_closure and not is_known:
+        return Reads(sharded, sharded, "its step calls a closure")
     key = (tuple(has_gradient), has_closure, tuple(map(_settings, optimizer.param_groups)))
     known = _KNOWN.get(optimizer)
-    if known is not None and is_torchs and known.key == key:
+    if known is not None and is_known and known.key == key:
         return known.reads
-    sizes = [
+    reads = reads_of(optimizer, parameters, sizes, has_gradient, has_closure=has_closure)
+    _KNOWN[optimizer] = _Known(key, reads)
+    return reads
+
+
+def _sizes(parameters: Sequence[Tensor]) -> list[Sizes]:
+    return [
         Sizes(tuple(p.shape), *shapes_of_shards(p) if isinstance(p, DTensor) else (p.shape,) * 2)
         for p in parameters
     ]
-    reads = reads_of(optimizer, parameters, sizes, has_gradient, has_closure=has_closure)
-    _KNOWN[optimizer] = _Known(key, reads)
-    return _noted(optimizer, reads)
 
 
 def _settings(group: dict[str, Any]) -> tuple[Any, ...]:
@@ -169,7 +185,7 @@ def _settings(group: dict[str, Any]) -> tuple[Any, ...]:
 _NOTED: WeakSet[Optimizer] = WeakSet()
 
 
-def _noted(optimizer: Optimizer, reads: Reads) -> Reads:
+def _note(optimizer: Optimizer, reads: Reads) -> None:
     """Warn once of an optimizer that needs full values."""
     if reads.full and optimizer not in _NOTED and dist.get_rank() == 0:
         warn(
@@ -179,4 +195,3 @@ def _noted(optimizer: Optimizer, reads: Reads) -> Reads:
         )
     if reads.full:
         _NOTED.add(optimizer)
-    return reads

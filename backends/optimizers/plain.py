@@ -151,7 +151,7 @@ class PlainParameters:
         for index, plain in self._plain.items():
             real, gradient = self._sharded[index], plain.grad
             if gradient is None:
-                real.grad = None
+                real.grad = None if self._has_gradient[index] else real.grad
             elif real.grad is not None and (
                 index in self._full or gradient is not self._given[index]
             ):

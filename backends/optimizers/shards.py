@@ -36,19 +36,24 @@ def shard_of(full: Tensor, like: DTensor) -> Tensor:
     for size, at, placement in zip(
         like.device_mesh.shape, coordinate, like.placements, strict=True
     ):
-        full = _part(full, placement, size, at)
+        dim = divided_dim(placement)
+        full = full if dim is None else part_along(full, dim, placement, size, at)
     return full
 
 
-def _part(x: Tensor, placement: Placement, size: int, at: int) -> Tensor:
+def divided_dim(placement: Placement) -> int | None:
+    """The dim that a placement divides; None if it divides none."""
+    return placement.dim if isinstance(placement, Shard | StridedShard) else None  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def part_along(x: Tensor, dim: int, placement: Placement, size: int, at: int) -> Tensor:
+    """The part of `x` at a position of a mesh axis of `size`, divided along `dim`."""
     if isinstance(placement, StridedShard):
-        dim, factor = placement.dim, placement.split_factor  # pyright: ignore[reportAttributeAccessIssue]
+        factor: int = placement.split_factor  # pyright: ignore[reportAttributeAccessIssue]
         parts = x.unflatten(dim, (factor, size, -1)).select(dim + 1, at)
         return parts.flatten(dim, dim + 1)
-    if isinstance(placement, Shard):
-        chunks = x.chunk(size, placement.dim)
-        return chunks[at] if at < len(chunks) else x.narrow(placement.dim, 0, 0)
-    return x
+    chunks = x.chunk(size, dim)
+    return chunks[at] if at < len(chunks) else x.narrow(dim, 0, 0)
 
 
 def local_shape(tensor: DTensor) -> tuple[int, ...]:
@@ -67,8 +72,8 @@ def shapes_of_shards(tensor: DTensor) -> tuple[tuple[int, ...], tuple[int, ...]]
     if smallest and not is_everywhere(tensor.device_mesh):
         smallest[0] = 0
     for size, placement in zip(tensor.device_mesh.shape, tensor.placements, strict=True):
-        if isinstance(placement, Shard | StridedShard):
-            dim: int = placement.dim  # pyright: ignore[reportAttributeAccessIssue]
+        dim = divided_dim(placement)
+        if dim is not None:
             largest[dim] = chunk = math.ceil(largest[dim] / size)
             smallest[dim] = max(0, smallest[dim] - chunk * (size - 1))
     return tuple(largest), tuple(smallest)

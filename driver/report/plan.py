@@ -74,6 +74,7 @@ _CHOICES: dict[str, Callable[[Plan], str]] = {
     "sharded parameters": lambda plan: str(len(plan.parameters)),
     "sub-batches": lambda plan: str(plan.batch_split),
     "loss chunks": lambda plan: str(plan.loss_chunks),
+    "load of experts": lambda plan: f"{plan.expert_load:g}",
     "recompute": lambda plan: recomputation_text(plan),
     "activations": lambda plan: ", ".join(_cut_activations(plan)) or "whole",
     "schedule": lambda plan: plan.schedule or DEFAULT_SCHEDULE,
@@ -118,6 +119,7 @@ def print_plan(plan: Plan, out: TextIO) -> None:
     words = [_sharded(plan), *_cut_activations(plan)]
     words += [f"{plan.batch_split} sub-batches"] if plan.batch_split > 1 else []
     words += [f"loss in {plan.loss_chunks} chunks"] if plan.loss_chunks > 1 else []
+    words += [f"load of experts {plan.expert_load:g}"] if plan.expert_load != 1 else []
     words += [f"ZeRO stage {plan.zero}"] if plan.zero else []
     words += [f"recompute {recomputation_text(plan)}"] if plan.recompute != "none" else []
     words += [f"schedule {plan.schedule}"] if plan.schedule else []

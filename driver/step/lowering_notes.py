@@ -10,6 +10,7 @@ from shardweave.ir.program.program import Program
 from shardweave.ir.program.staged import ops_of_parts
 from shardweave.ir.sharding.rules import notes_on_rules
 from shardweave.ir.suggest import did_you_mean
+from shardweave.planners.lowering.apply_plan import zero_axes
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.zero import BATCH_AXES, DATA_AXIS
 
@@ -53,8 +54,8 @@ def undivided(program: Program, plan: Plan | None) -> list[str]:
     if plan is None or not plan.zero:
         return []
     mesh = program.needed_mesh()
-    num_replicas = mesh.size(DATA_AXIS) if DATA_AXIS in mesh.names else 1
-    if num_replicas == 1:
+    axes = [axis for axis in zero_axes(program) if mesh.size(axis) > 1]
+    if not axes:
         return [
             f"zero={plan.zero} divides nothing: the mesh {mesh} has one replica, which holds all; "
             f"give axis '{DATA_AXIS}' more devices"
@@ -66,14 +67,14 @@ def undivided(program: Program, plan: Plan | None) -> list[str]:
             sharding = program.sharding_of_slot(slot)
             shape = sharding.global_shape(shape_of(slot.value))
             sizes[slot.name] = math.prod(shape) * dtype_of_value(slot.value).itemsize
-            whole += [] if DATA_AXIS in sharding.axes else [slot.name]
+            whole += [slot.name] if sharding.axes.isdisjoint(axes) else []
     left, total = sum(sizes[name] for name in whole), sum(sizes.values())
     if left <= _FEW * total:
         return []
     return [
         f"zero={plan.zero} leaves {len(whole)} of {len(sizes)} parameters, {left / total:.0%} of "
         f"their bytes, whole on each rank, such as '{max(whole, key=sizes.__getitem__)}': none of "
-        f"their dims divides by {DATA_AXIS}={num_replicas}"
+        f"their dims divides by {' or '.join(f'{axis}={mesh.size(axis)}' for axis in axes)}"
     ]
 
 

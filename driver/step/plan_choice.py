@@ -10,6 +10,7 @@ from shardweave.driver.step.request import DEFAULT_PLAN, Request
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.program import Program
 from shardweave.planners.lowering.stages.choose import with_pipeline
+from shardweave.planners.megatron.planner import EXPERT
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_check import check_recomputed, check_stages
 from shardweave.planners.plan.zero import DATA_AXIS
@@ -59,7 +60,7 @@ def _with_names_of_forward(plan: Plan, program: Program, request: Request) -> Pl
 
 def _in_shards(plan: Plan, request: Request) -> Plan:
     """A plan with the ZeRO stage that is asked for. Raises ValueError where there is no room."""
-    if DATA_AXIS not in request.devices.names and request.devices.num_devices > 1:
+    if request.devices.num_devices > 1 and {DATA_AXIS, EXPERT}.isdisjoint(request.devices.names):
         raise ValueError(
             f"zero={request.zero} stores parameters in shards over an axis '{DATA_AXIS}', which "
             f"the mesh {request.devices} does not have; give it one, or leave zero out."

@@ -310,7 +310,9 @@ def _graph_of(wrapped: Wrapped, args: Any, kwargs: Any, seen: Observation) -> fx
         graph, seen.writes = recorded_graph(wrapped, args, kwargs)
     except Exception as error:  # noqa: BLE001 - of the model's own Python too
         logger.info("the model is not recorded either: %s", error)
-        raise seen.refusal from seen.refusal.__cause__
+        cause = seen.refusal.__cause__
+        assert isinstance(cause, Exception)
+        raise explained(cause, seen, error) from cause
     seen.notes.append(_RECORDED.format(reason=str(seen.refusal).partition(";")[0]))
     return graph
 

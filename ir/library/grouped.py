@@ -7,13 +7,15 @@ without, `ends[g]`. Each group has a matrix of its own. A row that belongs to no
 
 Ragged rows are spread over devices by their groups. Each device holds a run of groups and takes the
 rows of these, however many there are: `bounds` (`dist.row_bounds`) says where the run of each
-device begins and ends. Types count as many rows on each device as balanced groups give. `index`
-says which device this is, of `shards`; without it the rows are those of all devices.
-`dist.own_rows` takes a device's rows of a value that it holds whole, `dist.all_rows` puts them back
-where they were, among zeros.
+device begins and ends. Types count as many rows on each device as balanced groups give, times
+`load`. `index` says which device this is, of `shards`; without it the rows are those of all
+devices. `dist.own_rows` takes a device's rows of a value that it holds whole, `dist.all_rows` puts
+them back where they were, among zeros.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
@@ -32,10 +34,13 @@ _LIBRARY.define(
     "row_bounds(Tensor starts, Tensor ends, *, int rows, int blocks, int parts) -> Tensor"
 )
 _LIBRARY.define("row_routes(Tensor numbers, Tensor bounds, *, int tokens, int[] places) -> Tensor")
-_LIBRARY.define(f"own_rows(Tensor rows, Tensor bounds, Tensor? index=None, *, {_SPREAD}) -> Tensor")
 _LIBRARY.define(
-    f"all_rows(Tensor rows, Tensor bounds, Tensor? index=None, *, int num_rows, {_SPREAD})"
+    f"own_rows(Tensor rows, Tensor bounds, Tensor? index=None, *, float load=1.0, {_SPREAD})"
     " -> Tensor"
+)
+_LIBRARY.define(
+    "all_rows(Tensor rows, Tensor bounds, Tensor? index=None, *, int num_rows, float load=1.0, "
+    f"{_SPREAD}) -> Tensor"
 )
 
 GROUPED_MM = "dist.grouped_mm"
@@ -47,9 +52,9 @@ ALL_ROWS = "dist.all_rows"
 """The ops' names in programs."""
 
 
-def padded_rows(num_rows: int, devices: int) -> int:
-    """The rows that types count on all devices: as many on each."""
-    return -(-num_rows // devices) * devices
+def padded_rows(num_rows: int, devices: int, load: float = 1.0) -> int:
+    """The rows that types count on all devices: on each its share times `load`, at most all."""
+    return min(math.ceil(num_rows * load / devices), num_rows) * devices
 
 
 def _check(starts: Tensor, ends: Tensor, groups: int) -> None:
@@ -100,20 +105,20 @@ def _meta_routes(numbers: Tensor, bounds: Tensor, *, tokens: int, places: list[i
 
 
 def _meta_own(
-    rows: Tensor, bounds: Tensor, index: Tensor | None = None, *, blocks: int = 1,
-    parts: int = 1, shards: int = 1,
+    rows: Tensor, bounds: Tensor, index: Tensor | None = None, *, load: float = 1.0,
+    blocks: int = 1, parts: int = 1, shards: int = 1,
 ) -> Tensor:  # fmt: skip
     if bounds.shape != (blocks * parts + 1,) or (blocks * parts) % shards:
         raise ValueError(f"bounds are those of {blocks} x {parts} devices")
-    own = padded_rows(rows.shape[0], blocks * parts) // shards
+    own = padded_rows(rows.shape[0], blocks * parts, load) // shards
     return rows.new_empty((own, *rows.shape[1:]))
 
 
 def _meta_all(
-    rows: Tensor, bounds: Tensor, index: Tensor | None = None, *, num_rows: int, blocks: int = 1,
-    parts: int = 1, shards: int = 1,
+    rows: Tensor, bounds: Tensor, index: Tensor | None = None, *, num_rows: int, load: float = 1.0,
+    blocks: int = 1, parts: int = 1, shards: int = 1,
 ) -> Tensor:  # fmt: skip
-    if rows.shape[0] * shards != padded_rows(num_rows, blocks * parts):
+    if rows.shape[0] * shards != padded_rows(num_rows, blocks * parts, load):
         raise ValueError(f"the rows are no shard of {num_rows} over {blocks} x {parts} devices")
     return rows.new_empty((num_rows, *rows.shape[1:]))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TypeVar
 
 from xdsl.ir import Operation, SSAValue
 from xdsl.rewriter import Rewriter
@@ -23,7 +24,8 @@ from shardweave.ir.dialects.types import num_elements, shape_of, tensor_type_of,
 
 def join_scatters(members: Sequence[dist.ReduceScatterOp]) -> None:
     """Send reduce-scatters as one, where the last stands: what each rank is to get is a row."""
-    if len(members) == 1:
+    members = _with_elements(members)
+    if len(members) <= 1:
         return
     last = members[-1]
     rows = [_scattered_rows(member, last) for member in members]
@@ -40,7 +42,8 @@ def join_scatters(members: Sequence[dist.ReduceScatterOp]) -> None:
 
 def join_gathers(members: Sequence[dist.AllGatherOp]) -> None:
     """Send all-gathers as one, where the first stands; all parts are taken out of it at once."""
-    if len(members) == 1:
+    members = _with_elements(members)
+    if len(members) <= 1:
         return
     first = members[0]
     widths = [num_elements(member.operands[0]) for member in members]
@@ -62,6 +65,14 @@ def join_gathers(members: Sequence[dist.AllGatherOp]) -> None:
         _rename(member, new)
     for member in members:
         Rewriter.erase_op(member)
+
+
+_Message = TypeVar("_Message", bound=dist.DistOp)
+
+
+def _with_elements(members: Sequence[_Message]) -> list[_Message]:
+    """The messages that carry something; what has no elements is no row of a matrix."""
+    return [member for member in members if num_elements(member.operands[0])]
 
 
 def _send(

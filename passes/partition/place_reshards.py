@@ -86,6 +86,9 @@ class _Placing:
                 self._free(self.keys, {v: self.flow.sharding(v) for v in self.keys})
             self._op(op)
         last = self.before = self.program.return_op
+        for slot in self.slots:
+            if (slot.value, self.program.sharding_of_slot(slot)) not in self.made:
+                self._bring(slot.value, last)
         last.operands = [
             self._version(slot.value, self.program.sharding_of_slot(slot), last, index)
             for index, slot in enumerate(self.slots)

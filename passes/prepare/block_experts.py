@@ -39,6 +39,7 @@ from shardweave.ir.program.program import Program
 from shardweave.ir.sharding.flow import Flow, aten_ops, check_not_propagated
 from shardweave.ir.sharding.ragged import adds_rows, is_by_row, with_rows
 from shardweave.ir.sharding.rules.lookup import rule_of
+from shardweave.passes.notes import note
 from shardweave.passes.partition.propagate_shardings import propagated_forward
 from shardweave.passes.program_pass import Analyses, PassWithAnalyses
 
@@ -51,24 +52,33 @@ class BlockExpertsPass(PassWithAnalyses):
     """Give each device the rows of its own experts, where experts are sharded.
 
     Without this pass each product of experts that are sharded is reduced before its activation.
+    load: how many times the rows of a balanced routing types count on each device, at least 1; what
+    runs takes any routing.
 
     Requires: a global program with a mesh, before `propagate-shardings`. Ensures: numerics
     unchanged. Linear in the ops.
     """
 
     name = "block-experts"
+    load: int | float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.load < 1:
+            raise ValueError(f"block-experts: load={self.load:g}; give 1 or more.")
 
     def rewrite(self, program: Program, analyses: Analyses) -> None:
         program.needed_mesh()
         check_not_propagated(program, self.name)
         ops = aten_ops(program)
-        if not any(spec_of(op).grouped for op in ops):
+        if not any(spec_of(op).grouped for op in ops) and self.load == 1:
             return
         flow = analyses.of(propagated_forward).flow
         spreads = _spreads(ops, flow)
         spread = [_spread(op, flow) for op in ops if _routing_of(op) not in spreads]
         for routing, over in spreads.items():
-            _Ragged(routing, over).rewrite(aten_ops(program))
+            _Ragged(routing, over, self.load).rewrite(aten_ops(program))
+        if not spreads and self.load > 1:
+            note(f"load={self.load:g} has no effect: no axis shards experts of grouped products.")
         if spreads or any(spread):
             analyses.forget()
 
@@ -169,9 +179,12 @@ def _routing_of(op: AtenOp) -> Routing | None:
 class _Ragged:
     """The rewriting of all that is computed of the rows of one routing."""
 
-    def __init__(self, routing: Routing, spread: _Spread) -> None:
+    def __init__(self, routing: Routing, spread: _Spread, load: float) -> None:
         self.routing = routing
         self.spread = spread
+        self.load = load
+        self.spread_of = {"blocks": spread.blocks, "parts": spread.parts}
+        self.counted = self.spread_of | ({} if load == 1 else {"load": load})
         self.ragged: dict[SSAValue, SSAValue] = {}
         """The ragged rows, by the values of all rows that they stand for."""
         self.computed: set[SSAValue] = set()
@@ -213,9 +226,8 @@ class _Ragged:
             operands[index] = self._rows(operands[index], op)
         num_rows = shape_of(op.operands[0])[0]
         types = [self._ragged_type(op.results[0]) if gives_rows else op.results[0].type]
-        spread = {"blocks": self.spread.blocks, "parts": self.spread.parts}
         operands.append(self._bounds(op, num_rows))
-        self._insert(op, remade(op, operands, types, **spread), gives_rows)
+        self._insert(op, remade(op, operands, types, **self.spread_of), gives_rows)
 
     def _on_ragged(self, op: AtenOp, rows: set[int], by_row: bool) -> None:
         operands = [
@@ -238,7 +250,7 @@ class _Ragged:
     def _ragged_type(self, value: SSAValue) -> Attribute:
         rows, *rest = shape_of(value)
         devices = self.spread.blocks * self.spread.parts
-        return tensor_type((padded_rows(rows, devices), *rest), dtype_of_value(value))
+        return tensor_type((padded_rows(rows, devices, self.load), *rest), dtype_of_value(value))
 
     def _rows(self, value: SSAValue, place: Operation) -> SSAValue:
         """The ragged rows of a value; those of a lookup are looked up for themselves."""
@@ -282,10 +294,7 @@ class _Ragged:
         owner = value.owner
         new = Builder.before(place, owner if isinstance(owner, Operation) else place)
         bounds = self._bounds(place, shape_of(value)[0])
-        made = create(
-            OWN_ROWS, [value, bounds], [self._ragged_type(value)],
-            {"blocks": self.spread.blocks, "parts": self.spread.parts},
-        )  # fmt: skip
+        made = create(OWN_ROWS, [value, bounds], [self._ragged_type(value)], self.counted)
         new.insert(made, value)
         _want(made, self.spread.of_rows(shape_of(made.results[0])[0]))
         return made.results[0]
@@ -295,7 +304,7 @@ class _Ragged:
             devices = self.spread.blocks * self.spread.parts
             self.bounds = Builder.before(place).aten(
                 ROW_BOUNDS, list(self.routing), tensor_type((devices + 1,), torch.int64), "bounds",
-                rows=num_rows, blocks=self.spread.blocks, parts=self.spread.parts,
+                rows=num_rows, **self.spread_of,
             )  # fmt: skip
         return self.bounds
 
@@ -309,10 +318,9 @@ class _Ragged:
         if dtype == torch.bool:
             counted = tensor_type(shape_of(rows), torch.int64)
             rows = new.aten("aten._to_copy", [rows], counted)
-        spread = {"blocks": self.spread.blocks, "parts": self.spread.parts}
         whole = tensor_type(shape, dtype_of_value(rows))
         made = new.aten(
-            ALL_ROWS, [rows, self.bounds], whole, "all_rows", num_rows=shape[0], **spread
+            ALL_ROWS, [rows, self.bounds], whole, "all_rows", num_rows=shape[0], **self.counted
         )
         if dtype == torch.bool:
             made = new.aten("aten._to_copy", [made], tensor_type(shape, dtype))

@@ -192,10 +192,14 @@ class FunctionBuilder:
         for value in needed:
             if value in self.local or value not in self.members.received:
                 continue
+            # After the micro-batches it is what all of them have.
+            type_ = tensor_type_of(value)
+            if self.is_after:
+                type_ = self.values.joined(value, self.values.sharding(value))
             recv = dist.create_dist(
                 dist.RecvOp,
                 [],
-                [value.type],
+                [type_],
                 source=self.members.received[value],
                 name=self.values.name(value),
             )
@@ -211,8 +215,7 @@ class FunctionBuilder:
             self.block.add_op(send)
 
     def _annotate(self, recv: dist.RecvOp, value: SSAValue, reader: Operation | None) -> None:
-        """A value that is received is in the shards in which it is sent; nothing is said of one of
-        which its op says nothing, as of positions in a lookup."""
+        """Give a received value the sharding that its sender declares, if it declares one."""
         assert isinstance(value.owner, Operation)
         annotate(recv, value.owner)
         if reader is not None and phase_of(reader) != phase_of(value.owner):
@@ -221,7 +224,7 @@ class FunctionBuilder:
             sharding = self.values.sharding(value)
             if self.is_after:
                 sharding = self.values.without_axis(sharding)
-            shape = sharding.global_shape(shape_of(value))
+            shape = sharding.global_shape(shape_of(recv.results[0]))
             set_sharding_attrs(recv, [ShardingAttr.of(sharding, shape)])
         recv.results[0].name_hint = value.name_hint
         self.block.add_op(recv)

@@ -148,10 +148,12 @@ def _tell_freedom(program: Program, batches: MicroBatches, places: Places) -> No
     for op in program.ops:
         if op in batches.after or op.results[0] in whole or op.results[0] in parts:
             continue
+        known = [reads.get(value) for value in op.operands]
         if phase_of(op) == "recompute":
             places.freedom[op] = "again"
+            if known == [_OF_WEIGHT]:  # such as a weight that is gathered for the backward pass
+                reads.update(dict.fromkeys(op.results, _OF_WEIGHT))
             continue
-        known = [reads.get(value) for value in op.operands]
         if isinstance(op, dist.CollectiveOp) and op.is_gather and known == [_OF_WEIGHT]:
             # A weight is gathered where it is used: in each stage that has its shards.
             places.freedom[op] = "again"

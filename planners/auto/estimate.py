@@ -17,9 +17,8 @@ from shardweave.planners.auto.space.point import BUCKETED, JointPoint, ReplicaCu
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.memory import state_bytes
 from shardweave.planners.cost.model import CostModel
-from shardweave.planners.megatron.planner import CONTEXT
+from shardweave.planners.megatron.planner import CONTEXT, EXPERT
 from shardweave.planners.plan.zero import (
-    BATCH_AXES,
     DATA_AXIS,
     REPLICA_AXIS,
     divided,
@@ -162,22 +161,35 @@ class Estimator:
         devices = self.cluster.device_types(self.cluster.num_devices)
         return 2 * size / min(device.memory_bandwidth_bytes_s for device in devices)
 
+    def _parts(self, point: JointPoint, size: float) -> list[tuple[float, tuple[str, ...], int]]:
+        """Bytes of parameters of experts and of all others, with the axes over which ZeRO may
+        divide each, and over how many devices."""
+        share = self.reader.expert_share(point.cut)
+        parts = [((1 - share) * size, (DATA_AXIS, EXPERT), point.data * point.expert)]
+        return [*parts, (share * size, (DATA_AXIS,), point.data)] if share else parts
+
     def _once(self, point: JointPoint, size: float) -> tuple[float, float]:
         """Seconds of half an all-reduce of whole parameters' bytes over the replicas of a stage,
         and what of each message is no matter of bytes."""
-        if point.zero == 0 or point.replica * point.context == 1:
-            rate, begin_s = self._ring(point, (*BATCH_AXES, CONTEXT))
-            return rate * size, begin_s
-        rate, begin_s = self._ring(point, (DATA_AXIS,))
-        return rate * size + self._again(point, size), begin_s
+        again = () if self._is_divided(point) else (REPLICA_AXIS, CONTEXT)
+        rings = [
+            (part, self._ring(point, (*axes, *again))) for part, axes, _ in self._parts(point, size)
+        ]
+        by_bytes = sum(rate * part for part, (rate, _) in rings)
+        return by_bytes + self._again(point, size), max(begin_s for _, (_, begin_s) in rings)
 
     def _again(self, point: JointPoint, size: float) -> float:
         """Of `_once`, what replicas of shards add up: once, whatever ZeRO's stage and the
         micro-batches."""
-        if point.zero == 0 or point.replica * point.context == 1:
+        if not self._is_divided(point):
             return 0.0
         rate, _ = self._ring(point, (REPLICA_AXIS, CONTEXT))
-        return 2 / ring_passes(point.zero, point.micro_batches) * rate * size / point.data
+        shards = sum(part / devices for part, _, devices in self._parts(point, size))
+        return 2 / ring_passes(point.zero, point.micro_batches) * rate * shards
+
+    def _is_divided(self, point: JointPoint) -> bool:
+        """Whether ZeRO divides over some replicas, and others hold the same shards."""
+        return point.zero > 0 and point.replica * point.context > 1
 
     def _ring(self, point: JointPoint, over: tuple[str, ...]) -> tuple[float, float]:
         """Seconds for each byte, and of a message without any, of a ring over some axes."""
@@ -221,9 +233,8 @@ class Estimator:
         sums = cost.sums
         size = max(sums["parameters"] / point.stages, sums["largest parameters"])
         state = sum(
-            divided(
-                state_bytes(size, cost.itemsize, self.precision), point.zero, point.data
-            ).values()
+            sum(divided(state_bytes(part, cost.itemsize, self.precision), point.zero, n).values())
+            for part, _, n in self._parts(point, size)
         )
         kept = sums["kept"]
         if point.recompute in REPEATING:

@@ -16,7 +16,7 @@ from shardweave.planners.auto.proposals import AMP, proposals
 from shardweave.planners.auto.reader import CostReader, Depths
 from shardweave.planners.auto.search import JointSearch
 from shardweave.planners.auto.space.constraints import Constraints, point_of, with_memory
-from shardweave.planners.auto.space.point import BUCKETS, JointPoint
+from shardweave.planners.auto.space.point import BUCKETS
 from shardweave.planners.auto.space.space import joint_space
 from shardweave.planners.auto.worth import looked_at, over_own, why_empty, worth
 from shardweave.planners.cost.cluster import Cluster
@@ -36,8 +36,8 @@ class AutoOptions:
     search ends after so many seconds with the best so far, or, if nothing was simulated yet, with
     the best estimate, which it then simulates; 0: it ends by itself. fix, forbid:
     dimensions with values, as `tensor=8,zero=1`. memory: of each device, as 70GiB, where not all
-    may be used. propose: also price what other planners choose. precision: as of a plan. top:
-    candidates that the plan lists.
+    may be used. propose: also price what other planners choose. precision, expert_load: as
+    of a plan. top: candidates that the plan lists.
     """
 
     simulate: int = 0
@@ -47,6 +47,7 @@ class AutoOptions:
     memory: str = ""
     propose: bool = True
     precision: str = ""
+    expert_load: float = 1.0
     top: int = 5
 
 
@@ -84,7 +85,7 @@ def plan_auto(
     cluster = with_memory(cluster, options.memory)
     constraints = Constraints.parse(options.fix, options.forbid)
     depths = Depths.of(program)
-    reader = CostReader(depths, cluster)
+    reader = CostReader(depths, cluster, options.expert_load)
     estimator = Estimator(reader, options.precision)
     name = _name_of(cluster, cluster_name, options)
     evaluator = Evaluator(PlanMaker(estimator, name, options.precision))
@@ -140,7 +141,6 @@ def _proposed(
         mesh,
         options.precision,
         list(dict.fromkeys(meshes)),
-        search.best[0] if search.best else JointPoint(),
     )
     depths, joined = search.evaluator.depths, _joined_bytes(search)
     for name, make in found:

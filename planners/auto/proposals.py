@@ -11,13 +11,11 @@ from shardweave.ir.program.program import Program
 from shardweave.planners.amp import plan_amp
 from shardweave.planners.auto.evaluate import Evaluator
 from shardweave.planners.auto.reader import Depths
-from shardweave.planners.auto.space.point import JointPoint
 from shardweave.planners.axonn import plan_axonn
 from shardweave.planners.axonn.planner import best_grid
 from shardweave.planners.cost.cluster import Cluster
-from shardweave.planners.cost.degrees import divisors
 from shardweave.planners.cost.workload import workload_of
-from shardweave.planners.megatron.planner import EXPERT, plan_megatron
+from shardweave.planners.megatron.planner import plan_megatron
 from shardweave.planners.oases import plan_oases
 from shardweave.planners.plan.plan import Plan
 
@@ -34,10 +32,6 @@ REFINED = 16
 no change of one helps; of many blocks those that the chain model likes best."""
 
 
-MOST_FURTHER = 2
-"""How many sizes of an axis of experts are priced for a tensor degree."""
-
-
 Make = Callable[[Program], Plan]
 """Plans a program, or the same with fewer blocks, always in the same way."""
 
@@ -48,17 +42,13 @@ def proposals(
     mesh: Mesh | None,
     precision: str,
     meshes: list[Mesh],
-    like: JointPoint,
 ) -> Iterator[tuple[str, Make]]:
-    """Planners by name, each as a function that plans. meshes: with a tensor axis, for Oases. like:
-    the fastest point, after which Megatron's rule cuts experts over an axis that the space lacks.
+    """Planners by name, each as a function that plans. meshes: with a tensor axis, for Oases.
 
     Of a deep model these and AxoNN's alone, AMP's where devices differ, and Megatron's rule where
     the devices do not divide the batch: else this rule and AMP's cuts are in the space, and the
     degrees of Oases' blocks, which may differ, do not follow from a few.
     """
-    if mesh is None:
-        yield from _further(evaluator, cluster, precision, like)
     if mesh is None or set(mesh.names) <= {"x", "y", "z", "data"}:
         yield "axonn", _axonn(evaluator.depths, cluster, mesh, precision)
     is_deep = evaluator.depths.is_deep
@@ -99,29 +89,3 @@ def _axonn(depths: Depths, cluster: Cluster, mesh: Mesh | None, precision: str) 
         return best_grid(depths.read, cluster, work, precision, depths.copies)
 
     return lambda program: plan_axonn(program, mesh or grid(), cluster=cluster, precision=precision)
-
-
-def _further(
-    evaluator: Evaluator, cluster: Cluster, precision: str, like: JointPoint
-) -> Iterator[tuple[str, Make]]:
-    """Megatron's rule with an axis of experts, where that cuts anything."""
-    batch = evaluator.maker.estimator.reader.batch
-    for tensor in dict.fromkeys((1, like.tensor)):
-        rest = cluster.num_devices // tensor
-        sizes = [n for n in divisors(rest) if n > 1 and batch % (rest // n) == 0]
-        for size in sizes[:MOST_FURTHER]:
-            degrees = {"data": rest // size, EXPERT: size, "tensor": tensor}
-            mesh = Mesh(**{name: n for name, n in degrees.items() if n > 1})
-            if _is_cut(plan_megatron(evaluator.depths.read, mesh), EXPERT):
-
-                def make(program: Program, mesh: Mesh = mesh) -> Plan:
-                    plan = plan_megatron(program, mesh)
-                    zero = like.zero if "data" in mesh.names else 0
-                    return replace(plan, precision=precision, recompute=like.recompute, zero=zero)
-
-                yield f"megatron on {mesh}", make
-
-
-def _is_cut(plan: Plan, axis: str) -> bool:
-    texts = (*plan.inputs.values(), *plan.parameters.values())
-    return any(f'"{axis}"' in text for text in texts)

@@ -19,7 +19,7 @@ from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.blocks import blocks_of
 from shardweave.ir.program.program import Program
 from shardweave.passes.prepare.fewer_blocks import with_fewer_blocks
-from shardweave.planners.auto.space.cuts import cut_plan
+from shardweave.planners.auto.space.cuts import cut_plan, expert_share
 from shardweave.planners.auto.space.point import ReplicaCut
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.degrees import divisors
@@ -185,15 +185,20 @@ class PieceCost:
 
 @dataclass(eq=False)
 class CostReader:
-    """Reads costs of a program on a cluster, each partition once."""
+    """Reads costs of a program on a cluster, each partition once.
+
+    num_partitions: how many were made.
+    """
 
     depths: Depths
     cluster: Cluster
+    expert_load: float = 1.0
     lowerings: Lowerings = field(init=False)
-    _num_read: int = 0
+    num_partitions: int = 0
     _known: dict[tuple[ReplicaCut, int, str], PieceCost] = field(
         default_factory=dict[tuple[ReplicaCut, int, str], PieceCost]
     )
+    _expert_shares: dict[ReplicaCut, float] = field(default_factory=dict[ReplicaCut, float])
     _bases: dict[tuple[int, int, ReplicaCut, int], Plan] = field(
         default_factory=dict[tuple[int, int, ReplicaCut, int], Plan]
     )
@@ -208,24 +213,27 @@ class CostReader:
         slots = self.depths.program.arguments
         return tuple(num_bytes(tensor_type_of(s.value)) for s in slots if s.kind == "param")
 
-    @property
-    def num_partitions(self) -> int:
-        """How many partitions were made to read costs off."""
-        return self._num_read
-
     def base(self, program: Program, data: int, cut: ReplicaCut, replica: int = 1) -> Plan:
         """The shardings of degrees by Megatron's rule, of the program or one with fewer blocks."""
         key = id(program), data, cut, replica
         if key not in self._bases:
-            self._bases[key] = cut_plan(program, data, cut, replica)
+            base = cut_plan(program, data, cut, replica)
+            self._bases[key] = replace(base, expert_load=self.expert_load)
         return self._bases[key]
+
+    def expert_share(self, cut: ReplicaCut) -> float:
+        """Of a device's bytes of parameters, the share that an axis of experts cuts."""
+        if cut not in self._expert_shares:
+            program = self.depths.program
+            self._expert_shares[cut] = expert_share(program, self.base(program, 1, cut), cut)
+        return self._expert_shares[cut]
 
     def cost(self, cut: ReplicaCut, rows: int, recompute: str = "none") -> PieceCost:
         """Raises ValueError if the program cannot be partitioned so."""
         recompute = "none" if recompute in REPEATING else recompute
         key = cut, rows, recompute
         if key not in self._known:
-            read = self._rows_read()
+            read = self._rows_read(cut)
             if rows in read:
                 self._known[key] = self._read(cut, rows, recompute)
             else:
@@ -234,15 +242,16 @@ class CostReader:
                 self._known[key] = _between(before, after, (rows - low) / (high - low))
         return self._known[key]
 
-    def _rows_read(self) -> list[int]:
+    def _rows_read(self, cut: ReplicaCut) -> list[int]:
         """The rows of pieces that are read; costs of others lie on lines between them."""
-        rows = divisors(self.batch)
+        rows = divisors(self.batch // cut.expert)
         few = [n for n in rows if n in ROWS_READ]
         return few if self.depths.is_deep and len(few) > 1 else rows
 
     def _read(self, cut: ReplicaCut, rows: int, recompute: str) -> PieceCost:
-        self._num_read += recompute == "none"
-        plan = replace(self.base(self.depths.read, self.batch // rows, cut), recompute=recompute)
+        self.num_partitions += recompute == "none"
+        data = self.batch // rows // cut.expert
+        plan = replace(self.base(self.depths.read, data, cut), recompute=recompute)
         local = self.lowerings.blocking(plan)
         return self._priced(workload_of(local, self.cluster, self._mesh(cut)))
 

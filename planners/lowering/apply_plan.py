@@ -29,7 +29,7 @@ from shardweave.planners.plan.plan_names import (
     read_sharding,
 )
 from shardweave.planners.plan.plan_parts import PlanError
-from shardweave.planners.plan.zero import DATA_AXIS
+from shardweave.planners.plan.zero import DATA_AXIS, REPLICA_AXIS
 
 
 def annotate_shardings(plan: Plan, program: Program) -> None:
@@ -71,7 +71,12 @@ def _annotate_arguments(plan: Plan, program: Program, mesh: Mesh) -> None:
             found[index] = read
     program.set_argument_attributes(USED, found)
     if plan.zero:
-        _divide_parameters(program, mesh, found.keys() | used.keys())
+        read_otherwise = {
+            index
+            for index, read in used.items()
+            if read.on(shape_of(slots[index].value), mesh) != program.sharding_of_slot(slots[index])
+        }
+        _divide_parameters(program, mesh, found.keys() | read_otherwise)
     if plan.projections:
         _annotate_projections(plan, program)
 
@@ -95,16 +100,29 @@ def _annotate_projections(plan: Plan, program: Program) -> None:
     program.set_argument_attributes(PART, used)
 
 
+def zero_axes(program: Program) -> tuple[str, ...]:
+    """The axes over which ZeRO divides: those that shard the batch, but for further replicas."""
+    mesh = program.needed_mesh()
+    batch = {DATA_AXIS} | {
+        placement.axis
+        for slot in program.arguments
+        if slot.kind == "input" and shape_of(slot.value)
+        for placement in program.sharding_of_slot(slot).dims[0]
+    }
+    return tuple(
+        axis.name for axis in mesh.space_axes if axis.name in batch and axis.name != REPLICA_AXIS
+    )
+
+
 def _divide_parameters(program: Program, mesh: Mesh, used: Collection[int]) -> None:
     """ZeRO: store parameters in shards over the replicas as well, and read them as before.
 
     One that does not divide stays as it is, as does one without elements. So do those in `used`:
-    a plan that says how a parameter is read has said how it is stored, as one that is fitted to
-    another call of a step does.
+    a plan that says that a parameter is read in other shards has said how it is stored, as one that
+    is fitted to another call of a step does.
     """
-    if mesh.num_devices == 1 or (DATA_AXIS in mesh.names and mesh.size(DATA_AXIS) == 1):
-        return  # one replica holds everything, and `undivided` says so
-    if DATA_AXIS not in mesh.names:
+    axes = zero_axes(program)
+    if not axes and mesh.num_devices > 1:
         raise PlanError(
             f"the plan asks for ZeRO, which divides over axis '{DATA_AXIS}', but the mesh is "
             f"{mesh}; give it such an axis, or set zero to 0."
@@ -115,8 +133,10 @@ def _divide_parameters(program: Program, mesh: Mesh, used: Collection[int]) -> N
         if slot.kind != "param" or index in used:
             continue
         shape, sharding = shape_of(slot.value), program.sharding_of_slot(slot)
-        finer = divided_over(sharding, shape, DATA_AXIS, mesh)
-        if finer is not None:
+        finer = sharding
+        for axis in axes:
+            finer = divided_over(finer, shape, axis, mesh) or finer
+        if finer != sharding:
             stored[index] = ShardingAttr.of(finer, shape)
             read[index] = ShardingAttr.of(sharding, shape)
     program.set_argument_attributes("dist.sharding", stored)

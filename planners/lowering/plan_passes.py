@@ -145,7 +145,8 @@ def _partitioning(plan: Plan) -> list[ModulePass]:
     if plan.projections:
         passes.append(_make("split-projections"))
     for name in PARTITIONING:
-        passes.append(_make(name))
+        is_loaded = name == "block-experts" and plan.expert_load != 1
+        passes.append(_make(name, **({"load": plan.expert_load} if is_loaded else {})))
         if name == "repeat-key-heads" and plan.attention_parts > 1:
             passes.append(_make("split-attention", parts=plan.attention_parts))
         if name == "propagate-shardings" and plan.loss_chunks > 1:

@@ -54,6 +54,7 @@ def plan_megatron(
     expert: str = EXPERT,
     sequence_parallel: bool = False,
     attention_parts: int = 1,
+    expert_load: float = 1.0,
 ) -> Plan:
     """Column- and row-parallel pairs on `tensor`, the batch on `data`, and on `replica` where the
     mesh has it (further replicas, among which ZeRO divides nothing).
@@ -71,7 +72,8 @@ def plan_megatron(
 
     Where it has an axis `expert`, the weights of experts are cut over it, each expert on one
     device, and what is not of experts takes it for a part of `data`: each device has tokens of
-    its own, which travel to the experts and back (`planners.megatron.expert_cut`).
+    its own, which travel to the experts and back (`planners.megatron.expert_cut`). Each device is
+    counted with `expert_load` times the rows of a balanced routing.
 
     Without a mesh, `tensor` takes the devices of a node of the cluster, the largest number of them
     over which anything divides, and `data` the rest (AMP, Sec. 4.1, without stages).
@@ -116,6 +118,7 @@ def plan_megatron(
         inputs=inputs,
         activations=activations,
         attention_parts=attention_parts if cut.placements else 1,
+        expert_load=expert_load,
         projections={
             names[place.value]: SplitProjection(place.count, sharding_text(part, place.shape))
             for place, part in projections.items()

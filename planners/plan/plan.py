@@ -42,6 +42,8 @@ class Plan:
     batch_split: sub-batches run one after another (`split-batch`). attention_parts: parts of keys
     and values, where these are cut along the sequence, that attention merges (`split-attention`).
     loss_chunks: chunks of the loss along tokens, so that logits exist for one (`chunk-loss`).
+    expert_load: how many times the rows of a balanced routing each device is counted with, where
+    experts are sharded (`block-experts`).
     projections: the weights of fused projections, such as that of queries, keys and values, each of
     whose parts is computed by a linear map of its own (`split-projections`), so that heads that do
     not divide can be cut.
@@ -70,6 +72,7 @@ class Plan:
     batch_split: int = 1
     attention_parts: int = 1
     loss_chunks: int = 1
+    expert_load: float = 1.0
     projections: Mapping[str, SplitProjection] = field(default_factory=dict[str, SplitProjection])
     alone_bytes: int = 0
     passes: str = ""
@@ -195,6 +198,7 @@ _READERS: dict[str, parts.Reader] = {
     "batch_split": parts.at_least(1),
     "attention_parts": parts.at_least(1),
     "loss_chunks": parts.at_least(1),
+    "expert_load": parts.factor,
     "projections": parts.object_of(parts.projection, "projections"),
     "alone_bytes": parts.at_least(0),
     "passes": parts.text,

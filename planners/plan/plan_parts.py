@@ -142,6 +142,13 @@ def at_least(least: int, most: float = math.inf) -> Reader:
     return read
 
 
+def factor(value: object, where: str) -> float:
+    """A number of 1 or more."""
+    if type(value) not in (int, float) or not 1 <= cast("float", value) < math.inf:
+        raise PlanError(f"{where} must be a number, 1 or more.")
+    return float(cast("float", value))
+
+
 def one_of(words: Iterable[str]) -> Reader:
     """One of some words."""
     known = tuple(words)

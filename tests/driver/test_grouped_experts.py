@@ -12,9 +12,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import shardweave as sw
+from shardweave.ir.dialects.annotations import layer_of
 from shardweave.ir.dialects.dist_rows import RowsOp
 from shardweave.ir.ops.registry import flops_of
 from shardweave.passes.notes import PlanNote
+from shardweave.planners.predict.predict import predicted_of, simulate_step
 from shardweave.tests.compiled import compile_copy
 from shardweave.tests.marks import slow
 from shardweave.tests.spawn import run_ranks
@@ -177,4 +179,29 @@ def send(mesh: str) -> list[str]:
 @pytest.mark.parametrize("mesh", ["expert=2", slow("data=2,expert=2"), slow("expert=4")])
 def test_tokens_travel_between_processes_and_none_is_dropped(mesh: str) -> None:
     sent = run_ranks(send, 2 if mesh == "expert=2" else 4, mesh)
-    assert sent[0] == ["dist.fetch_rows", "dist.add_rows", "dist.fetch_rows", "dist.add_rows"]
+    kinds = ["fetch_rows", "add_rows", "fetch_rows", "add_rows"]
+    assert sent[0] == [f"dist.start_{kind}" for kind in kinds]
+
+
+class Shared(Mixture):
+    """Routed experts beside one that takes all tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared = nn.Linear(HIDDEN, HIDDEN)
+
+    def forward(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        z = self.norm(x)
+        return self.head(self.grouped(z, chosen, weights) + self.shared(z)).square().mean()
+
+
+def test_shared_experts_compute_while_tokens_travel() -> None:
+    batch, model = routing(0, 1), Shared().double()
+    program = compile_copy(model, kwargs=batch, mesh="expert=2", backend="reference").program
+    ops = list(program.ops)
+    start = next(op for op in ops if op.name == "dist.start_fetch_rows")
+    (wait,) = (use.operation for use in start.results[0].uses)
+    meanwhile = ops[ops.index(start) : ops.index(wait)]
+    assert any(layer_of(op) == "shared" for op in meanwhile)
+    predicted = predicted_of(simulate_step(program, "h100-pod:nodes=1"))
+    assert predicted.communication_s["expert"] > 0

@@ -7,7 +7,10 @@ import pytest
 from shardweave.ir.ops.registry import flops_of
 from shardweave.ir.program.program import Program
 from shardweave.ir.proof.prove import prove
+from shardweave.passes.notes import PassNote
 from shardweave.passes.pipeline import PassError, run_passes
+from shardweave.planners.plan.plan import Plan
+from shardweave.planners.plan.plan_parts import PlanError
 from shardweave.tests.ir_text import assert_same_values, lines, step
 
 TEXT = """
@@ -85,3 +88,25 @@ def test_a_propagated_program_is_refused() -> None:
     program = run_passes(experts(), "propagate-shardings")
     with pytest.raises(PassError, match="run block-experts before propagate-shardings"):
         run_passes(program, "block-experts")
+
+
+@pytest.mark.parametrize(("load", "counted"), [("1.5", 1.5), ("9", 2)])
+def test_a_load_counts_more_rows_and_computes_the_same(load: str, counted: float) -> None:
+    program = experts()
+    others = "add-pending-sums,propagate-shardings,insert-collectives"
+    balanced, local = (
+        run_passes(program, f"block-experts{options},{others}")
+        for options in ("", f"{{load={load}}}")
+    )
+    assert sum(map(flops_of, local.ops)) == counted * sum(map(flops_of, balanced.ops))
+    assert_same_values(program, local)
+    assert Program.parse(str(local)) == local
+
+
+def test_a_load_below_one_is_refused_and_one_without_effect_said() -> None:
+    with pytest.raises(ValueError, match=r"load=0\.5; give 1 or more"):
+        run_passes(experts(), "block-experts{load=0.5}")
+    with pytest.warns(PassNote, match="load=2 has no effect"):
+        run_passes(step(TEXT.replace('"expert"', ""), "expert=2"), "block-experts{load=2}")
+    with pytest.raises(PlanError, match="'expert_load' must be a number, 1 or more"):
+        Plan.from_dict({"expert_load": 0.5})

@@ -304,12 +304,15 @@ def test_sequences_are_cut_where_that_is_all_or_asked_for(fix: str, mesh: dict[s
 
 
 @pytest.mark.slow
-def test_experts_are_cut_where_that_is_proposed() -> None:
+def test_experts_are_cut_over_an_axis_of_their_own() -> None:
     spec = "gpt:layers=1,hidden=16,heads=4,vocab=32,seq=8,batch=4,experts=4,capacity=1"
-    options = AutoOptions(simulate=2, top=30, fix="tensor=1")
-    plan = plan_auto(captured(spec).program, None, cluster=CLUSTER, options=options)
-    names = [one.name for one in plan.candidates]
-    assert any(name.startswith("megatron on") and "expert=" in name for name in names)
+    case = captured(spec)
+    space = auto_space(CostReader(Depths.of(case.program), CLUSTER), None, Constraints())
+    assert {point.expert for point in space.points()} == {1, 2, 4}
+    options = AutoOptions(simulate=2, fix="expert=2,zero=3,tensor=1", propose=False)
+    plan = plan_auto(case.program, None, cluster=CLUSTER, options=options)
+    assert (plan.mesh["expert"], plan.zero) == (2, 3)
+    assert_equals_eager(local_program(case.program, plan), case)
 
 
 def test_buckets_that_are_asked_for_join_what_is_smaller() -> None:

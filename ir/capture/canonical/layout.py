@@ -197,6 +197,8 @@ def _cat(call: Call) -> Result:
     parts = [p for p in call["tensors"] if 0 not in shape_of(p)]
     if len(parts) == 1:
         return parts[0]
+    if not parts:
+        return call.builder.full(call.shape, 0, call.dtype)
     dim = normalized(call["dim"], len(call.shape))
     return call.add("aten.cat", [parts], {"dim": dim})
 

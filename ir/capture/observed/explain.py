@@ -6,6 +6,7 @@ from __future__ import annotations
 import linecache
 import os
 import re
+import traceback
 
 import torch
 
@@ -81,10 +82,21 @@ _ONLY_TRACED = (
 )
 
 
-def explained(error: Exception, observation: Observation) -> CaptureError:
-    """The error to raise for one of torch's."""
+def explained(
+    error: Exception, observation: Observation, in_python: Exception | None = None
+) -> CaptureError:
+    """The error to raise for one of torch's.
+
+    in_python: the error of the same model where Python itself ran it on tensors without values,
+    which knows the line if torch's does not.
+    """
     text = str(error)
     site = _site(error, observation.failed_in)
+    if in_python is not None and not site.file:
+        frames = "".join(traceback.format_tb(in_python.__traceback__))
+        site = Site(site.module, *(users_line(frames) or ("", 0)))
+        if "_local_scalar_dense" in str(in_python):
+            return CaptureError(f"{site}: {_NUMBER}; {_KEPT}.")
     raised = _RAISED.search(text)
     if raised is not None:
         message = _message_of(raised[2])

@@ -202,11 +202,18 @@ def cov(
     aweights: Tensor | None = None,
 ) -> Tensor:
     """As torch's covariances. Shapes: variables x observations, or observations -> n x n."""
-    if fweights is not None or aweights is not None or input.numel() == 0:
+    if input.numel() == 0:
         return _cov(input, correction=correction, fweights=fweights, aweights=aweights)
     rows = input.reshape(1, -1) if input.dim() < 2 else input
-    centred = rows - rows.sum(1, keepdim=True) / rows.shape[1]
-    return (centred @ centred.mT.conj() / max(rows.shape[1] - correction, 0)).squeeze()
+    given = [weight for weight in (fweights, aweights) if weight is not None]
+    if not given:
+        centred = rows - rows.sum(1, keepdim=True) / rows.shape[1]
+        return (centred @ centred.mT.conj() / max(rows.shape[1] - correction, 0)).squeeze()
+    weights = given[0] * given[-1] if len(given) == 2 else given[0]
+    total = weights.sum()
+    centred = rows - (rows * weights).sum(1, keepdim=True) / total
+    lost = correction if aweights is None else correction * (weights * aweights).sum() / total
+    return ((centred * weights) @ centred.mT.conj() / (total - lost).clamp_min(0)).squeeze()
 
 
 def corrcoef(input: Tensor) -> Tensor:

@@ -11,17 +11,15 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, cast
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from shardweave.ir.ops.registry import spec_named
-from shardweave.ir.torch_private import OpOverload, TorchDispatchMode, memory_key, pytree, schema_of
-
-_META = torch.device("meta")
+from shardweave.ir.capture.update.ops_seen import OpsSeen, is_torchs
+from shardweave.ir.torch_private import pytree
 
 
 @dataclass(frozen=True)
@@ -34,17 +32,33 @@ class Sizes:
 
 
 @dataclass(frozen=True)
+class Calls:
+    """The ops that update one parameter, with their numbers, and the state that they leave.
+
+    ops: behind them those that make constants, which may be of any parameter. state: that of the
+    parameter, with tensors on the meta device in place of its tensors.
+    """
+
+    ops: tuple[tuple[str, tuple[Any, ...]], ...]
+    numbers: tuple[float, ...]
+    state: Any
+    is_joint: bool
+    """Whether an op computes with other parameters too."""
+
+
+@dataclass(frozen=True)
 class Reads:
     """The parameters, by index, whose updates need full values, and the reason.
 
     joint: those whose updates read other parameters, or may. may_draw: whether an op draws random
-    numbers, or may; all updates then need full values.
+    numbers, or may; all updates then need full values. calls: of each with a gradient.
     """
 
     full: frozenset[int]
     joint: frozenset[int]
     reason: str = ""
     may_draw: bool = False
+    calls: Mapping[int, Calls] = field(default_factory=dict)
 
 
 def reads_of(
@@ -61,6 +75,7 @@ def reads_of(
     decides by values of tensors, needs full values of everything.
     """
     runs: list[_Seen] = []
+    copies: list[MetaCopy] = []
     everything = frozenset(range(len(parameters)))
     for shapes in (
         [size.full for size in sizes],
@@ -70,17 +85,16 @@ def reads_of(
         if runs and shapes == [size.full for size in sizes]:
             continue
         try:
-            runs.append(
-                _seen(_Observer(optimizer, parameters, sizes, shapes, has_gradient), has_closure)
-            )
+            copies.append(MetaCopy(optimizer, parameters, sizes, shapes, has_gradient))
+            runs.append(_seen(copies[-1], has_closure))
         except Exception as error:  # noqa: BLE001 - a user's code may raise anything here
             joint = runs[0].reads.joint if runs else everything
             return Reads(everything, joint, _first_line(error), may_draw=True)
     first, *others = runs
+    reads = replace(first.reads, calls=copies[0].all_calls(first, has_gradient))
     if any(not _agree(first.calls, run.calls, sizes) for run in others):
-        reason = "it computes with the shapes of parameters"
-        return Reads(everything, first.reads.joint, reason, first.reads.may_draw)
-    return first.reads
+        return replace(reads, full=everything, reason="it computes with the shapes of parameters")
+    return reads
 
 
 def _first_line(error: Exception) -> str:
@@ -90,23 +104,35 @@ def _first_line(error: Exception) -> str:
 # One run
 
 
+def calls_of(
+    optimizer: Optimizer,
+    parameters: Sequence[Tensor],
+    sizes: Sequence[Sizes],
+    has_gradient: Sequence[bool],
+) -> dict[int, Calls]:
+    """The calls of the next step for each parameter with a gradient, on full values."""
+    shapes = [size.full for size in sizes]
+    on_meta = MetaCopy(optimizer, parameters, sizes, shapes, has_gradient)
+    return on_meta.all_calls(_seen(on_meta, has_closure=False), has_gradient)
+
+
 @dataclass(frozen=True)
 class _Seen:
-    """calls: the ops that ran, each with the arguments that are no tensors."""
+    """calls: the ops that ran, each with the arguments that are no tensors. of: by call, the
+    parameters that its tensors were made of."""
 
     reads: Reads
     calls: tuple[tuple[str, tuple[Any, ...]], ...]
+    of: tuple[frozenset[int], ...]
 
 
-def _seen(observer: _Observer, has_closure: bool) -> _Seen:
-    step: Any = type(observer.optimizer).step
-    closure = (lambda: torch.zeros(()),) if has_closure else ()
-    with observer.mode, torch.no_grad():
-        getattr(step, "__wrapped__", step)(observer.optimizer, *closure)
-    return _Seen(observer.reads(), tuple(observer.mode.calls))
+def _seen(on_meta: MetaCopy, has_closure: bool) -> _Seen:
+    with on_meta.mode:
+        run_step(on_meta.optimizer, *((lambda: torch.zeros(()),) if has_closure else ()))
+    return _Seen(on_meta.reads(), tuple(on_meta.mode.calls), tuple(on_meta.mode.of))
 
 
-class _Observer:
+class MetaCopy:
     """A copy of an optimizer on the meta device; scalars on the host keep their values."""
 
     def __init__(
@@ -117,7 +143,7 @@ class _Observer:
         shapes: Sequence[tuple[int, ...]],
         has_gradient: Sequence[bool],
     ) -> None:
-        self.mode = _OpsSeen()
+        self.mode = OpsSeen()
         self.parameters = [
             nn.Parameter(torch.empty(shape, dtype=p.dtype, device="meta"), p.requires_grad)
             for p, shape in zip(parameters, shapes, strict=True)
@@ -134,12 +160,9 @@ class _Observer:
             for value in pytree.tree_leaves(optimizer.state.get(old)):
                 if isinstance(value, Tensor):
                     memo[id(value)] = self._state(value, index, sizes[index], shapes[index])
-        memo[id(optimizer)] = self.optimizer = object.__new__(type(optimizer))
-        hooks = {name: value for name, value in vars(optimizer).items() if "hooks" in name}
-        own = {name: x for name, x in vars(optimizer).items() if name not in {*hooks, "step"}}
-        vars(self.optimizer).update(copy.deepcopy(own, memo) | hooks)
+        self.optimizer = copied(optimizer, memo)
         self._kept = memo
-        if type(optimizer).__module__.startswith("torch.optim"):
+        if is_torchs(optimizer):
             # Their fused and joint forms compute the same, as do those that a graph can capture.
             for group in self.optimizer.param_groups:
                 group.update({key: False for key in _FORMS if key in group})
@@ -169,172 +192,42 @@ class _Observer:
         reason = self.mode.draws or self.mode.reason
         return Reads(frozenset(full | joint), frozenset(joint), reason, bool(self.mode.draws))
 
+    def all_calls(self, seen: _Seen, has_gradient: Sequence[bool]) -> dict[int, Calls]:
+        """By index, those of each parameter with a gradient."""
+        return {index: self._calls(index, seen) for index, has in enumerate(has_gradient) if has}
+
+    def _calls(self, index: int, seen: _Seen) -> Calls:
+        """Those of one parameter: numbers of ops that make constants stay in the ops."""
+        ops: list[tuple[str, tuple[Any, ...]]] = []
+        numbers: list[float] = []
+        for (op, plain), of in zip(seen.calls, seen.of, strict=True):
+            if index in of:
+                numbers += [x for x in plain if isinstance(x, float)]
+                plain = tuple(float if isinstance(x, float) else x for x in plain)
+                ops.append((op, plain))
+        ops += [call for call, of in zip(seen.calls, seen.of, strict=True) if not of]
+        state = self.optimizer.state.get(self.parameters[index])
+        is_joint = any(index in of and len(of) > 1 for of in seen.of)
+        return Calls(tuple(ops), tuple(numbers), state, is_joint)
+
+
+def copied(optimizer: Optimizer, memo: dict[int, Any]) -> Optimizer:
+    """A copy of an optimizer, with other objects for those that `memo` has by identity."""
+    memo[id(optimizer)] = made = object.__new__(type(optimizer))
+    hooks = {name: value for name, value in vars(optimizer).items() if "hooks" in name}
+    own = {name: x for name, x in vars(optimizer).items() if name not in {*hooks, "step"}}
+    vars(made).update(copy.deepcopy(own, memo) | hooks)
+    return made
+
+
+def run_step(optimizer: Optimizer, *closure: Any) -> None:
+    """Run an optimizer's step without the hooks and the profiler that torch puts around it."""
+    step: Any = type(optimizer).step
+    with torch.no_grad():
+        getattr(step, "__wrapped__", step)(optimizer, *closure)
+
 
 _FORMS = ("foreach", "fused", "capturable")
-
-
-@dataclass(frozen=True)
-class _Value:
-    """What is in some memory: the parameters that it was made of, and whether each element was
-    made of the same element of theirs. Nothing: a constant."""
-
-    of: frozenset[int]
-    is_aligned: bool
-    shape: tuple[int, ...]
-
-
-class _OpsSeen(TorchDispatchMode):
-    """Follows what ops write, by the memory that they write to."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[tuple[str, tuple[Any, ...]]] = []
-        self.reason = ""
-        self.draws = ""
-        self._values: dict[int, _Value] = {}
-        self._alive: list[Tensor] = []
-        """Tensors whose memory is followed: its key is not to be another's."""
-
-    def note(self, tensor: Tensor, index: int, *, is_aligned: bool = True) -> None:
-        """Begin to follow a parameter, or what is kept beside it."""
-        self._keep(tensor, _Value(frozenset([index]), is_aligned, tuple(tensor.shape)))
-
-    def _keep(self, tensor: Tensor, value: _Value) -> None:
-        self._alive.append(tensor)
-        self._values[memory_key(tensor)] = value
-
-    def value_of(self, tensor: Tensor) -> _Value | None:
-        return self._values.get(memory_key(tensor))
-
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
-        leaves = pytree.tree_leaves((args, kwargs))
-        given = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        if kwargs.get("device") == _META and not any(tensor.is_meta for tensor in given):
-            if not func(*args, **kwargs).ndim:  # a rate or a count, whose value code may ask for
-                kwargs = {**kwargs, "device": torch.device("cpu")}
-        result = func(*args, **kwargs)
-        if torch.Tag.nondeterministic_seeded in func.tags:
-            self.draws = f"{func} draws random numbers"
-        made = [x for x in pytree.tree_leaves(result) if isinstance(x, Tensor)]
-        if any(tensor.is_meta for tensor in (*given, *made)):
-            plain = tuple(x for x in _arguments(args, kwargs) if not isinstance(x, Tensor))
-            self.calls.append((str(func), plain))
-        self._follow(func, args, kwargs, given, made)
-        return result
-
-    def _follow(
-        self,
-        func: OpOverload[..., Any],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        given: Sequence[Tensor],
-        made: Sequence[Tensor],
-    ) -> None:
-        if func.is_view:
-            self._look_at_views(func, given, made)
-            return
-        if func.name().startswith("aten::_foreach_") and _is_elementwise(func):
-            for row in zip(*_rows(args, kwargs, len(args[0])), strict=True):
-                tensors = [x for x in row if isinstance(x, Tensor)]
-                self._join(func, tensors, [tensors[0]], is_elementwise=True)
-            for index, x in enumerate(made):
-                rows = _rows(args, kwargs, len(args[0]))
-                tensors = [row[index] for row in rows if isinstance(row[index], Tensor)]
-                self._join(func, tensors, [x], is_elementwise=True)
-            return
-        written = [x for x in given if _is_written(func, x, args, kwargs)]
-        self._join(func, given, [*made, *written], is_elementwise=_is_elementwise(func))
-
-    def _look_at_views(
-        self, func: OpOverload[..., Any], given: Sequence[Tensor], made: Sequence[Tensor]
-    ) -> None:
-        """Where a view has another order of elements, what is written through it is not aligned."""
-        for source in given:
-            value = self.value_of(source)
-            for view in made:
-                if value is None or not value.is_aligned or _geometry(view) == _geometry(source):
-                    continue
-                self.reason = self.reason or f"{func} reads elements in another order"
-                self._keep(view, _Value(value.of, False, value.shape))
-
-    def _join(
-        self,
-        func: OpOverload[..., Any],
-        given: Sequence[Tensor],
-        written: Sequence[Tensor],
-        *,
-        is_elementwise: bool,
-    ) -> None:
-        values = [v for x in given if (v := self.value_of(x)) is not None]
-        of = frozenset[int]().union(*(value.of for value in values))
-        if not of:
-            return
-        shapes = {tuple(x.shape) for x in given if x.ndim or self.value_of(x) is not None}
-        shapes |= {value.shape for value in values} | {tuple(x.shape) for x in written}
-        is_aligned = is_elementwise and len(shapes) == 1 and len(of) == 1
-        for value in values:
-            is_aligned = is_aligned and value.is_aligned
-        if not is_aligned and not self.reason:
-            self.reason = f"{func} reads more than one element"
-        for x in written:
-            self._keep(x, _Value(of, is_aligned, tuple(x.shape)))
-
-
-def _geometry(tensor: Tensor) -> tuple[Any, ...]:
-    return tensor.shape, tensor.stride(), tensor.storage_offset()
-
-
-def _arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
-    found: list[Any] = []
-    for x in (*args, *kwargs.values()):
-        if isinstance(x, Sequence) and not isinstance(x, str):
-            items = cast("Sequence[Any]", x)
-            numbers = all(isinstance(item, int) for item in items)
-            found += [tuple(items)] if numbers else list(items)
-        else:
-            found.append(x)
-    return found
-
-
-def _rows(args: tuple[Any, ...], kwargs: Mapping[str, Any], count: int) -> list[Sequence[Any]]:
-    """The arguments of a joint op, each as one item for each tensor."""
-    return [
-        x if isinstance(x, Sequence) and len(cast("Sequence[Any]", x)) == count else [x] * count
-        for x in (*args, *kwargs.values())
-    ]
-
-
-def _is_elementwise(func: OpOverload[..., Any]) -> bool:
-    """Say whether each element of an op's result reads that element of its operands alone."""
-    if torch.Tag.pointwise in func.tags or torch.Tag.inplace_view in func.tags:
-        return torch.Tag.inplace_view not in func.tags
-    namespace, name = func.name().split("::")
-    base, _, overload = name.partition(".")
-    if base.startswith("_foreach_"):
-        packet = getattr(torch.ops.aten, base.removeprefix("_foreach_").rstrip("_"), None)
-        names = [] if packet is None else packet.overloads()
-        return any(_is_elementwise(getattr(packet, each)) for each in names)
-    spec = spec_named(".".join(filter(None, (namespace, base.rstrip("_"), overload))))
-    return spec.rule == "pointwise" or spec.overwrites or base.endswith("_like")
-
-
-def _is_written(
-    func: OpOverload[..., Any], x: Tensor, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> bool:
-    for index, argument in enumerate(schema_of(func).arguments):
-        if argument.alias_info is None or not argument.alias_info.is_write:
-            continue
-        value = args[index] if index < len(args) else kwargs.get(argument.name)
-        if any(leaf is x for leaf in pytree.tree_leaves(value)):
-            return True
-    return False
 
 
 def _agree(

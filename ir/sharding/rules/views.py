@@ -243,7 +243,10 @@ def windows_of_dim(op: AtenOp) -> Rule:
         return replicated_rule(op)
     argument = "dim" if op.signature.parameter("dim") is not None else "dimension"
     names, factors = passing(plain, whole=[int(op.value(argument)) % len(plain)])
-    dims: list[Names] = [
-        names if len(shape_of(value)) == len(plain) else [*names, ()] for value in values
-    ]
+    dims: list[Names] = []
+    for value in values:
+        outer = shape_of(value)[: len(plain)]
+        # istft gives unfold_backward a window for all samples, of size 1 there.
+        own = [name if n == size else () for name, n, size in zip(names, outer, plain, strict=True)]
+        dims.append([*own, *[()] * (len(shape_of(value)) - len(plain))])
     return named_rule(factors, dims[:1], dims[1:], linear=[0])

@@ -10,6 +10,7 @@ from shardweave.ir.suggest import did_you_mean
 from shardweave.planners.auto.space.point import BUCKETS, DIMENSIONS, INTERLEAVED, JointPoint
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.quantity import gib, memory_size
+from shardweave.planners.megatron.planner import CONTEXT, EXPERT
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_parts import PIPELINE_SCHEDULES, RECOMPUTE, SCHEDULES, PlanError
 from shardweave.planners.plan.zero import DATA_AXIS, REPLICA_AXIS
@@ -146,7 +147,8 @@ def point_of(plan: Plan) -> JointPoint:
         replica=replica,
         data=data,
         tensor=tensor,
-        context=plan.mesh.get("context", 1),
+        context=plan.mesh.get(CONTEXT, 1),
+        expert=plan.mesh.get(EXPERT, 1),
         stages=max(1, plan.num_stages // chunks),
         sequence_parallel=plan.planner == "auto" and bool(plan.activations),
         zero=zero,

@@ -9,25 +9,30 @@ many pieces share a partition. The search reads costs of them, and `profile` mea
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import islice
 
+from shardweave.ir.dialects.types import num_bytes, tensor_type_of
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.program import Program
 from shardweave.planners.auto.space.constraints import Constraints
 from shardweave.planners.auto.space.point import ReplicaCut
 from shardweave.planners.cost.degrees import asked_degrees, divisors
-from shardweave.planners.megatron.planner import CONTEXT, plan_megatron
+from shardweave.planners.megatron.planner import CONTEXT, EXPERT, plan_megatron
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.zero import BATCH_AXES
 
-MESH_AXES = (*BATCH_AXES, "tensor", CONTEXT, "pipeline", "stage")
+MESH_AXES = (*BATCH_AXES, "tensor", CONTEXT, EXPERT, "pipeline", "stage")
 """The axes of a mesh that a user may ask for."""
 
 MANY_DEVICES = 64
 """From here on tensor parallelism stays within nodes: its messages, two for each block and pass,
 are too many for a network, and each degree is another partition to read."""
+
+MOST_EXPERTS = 3
+"""How many sizes of an axis of experts are looked at for a tensor degree, the smallest: each is as
+many partitions to read as none."""
 
 MOST_CONTEXTS = 2
 """How many sizes of an axis of sequences are looked at for a tensor degree: each is two partitions
@@ -41,7 +46,7 @@ class ReplicaCuts:
     devices: how many there are. batch: samples. tensor: degrees that divide anything;
     cuts_sequence: those of them that can cut a sequence. contexts: over how many devices sequences
     may be cut; cuts_context: whether one of them cuts anything, which takes a plan to know.
-    has_context: whether the user says over how many.
+    has_context: whether the user says over how many. experts: over how many experts may be cut.
     """
 
     devices: int
@@ -51,10 +56,14 @@ class ReplicaCuts:
     contexts: tuple[int, ...] = ()
     cuts_context: Callable[[int], bool] = bool
     has_context: bool = False
+    experts: tuple[int, ...] = ()
 
     def plain(self, tensor: int) -> Iterator[ReplicaCut]:
         """Those of a tensor degree that cut no sequence over devices of their own."""
         yield from self._both(ReplicaCut(tensor))
+        rest = self.devices // tensor
+        for expert in islice((n for n in self.experts if rest % n == 0), MOST_EXPERTS):
+            yield from self._both(ReplicaCut(tensor, expert=expert))
 
     def of_sequences(self, tensor: int) -> Iterator[ReplicaCut]:
         """Those of a tensor degree that cut sequences: by as few devices as the batch allows, and
@@ -76,7 +85,7 @@ class ReplicaCuts:
     def _both(self, cut: ReplicaCut) -> Iterator[ReplicaCut]:
         yield cut
         if cut.tensor in self.cuts_sequence:
-            yield ReplicaCut(cut.tensor, sequence_parallel=True, context=cut.context)
+            yield replace(cut, sequence_parallel=True)
 
 
 def cut_plan(program: Program, pieces: int, cut: ReplicaCut, replica: int = 1) -> Plan:
@@ -84,6 +93,19 @@ def cut_plan(program: Program, pieces: int, cut: ReplicaCut, replica: int = 1) -
     pieces."""
     mesh = cut.mesh(pieces, replica)
     return plan_megatron(program, mesh, sequence_parallel=cut.sequence_parallel)
+
+
+def expert_share(program: Program, plan: Plan, cut: ReplicaCut) -> float:
+    """Of a device's bytes of parameters, the share that an axis of experts cuts in the cut's
+    `cut_plan`."""
+    mesh, texts = cut.mesh(1), {**plan.parameters, **plan.used}
+    sizes = {True: 0, False: 0}
+    for slot in program.arguments if cut.expert > 1 else ():
+        if slot.kind == "param":
+            axes = [name for name in mesh.names if f'"{name}"' in texts.get(slot.name, "")]
+            size = num_bytes(tensor_type_of(slot.value)) // mesh.sizes(axes)
+            sizes[EXPERT in axes] += size
+    return sizes[True] / max(1, sum(sizes.values()))
 
 
 def replica_cuts(
@@ -112,22 +134,29 @@ def replica_cuts(
         plan = plan_of(ReplicaCut(context=size))
         return f'"{CONTEXT}"' in "".join((*plan.inputs.values(), *plan.parameters.values()))
 
+    def cuts_experts(size: int) -> bool:
+        if batch % size:
+            return False
+        plan = plan_of(ReplicaCut(expert=size))
+        return f'"{EXPERT}"' in "".join(plan.parameters.values())
+
     return ReplicaCuts(
         devices=devices,
         batch=batch,
         tensor=tuple(degrees),
         cuts_sequence=frozenset(sequences),
-        contexts=tuple(_contexts(devices, mesh, constraints)),
+        contexts=tuple(_sizes(CONTEXT, devices, mesh, constraints)),
         cuts_context=cuts_context,
         has_context=mesh is not None or CONTEXT in constraints.fixed,
+        experts=tuple(filter(cuts_experts, _sizes(EXPERT, devices, mesh, constraints))),
     )
 
 
-def _contexts(devices: int, mesh: Mesh | None, constraints: Constraints) -> Iterator[int]:
-    """Sizes that an axis of sequences may have, from the smallest."""
+def _sizes(axis: str, devices: int, mesh: Mesh | None, constraints: Constraints) -> Iterator[int]:
+    """Sizes that an axis of sequences or of experts may have, from the smallest."""
     for size in divisors(devices):
-        asked = size if mesh is None else asked_degrees(mesh, MESH_AXES, "auto").get(CONTEXT)
-        if size > 1 and size == asked and constraints.allows_value(CONTEXT, size):
+        asked = size if mesh is None else asked_degrees(mesh, MESH_AXES, "auto").get(axis)
+        if size > 1 and size == asked and constraints.allows_value(axis, size):
             yield size
 
 

@@ -6,10 +6,11 @@ from dataclasses import dataclass, fields
 
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.passes.messages.bucket_collectives import ALONE_BYTES
+from shardweave.planners.megatron.planner import CONTEXT, EXPERT
 from shardweave.planners.plan.zero import DATA_AXIS, REPLICA_AXIS
 from shardweave.planners.schedules.schedules import find_schedule
 
-MESH = ("replica", "data", "tensor", "context", "stages")
+MESH = ("replica", "data", "tensor", "context", "expert", "stages")
 """Dimensions whose product is the number of devices; a change of one changes another."""
 
 ORDERS = ("schedule", "pipeline", "chunks")
@@ -35,22 +36,25 @@ class ReplicaCut:
     tensor: int = 1
     sequence_parallel: bool = False
     context: int = 1
+    expert: int = 1
 
     def mesh(self, data: int | None = None, replica: int = 1) -> Mesh:
         """Its axes, behind those of replicas if they are given."""
         batch = {} if data is None else {DATA_AXIS: data}
         batch = {REPLICA_AXIS: replica, **batch} if replica > 1 else batch
-        context = {"context": self.context} if self.context > 1 else {}
-        return Mesh(**batch, **context, tensor=self.tensor)
+        degrees = {EXPERT: self.expert, CONTEXT: self.context}
+        others = {axis: size for axis, size in degrees.items() if size > 1}
+        return Mesh(**batch, **others, tensor=self.tensor)
 
 
 @dataclass(frozen=True)
 class JointPoint:
     """How a step is trained. A further dimension is a field here and its values in `space`.
 
-    replica, data, tensor, context, stages: degrees, of which the product is the number of devices;
-    context cuts sequences. zero: ZeRO stage, which divides over `data`: further replicas hold the
-    same shards (hybrid sharding).
+    replica, data, tensor, context, expert, stages: degrees, of which the product is the number of
+    devices; context cuts sequences, expert the weights of experts, and the batch for all else.
+    zero: ZeRO stage, which divides over `data`, and over `expert` what is not of experts: further
+    replicas hold the same shards (hybrid sharding).
     micro_batches: of a replica's share of the batch, one after another. sub_batches: of a
     micro-batch, interleaved. recompute, schedule: policies of `rematerialize` and
     `overlap-communication`. pipeline: the order of micro-batches, where there are stages or
@@ -64,6 +68,7 @@ class JointPoint:
     data: int = 1
     tensor: int = 1
     context: int = 1
+    expert: int = 1
     stages: int = 1
     sequence_parallel: bool = False
     zero: int = 0
@@ -84,11 +89,11 @@ class JointPoint:
     @property
     def replicas(self) -> int:
         """Over how many devices the batch is cut."""
-        return self.replica * self.data
+        return self.replica * self.data * self.expert
 
     @property
     def cut(self) -> ReplicaCut:
-        return ReplicaCut(self.tensor, self.sequence_parallel, self.context)
+        return ReplicaCut(self.tensor, self.sequence_parallel, self.context, self.expert)
 
     @property
     def stages_each(self) -> int:

@@ -23,6 +23,7 @@ from shardweave.planners.auto.space.point import (
 from shardweave.planners.auto.space.sizes import CHUNKS, buckets_of, chunks_of, shard_sizes
 from shardweave.planners.cost.degrees import asked_degrees, divisors
 from shardweave.planners.lowering.lower import why_not_one_by_one
+from shardweave.planners.megatron.planner import CONTEXT, EXPERT
 from shardweave.planners.plan.plan_parts import (
     PAPERS_RECOMPUTE,
     PIPELINE_SCHEDULES,
@@ -91,17 +92,17 @@ class JointSpace:
 
     def _points(self, cut: ReplicaCut) -> Iterator[JointPoint]:
         for replica, data, stages in self._degrees(cut):
-            rows = self.batch // (replica * data)
+            rows = self.batch // (replica * data * cut.expert)
             for micro in [1] if self.whole else divisors(rows):
                 if not self._may("micro_batches", micro):
                     continue
-                zeros = _zeros(replica, data, micro)
+                zeros = _zeros(replica, data * cut.expert, micro)
                 subs = [n for n in SUB_BATCHES if rows // micro % n == 0]
                 policies = self._recomputed(stages)
                 for zero, (recompute, layers), sub in product(zeros, policies, subs):
                     point = JointPoint(
-                        replica, data, cut.tensor, cut.context, stages, cut.sequence_parallel, zero,
-                        recompute, micro, sub, recompute_layers=layers,
+                        replica, data, cut.tensor, cut.context, cut.expert, stages,
+                        cut.sequence_parallel, zero, recompute, micro, sub, recompute_layers=layers,
                     )  # fmt: skip
                     found = self._usual(point)
                     if found is not None:
@@ -210,16 +211,16 @@ class JointSpace:
 
     def _degrees(self, cut: ReplicaCut) -> Iterator[tuple[int, int, int]]:
         """Replicas of what ZeRO divides, over how many devices it divides, and stages."""
-        inside = cut.tensor * cut.context
+        inside = cut.tensor * cut.context * cut.expert
         rest = self.devices // inside
         for stages in divisors(rest):
             replicas = rest // stages
-            if stages > self.parts or self.batch % replicas:
+            if stages > self.parts or self.batch % (replicas * cut.expert):
                 continue
             for data in self._shards(replicas, inside):
                 replica = replicas // data
                 sizes = {"replica": replica, "data": data, "stages": stages}
-                sizes |= {"tensor": cut.tensor, "context": cut.context}
+                sizes |= {"tensor": cut.tensor, CONTEXT: cut.context, EXPERT: cut.expert}
                 if self._has_mesh(sizes) and all(self._may(n, size) for n, size in sizes.items()):
                     yield replica, data, stages
 
@@ -236,7 +237,7 @@ class JointSpace:
             return True
         asked = asked_degrees(self.mesh, MESH_AXES, "auto")
         depth = asked.get("pipeline", asked.get("stage", 1))
-        found = {name: asked.get(name, 1) for name in (*BATCH_AXES, "tensor", "context")}
+        found = {name: asked.get(name, 1) for name in (*BATCH_AXES, "tensor", CONTEXT, EXPERT)}
         return {**found, "stages": depth} == sizes
 
     def _may(self, name: str, value: object) -> bool:
@@ -244,8 +245,8 @@ class JointSpace:
 
 
 def _zeros(replica: int, data: int, micro_batches: int) -> Sequence[int]:
-    """ZeRO stages that differ: without micro-batches 2 is 1, and where nothing is divided replicas
-    of either kind are alike."""
+    """ZeRO stages that differ, over so many devices: without micro-batches 2 is 1, and where
+    nothing is divided replicas of either kind are alike."""
     stages = (1, 2, 3) if micro_batches > 1 else (1, 3)
     if replica > 1:
         return stages if data > 1 else ()

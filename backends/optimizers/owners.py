@@ -1,0 +1,194 @@
+"""Updates that need full values of one parameter, each computed by the rank that owns it.
+
+What is computed element by element runs on shards. What an owner reads goes to it by one
+all-to-all of all its matrices, and what it computes back by another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from shardweave.backends.optimizers.exchange import (
+    Layout,
+    layout_of,
+)
+from shardweave.backends.optimizers.rates import is_worth_sending
+from shardweave.ir.capture.update.cut import CutUpdate, cut_update
+from shardweave.ir.capture.update.ops_seen import is_torchs
+from shardweave.ir.capture.update.program import capture_update
+from shardweave.ir.capture.update.reads import Calls, Reads, Sizes, calls_of
+from shardweave.ir.torch_private import local_part, pytree
+
+_Key = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """An update that was captured. numbers: None if they stand in its parts."""
+
+    parts: CutUpdate
+    has_numbers: bool
+
+
+_CUTS: WeakKeyDictionary[Optimizer, dict[_Key, _Cut]] = WeakKeyDictionary()
+
+_CALLS: WeakKeyDictionary[Optimizer, tuple[_Key, dict[int, Calls]]] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class Owned:
+    """The next update of one parameter. owner: None if each rank that has the full values computes
+    it. state: as the step leaves it, with tensors on the meta device for those of `parts`."""
+
+    parameter: DTensor
+    parts: CutUpdate
+    numbers: tuple[float, ...]
+    state: Any
+    layout: Layout
+    owner: int | None
+
+
+def owned_updates(
+    optimizer: Optimizer,
+    parameters: Sequence[Tensor],
+    sizes: Sequence[Sizes],
+    reads: Reads,
+    has_gradient: Sequence[bool],
+) -> dict[int, Owned]:
+    """The updates that owners compute, by index; the same on all ranks.
+
+    They are those of parameters whose full values alone the step needs, and can be captured: one
+    that reads other tensors, or that an optimizer computes jointly with others, is left out.
+    """
+    wanted = [i for i in sorted(reads.full - reads.joint) if has_gradient[i]]
+    if reads.may_draw or not wanted or not _keeps_only_states(optimizer):
+        return {}
+    calls = reads.calls
+    if is_torchs(optimizer):
+        calls = _calls_alike(optimizer, parameters, sizes, has_gradient)
+    cuts: dict[int, _Cut] = {}
+    for index in wanted:
+        if isinstance(parameters[index], DTensor) and not calls[index].is_joint:
+            made = _cut_of(optimizer, parameters, sizes, index, calls[index])
+            if made is not None:
+                cuts[index] = made
+    layouts = {i: layout_of(cast("DTensor", parameters[i])) for i in cuts}
+    owners = _owners(cuts, layouts, parameters[0].device)
+    return {
+        index: Owned(
+            cast("DTensor", parameters[index]),
+            made.parts,
+            calls[index].numbers if made.has_numbers else (),
+            calls[index].state,
+            layouts[index],
+            owners[index],
+        )
+        for index, made in cuts.items()
+    }
+
+
+def _calls_alike(
+    optimizer: Optimizer,
+    parameters: Sequence[Tensor],
+    sizes: Sequence[Sizes],
+    has_gradient: Sequence[bool],
+) -> dict[int, Calls]:
+    """The calls of the next step of a class of torch's. It updates parameters of the same group,
+    shape and state alike, so that one of them is looked at, and only when something changes."""
+    groups = [
+        tuple((k, v) for k, v in group.items() if k != "params")
+        for group in optimizer.param_groups
+        for _ in group["params"]
+    ]
+    alike = [
+        (group, tuple(p.shape), p.dtype, _state_key(optimizer.state.get(p)))
+        for group, p in zip(groups, parameters, strict=True)
+    ]
+    key = tuple(zip(map(repr, alike), has_gradient, strict=True))
+    known = _CALLS.get(optimizer)
+    if known is not None and known[0] == key:
+        return known[1]
+    first: dict[str, int] = {}
+    for index, ((name, has), _) in enumerate(zip(key, parameters, strict=True)):
+        if has:
+            first.setdefault(name, index)
+    looked_at = calls_of(
+        optimizer, parameters, sizes, [i in first.values() for i in range(len(parameters))]
+    )
+    calls = {i: looked_at[first[name]] for i, (name, has) in enumerate(key) if has}
+    _CALLS[optimizer] = key, calls
+    return calls
+
+
+def _state_key(state: Any) -> tuple[Any, ...]:
+    """Shapes and dtypes of a state's tensors, and the values of all else."""
+    return tuple((tuple(x.shape), x.dtype) if is_array(x) else x for x in pytree.tree_leaves(state))
+
+
+def _keeps_only_states(optimizer: Optimizer) -> bool:
+    """Say whether all tensors that an optimizer keeps are in the states of its parameters."""
+    own = {k: v for k, v in vars(optimizer).items() if k not in ("param_groups", "state", "step")}
+    groups = [{**group, "params": None} for group in optimizer.param_groups]
+    leaves = pytree.tree_leaves((own, groups))
+    return not any(isinstance(x, Tensor | Optimizer) for x in leaves)
+
+
+def _cut_of(
+    optimizer: Optimizer,
+    parameters: Sequence[Tensor],
+    sizes: Sequence[Sizes],
+    index: int,
+    calls: Calls,
+) -> _Cut | None:
+    parameter = parameters[index]
+    state = [
+        (tuple(x.shape), x.dtype) if isinstance(x, Tensor) else None
+        for x in pytree.tree_leaves(optimizer.state.get(parameter))
+    ]
+    key = tuple(parameter.shape), parameter.dtype, tuple(state), calls.ops
+    known = _CUTS.setdefault(optimizer, {})
+    made = known.get(key) or known.get((*key, calls.numbers))
+    if made is None:
+        try:
+            update = capture_update(optimizer, parameters, sizes, index, calls)
+        except Exception:  # noqa: BLE001 - a user's code may raise anything here
+            return None
+        made = _Cut(cut_update(update, local_part(parameter).device), update.numbers is not None)
+        known[key if made.has_numbers else (*key, calls.numbers)] = made
+    return made
+
+
+def _owners(
+    cuts: dict[int, _Cut], layouts: dict[int, Layout], device: torch.device
+) -> dict[int, int | None]:
+    """The largest update goes first, to the rank with least to do."""
+    work = dict.fromkeys((rank for layout in layouts.values() for rank in layout.shards), 0)
+    owners: dict[int, int | None] = dict.fromkeys(cuts)
+    for index in sorted(cuts, key=lambda i: (-cuts[i].parts.flops, i)):
+        layout, parts = layouts[index], cuts[index].parts
+        if layout.is_replicated and not _is_worth_sending(parts, device):
+            continue
+        owner = min(layout.shards, key=lambda rank: (work[rank], rank))
+        work[owner] += parts.flops
+        owners[index] = owner
+    return owners
+
+
+def _is_worth_sending(parts: CutUpdate, device: torch.device) -> bool:
+    result_bytes = sum(x.num_bytes for x in parts.results)
+    return bool(parts.results) and is_worth_sending(
+        parts.flops, result_bytes, parts.results[0].dtype, device
+    )
+
+
+def is_array(leaf: Any) -> bool:
+    """Say whether a leaf of a state is a tensor with dims."""
+    return isinstance(leaf, Tensor) and leaf.ndim > 0

@@ -1,0 +1,156 @@
+# pyright: basic
+# torch's dispatch modes are private and only partly typed.
+"""The update of one parameter as a graph of ATen ops, traced from an optimizer's own code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, fx
+from torch.func import functionalize
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.optim import Optimizer
+
+from shardweave.ir.capture.site import CaptureError
+from shardweave.ir.capture.update.ops_seen import on_host
+from shardweave.ir.capture.update.reads import Calls, MetaCopy, Sizes, copied, run_step
+from shardweave.ir.torch_private import (
+    OpOverload,
+    TorchDispatchMode,
+    disable_current_modes,
+    pytree,
+    schema_of,
+)
+
+
+@dataclass(frozen=True)
+class Update:
+    """The update of one parameter on full values.
+
+    graph: from the parameter, its gradient, the tensors of its state and `numbers` to the new
+    parameter and the new tensors of its state. numbers: rates and the like, in the order of
+    `Calls.numbers`; None if they cannot be told apart, and stand in the graph.
+    """
+
+    graph: fx.Graph
+    shape: tuple[int, ...]
+    numbers: tuple[float, ...] | None
+
+    @property
+    def inputs(self) -> list[fx.Node]:
+        return [node for node in self.graph.nodes if node.op == "placeholder"]
+
+    @property
+    def outputs(self) -> list[fx.Node]:
+        return list(self.graph.output_node().args[0])  # pyright: ignore[reportArgumentType]
+
+
+def capture_update(
+    optimizer: Optimizer,
+    parameters: Sequence[Tensor],
+    sizes: Sequence[Sizes],
+    index: int,
+    calls: Calls,
+) -> Update:
+    """Trace the next update of a parameter, whose calls are known; the optimizer stays as it is.
+
+    Raises CaptureError for a step that changes the gradient, or reads a tensor that is no state of
+    the parameter.
+    """
+    has_gradient = [i == index for i in range(len(parameters))]
+    shapes = [size.full for size in sizes]
+    on_meta = MetaCopy(optimizer, parameters, sizes, shapes, has_gradient)
+    parameter = on_meta.parameters[index]
+    leaves = pytree.tree_leaves(on_meta.optimizer.state.get(parameter))
+    states = [x for x in leaves if isinstance(x, Tensor) and x.is_meta]
+    others = pytree.tree_leaves(list(on_meta.optimizer.state.values()))
+    wanted = [_is_traced(x) for x in pytree.tree_leaves(calls.state)]
+
+    def update(given: Tensor, gradient: Tensor, *tensors: Tensor) -> list[Tensor]:
+        memo: dict[int, Any] = {id(x): x for x in (*on_meta.parameters, *others)}
+        memo |= {id(x): y for x, y in zip((parameter, *states), (given, *tensors), strict=True)}
+        made = copied(on_meta.optimizer, memo)
+        given.grad = gradient
+        with _Host():
+            run_step(made)
+        new = pytree.tree_leaves(made.state.get(given))
+        return [given, *(x for x, is_traced in zip(new, wanted, strict=True) if is_traced)]
+
+    arguments = [x.detach() for x in (parameter, parameter, *states)]
+    graph = make_fx(functionalize(update))(*arguments).graph
+    _check(graph)
+    return Update(graph, sizes[index].full, _take_numbers(graph, calls.numbers))
+
+
+def _is_traced(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and leaf.is_meta
+
+
+class _Host(TorchDispatchMode):
+    """Computes scalars on the host at once, unseen by the trace."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        given = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        is_hosts = given and all(type(x) is Tensor and not (x.is_meta or x.ndim) for x in given)
+        moved = on_host(func, args, kwargs, given)
+        if is_hosts or moved is not kwargs:
+            with disable_current_modes():
+                return func(*args, **moved)
+        return func(*args, **kwargs)
+
+
+def _check(graph: fx.Graph) -> None:
+    """Drop writes to inputs, which are outputs too."""
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    for node in list(graph.nodes):
+        if node.op == "get_attr":
+            raise CaptureError("its step reads a tensor that is no state of the parameter")
+        if node.op != "call_function" or not _writes(node):
+            continue
+        into = node.args[0]
+        if node.users or into not in inputs or into is inputs[1]:
+            raise CaptureError(f"its step changes a gradient, or more, by {node.target}")
+        graph.erase_node(node)
+    graph.eliminate_dead_code()
+
+
+def _writes(node: fx.Node) -> bool:
+    """Say whether a node's op writes to an operand; getitem does not."""
+    return isinstance(node.target, OpOverload) and schema_of(node.target).is_mutable
+
+
+def _take_numbers(graph: fx.Graph, numbers: Sequence[float]) -> tuple[float, ...] | None:
+    """Make inputs of the numbers of a graph's calls; nothing, if they are not those given."""
+    slots = [
+        (node, position)
+        for node in _of_inputs(graph)
+        for position, leaf in enumerate(pytree.tree_leaves((node.args, node.kwargs)))
+        if isinstance(leaf, float)
+    ]
+    standing = [pytree.tree_leaves((node.args, node.kwargs))[at] for node, at in slots]
+    if standing != list(numbers):
+        return None
+    last = [node for node in graph.nodes if node.op == "placeholder"][-1]
+    for index, (node, position) in enumerate(slots):
+        with graph.inserting_after(last):
+            last = graph.placeholder(f"number_{index}")
+        leaves, spec = pytree.tree_flatten((node.args, node.kwargs))
+        leaves[position] = last
+        node.args, node.kwargs = pytree.tree_unflatten(leaves, spec)
+    return tuple(numbers)
+
+
+def _of_inputs(graph: fx.Graph) -> list[fx.Node]:
+    """The calls that depend on an input, in order."""
+    known = {node for node in graph.nodes if node.op == "placeholder"}
+    calls: list[fx.Node] = []
+    for node in graph.nodes:
+        if node.op == "call_function" and known.intersection(node.all_input_nodes):
+            known.add(node)
+            calls.append(node)
+    return calls
