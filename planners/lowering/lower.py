@@ -16,30 +16,13 @@ from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.program import Program
 from shardweave.ir.program.text import without_gc
 from shardweave.passes.pipeline import PassPipeline
-from shardweave.passes.stages.batches import micro_batches_of
 from shardweave.planners.cost.cluster import Cluster
-from shardweave.planners.cost.degrees import divisors
-from shardweave.planners.cost.workload import Workload, batch_of, workload_of
+from shardweave.planners.cost.workload import Workload, workload_of
 from shardweave.planners.lowering.apply_plan import annotate_shardings
 from shardweave.planners.lowering.plan_passes import PlanPasses
 from shardweave.planners.lowering.stages.cut_stages import store_stages
-from shardweave.planners.megatron.planner import plan_megatron
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_parts import Pipeline
-
-
-def why_not_one_by_one(program: Program) -> str:
-    """Why micro-batches cannot run one by one, as with batch norm, by one partition; else empty."""
-    count = next((n for n in divisors(batch_of(program)) if n > 1), 1)
-    if count == 1:
-        return ""
-    plan = replace(plan_megatron(program, Mesh()), pipeline=Pipeline((("*",),), count))
-    try:
-        micro_batches_of(lowered(program, plan, PlanPasses.of(plan).partitioning))
-    except ValueError as error:
-        return str(error)
-    return ""
-
 
 Passes = Iterable[ModulePass | str]
 

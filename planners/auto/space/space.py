@@ -22,7 +22,7 @@ from shardweave.planners.auto.space.point import (
 )
 from shardweave.planners.auto.space.sizes import CHUNKS, buckets_of, chunks_of, shard_sizes
 from shardweave.planners.cost.degrees import asked_degrees, divisors
-from shardweave.planners.lowering.lower import why_not_one_by_one
+from shardweave.planners.megatron.one_by_one import why_not_one_by_one
 from shardweave.planners.megatron.planner import CONTEXT, EXPERT
 from shardweave.planners.plan.plan_parts import (
     PAPERS_RECOMPUTE,
