@@ -162,10 +162,12 @@ class OpSpec:
     flops: Callable[[AtenOp], int] | None = None
 
     def linear_in(self, op: AtenOp) -> tuple[int, ...]:
+        """The operands in which an op with this record is linear."""
         return self.linear(op) if callable(self.linear) else self.linear
 
     @property
     def has_rule(self) -> bool:
+        """Whether the op has a factor rule."""
         return bool(self.rule or self.notation)
 
     @property

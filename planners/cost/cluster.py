@@ -184,6 +184,7 @@ class Cluster:
         return [0, *accumulate(node.devices for node in self._node_list)][:-1]
 
     def node_type(self, node: int) -> NodeType:
+        """The type of a node, by its number."""
         return self._node_list[node]
 
     def place(self, rank: int) -> tuple[int, int]:

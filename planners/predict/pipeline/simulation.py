@@ -61,18 +61,22 @@ class PipelineSimulation(Timeline):
 
     @property
     def bubble_s(self) -> float:
+        """Of the busiest stage."""
         return self.busiest.bubble_s
 
     @property
     def exposed_communication_s(self) -> float:
+        """Of the busiest stage."""
         return self.busiest.exposed_communication_s
 
     @property
     def peak_bytes(self) -> float:
+        """Of the fullest stage."""
         return self.fullest.peak_bytes
 
     @property
     def memory_bytes(self) -> int:
+        """Of the fullest stage's smallest device."""
         return self.fullest.memory_bytes
 
     def summary(self) -> str:
