@@ -12,25 +12,31 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shardweave.backends.distributed.in_flight import Group
+from shardweave.backends.distributed.in_flight import Group, InFlight
 
 
-def fetch(table: Tensor, numbers: Tensor, routes: Tensor, group: Group, position: int) -> Tensor:
+def start_fetch(
+    table: Tensor, numbers: Tensor, routes: Tensor, group: Group, position: int
+) -> InFlight:
     """Rows of a table by their numbers. table: this rank's shard. position: of this rank."""
     asked, counts = _counted(routes, group, position)
     sent = table.index_select(0, asked.nonzero()[:, 1])
-    received = _exchanged(sent, counts[0], counts[1], group)
-    return received.index_select(0, _places(routes[position], numbers))
+    received = _start_exchange(sent, counts[0], counts[1], group)
+    places = _places(routes[position], numbers)
+    return InFlight(received.work, lambda: received.arrive().index_select(0, places))
 
 
-def add(rows: Tensor, numbers: Tensor, routes: Tensor, group: Group, position: int) -> Tensor:
+def start_add(
+    rows: Tensor, numbers: Tensor, routes: Tensor, group: Group, position: int
+) -> InFlight:
     """This rank's shard of a table of zeros, with the rows of all ranks added by their numbers."""
     asked, counts = _counted(routes, group, position)
     sent = rows.new_zeros((sum(counts[1]), *rows.shape[1:]))
     sent.index_add_(0, _places(routes[position], numbers), rows)
-    received = _exchanged(sent, counts[1], counts[0], group)
+    received = _start_exchange(sent, counts[1], counts[0], group)
+    places = asked.nonzero()[:, 1]
     table = rows.new_zeros((asked.shape[1], *rows.shape[1:]))
-    return table.index_add_(0, asked.nonzero()[:, 1], received)
+    return InFlight(received.work, lambda: table.index_add_(0, places, received.arrive()))
 
 
 def _counted(routes: Tensor, group: Group, position: int) -> tuple[Tensor, list[list[int]]]:
@@ -46,7 +52,9 @@ def _places(needed: Tensor, numbers: Tensor) -> Tensor:
     return (needed.cumsum(0) - 1)[numbers]
 
 
-def _exchanged(x: Tensor, sent: Sequence[int], received: Sequence[int], group: Group) -> Tensor:
+def _start_exchange(
+    x: Tensor, sent: Sequence[int], received: Sequence[int], group: Group
+) -> InFlight:
     """Rows from all ranks by position, given those for all ranks by position."""
     # torch sorts the ranks of a process group by number.
     positions = [group.order.index(rank) for rank in range(group.size)]
@@ -55,8 +63,11 @@ def _exchanged(x: Tensor, sent: Sequence[int], received: Sequence[int], group: G
         parts = x.split(list(sent))
         x = torch.cat([parts[at] for at in positions])
     sizes = [sent[at] for at in positions]
-    dist.all_to_all_single(given, x, counts, sizes, group=group.process_group)
-    if group.is_sorted:
-        return given
-    parts = given.split(counts)
-    return torch.cat([parts[rank] for rank in group.order])
+    work = dist.all_to_all_single(given, x, counts, sizes, group=group.process_group, async_op=True)
+
+    def arrive(kept: Tensor = x) -> Tensor:
+        del kept
+        parts = given.split(counts)
+        return given if group.is_sorted else torch.cat([parts[rank] for rank in group.order])
+
+    return InFlight(work, arrive)

@@ -31,7 +31,6 @@ from shardweave.ir.program.staged import parts_of
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _Start = Callable[Concatenate["Runtime", Tensor, Sequence[str], _P], InFlight]
-_Collective = Callable[Concatenate["Runtime", Tensor, Sequence[str], _P], Tensor]
 
 
 def _over_axes(start: Callable[Concatenate[Tensor, Group, _P], InFlight]) -> _Start[_P]:
@@ -47,14 +46,14 @@ def _over_axes(start: Callable[Concatenate[Tensor, Group, _P], InFlight]) -> _St
     return started
 
 
-def _waited(start: _Start[_P]) -> _Collective[_P]:
+def _waited(
+    start: Callable[Concatenate[Runtime, _P], InFlight],
+) -> Callable[Concatenate[Runtime, _P], Tensor]:
     """The collective that waits at once for what `start` starts."""
 
     @wraps(start)
-    def collective(
-        self: Runtime, x: Tensor, axes: Sequence[str], *args: _P.args, **kwargs: _P.kwargs
-    ) -> Tensor:
-        return start(self, x, axes, *args, **kwargs).wait()
+    def collective(self: Runtime, *args: _P.args, **kwargs: _P.kwargs) -> Tensor:
+        return start(self, *args, **kwargs).wait()
 
     return collective
 
@@ -169,6 +168,24 @@ class Runtime:
             return [here(x) for x in tensors]
         return in_flight.start_all_reduces(tensors, group, op)
 
+    def start_fetch_rows(
+        self, table: Tensor, numbers: Tensor, routes: Tensor, axes: Sequence[str]
+    ) -> InFlight:
+        """Rows of a table, whose shards are on the ranks of `axes`, by their numbers."""
+        group = self.group(axes)
+        if group is None:
+            return here(table[numbers])
+        return rows.start_fetch(table, numbers, routes, group, self.position(axes))
+
+    def start_add_rows(
+        self, x: Tensor, numbers: Tensor, routes: Tensor, axes: Sequence[str]
+    ) -> InFlight:
+        """This rank's shard of a table of zeros to whose rows, by their numbers, rows are added."""
+        group = self.group(axes)
+        if group is None:
+            return here(x.new_zeros((routes.shape[1], *x.shape[1:])).index_add_(0, numbers, x))
+        return rows.start_add(x, numbers, routes, group, self.position(axes))
+
     def start_collective(
         self, kind: str, x: Tensor, axes: Sequence[str], **arguments: Any
     ) -> InFlight:
@@ -187,26 +204,12 @@ class Runtime:
     all_gather = _waited(start_all_gather)
     reduce_scatter = _waited(start_reduce_scatter)
     all_to_all = _waited(start_all_to_all)
+    fetch_rows = _waited(start_fetch_rows)
+    add_rows = _waited(start_add_rows)
 
     def collective(self, kind: str, x: Tensor, axes: Sequence[str], **arguments: Any) -> Tensor:
         """`start_collective`, waited for."""
         return self.start_collective(kind, x, axes, **arguments).wait()
-
-    def fetch_rows(
-        self, table: Tensor, numbers: Tensor, routes: Tensor, axes: Sequence[str]
-    ) -> Tensor:
-        """Rows of a table, whose shards are on the ranks of `axes`, by their numbers."""
-        group = self.group(axes)
-        if group is None:
-            return table[numbers]
-        return rows.fetch(table, numbers, routes, group, self.position(axes))
-
-    def add_rows(self, x: Tensor, numbers: Tensor, routes: Tensor, axes: Sequence[str]) -> Tensor:
-        """This rank's shard of a table of zeros to whose rows, by their numbers, rows are added."""
-        group = self.group(axes)
-        if group is None:
-            return x.new_zeros((routes.shape[1], *x.shape[1:])).index_add_(0, numbers, x)
-        return rows.add(x, numbers, routes, group, self.position(axes))
 
     def all_reduce_coalesced(
         self, tensors: Sequence[Tensor], axes: Sequence[str], op: str = "sum"

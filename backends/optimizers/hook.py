@@ -30,6 +30,7 @@ from shardweave.backends.optimizers.random_state import shared_random_state
 from shardweave.backends.optimizers.repoint import check_not_replaced
 from shardweave.backends.optimizers.shards import is_everywhere, shapes_of_shards
 from shardweave.backends.optimizers.stand_ins import StandIns
+from shardweave.ir.capture.update.ops_seen import is_torchs
 from shardweave.ir.capture.update.reads import Reads, Sizes, reads_of
 from shardweave.ir.notes import warn
 
@@ -153,12 +154,12 @@ def _reads(
 ) -> Reads:
     """The reads of the next step. Those of torch's own classes depend on their settings alone."""
     sharded = frozenset(i for i, p in enumerate(parameters) if isinstance(p, DTensor))
-    is_torchs = type(optimizer).__module__.startswith("torch.optim.")
-    if has_closure and not is_torchs:
+    is_known = is_torchs(optimizer)
+    if has_closure and not is_known:
         return Reads(sharded, sharded, "its step calls a closure")
     key = (tuple(has_gradient), has_closure, tuple(map(_settings, optimizer.param_groups)))
     known = _KNOWN.get(optimizer)
-    if known is not None and is_torchs and known.key == key:
+    if known is not None and is_known and known.key == key:
         return known.reads
     reads = reads_of(optimizer, parameters, sizes, has_gradient, has_closure=has_closure)
     _KNOWN[optimizer] = _Known(key, reads)

@@ -22,6 +22,7 @@ from shardweave.backends.optimizers.exchange import (
 )
 from shardweave.backends.optimizers.rates import is_worth_sending
 from shardweave.ir.capture.update.cut import CutUpdate, cut_update
+from shardweave.ir.capture.update.ops_seen import is_torchs
 from shardweave.ir.capture.update.program import capture_update
 from shardweave.ir.capture.update.reads import Calls, Reads, Sizes, calls_of
 from shardweave.ir.torch_private import local_part, pytree
@@ -70,7 +71,9 @@ def owned_updates(
     wanted = [i for i in sorted(reads.full - reads.joint) if has_gradient[i]]
     if reads.may_draw or not wanted or not _keeps_only_states(optimizer):
         return {}
-    calls = _calls(optimizer, parameters, sizes, has_gradient)
+    calls = reads.calls
+    if is_torchs(optimizer):
+        calls = _calls_alike(optimizer, parameters, sizes, has_gradient)
     cuts: dict[int, _Cut] = {}
     for index in wanted:
         if isinstance(parameters[index], DTensor) and not calls[index].is_joint:
@@ -92,16 +95,14 @@ def owned_updates(
     }
 
 
-def _calls(
+def _calls_alike(
     optimizer: Optimizer,
     parameters: Sequence[Tensor],
     sizes: Sequence[Sizes],
     has_gradient: Sequence[bool],
 ) -> dict[int, Calls]:
-    """The calls of the next step. Torch's own classes update parameters of the same group, shape
-    and state alike, so that one of them is looked at, and only when something changes."""
-    if not type(optimizer).__module__.startswith("torch.optim."):
-        return calls_of(optimizer, parameters, sizes, has_gradient)
+    """The calls of the next step of a class of torch's. It updates parameters of the same group,
+    shape and state alike, so that one of them is looked at, and only when something changes."""
     groups = [
         tuple((k, v) for k, v in group.items() if k != "params")
         for group in optimizer.param_groups

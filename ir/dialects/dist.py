@@ -337,8 +337,6 @@ def dist_dialect() -> Dialect:
             SendOp,
             RecvOp,
             RunOp,
-            FetchRowsOp,
-            AddRowsOp,
             *map(aten_class, OWN_OPS),
         ],
         [MeshAttr, ShardingAttr, PhaseAttr],
@@ -365,5 +363,5 @@ def register_collective(kind: type[_Collective]) -> type[_Collective]:
     return kind
 
 
-for _kind in (AllReduceOp, ReduceScatterOp, AllGatherOp, AllToAllOp):
+for _kind in (AllReduceOp, ReduceScatterOp, AllGatherOp, AllToAllOp, FetchRowsOp, AddRowsOp):
     register_collective(_kind)

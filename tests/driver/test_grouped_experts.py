@@ -15,6 +15,7 @@ import shardweave as sw
 from shardweave.ir.dialects.dist_rows import RowsOp
 from shardweave.ir.ops.flops import flops_of
 from shardweave.passes.notes import PlanNote
+from shardweave.planners.predict.predict import predicted_of, simulate_step
 from shardweave.tests.compiled import compile_copy
 from shardweave.tests.marks import slow
 from shardweave.tests.spawn import run_ranks
@@ -177,4 +178,18 @@ def send(mesh: str) -> list[str]:
 @pytest.mark.parametrize("mesh", ["expert=2", slow("data=2,expert=2"), slow("expert=4")])
 def test_tokens_travel_between_processes_and_none_is_dropped(mesh: str) -> None:
     sent = run_ranks(send, 2 if mesh == "expert=2" else 4, mesh)
-    assert sent[0] == ["dist.fetch_rows", "dist.add_rows", "dist.fetch_rows", "dist.add_rows"]
+    kinds = ["fetch_rows", "add_rows", "fetch_rows", "add_rows"]
+    assert sent[0] == [f"dist.start_{kind}" for kind in kinds]
+
+
+def test_gradients_of_weights_are_computed_while_tokens_travel() -> None:
+    model, _ = model_and_loop()
+    options = {"mesh": "expert=2", "backend": "reference"}
+    program = compile_copy(model, kwargs=routing(0, 1), **options).program
+    ops = list(program.ops)
+    starts = [op for op in ops if op.name == "dist.start_fetch_rows"]
+    (wait,) = (use.operation for use in starts[-1].results[0].uses)
+    meanwhile = ops[ops.index(starts[-1]) : ops.index(wait)]
+    assert any(op.name == "aten.mm" for op in meanwhile)
+    predicted = predicted_of(simulate_step(program, "h100-pod:nodes=1"))
+    assert predicted.communication_s["expert"] > 0

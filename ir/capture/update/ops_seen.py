@@ -68,7 +68,7 @@ class OpsSeen(TorchDispatchMode):
         leaves = pytree.tree_leaves((args, kwargs))
         given = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         kwargs = on_host(func, args, kwargs, given)
-        result = func(*args, **kwargs)
+        result = _computed(func, args, kwargs, leaves, given)
         if torch.Tag.nondeterministic_seeded in func.tags:
             self.draws = f"{func} draws random numbers"
         made = [x for x in pytree.tree_leaves(result) if isinstance(x, Tensor)]
@@ -136,6 +136,58 @@ class OpsSeen(TorchDispatchMode):
             self.reason = f"{func} reads more than one element"
         for x in written:
             self._keep(x, _Value(of, is_aligned, tuple(x.shape)))
+
+
+_RESULTS: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+"""By op and arguments, what it gives on the meta device: shape, strides and dtype; empty, if it
+writes to its first operand. Torch takes milliseconds to find out."""
+
+_MOST_RESULTS = 10_000
+
+
+def _computed(
+    func: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    leaves: Sequence[Any],
+    given: Sequence[Tensor],
+) -> Any:
+    """The result of an op on the meta device, by those of equal calls before. The values of real
+    numbers do not matter."""
+    if func.is_view or not given or not all(x.is_meta for x in given):
+        return func(*args, **kwargs)
+    described = (
+        (*_geometry(x), x.dtype)
+        if isinstance(x, Tensor)
+        else (type(x), None if isinstance(x, float) else x)
+        for x in leaves
+    )
+    key = func, len(args), *kwargs, *described
+    known = _RESULTS.get(key)
+    if known is None:
+        result = func(*args, **kwargs)
+        if result is args[0]:
+            _RESULTS[key] = ()
+        elif isinstance(result, Tensor) and not schema_of(func).is_mutable:
+            _RESULTS[key] = result.shape, result.stride(), result.dtype
+        if len(_RESULTS) > _MOST_RESULTS:
+            _RESULTS.clear()
+        return result
+    if not known:
+        return args[0]
+    shape, stride, dtype = known
+    return torch.empty_strided(shape, stride, dtype=dtype, device="meta")
+
+
+def _described(leaf: Any) -> tuple[Any, ...]:
+    if isinstance(leaf, Tensor):
+        return *_geometry(leaf), leaf.dtype
+    return type(leaf), None if isinstance(leaf, float) else leaf
+
+
+def is_torchs(optimizer: object) -> bool:
+    """Say whether an optimizer is of a class of torch's."""
+    return f"{type(optimizer).__module__}.".startswith("torch.optim.")
 
 
 def on_host(

@@ -61,17 +61,17 @@ def capture_update(
     """
     has_gradient = [i == index for i in range(len(parameters))]
     shapes = [size.full for size in sizes]
-    observer = MetaCopy(optimizer, parameters, sizes, shapes, has_gradient)
-    parameter = observer.parameters[index]
-    leaves = pytree.tree_leaves(observer.optimizer.state.get(parameter))
+    on_meta = MetaCopy(optimizer, parameters, sizes, shapes, has_gradient)
+    parameter = on_meta.parameters[index]
+    leaves = pytree.tree_leaves(on_meta.optimizer.state.get(parameter))
     states = [x for x in leaves if isinstance(x, Tensor) and x.is_meta]
-    others = pytree.tree_leaves(list(observer.optimizer.state.values()))
+    others = pytree.tree_leaves(list(on_meta.optimizer.state.values()))
     wanted = [_is_traced(x) for x in pytree.tree_leaves(calls.state)]
 
     def update(given: Tensor, gradient: Tensor, *tensors: Tensor) -> list[Tensor]:
-        memo: dict[int, Any] = {id(x): x for x in (*observer.parameters, *others)}
+        memo: dict[int, Any] = {id(x): x for x in (*on_meta.parameters, *others)}
         memo |= {id(x): y for x, y in zip((parameter, *states), (given, *tensors), strict=True)}
-        made = copied(observer.optimizer, memo)
+        made = copied(on_meta.optimizer, memo)
         given.grad = gradient
         with _Host():
             run_step(made)

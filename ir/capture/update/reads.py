@@ -10,15 +10,15 @@ shard; where some op reads more (a norm, a product of matrices), it needs full v
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from shardweave.ir.capture.update.ops_seen import OpsSeen
+from shardweave.ir.capture.update.ops_seen import OpsSeen, is_torchs
 from shardweave.ir.torch_private import pytree
 
 
@@ -29,76 +29,6 @@ class Sizes:
     full: tuple[int, ...]
     largest: tuple[int, ...]
     smallest: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Reads:
-    """The parameters, by index, whose updates need full values, and the reason.
-
-    joint: those whose updates read other parameters, or may. may_draw: whether an op draws random
-    numbers, or may; all updates then need full values.
-    """
-
-    full: frozenset[int]
-    joint: frozenset[int]
-    reason: str = ""
-    may_draw: bool = False
-
-
-def reads_of(
-    optimizer: Optimizer,
-    parameters: Sequence[Tensor],
-    sizes: Sequence[Sizes],
-    has_gradient: Sequence[bool],
-    *,
-    has_closure: bool = False,
-) -> Reads:
-    """Find out what the next step of an optimizer reads; the optimizer stays as it is.
-
-    parameters: those of all groups, in order. A step that cannot run on the meta device, since it
-    decides by values of tensors, needs full values of everything.
-    """
-    runs: list[_Seen] = []
-    everything = frozenset(range(len(parameters)))
-    for shapes in (
-        [size.full for size in sizes],
-        [size.largest for size in sizes],
-        [size.smallest for size in sizes],
-    ):
-        if runs and shapes == [size.full for size in sizes]:
-            continue
-        try:
-            runs.append(
-                _seen(MetaCopy(optimizer, parameters, sizes, shapes, has_gradient), has_closure)
-            )
-        except Exception as error:  # noqa: BLE001 - a user's code may raise anything here
-            joint = runs[0].reads.joint if runs else everything
-            return Reads(everything, joint, _first_line(error), may_draw=True)
-    first, *others = runs
-    if any(not _agree(first.calls, run.calls, sizes) for run in others):
-        reason = "it computes with the shapes of parameters"
-        return Reads(everything, first.reads.joint, reason, first.reads.may_draw)
-    return first.reads
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]
-
-
-# One run
-
-
-def calls_of(
-    optimizer: Optimizer,
-    parameters: Sequence[Tensor],
-    sizes: Sequence[Sizes],
-    has_gradient: Sequence[bool],
-) -> dict[int, Calls]:
-    """The calls of the next step for each parameter with a gradient, on full values."""
-    shapes = [size.full for size in sizes]
-    observer = MetaCopy(optimizer, parameters, sizes, shapes, has_gradient)
-    seen = _seen(observer, has_closure=False)
-    return {index: observer.calls(index, seen) for index, has in enumerate(has_gradient) if has}
 
 
 @dataclass(frozen=True)
@@ -117,6 +47,76 @@ class Calls:
 
 
 @dataclass(frozen=True)
+class Reads:
+    """The parameters, by index, whose updates need full values, and the reason.
+
+    joint: those whose updates read other parameters, or may. may_draw: whether an op draws random
+    numbers, or may; all updates then need full values. calls: of each with a gradient.
+    """
+
+    full: frozenset[int]
+    joint: frozenset[int]
+    reason: str = ""
+    may_draw: bool = False
+    calls: Mapping[int, Calls] = field(default_factory=dict)
+
+
+def reads_of(
+    optimizer: Optimizer,
+    parameters: Sequence[Tensor],
+    sizes: Sequence[Sizes],
+    has_gradient: Sequence[bool],
+    *,
+    has_closure: bool = False,
+) -> Reads:
+    """Find out what the next step of an optimizer reads; the optimizer stays as it is.
+
+    parameters: those of all groups, in order. A step that cannot run on the meta device, since it
+    decides by values of tensors, needs full values of everything.
+    """
+    runs: list[_Seen] = []
+    copies: list[MetaCopy] = []
+    everything = frozenset(range(len(parameters)))
+    for shapes in (
+        [size.full for size in sizes],
+        [size.largest for size in sizes],
+        [size.smallest for size in sizes],
+    ):
+        if runs and shapes == [size.full for size in sizes]:
+            continue
+        try:
+            copies.append(MetaCopy(optimizer, parameters, sizes, shapes, has_gradient))
+            runs.append(_seen(copies[-1], has_closure))
+        except Exception as error:  # noqa: BLE001 - a user's code may raise anything here
+            joint = runs[0].reads.joint if runs else everything
+            return Reads(everything, joint, _first_line(error), may_draw=True)
+    first, *others = runs
+    reads = replace(first.reads, calls=copies[0].all_calls(first, has_gradient))
+    if any(not _agree(first.calls, run.calls, sizes) for run in others):
+        return replace(reads, full=everything, reason="it computes with the shapes of parameters")
+    return reads
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
+# One run
+
+
+def calls_of(
+    optimizer: Optimizer,
+    parameters: Sequence[Tensor],
+    sizes: Sequence[Sizes],
+    has_gradient: Sequence[bool],
+) -> dict[int, Calls]:
+    """The calls of the next step for each parameter with a gradient, on full values."""
+    shapes = [size.full for size in sizes]
+    on_meta = MetaCopy(optimizer, parameters, sizes, shapes, has_gradient)
+    return on_meta.all_calls(_seen(on_meta, has_closure=False), has_gradient)
+
+
+@dataclass(frozen=True)
 class _Seen:
     """calls: the ops that ran, each with the arguments that are no tensors. of: by call, the
     parameters that its tensors were made of."""
@@ -126,10 +126,10 @@ class _Seen:
     of: tuple[frozenset[int], ...]
 
 
-def _seen(observer: MetaCopy, has_closure: bool) -> _Seen:
-    with observer.mode:
-        run_step(observer.optimizer, *((lambda: torch.zeros(()),) if has_closure else ()))
-    return _Seen(observer.reads(), tuple(observer.mode.calls), tuple(observer.mode.of))
+def _seen(on_meta: MetaCopy, has_closure: bool) -> _Seen:
+    with on_meta.mode:
+        run_step(on_meta.optimizer, *((lambda: torch.zeros(()),) if has_closure else ()))
+    return _Seen(on_meta.reads(), tuple(on_meta.mode.calls), tuple(on_meta.mode.of))
 
 
 class MetaCopy:
@@ -162,7 +162,7 @@ class MetaCopy:
                     memo[id(value)] = self._state(value, index, sizes[index], shapes[index])
         self.optimizer = copied(optimizer, memo)
         self._kept = memo
-        if type(optimizer).__module__.startswith("torch.optim"):
+        if is_torchs(optimizer):
             # Their fused and joint forms compute the same, as do those that a graph can capture.
             for group in self.optimizer.param_groups:
                 group.update({key: False for key in _FORMS if key in group})
@@ -192,7 +192,11 @@ class MetaCopy:
         reason = self.mode.draws or self.mode.reason
         return Reads(frozenset(full | joint), frozenset(joint), reason, bool(self.mode.draws))
 
-    def calls(self, index: int, seen: _Seen) -> Calls:
+    def all_calls(self, seen: _Seen, has_gradient: Sequence[bool]) -> dict[int, Calls]:
+        """By index, those of each parameter with a gradient."""
+        return {index: self._calls(index, seen) for index, has in enumerate(has_gradient) if has}
+
+    def _calls(self, index: int, seen: _Seen) -> Calls:
         """Those of one parameter: numbers of ops that make constants stay in the ops."""
         ops: list[tuple[str, tuple[Any, ...]]] = []
         numbers: list[float] = []

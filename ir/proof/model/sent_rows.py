@@ -6,12 +6,14 @@ shards are summed and scattered.
 
 from __future__ import annotations
 
+from xdsl.ir import Operation
 from xdsl.rewriter import Rewriter
 
 from shardweave.ir.dialects import dist
 from shardweave.ir.dialects.annotations import set_sharding_attrs, sharding_attrs_of
 from shardweave.ir.dialects.aten import create
 from shardweave.ir.dialects.builder import Builder
+from shardweave.ir.dialects.dist_base import StartedOp
 from shardweave.ir.dialects.dist_rows import AddRowsOp, FetchRowsOp, RowsOp
 from shardweave.ir.dialects.types import dtype_of_value, shape_of, tensor_type
 from shardweave.ir.program.program import Program
@@ -43,9 +45,7 @@ def _gather(op: FetchRowsOp) -> None:
     new.insert(whole)
     rows = create("aten.index.Tensor", [whole.results[0], [numbers]], [op.results[0].type])
     new.insert(rows, op.results[0])
-    set_sharding_attrs(rows, sharding_attrs_of(op))
-    op.results[0].replace_all_uses_with(rows.results[0])
-    Rewriter.erase_op(op)
+    _replace(op, rows)
 
 
 def _scatter(op: AddRowsOp) -> None:
@@ -63,6 +63,13 @@ def _scatter(op: AddRowsOp) -> None:
         block=shape_of(op.results[0])[0],
     )  # fmt: skip
     new.insert(made, op.results[0])
+    _replace(op, made)
+
+
+def _replace(op: RowsOp, made: Operation) -> None:
+    """Put what an op means in its place, and in that of the wait for it."""
     set_sharding_attrs(made, sharding_attrs_of(op))
-    op.results[0].replace_all_uses_with(made.results[0])
-    Rewriter.erase_op(op)
+    waits = [use.operation for use in op.results[0].uses] if isinstance(op, StartedOp) else []
+    for done in (*waits, op):
+        done.results[0].replace_all_uses_with(made.results[0])
+        Rewriter.erase_op(done)
