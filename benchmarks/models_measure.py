@@ -8,7 +8,7 @@ import re
 import time
 import traceback
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import shardweave as sw
-from shardweave.backends.reference.virtual import VirtualBackend
+from shardweave.backends.reference.reference import VirtualBackend
 from shardweave.backends.step.bound import BoundProgram
 from shardweave.backends.step.step import Step
 from shardweave.backends.step.step_programs import GivenProgram
@@ -89,19 +89,21 @@ class Row:
         return asdict(self)
 
 
-def measure(group: str, name: str, example: Example) -> Row:
-    """Capture a model, and compare three steps of it with eager in every configuration."""
+def measure(
+    group: str, name: str, example: Example, configurations: Iterable[str] = CONFIGURATIONS
+) -> Row:
+    """Capture a model, and compare three steps of it with eager in some configurations."""
     torch.manual_seed(0)
     start_s = time.perf_counter()
     row = Row(group, name, "exact")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        _fill(row, example)
+        _fill(row, example, configurations)
     row.seconds = round(time.perf_counter() - start_s, 2)
     return row
 
 
-def _fill(row: Row, example: Example) -> None:
+def _fill(row: Row, example: Example, configurations: Iterable[str]) -> None:
     # Before anything runs; the model itself, not a copy, has the hooks of its parameters.
     start = copy.deepcopy(example.module)
     try:
@@ -117,7 +119,7 @@ def _fill(row: Row, example: Example) -> None:
         row.result, row.why = _kind(captured), _text(captured)
         return
     row.num_ops = sum(1 for _ in captured.ops)
-    for configuration in CONFIGURATIONS:
+    for configuration in configurations:
         _measure(row, configuration, Example(start, example.batches), captured, eager)
 
 
@@ -169,7 +171,7 @@ def _check(
         plan = _stored(plan, program)
     local = partition(program, mesh, plan, configuration.passes)
     first, step = BoundProgram(local, VirtualBackend()), copy.deepcopy(example.module)
-    Step(step, first, lambda: GivenProgram(first, SEED))
+    Step(step, first, lambda: GivenProgram(step, first, SEED))
     found: list[Expected] = []
     for batch in example.batches:
         step.zero_grad(set_to_none=True)

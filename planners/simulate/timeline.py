@@ -48,10 +48,7 @@ class Event(NamedTuple):
 
 @dataclass(frozen=True)
 class Timeline:
-    """A simulated step, of one rank or of all stages, in seconds.
-
-    lower_bound_s: no order of the same work beats it.
-    """
+    """A simulated step, in seconds. lower_bound_s: no order of the same work beats it."""
 
     cluster: Cluster
     mesh: Mesh
@@ -174,10 +171,7 @@ def _is_odd(event: Event) -> bool:
 def bars_of(
     events: list[Event], total_s: float
 ) -> dict[tuple[str, bool], list[tuple[float, float]]]:
-    """(start, length) in milliseconds by phase and copy, of a step that takes `total_s`.
-
-    Neighbours too small to see are joined.
-    """
+    """(start, length) in milliseconds by phase and copy; bars too small to see are joined."""
     least_s = total_s / _RESOLUTION
     joined: list[tuple[tuple[str, bool], float, float]] = []
     for event in events:
