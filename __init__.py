@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from shardweave.backends.optimizers.hook import OptimizerNote
     from shardweave.backends.reference.virtual_ranks import ReplicaMismatchError
     from shardweave.backends.registry import register_backend
+    from shardweave.backends.state.mesh_tensor import full_tensor
     from shardweave.backends.state.saved_state import CheckpointError
     from shardweave.backends.step.compiled_module import CompiledModule
     from shardweave.backends.step.grad_scaler import GradScaler
     from shardweave.backends.step.step import Step
-    from shardweave.backends.step.whole import full_tensor
     from shardweave.backends.watch.agreement import AgreementError
     from shardweave.backends.watch.watch import LostRankError
     from shardweave.driver.checking.validate import TooLargeError, ValidationError
@@ -165,7 +165,7 @@ _HOMES = {
     "compile": "driver.step.compile:compile",
     "diff": "driver.diff:diff",
     "explore": "driver.explore:explore",
-    "full_tensor": "backends.step.whole:full_tensor",
+    "full_tensor": "backends.state.mesh_tensor:full_tensor",
     "integrations": "driver.integrations",
     "load": "ir.program.program:Program.load",
     "load_checkpoint": "driver.training.checkpoints:load_checkpoint",

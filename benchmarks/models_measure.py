@@ -8,7 +8,7 @@ import re
 import time
 import traceback
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -89,19 +89,21 @@ class Row:
         return asdict(self)
 
 
-def measure(group: str, name: str, example: Example) -> Row:
-    """Capture a model, and compare three steps of it with eager in every configuration."""
+def measure(
+    group: str, name: str, example: Example, configurations: Iterable[str] = CONFIGURATIONS
+) -> Row:
+    """Capture a model, and compare three steps of it with eager in some configurations."""
     torch.manual_seed(0)
     start_s = time.perf_counter()
     row = Row(group, name, "exact")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        _fill(row, example)
+        _fill(row, example, configurations)
     row.seconds = round(time.perf_counter() - start_s, 2)
     return row
 
 
-def _fill(row: Row, example: Example) -> None:
+def _fill(row: Row, example: Example, configurations: Iterable[str]) -> None:
     # Before anything runs; the model itself, not a copy, has the hooks of its parameters.
     start = copy.deepcopy(example.module)
     try:
@@ -117,7 +119,7 @@ def _fill(row: Row, example: Example) -> None:
         row.result, row.why = _kind(captured), _text(captured)
         return
     row.num_ops = sum(1 for _ in captured.ops)
-    for configuration in CONFIGURATIONS:
+    for configuration in configurations:
         _measure(row, configuration, Example(start, example.batches), captured, eager)
 
 

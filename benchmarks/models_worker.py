@@ -13,9 +13,11 @@ from pathlib import Path
 import torch
 
 from shardweave.benchmarks.cases import build
-from shardweave.benchmarks.models_measure import Row, measure
+from shardweave.benchmarks.models_measure import CONFIGURATIONS, Row, measure
 
 MARK = "row: "
+ONE = ("data=2,tensor=2",)
+"""The configuration of `hf.py`, which has more types."""
 MEMORY_BYTES = 12 * 2**30
 """Of address space; a case that wants more fails alone."""
 
@@ -31,7 +33,7 @@ def main() -> None:
         except Exception as error:  # noqa: BLE001 - whatever the packages raise
             row = Row(group, name, "not built", why=f"{type(error).__name__}: {error}"[:600])
         else:
-            row = measure(group, name, example)
+            row = measure(group, name, example, ONE if group == "types" else CONFIGURATIONS)
         print(f"{MARK}{json.dumps(row.to_dict())}", flush=True)
 
 

@@ -60,6 +60,7 @@ _RAISED = "torch._dynamo.symbolic_convert:ExceptionStack"
 _PLACES: dict[str, tuple[str, ...]] = {
     # Dispatch and autograd
     "is_under_transform": (f"{_C}_are_functorch_transforms_active",),
+    "without_overrides": (f"{_C}DisableTorchFunctionSubclass",),
     "HigherOrderOperator": ("torch._ops:HigherOrderOperator",),
     "backward_pass_number": (f"{_C}_current_graph_task_id",),
     "keeps_graph": ("torch._C._autograd:_get_current_graph_task_keep_graph",),
@@ -491,8 +492,7 @@ def correct_attention_types() -> None:
 
     def infer_as_the_kernel(query: torch.Tensor, *args: Any, **options: Any) -> Any:
         output, logsumexp = infer(query, *args, **options)
-        is_double = query.dtype == torch.float64
-        return output, logsumexp.double() if is_double else logsumexp
+        return output, logsumexp.double() if query.dtype == torch.float64 else logsumexp
 
     _ATEN.impl(op, infer_as_the_kernel, allow_override=True)
     op.py_kernels[key] = infer_as_the_kernel  # for the dispatcher in Python, which traces use

@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from shardweave.backends.distributed.layout import as_dtensor
 from shardweave.backends.distributed.runtime import Runtime
+from shardweave.backends.state.on_whole import ROW_AXES
 from shardweave.backends.step.step_call import StepCall
 from shardweave.backends.watch import watchdog
 from shardweave.backends.watch.agreement import (
@@ -172,6 +173,7 @@ class LocalRows:
     ) -> None:
         self.runtime = runtime
         self.axes = axes
+        ROW_AXES.update(axes)
         self._known = dict.fromkeys(example, False)
         self._known |= dict.fromkeys(names_of_rows(example), True)
         mesh = runtime.mesh

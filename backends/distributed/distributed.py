@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from shardweave.backends.emit.emit import StepFunction
 from shardweave.backends.emit.emitted import JoinedRunner
 from shardweave.backends.programs import Key
 from shardweave.backends.state.initial import Source
-from shardweave.backends.state.mesh_tensor import MeshTensor
+from shardweave.backends.state.mesh_tensor import MeshTensor, of_mesh
 from shardweave.backends.step.backend import Backend, Compiler, Pending
 from shardweave.backends.step.bound import BoundProgram, device_of
 from shardweave.backends.step.compiled_module import CompiledModule
@@ -136,8 +136,8 @@ class DistributedBackend(Backend):
     def stored(self, tensor: Tensor | Source, sharding: Sharding, key: Key) -> Tensor:
         places = self.holders.get(key)
         if places is not None and self.runtime.device_mesh is not None:
-            return self._stored_at(tensor, sharding, places)
-        return as_dtensor(self._copied(tensor, sharding), sharding, self.runtime)
+            return of_mesh(self._stored_at(tensor, sharding, places))
+        return of_mesh(as_dtensor(self._copied(tensor, sharding), sharding, self.runtime))
 
     def _copied(self, tensor: Tensor | Source, sharding: Sharding) -> Tensor:
         """This rank's shard, in memory of its own: training a step must not change the model."""
@@ -180,7 +180,7 @@ class DistributedBackend(Backend):
             result = whole(result, sharding, self.runtime) if is_here else result
             sharding = Sharding.replicated(len(shape))
         device_mesh = None if home is None else self.runtime.mesh_at((home,))
-        return as_dtensor(result, sharding, self.runtime, device_mesh, shape)
+        return of_mesh(as_dtensor(result, sharding, self.runtime, device_mesh, shape))
 
     def whole(self, tensor: Tensor, sharding: Sharding) -> Tensor:
         if isinstance(tensor, DTensor) and tensor.device_mesh != self.runtime.device_mesh:
@@ -209,14 +209,8 @@ class DistributedBackend(Backend):
     def like(self, local: Tensor, stored: Tensor) -> Tensor:
         # Much faster than `as_dtensor`.
         if isinstance(stored, DTensor):
-            return DTensor(local, dtensor_spec(stored), requires_grad=False)
+            return MeshTensor(local, dtensor_spec(stored), requires_grad=False)
         return local
-
-    def parameter(self, stored: Tensor, *, requires_grad: bool) -> nn.Parameter:
-        made = super().parameter(stored, requires_grad=requires_grad)
-        if isinstance(made, DTensor) and made.device_mesh != self.runtime.device_mesh:
-            cast("Any", made).__class__ = MeshTensor
-        return made
 
     def gradient(self, local: Tensor, parameter: Tensor) -> Tensor:
         if not isinstance(parameter, DTensor) or isinstance(local, MeshTensor):

@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from shardweave.backends.distributed.runtime import Runtime
+from shardweave.backends.optimizers.shards import full_value, is_everywhere
 from shardweave.ir.dialects.attributes import ShardingAttr
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.mesh.placement import Sharding, block_of, is_even
@@ -126,9 +127,10 @@ def _reading_whole_value(name: str) -> Any:
 
     @wraps(read)
     def read_whole_value(tensor: DTensor, *args: Any) -> Any:
-        if all(isinstance(placement, Replicate) for placement in tensor.placements):
+        is_here = is_everywhere(tensor.device_mesh)
+        if is_here and all(isinstance(placement, Replicate) for placement in tensor.placements):
             return read(tensor.to_local(), *args)
-        return read(tensor.full_tensor(), *args)
+        return read(full_value(tensor), *args)
 
     return read_whole_value
 

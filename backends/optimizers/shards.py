@@ -23,7 +23,7 @@ def full_value(tensor: DTensor) -> Tensor:
         device = local_part(tensor).device
         full = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
     else:
-        full = tensor.full_tensor().contiguous()
+        full = DTensor.full_tensor(tensor).contiguous()
     dist.broadcast(full, src=int(mesh.mesh.flatten()[0]))
     return full
 

@@ -1,4 +1,6 @@
-"""Gradients and parameters on a mesh, of whose norms and infinities every rank hears.
+"""Tensors on a mesh that users hold: parameters, buffers, gradients and outputs.
+
+Norms and infinities are known on every rank, and they mix with plain tensors.
 
 Torch reduces over the mesh of the first DTensor alone. Gradients of pipeline stages are on
 different meshes, and different ones are sharded over different axes: ranks would clip, or leave
@@ -9,28 +11,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Placement
 
-from shardweave.ir.torch_private import local_part
+from shardweave.backends.optimizers.shards import is_everywhere
+from shardweave.backends.state.on_whole import are_mixed, on_whole_tensors, whole_tensor
+from shardweave.ir.torch_private import dtensor_spec, local_part, pytree
 
 UNSCALE = torch.ops.aten._amp_foreach_non_finite_check_and_unscale_
 
 NORMS = (torch.linalg.vector_norm, torch.norm, Tensor.norm)
 
+_OF_AUTOGRAD = (torch.autograd.grad, torch.autograd.backward, Tensor.backward)
+"""Functions that take tensors of both kinds as they are."""
+
 
 class MeshTensor(DTensor):
-    """A gradient on a mesh, or a parameter on the mesh of some stages.
+    """A parameter, a buffer, a gradient or an output on the mesh of a step, or of some stages.
 
     Its norm on some stages, and the infinities of gradients, are known on all ranks, so that
     `torch.nn.utils.clip_grad_norm_` and `torch.amp.GradScaler` work as on one device. Both are
     collective over all ranks: a rank of another stage has the tensor too, with an empty part.
-    Functions of several tensors at once, such as `torch._foreach_lerp_`, run mesh by mesh.
+    Functions of several tensors at once, such as `torch._foreach_lerp_`, run mesh by mesh. A
+    function of plain tensors too runs on whole ones (`on_whole`).
     """
 
     @classmethod
@@ -41,18 +49,70 @@ class MeshTensor(DTensor):
         args: Sequence[Any] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
+        run = super().__torch_function__
         name = getattr(func, "__name__", "")
+        if name in ("__get__", "__set__") or func in _OF_AUTOGRAD:
+            return of_mesh(run(func, types, args, kwargs or {}))
         if name == "_amp_foreach_non_finite_check_and_unscale_":
             return _unscale(*args)
-        run = partial(super().__torch_function__, func, types)
+        kwargs = kwargs or {}
+        tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        if len(tensors) > 1 and are_mixed(tensors):
+            return on_whole_tensors(func, args, kwargs)
         if name.startswith("_foreach_"):
-            return _by_mesh(run, args, kwargs or {})
-        result: Any = run(args, kwargs or {})
-        if func is Tensor.detach:
-            result.__class__ = cls
-        elif func in NORMS and isinstance(result, DTensor) and not result.ndim:
+            return _by_mesh(partial(run, func, types), args, kwargs)
+        result: Any = run(func, types, args, kwargs)
+        if func in NORMS and isinstance(result, DTensor) and not result.ndim:
             return _on_all_ranks(result)
-        return result
+        return of_mesh(result)
+
+    def full_tensor(self, *, grad_placements: Sequence[Placement] | None = None) -> Tensor:
+        """The whole tensor, on ranks of other stages too. Collective."""
+        if is_everywhere(self.device_mesh):
+            return super().full_tensor(grad_placements=grad_placements)
+        return whole_tensor(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        if id(self) not in memo:
+            memo[id(self)] = copy_of_tensor(self)
+        return memo[id(self)]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # As torch's own class, which torch.load takes for data.
+        plain = DTensor(local_part(self), dtensor_spec(self), requires_grad=self.requires_grad)
+        return plain.__reduce_ex__(protocol)
+
+
+def copy_of_tensor(tensor: Tensor) -> Tensor:
+    """A copy of a parameter, with its attributes and gradient, or of another tensor."""
+    made = tensor.detach().clone()
+    if not isinstance(tensor, nn.Parameter):
+        return made
+    new = nn.Parameter(made, tensor.requires_grad)
+    new.__class__ = type(tensor)
+    vars(new).update(vars(tensor))
+    new.grad = None if tensor.grad is None else tensor.grad.detach().clone()
+    return new
+
+
+def of_mesh(value: Any) -> Any:
+    """The same value, in which the DTensors are MeshTensors."""
+    if isinstance(value, DTensor):
+        if type(value) is DTensor:
+            cast("Any", value).__class__ = MeshTensor
+    elif type(value) in (tuple, list):
+        for each in value:
+            of_mesh(each)
+    return value
+
+
+def full_tensor(outputs: Any) -> Any:
+    """What a step returned with every DTensor gathered, on every rank; other tensors as they are.
+
+    outputs: a tensor, or tuples, lists and dicts of them, such as logits to compare with labels. On
+    the virtual mesh, and where nothing is cut, outputs are plain tensors already. Collective.
+    """
+    return pytree.tree_map_only(DTensor, lambda output: output.full_tensor(), outputs)
 
 
 def _by_mesh(run: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

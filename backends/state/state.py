@@ -20,7 +20,7 @@ from shardweave.backends.watch import watchdog
 from shardweave.backends.watch.agreement import broadcast_from_rank_0, require_same_values
 from shardweave.ir.library.philox import STATE, random_state
 from shardweave.ir.mesh.placement import Sharding
-from shardweave.ir.torch_private import memory_key
+from shardweave.ir.torch_private import memory_key, without_overrides
 
 STEP = "_shardweave_step"
 """The attribute in which a compiled model keeps its step."""
@@ -45,6 +45,10 @@ class _Place(NamedTuple):
 def _memory_of(value: Any) -> int:
     """A number for the memory of a DTensor, another once its `.data` is set; 0 for the rest."""
     return memory_key(value) if isinstance(value, DTensor) else 0
+
+
+def _is_no_parameter(value: Any) -> bool:
+    return isinstance(value, Tensor) and not isinstance(value, nn.Parameter)
 
 
 def state_of(module: Any) -> ShardedState | None:
@@ -131,7 +135,7 @@ class ShardedState:
 
     def _parameter(self, made: Tensor, like: Tensor) -> nn.Parameter:
         """A new parameter, whose gradients take the backend's form as autograd adds them."""
-        parameter = self._backend.parameter(made, requires_grad=like.requires_grad)
+        parameter = nn.Parameter(made, like.requires_grad)
         if parameter.requires_grad:
             parameter.register_post_accumulate_grad_hook(self._backend.take_gradient)
         return with_attributes_of(like, parameter)
@@ -161,20 +165,31 @@ class ShardedState:
         key = self._keys[id(parameter)]
         return self._backend.stored(value, self._shardings[key], key)
 
-    def check_own(self) -> None:
-        """Raises ValueError if another tensor stands in the place of a parameter or a buffer:
-        programs would go on with the old one."""
-        for path, held, name, value, memory in self._places:
-            if held.get(name) is not value:
-                raise ValueError(
-                    f"'{path}' of the compiled model was replaced or deleted, but its programs "
-                    f"work on what was there. {_COPY}"
-                )
-            if memory and _memory_of(value) != memory:
-                raise ValueError(
-                    f"the .data of '{path}' was set, which has no effect on the shards of a "
-                    f"DTensor. {_COPY}"
-                )
+    def has_own_tensors(self) -> bool:
+        """Whether the model has its own parameters now, not others, that
+        `torch.func.functional_call` has given it, or weights computed from parameters.
+
+        Raises ValueError if another parameter or buffer stands in the place of one: programs would
+        go on with the old one.
+        """
+        with without_overrides():
+            return all(map(self._is_own, self._places))
+
+    def _is_own(self, place: _Place) -> bool:
+        path, held, name, value, memory = place
+        if held.get(name) is not value:
+            if isinstance(value, nn.Parameter) and _is_no_parameter(held.get(name)):
+                return False
+            raise ValueError(
+                f"'{path}' of the compiled model was replaced or deleted, but its programs "
+                f"work on what was there. {_COPY}"
+            )
+        if memory and _memory_of(value) != memory:
+            raise ValueError(
+                f"the .data of '{path}' was set, which has no effect on the shards of a "
+                f"DTensor. {_COPY}"
+            )
+        return True
 
     def copied(self, model: nn.Module, memo: Mapping[int, Any]) -> Self:
         """The state of a deep copy of the model, made with this memo; it runs the same programs."""

@@ -24,10 +24,11 @@ from torch.distributed.tensor import DTensor
 
 from shardweave.backends.batch import replicas
 from shardweave.backends.programs import Key
+from shardweave.backends.step import as_eager
 from shardweave.backends.step.bound import BoundProgram, owned
 from shardweave.backends.step.step_call import StepCall
 from shardweave.ir.program.program import INPUT_GRADIENT, TANGENT, Slot
-from shardweave.ir.torch_private import keeps_graph, local_part, version_of
+from shardweave.ir.torch_private import keeps_graph, local_part, version_of, without_overrides
 from shardweave.passes.stages.split_step import KEPT
 
 Step = Any
@@ -49,10 +50,15 @@ TWICE_NOTE = (
     "sub-batches across passes); return the loss from the model to run it once"
 )
 
-CREATE_GRAPH = (
-    "create_graph=True asks for gradients of a step's gradients, which its programs do not have. "
-    "Compute the inner gradient in the model's forward (torch.autograd.grad(.., create_graph=True))"
-    " and return it, or the penalty made of it: that is captured."
+UNSYNCED = (
+    "create_graph=True: gradients of calls under no_sync() are waiting for their sums; take the "
+    "gradients that are differentiated again outside of no_sync(), before these."
+)
+
+LOCAL_ROWS = (
+    'create_graph=True: with batch="local" a rank has its own rows alone, and gradients of the '
+    'global batch are not differentiated again; compile with batch="global", or compute the inner '
+    "gradient in the model's forward."
 )
 
 
@@ -161,7 +167,7 @@ class _Recorded:
         read = [one for key, one in (self._kept or {}).items() if key[0] == KEPT]
         read += [self.call.inputs[name] for name in reader.inputs]
         self._watched = self.calls.parameters_of(reader) + _with_versions(read)
-        self._versions = list(map(version_of, self._watched))
+        self._versions = versions_of(self._watched)
 
     def attached(self) -> dict[str, Tensor]:
         """The outputs, those that are differentiable as results of autograd."""
@@ -206,6 +212,27 @@ class _Recorded:
             parts = self.bound.parts
             return self._run(self.bound if parts is None else parts[1], given, kept)
 
+    def differentiable(self, incoming: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """The gradients of `backward`, with a graph of their own."""
+        pairs = zip(self.names, incoming, strict=True)
+        given = {name: gradient for name, gradient in pairs if gradient is not None}
+        targets = [x for x in self.call.inputs.values() if x.requires_grad]
+        targets = [*self._parameters, *targets]
+        if not given:
+            return [None] * len(targets)
+        step = self.calls.step
+        if not self.is_synced or step.gradients.are_pending:
+            raise RuntimeError(UNSYNCED)
+        if self.call.rows is not None:
+            raise RuntimeError(LOCAL_ROWS)
+        if self._kept is None:
+            raise RuntimeError(TWICE)
+        self._check_versions()
+        step.note(as_eager.NOTE)
+        return as_eager.differentiable_gradients(
+            step, self.call, self.bound, given, self._kept, targets
+        )
+
     def _joined(self, name: str, gradient: Tensor) -> Tensor:
         """The global gradient of an output, of which this rank has that of its own rows."""
         if not self.calls.step.are_own_rows(name, self.bound, self.call):
@@ -213,7 +240,7 @@ class _Recorded:
         return self.call.rows.joined_gradient(gradient)
 
     def _check_versions(self) -> None:
-        now = list(map(version_of, self._watched))
+        now = versions_of(self._watched)
         if now != self._versions:
             pairs = zip(now, self._versions, strict=True)
             changed = next(i for i, (new, old) in enumerate(pairs) if new != old)
@@ -317,8 +344,15 @@ class _Call(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():
-            raise RuntimeError(CREATE_GRAPH)
+            made = ctx.recorded.differentiable(gradients)
+            return (None, None, *[None] * ctx.count, *made)
         return (None, None, *[None] * ctx.count, *ctx.recorded.backward(gradients))
+
+
+def versions_of(tensors: Iterable[Tensor]) -> list[int]:
+    """How often each tensor was written to."""
+    with without_overrides():
+        return list(map(version_of, tensors))
 
 
 def _with_versions(values: Iterable[Any]) -> list[Tensor]:

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from shardweave.backends.programs import Key
 from shardweave.backends.state.initial import Source
 from shardweave.ir.mesh.placement import Sharding
 from shardweave.ir.program.program import Program
+from shardweave.ir.torch_private import without_overrides
 
 Compiler = Literal["triton", "inductor"]
 """What makes functions of fused regions."""
@@ -100,18 +101,15 @@ class Backend(ABC):
     def rows(self, num_rows: int, sharding: Sharding) -> Sequence[int]:
         """The rows, of so many, that are this rank's."""
 
-    def parameter(self, stored: Tensor, *, requires_grad: bool) -> nn.Parameter:
-        """A stored tensor as a parameter."""
-        return nn.Parameter(stored, requires_grad)
-
     def gradient(self, local: Tensor, parameter: Tensor) -> Tensor:
         """A rank's part of a gradient, in the form that the parameter's `.grad` has."""
         return self.like(local, parameter)
 
     def take_gradient(self, parameter: Tensor) -> None:
         """Bring the gradient that autograd has added into the form that `gradient` gives."""
-        if parameter.grad is not None:
-            parameter.grad = self.gradient(parameter.grad, parameter)
+        with without_overrides():
+            if parameter.grad is not None:
+                parameter.grad = self.gradient(parameter.grad, parameter)
 
     # Gradients that are pending sums
 

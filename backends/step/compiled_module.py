@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from shardweave.backends.state.mesh_tensor import copy_of_tensor
 from shardweave.backends.state.state import STEP, ShardedState, state_of
 from shardweave.backends.state.whole_state import is_first, whole_state_dicts
 from shardweave.ir.capture.observed.loose_tensors import kept_constants
@@ -73,7 +74,9 @@ class CompiledModule(nn.Module):
         new = type(self).__new__(type(self))
         memo[id(self)] = new
         # Torch's own copy of a DTensor's gradient fails where that is a view of a message.
-        memo |= {id(t): _copied(t) for t in vars(self)[STEP].stored.values() if id(t) not in memo}
+        memo |= {
+            id(t): copy_of_tensor(t) for t in vars(self)[STEP].stored.values() if id(t) not in memo
+        }
         own = {name: value for name, value in vars(self).items() if name != STEP}
         vars(new).update(copy.deepcopy(own, memo))
         vars(new)[STEP] = vars(self)[STEP].copied(new, memo)
@@ -85,17 +88,6 @@ class CompiledModule(nn.Module):
             "pickled; save it by sw.save_checkpoint, or its model.full_state_dict(), and copy it "
             "by copy.deepcopy."
         )
-
-
-def _copied(tensor: Tensor) -> Tensor:
-    made = tensor.detach().clone()
-    if not isinstance(tensor, nn.Parameter):
-        return made
-    new = nn.Parameter(made, tensor.requires_grad)
-    new.__class__ = type(tensor)
-    vars(new).update(vars(tensor))
-    new.grad = None if tensor.grad is None else tensor.grad.detach().clone()
-    return new
 
 
 def make_compiled(model: nn.Module, state: ShardedState) -> None:

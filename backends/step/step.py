@@ -17,6 +17,7 @@ from shardweave.backends.batch import replicas
 from shardweave.backends.programs import Key
 from shardweave.backends.state.initial import Source
 from shardweave.backends.state.state import ShardedState, state_of
+from shardweave.backends.step import as_eager
 from shardweave.backends.step.accumulate import Gradients, merged, micro_batches
 from shardweave.backends.step.after_backward import BackwardRan
 from shardweave.backends.step.autograd import AutogradCalls, give
@@ -35,7 +36,7 @@ from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.mesh.placement import Sharding, contiguous
 from shardweave.ir.program.program import INPUT_GRADIENT, Program
 from shardweave.ir.suggest import did_you_mean
-from shardweave.ir.torch_private import is_under_transform, pytree
+from shardweave.ir.torch_private import is_under_transform, pytree, without_overrides
 from shardweave.planners.plan.plan import Plan
 
 AUTOGRAD, IN_CALL = "autograd", "in_call"
@@ -110,6 +111,7 @@ class Step(ShardedState):
     def copied(self, model: nn.Module, memo: Mapping[int, Any]) -> Step:
         """The step of a deep copy of the model, made with this memo; it runs the same programs."""
         new = super().copied(model, memo)
+        new._programs = self._programs.copied(model)
         new._gradients = Gradients(new)
         new._ran = BackwardRan(new._gradients.parameters)
         new._calls = AutogradCalls(new) if self._calls is not None else None
@@ -141,24 +143,16 @@ class Step(ShardedState):
         scale = loss_scale_of(options.get("loss_scale"), self.backend.device, self._mesh)
         call = self.call_of(args, kwargs)
         self.failure_guard.check()
-        self.check_own()
+        if not self.has_own_tensors():
+            self.note(as_eager.NOTE)
+            return self._programs.in_eager(call, call.inputs)
         call = self._programs.joined(call)
         autograd = self._calls if call.grad else None
         if autograd is not None:
             _check_no_options(options)
         is_checked = self.backend.is_joint and replicas.are_checked()
-        are_compared = is_checked or (
-            self.backend.is_joint and replicas.inputs_are_checked(self._num_calls)
-        )
-        if is_checked:
-            words = f"{call}, accumulate={count}, loss_scale={scale}"
-            replicas.check_call(words, call.inputs, self.stored, self._programs.advice)
-        elif are_compared:
-            watchdog.meet("the call", str(call))
-            replicas.check_inputs(call.inputs, self._programs.advice)
-            if not self._num_calls:
-                self._programs.say_rows()
-        self._num_calls += 1
+        words = f"{call}, accumulate={count}, loss_scale={scale}" if is_checked else ""
+        are_compared = self.backend.is_joint and self._compare(call, words)
         recorded = None
         # Programs have the casts in them; they are not to be cast once more.
         with torch.no_grad(), torch.autocast(self.backend.device.type, enabled=False):
@@ -177,21 +171,39 @@ class Step(ShardedState):
             return _built(recorded.bound, recorded.attached())
         return self._returned(call, outputs)
 
+    def _compare(self, call: StepCall, words: str) -> bool:
+        """Compare what ranks give to one of the first calls, or to every call, whose words are
+        given then; says whether that was done."""
+        number, self._num_calls = self._num_calls, self._num_calls + 1
+        if words:
+            replicas.check_call(words, call.inputs, self.stored, self._programs.advice)
+        elif replicas.inputs_are_checked(number):
+            watchdog.meet("the call", str(call))
+            replicas.check_inputs(call.inputs, self._programs.advice)
+            if not number:
+                self._programs.say_rows()
+        else:
+            return False
+        return True
+
     def call_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> StepCall:
         """A call with these arguments, in the modes that the step is in now. Raises ValueError
         under a transform of torch.func."""
         if is_under_transform():
             raise ValueError(
-                "a step runs compiled programs, which torch.func (vmap, grad, jvp, ..) does not "
-                "transform; apply it to the model."
+                "a compiled model runs programs, which torch.func (vmap, grad, jvp, ..) does not "
+                "transform; apply it to a copy made before sw.compile (copy.deepcopy), or use "
+                "torch.autograd.grad(.., create_graph=True)."
             )
         form, inputs = self._programs.taken_apart(args, kwargs)
+        with without_overrides():
+            trained = [parameter.requires_grad for parameter in self._gradients.parameters]
         return StepCall(
             form,
             inputs,
             self.model.training and torch.is_grad_enabled(),
             tuple([module.training for module in self.modes]),
-            tuple([parameter.requires_grad for parameter in self._gradients.parameters]),
+            tuple(trained),
             autocast_dtype(self.backend.device.type) or self._programs.autocast,
         )
 

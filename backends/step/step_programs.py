@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from shardweave.backends.batch.replicas import ADVICE
 from shardweave.backends.batch.rows import LocalRows
@@ -56,6 +56,19 @@ class Programs(ABC):
     @abstractmethod
     def find(self, call: StepCall, stored: Stored) -> BoundProgram:
         """The program that runs a call, made if it has to be. Collective."""
+
+    def in_eager(self, call: StepCall, inputs: Mapping[str, Tensor]) -> Any:
+        """What a call returns, with these inputs, of the model as it is written. Raises ValueError
+        for a program that was given."""
+        raise ValueError(
+            "the model runs one given program, which has no gradients of gradients and no other "
+            "tensors; leave `program` out of sw.compile."
+        )
+
+    def copied(self, model: nn.Module) -> Programs:
+        """Those of a deep copy of the model, with settings of its own: the same ones as yet."""
+        del model
+        return self
 
     def joined(self, call: StepCall) -> StepCall:
         """The call of the global batch, of one that is made with a rank's rows. Collective."""

@@ -134,13 +134,19 @@ def head_of_type(model_type: str) -> Head:
     for head in HEADS:
         if model_type in _table(head):
             return head
-    known = sorted({name for head in HEADS for name in _table(head)})
+    known = types_with_head()
     meant = did_you_mean(model_type, known, 3)
     raise ValueError(
         f"hf: no model type '{model_type}' with a training head; "
         f"{meant or 'name one as Hugging Face does, such as bert, gpt2, llama, t5 or vit. '}"
         f"There are {len(known)}."
     )
+
+
+def types_with_head() -> list[str]:
+    """Model types that have a training head here."""
+    configs = _transformers().CONFIG_MAPPING
+    return sorted({name for head in HEADS for name in _table(head) if name in configs})
 
 
 def _transformers() -> Any:
@@ -220,12 +226,17 @@ def _make_config(
     from huggingface_hub.errors import StrictDataclassError
 
     given = {defaults.attribute_map.get(key, key) for key in fields}
-    decided = _token_ids_in_range(fields, defaults, given)
+    made = _transformers().CONFIG_MAPPING[model_type]
+    decided = _token_ids_in_range(fields, defaults.to_dict(), given)
     try:
-        config = _transformers().CONFIG_MAPPING[model_type](**decided, **fields)
-    except (StrictDataclassError, TypeError) as error:
-        reason = " ".join(str(error).split())
-        raise ValueError(f"hf:{model_type}: the config refuses these fields: {reason}") from error
+        config = made(**(fields | decided))
+    except (StrictDataclassError, TypeError):
+        try:  # some types need the ends of text, too
+            config = made(**(fields | _without_none(decided)))
+        except (StrictDataclassError, TypeError) as error:
+            reason = " ".join(str(error).split())
+            refused = f"hf:{model_type}: the config refuses these fields: {reason}"
+            raise ValueError(refused) from error
 
     heads = getattr(config, "num_attention_heads", None)
     kv_heads = getattr(config, "num_key_value_heads", None)
@@ -265,17 +276,33 @@ def _dropout_fields(config: PreTrainedConfig) -> set[str]:
     }
 
 
-def _token_ids_in_range(fields: Fields, defaults: PreTrainedConfig, given: set[str]) -> Fields:
+def _without_none(fields: Fields) -> Fields:
+    """Fields with 0 for None, in parts too."""
+    return {
+        name: _without_none(value) if isinstance(value, dict) else 0 if value is None else value
+        for name, value in fields.items()
+    }
+
+
+def _token_ids_in_range(
+    fields: Mapping[str, Any], defaults: Mapping[str, Any], given: set[str]
+) -> Fields:
     """Give the special tokens that the given vocabulary is too small for a place in it.
 
     Ends of text are dropped (training does not use them); others, such as the padding and the
-    decoder's start, are needed by some models and become token 0.
+    decoder's start, are needed by some models and become token 0. Parts of a config are returned
+    with all their fields.
     """
+    decided: Fields = {}
+    for name, value in fields.items():
+        part = defaults.get(name)
+        if isinstance(value, Mapping) and isinstance(part, Mapping):
+            inner: Mapping[str, Any] = value
+            decided[name] = {**inner, **_token_ids_in_range(inner, part, set(inner))}
     vocab = fields.get("vocab_size")
     if not isinstance(vocab, int):
-        return {}
-    decided: Fields = {}
-    for name, value in defaults.to_dict().items():
+        return decided
+    for name, value in defaults.items():
         ids = value if isinstance(value, list) else [value]
         too_large = any(isinstance(token, int) and token >= vocab for token in ids)
         if name.endswith("_token_id") and name not in given and too_large:

@@ -82,15 +82,21 @@ def _masked_inputs(config: PreTrainedConfig, size: InputSize) -> dict[str, Tenso
 
 
 def _image_inputs(config: PreTrainedConfig, size: InputSize) -> dict[str, Tensor]:
-    channels = getattr(config, "num_channels", 3)
     labels = torch.randint(0, config.num_labels or 2, (size.batch,))
+    if getattr(config, "vocab_size", None) and not hasattr(config, "num_channels"):
+        return {"input_ids": _random_tokens(config, size), "labels": labels}  # pixels as tokens
+    channels = getattr(config, "num_channels", 3)
     shape = (size.batch, channels, size.image_size, size.image_size)
     pixels = torch.randn(shape, dtype=size.dtype)
     return {"pixel_values": pixels, "labels": labels}
 
 
 def _sound_inputs(config: PreTrainedConfig, size: InputSize) -> dict[str, Tensor]:
-    """Waves of `seq` times the samples of a frame, and a class for each."""
+    """Waves of `seq` times the samples of a frame, or spectrograms, and a class for each."""
+    if hasattr(config, "num_mel_bins") and hasattr(config, "max_length"):
+        labels = torch.randint(0, config.num_labels or 2, (size.batch,))
+        shape = (size.batch, config.max_length, config.num_mel_bins)
+        return {"input_values": torch.randn(shape, dtype=size.dtype), "labels": labels}
     samples = size.seq * math.prod(getattr(config, "conv_stride", (1,)))
     labels = torch.randint(0, config.num_labels or 2, (size.batch,))
     return {"input_values": torch.randn(size.batch, samples, dtype=size.dtype), "labels": labels}

@@ -44,7 +44,9 @@ _SIZES: dict[str, int] = {
     **dict.fromkeys("num_experts_per_tok num_experts_per_token moe_top_k".split(), 2),
     **dict.fromkeys("rotary_dim qk_rope_head_dim qk_nope_head_dim v_head_dim".split(), HEAD_SIZE),
     **dict.fromkeys("kv_lora_rank q_lora_rank".split(), 2 * HEAD_SIZE),
-    **dict.fromkeys("n_group topk_group".split(), 1),
+    **dict.fromkeys("n_group topk_group mamba_n_groups".split(), 1),
+    **dict.fromkeys("mamba_n_heads mamba_num_heads".split(), 2 * HEADS),
+    **dict.fromkeys("mamba_d_head mamba_head_dim mamba_d_state".split(), HEAD_SIZE),
     "pronunciation_embed_dim": HIDDEN,
     "pronunciation_vocab_size": VOCAB,
     "shape_embed_dim": HIDDEN,
@@ -70,8 +72,16 @@ _SOUND: dict[str, Any] = {
     "apply_spec_augment": False, "classifier_proj_size": 16,
 }  # fmt: skip
 
+_BYTES = {"vocab_size": 260}
+"""Bytes and special tokens, which hashes of patches count with."""
+
 _BY_TYPE: dict[str, dict[str, Any]] = {
+    "audio-spectrogram-transformer": {"num_mel_bins": 16, "max_length": 32},
     "bit": {**_STAGES, "embedding_size": 16, "num_groups": 4},
+    "blt": {**_BYTES, "patching_mode": "static", "encoder_hash_byte_group_vocab": VOCAB},
+    "blt_local_decoder": {**_BYTES, "hidden_size_global": HIDDEN},
+    "blt_local_encoder": {**_BYTES, "hidden_size_global": HIDDEN},
+    "blt_patcher": _BYTES,
     "convnext": _STAGES | {"num_stages": 2},
     "convnextv2": _STAGES | {"num_stages": 2},
     "cvt": {"embed_dim": [16, 16, 32], "num_heads": [2, 2, 4], "depth": [1, 2, 3]},
@@ -85,6 +95,7 @@ _BY_TYPE: dict[str, dict[str, Any]] = {
     "efficientnet": {
         "width_coefficient": 0.25, "depth_coefficient": 0.1, "hidden_dim": 320, "image_size": 32,
     },
+    "esmc": {"num_key_value_heads": HEADS},
     "esm": {"vocab_size": VOCAB, "mask_token_id": 2, "pad_token_id": 1},
     "focalnet": {
         **_STAGES, "embed_dim": 16, "focal_levels": [2, 2], "focal_windows": [3, 3],
@@ -116,9 +127,15 @@ _BY_TYPE: dict[str, dict[str, Any]] = {
     "resnet": {**_STAGES, "embedding_size": 16},
     "segformer": {**_PYRAMID, "sr_ratios": [2, 1], "patch_sizes": [7, 3],
                   "decoder_hidden_size": 16},
+    "donut-swin": _WINDOWS,
+    "dots1": {
+        "n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1,
+        "moe_intermediate_size": HIDDEN,
+    },
     "swin": _WINDOWS,
     "swinv2": _WINDOWS | {"pretrained_window_sizes": [0, 0]},
     "wav2vec2": _SOUND,
+    "xmod": {"default_language": "en_XX"},
 }  # fmt: skip
 """Sizes of types whose fields depend on one another."""
 
@@ -138,7 +155,10 @@ def tiny_fields(defaults: Mapping[str, Any], renamed: Mapping[str, str]) -> dict
     for name, value in defaults.items():
         size = _SIZES.get(name, _SIZES.get(names.get(name, "")))
         if isinstance(value, Mapping) and name.endswith("_config"):
-            fields[name] = tiny_fields(value, {})
+            kind = {key: value[key] for key in ("model_type",) if value.get(key)}
+            fields[name] = kind | tiny_fields(value, {})
         elif type(value) is int and value > 0 and size is not None:
             fields[name] = min(value, size)
+    if defaults.get("kv_lora_rank") and "num_key_value_heads" in fields:
+        fields["num_key_value_heads"] = HEADS  # latent attention has keys for each head
     return fields | by_type

@@ -86,6 +86,7 @@ def made_here(
     """
     start_s = perf_counter()
     with (
+        torch.inference_mode(False),
         nullcontext() if is_first else unheard(),
         _explaining_empty_inputs(call),
         as_plain(request.model, with_hooks=request.backward == IN_CALL),

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from shardweave.backends.batch.rows import LocalRows, axes_of_rows
 from shardweave.backends.distributed.distributed import DistributedBackend
 from shardweave.backends.step.bound import BoundProgram
+from shardweave.backends.step.compiled_module import as_written
 from shardweave.backends.step.step import AUTOGRAD
 from shardweave.backends.step.step_call import StepCall
 from shardweave.backends.step.step_programs import OPTIONS, Programs, Stored, check_given
@@ -32,6 +33,7 @@ from shardweave.driver.step.model.settings import Settings, Snapshot, changes
 from shardweave.driver.step.precision import AUTOCAST, inputs_in_precision
 from shardweave.driver.step.request import Request
 from shardweave.ir.capture.arguments import Form, taken_apart
+from shardweave.ir.capture.outputs import chosen_loss
 from shardweave.ir.dialects.types import form_of
 from shardweave.ir.notes import say, warn
 from shardweave.passes.notes import PlanNote
@@ -58,11 +60,17 @@ class CompiledPrograms(Programs):
     anew where a setting of the model was changed since, and it reads that.
 
     call, lowered, first: the call that stands for the example, and its program, as it was lowered
-    and loaded.
+    and loaded. kept: the calls that have programs, with these, by default this one alone.
     """
 
     def __init__(
-        self, request: Request, call: StepCall, lowered: Lowered, first: BoundProgram, seed: int
+        self,
+        request: Request,
+        call: StepCall,
+        lowered: Lowered,
+        first: BoundProgram,
+        seed: int,
+        kept: Sequence[tuple[StepCall, BoundProgram]] | None = None,
     ) -> None:
         self.request = request
         self.plan = lowered.plan
@@ -86,13 +94,36 @@ class CompiledPrograms(Programs):
         self._note(lowered)
         self._settings = Settings(request.model, request.loss)
         self._note_settings()
-        self._kept = OrderedDict({call.key: _Kept(call, first, self._settings.now())})
+        kept, now = [(call, first)] if kept is None else kept, self._settings.now()
+        self._kept = OrderedDict((of.key, _Kept(of, bound, now)) for of, bound in kept)
         self._set_aside: dict[Any, list[_Kept]] = {}
         """By key of a call: programs for settings that it had before."""
         self._dropped: set[Any] = set()
         self._first_call = call
         self._ahead = {self._shape_key(call)}
         self._forms = parameter_forms(request.model)
+
+    def in_eager(self, call: StepCall, inputs: Mapping[str, Tensor]) -> Any:
+        model, choice = self.request.model, self.request.loss
+        args, kwargs = call.form.arguments(tuple(inputs.values()))
+        cast = call.autocast or torch.get_default_dtype()
+        is_cast = call.autocast is not None
+        with (
+            as_written(model),
+            torch.autocast(self.first.backend.device.type, cast, enabled=is_cast),
+        ):
+            output = model(*args, **kwargs)
+        if callable(choice):
+            output = choice(output), output
+        is_alone = self.request.only_loss and call.grad
+        return chosen_loss(output, choice) if is_alone else output
+
+    def copied(self, model: nn.Module) -> CompiledPrograms:
+        now = self._settings.now()
+        kept = [each for each in self._kept.values() if each.settings.is_same(now)]
+        request = replace(self.request, model=model)
+        first = self._first_call, self.lowered, self.first
+        return CompiledPrograms(request, *first, self.seed, [(k.call, k.bound) for k in kept])
 
     def taken_apart(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], *, is_whole: bool = True

@@ -151,7 +151,7 @@ class Wrapped(nn.Module):
         return (*returned, *(_new_value(self.model, name) for name in self.assigned))
 
     def _everything(self, output: Any) -> tuple[Any, ...]:
-        output = _as_tree(output)
+        output = tree_of(output)
         loss = None
         if callable(self.choice):
             loss = self.choice(output)
@@ -265,18 +265,18 @@ def _detached(tensor: Tensor) -> Tensor:
     return tensor.detach()
 
 
-def _as_tree(output: Any) -> Any:
-    """The output, with a dict for each dataclass, which torch does not take apart by itself."""
+def tree_of(output: Any) -> Any:
+    """What a model returns, with a dict for each dataclass: torch does not take those apart."""
     if type(output) is tuple:
-        return tuple([_as_tree(item) for item in output])
+        return tuple([tree_of(item) for item in output])
     if type(output) is list:
-        return [_as_tree(item) for item in output]
+        return [tree_of(item) for item in output]
     if type(output) is dict:
-        return {key: _as_tree(item) for key, item in output.items()}
+        return {key: tree_of(item) for key, item in output.items()}
     if isinstance(output, (Tensor, tuple, list, dict, *CONSTANTS)):
         return output
     kind, names = _dataclass(type(output))
-    fields = {name: _as_tree(getattr(output, name)) for name in names}
+    fields = {name: tree_of(getattr(output, name)) for name in names}
     return {kind: True, **fields} if kind else output
 
 

@@ -44,13 +44,17 @@ class SeededRandom(TorchDispatchMode):
     `torch.multinomial`, raises ValueError, and so does a draw in a backward pass: activation
     checkpoints of eager PyTorch would draw again. Draws from a generator of their own are left
     alone. shard: of the tensors that are drawn, where ops are given this part of them alone.
+    in_backward: draw in a backward pass too, one that runs the forward pass again.
     """
 
     supports_higher_order_operators = True
 
-    def __init__(self, seed: int | Tensor, shard: Shard | None = None) -> None:
+    def __init__(
+        self, seed: int | Tensor, shard: Shard | None = None, *, in_backward: bool = False
+    ) -> None:
         super().__init__()
         self._shard = shard
+        self._in_backward = in_backward
         is_state = isinstance(seed, Tensor)
         self.state = seed.detach().cpu().clone() if is_state else random_state(seed)
 
@@ -82,7 +86,7 @@ class SeededRandom(TorchDispatchMode):
             if taken_apart is NotImplemented:
                 raise ValueError(f"sw.seeded: {name} {NO_RECIPE}.")
             return taken_apart
-        if backward_pass_number() != -1:
+        if backward_pass_number() != -1 and not self._in_backward:
             raise ValueError(
                 f"sw.seeded: {name} draws in a backward pass, as torch.utils.checkpoint does when "
                 "it computes the forward pass again; leave checkpoints out to compare."

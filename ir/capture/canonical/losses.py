@@ -28,6 +28,8 @@ _NONE, _MEAN, _SUM = 0, 1, 2
 def _log_softmax(call: Call) -> Result:
     """x - max - log sum exp(x - max)."""
     b = call.builder
+    if 0 in call.shape:
+        return b.full(call.shape, 0, call.dtype)
     source = b.cast(call["self"], call.dtype)
     dim = normalized(call["dim"], len(call.shape))
     highest = b.call("aten.amax", source, dim=[dim], keepdim=True)

@@ -9,7 +9,7 @@ written back under the same mask, all rows are computed on, and the mask chooses
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import torch
@@ -35,6 +35,8 @@ def replace_boolean_rows(exported: torch.fx.GraphModule) -> None:
             changed |= _replace_read(node)
         elif _is_masked(node, operator.setitem) and isinstance(node.args[2], torch.fx.Node):
             changed |= _replace_write(node)
+        elif node.target in _PUTS:
+            changed |= _replace_put(node)
     if changed:
         exported.recompile()
 
@@ -48,6 +50,28 @@ def rows_or_filler(table: Tensor, mask: Tensor) -> Tensor:
 def write_rows(table: Tensor, mask: Tensor, rows: Tensor) -> None:
     """table[mask] = rows, where rows are one for all, or as many as the table has."""
     table.copy_(torch.where(_wide(mask, table), rows.to(table.dtype), table))
+
+
+def put_rows(
+    table: Tensor, indices: Sequence[Tensor], rows: Tensor, accumulate: bool = False
+) -> Tensor:
+    """`torch.index_put` by one mask, of one row for all."""
+    mask = _wide(indices[0], table)
+    return torch.where(mask, table + rows if accumulate else rows, table)
+
+
+def put_rows_in_place(
+    table: Tensor, indices: Sequence[Tensor], rows: Tensor, accumulate: bool = False
+) -> Tensor:
+    """`index_put_` by one mask, of one row for all."""
+    return table.copy_(put_rows(table, indices, rows, accumulate))
+
+
+_PUTS: dict[Any, Any] = {
+    torch.index_put: put_rows,
+    "index_put": put_rows,
+    "index_put_": put_rows_in_place,
+}
 
 
 def _wide(mask: Tensor, table: Tensor) -> Tensor:
@@ -149,6 +173,32 @@ def _replace_write(write: torch.fx.Node) -> bool:
     table, mask, rows = (node.meta["example_value"] for node in operands)
     if operands[2].meta.get("unbacked_bindings") or _has_free_sizes(rows):
         return False
+    _check_one_row(write, table, mask, rows)
+    write.target = write_rows
+    return True
+
+
+def _replace_put(put: torch.fx.Node) -> bool:
+    """Whether a call of `index_put` writes one row to all that a mask names."""
+    table, indices, rows = (*put.args, *[put.kwargs.get(name) for name in ("indices", "values")])[
+        :3
+    ]
+    masks = cast("Sequence[Any]", indices) if isinstance(indices, tuple | list) else ()
+    values = [_example(node) for node in (table, *masks, rows)]
+    if len(values) != 3 or not all(isinstance(value, Tensor) for value in values):
+        return False
+    if values[1].dtype != torch.bool or not values[1].dim():
+        return False
+    _check_one_row(put, *values)
+    put.op, put.target = "call_function", _PUTS[put.target]
+    return True
+
+
+def _example(node: Any) -> Any:
+    return node.meta.get("example_value") if isinstance(node, torch.fx.Node) else None
+
+
+def _check_one_row(write: torch.fx.Node, table: Tensor, mask: Tensor, rows: Tensor) -> None:
     num_rest = table.dim() - mask.dim()
     is_one = rows.dim() <= num_rest or (rows.dim() == num_rest + 1 and rows.shape[0] == 1)
     if not is_one:
@@ -156,8 +206,6 @@ def _replace_write(write: torch.fx.Node) -> bool:
             f"{site_of_node(write)}: this writes as many rows as the mask has ones, which depends "
             "on the data; give a value for every row, and write torch.where(mask, values, x)."
         )
-    write.target = write_rows
-    return True
 
 
 def _has_free_sizes(value: Tensor) -> bool:

@@ -12,6 +12,7 @@
   cannot bring the change back to what it is a view of.
 - `embedding_bag` of bags of one length is a lookup and a sum, which can be cut by samples, by rows
   and by columns of the table.
+- `index_fill` by a tensor is a `where`: torch's gradient counts each index once, by its value.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def replace_calls(exported: torch.fx.GraphModule) -> None:
         elif node.target is torch.einsum and is_written(node):
             node.target = einsum
         elif node.target in _WRITTEN_OUT:
-            node.target = _WRITTEN_OUT[node.target]
+            node.op, node.target = "call_function", _WRITTEN_OUT[node.target]
     exported.recompile()
 
 
@@ -88,6 +89,8 @@ def multilabel_margin_loss(
     Shapes: input and target N x C, or C; the targets of a row end at its first -1.
     """
     input = wide_under_autocast(input)
+    if input.dim() == 0:
+        input, target = input[None], target.reshape(1)
     counts = (target < 0).cumsum(-1) == 0
     index = torch.where(counts, target, 0)
     is_target = torch.zeros_like(input).scatter_add(-1, index, counts.to(input.dtype)) > 0
@@ -132,7 +135,24 @@ def embedding_bag(
     return total / counts.sum(1, keepdim=True).clamp_min(1) if mode == "mean" else total
 
 
+def index_fill(input: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
+    """As torch's."""
+    if not isinstance(value, Tensor):
+        return torch.index_fill(input, dim, index, value)
+    size, rest = (input.shape[dim], input.dim() - 1 - dim % input.dim()) if input.dim() else (1, 0)
+    named = torch.zeros(size, dtype=torch.bool, device=input.device).index_fill(0, index, True)
+    named = named.reshape(size, *[1] * rest) if input.dim() else named.reshape(())
+    return torch.where(named, value.to(input.dtype), input)
+
+
+def _index_fill_in_place(input: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
+    return input.copy_(index_fill(input, dim, index, value))
+
+
 _WRITTEN_OUT: dict[Any, Any] = {
+    torch.index_fill: index_fill,
+    "index_fill": index_fill,
+    "index_fill_": _index_fill_in_place,
     F.multilabel_margin_loss: multilabel_margin_loss,
     F.embedding_bag: embedding_bag,
 }

@@ -4,6 +4,7 @@
 
 - `ctc_loss` has a kernel whose shapes depend on the lengths: it becomes a loop over time.
 - `gaussian_nll_loss`, `cov` and `corrcoef` look at values only to refuse wrong ones.
+- `torch.narrow` from a start that a tensor says is a lookup.
 - Distributions look at their parameters and samples for the same reason.
 - Encoders and decoders of `nn.Transformer` look whether a mask is the causal one, for a kernel that
   takes no mask: it stays a mask.
@@ -46,6 +47,7 @@ def written_out() -> Iterator[None]:
         mock.patch.object(torch, "ctc_loss", ctc_loss),
         mock.patch.object(torch, "cov", cov),
         mock.patch.object(torch, "corrcoef", corrcoef),
+        mock.patch.object(torch, "narrow", narrow),
         mock.patch.object(F, "gaussian_nll_loss", gaussian_nll_loss),
         mock.patch.object(nn.AdaptiveLogSoftmaxWithLoss, "forward", adaptive_log_softmax),
         mock.patch.object(BatchNorm, "forward", batch_norm),
@@ -229,6 +231,14 @@ def corrcoef(input: Tensor) -> Tensor:
     deviation = found.diagonal().real.sqrt() if found.is_complex() else found.diagonal().sqrt()
     found = found / deviation[:, None] / deviation
     return found if found.is_complex() else found.clip(-1, 1)
+
+
+def narrow(input: Tensor, dim: int, start: int | Tensor, length: int) -> Tensor:
+    """As torch's; where a tensor says the start, a lookup of `length` positions from there."""
+    if not isinstance(start, Tensor):
+        return input.narrow(dim, start, length)
+    first = torch.where(start < 0, start + input.shape[dim], start)
+    return input.index_select(dim, first + torch.arange(length, device=input.device))
 
 
 def adaptive_log_softmax(self: Any, input_: Tensor, target_: Tensor) -> Any:

@@ -24,6 +24,10 @@ CALLS: dict[str, Callable[[Tensor], Tensor]] = {
     "covariance with weights": lambda x: torch.cov(
         x, fweights=torch.arange(1, 33), aweights=torch.linspace(0.5, 1, 32, dtype=F64)
     ),
+    "filled by a tensor": lambda x: x.index_fill(1, torch.tensor([1, 5]), x.sum()),
+    "put by a mask": lambda x: torch.index_put(x, (torch.arange(4) > 1,), x.sum(0)),
+    "added by a mask": lambda x: torch.index_put(x, (torch.arange(4) > 1,), x.sum(0), True),
+    "narrowed from a tensor": lambda x: torch.narrow(x, 1, torch.tensor(3), 8),
     "nothing concatenated": lambda x: torch.cat([x[:, :0], x[:, 32:]], 1).sum() + x,
 }
 

@@ -23,7 +23,7 @@ from shardweave.backends.watch.watch import BEAT_S, TRAIL_CALLS
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.tests.spawn import run_ranks
 
-KINDS = ("loss", "outside", "in call", "gradients of inputs")
+KINDS = ("loss", "outside", "in call", "gradients of inputs", "submodules")
 
 
 class Net(nn.Module):
@@ -71,7 +71,7 @@ def train(mesh: str, zero: int, kinds: list[str]) -> None:
         backward = "in_call" if kind == "in call" else "autograd"
         sw.compile(model, example, mesh=mesh, zero=zero, batch="local", backward=backward)
         optimizers = [torch.optim.SGD(m.parameters(), 0.1) for m in (model, eager)]
-        for counts in ([3, 3], [4, 2], [3, 3], [2, 0]):
+        for counts in [[3, 3]] * 2 if kind == "submodules" else ([3, 3], [4, 2], [3, 3], [2, 0]):
             for optimizer in optimizers:
                 optimizer.zero_grad()
             one_step(model, eager, own_rows(counts, mesh), sum(counts), kind)
@@ -96,6 +96,9 @@ def one_step(model: nn.Module, eager: nn.Module, mine: slice, total: int, kind: 
     if kind == "outside":
         out = model(own)
         F.mse_loss(out, y[mine], reduction="sum").div(max(1, out.numel())).backward()
+    elif kind == "submodules":
+        out = model.down(torch.tanh(model.up(own)))
+        F.mse_loss(out, y[mine]).backward()
     else:
         loss, out = model(own, y[mine], by)
         close(loss, wanted)

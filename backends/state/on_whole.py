@@ -1,0 +1,136 @@
+"""Functions that mix plain tensors with tensors on a mesh: computed on whole tensors, by each rank.
+
+A plain tensor is the same on every rank, as inputs are. So `F.linear(x, model.up.weight)` gathers
+the weight, and gives a plain tensor; `DTensor` by itself refuses it. Gradients of any order flow
+back into the shards. Where ranks give rows of their own (`batch="local"`), they are the mean over
+these ranks, as in DDP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Replicate
+
+from shardweave.backends.optimizers.shards import full_value, shard_of
+from shardweave.ir.torch_private import dtensor_spec, local_part, pytree, version_of
+
+ROW_AXES: set[str] = set()
+"""The axes along which ranks give rows of their own, of any step of this process."""
+
+
+def are_mixed(tensors: Sequence[Tensor]) -> bool:
+    """Whether tensors of two meshes meet, or plain ones and some on a mesh, so that DTensor would
+    refuse it, or send gradients on a mesh to what made the plain ones. It takes a plain scalar
+    among its own."""
+    on_mesh = [tensor for tensor in tensors if isinstance(tensor, DTensor)]
+    plain = [tensor for tensor in tensors if not isinstance(tensor, DTensor)]
+    if len({tensor.device_mesh for tensor in on_mesh}) > 1:
+        return True
+    if not plain or not on_mesh:
+        return False
+    return any(t.ndim or t.requires_grad for t in plain) or not any(t.ndim for t in on_mesh)
+
+
+def whole_tensor(tensor: DTensor) -> Tensor:
+    """The plain tensor of a DTensor's value, through which gradients flow back. Collective."""
+    if tensor.requires_grad and torch.is_grad_enabled():
+        return _Whole.apply(tensor)  # pyright: ignore[reportReturnType]
+    return full_value(_plain(tensor)).detach()
+
+
+def on_whole_tensors(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Call a function with whole tensors. What it changes in place changes in the shards too.
+    Collective."""
+    leaves, tree = pytree.tree_flatten((list(args), kwargs))
+    given = {id(leaf): leaf for leaf in leaves if isinstance(leaf, DTensor)}
+    values = {key: whole_tensor(tensor) for key, tensor in given.items()}
+    before = {key: _version(value) for key, value in values.items()}
+    new_args, new_kwargs = pytree.tree_unflatten([values.get(id(x), x) for x in leaves], tree)
+    result = func(*new_args, **new_kwargs)
+    for key, tensor in given.items():
+        value = values[key]
+        is_first = bool(args) and args[0] is tensor
+        if _version(value) != before[key] or (is_first and _writes(func, value)):
+            with torch.no_grad():
+                _write(value, tensor)
+            if result is value:
+                result = tensor
+    return result
+
+
+def _write(value: Tensor, into: DTensor) -> None:
+    """Give a DTensor a value. Of a sum that is pending, the first rank has all of it."""
+    coordinate = into.device_mesh.get_coordinate()
+    if coordinate is None:
+        return
+    own = local_part(into).copy_(shard_of(value, into))
+    if any(p.is_partial() and at for p, at in zip(into.placements, coordinate, strict=True)):
+        own.zero_()
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else version_of(tensor)
+
+
+def _writes(func: Callable[..., Any], value: Tensor) -> bool:
+    """Whether a function writes to its first argument, under inference mode: nothing is counted."""
+    name = getattr(func, "__name__", "")
+    is_method = name.endswith("_") and not name.endswith("__")
+    return value.is_inference() and (is_method or name.startswith(("__i", "__setitem__")))
+
+
+def _plain(tensor: DTensor) -> DTensor:
+    """The same DTensor, of torch's own class."""
+    return DTensor(local_part(tensor).detach(), dtensor_spec(tensor), requires_grad=False)
+
+
+def _reduced(tensor: DTensor) -> DTensor:
+    """The same DTensor, of which no sum is pending: so its gradient is placed."""
+    if not any(placement.is_partial() for placement in tensor.placements):
+        return tensor
+    goal = [Replicate() if placement.is_partial() else placement for placement in tensor.placements]
+    return tensor.redistribute(placements=goal)
+
+
+class _Whole(torch.autograd.Function):
+    """A tensor on a mesh as a plain one. Its derivative is `_Sharded`."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: DTensor) -> Tensor:
+        ctx.like, ctx.kind = _reduced(_plain(tensor)), type(tensor)
+        return full_value(ctx.like)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return _Sharded.apply(gradient, ctx.like, ctx.kind)  # pyright: ignore[reportReturnType]
+
+
+class _Sharded(torch.autograd.Function):
+    """The gradient of a whole tensor, in its shards. Its derivative is `_Whole`."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, like: DTensor, kind: type[DTensor]) -> Tensor:
+        value = _mean_over_rows(value, like)
+        own = shard_of(value, like).clone(memory_format=torch.contiguous_format)
+        return kind(own, dtensor_spec(like), requires_grad=False)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        del ctx
+        whole = whole_tensor(gradient) if isinstance(gradient, DTensor) else gradient
+        return whole, None, None
+
+
+def _mean_over_rows(value: Tensor, like: DTensor) -> Tensor:
+    mesh = like.device_mesh
+    for axis in ROW_AXES.intersection(mesh.mesh_dim_names or ()):
+        if mesh.get_coordinate() is not None and mesh[axis].size() > 1:
+            value = value.contiguous().clone()
+            dist.all_reduce(value, group=mesh.get_group(axis))
+            value /= mesh[axis].size()
+    return value

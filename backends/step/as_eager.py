@@ -1,0 +1,98 @@
+"""A compiled model run as it is written, on whole tensors on every rank.
+
+So gradients of gradients are computed (`create_graph=True`), of which programs have none, and calls
+with other tensors than the model's own (`torch.func.functional_call`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from shardweave.backends.programs import Key
+from shardweave.backends.state.on_whole import whole_tensor
+from shardweave.backends.state.state import ShardedState
+from shardweave.backends.step.bound import BoundProgram
+from shardweave.backends.step.step_call import StepCall
+from shardweave.ir.capture.outputs import tree_of
+from shardweave.ir.capture.seeded import SeededRandom
+from shardweave.ir.library.philox import STATE
+from shardweave.ir.torch_private import pytree
+
+NOTE = (
+    "create_graph=True, and torch.func.functional_call with other tensors, run the model as it is "
+    "written, on whole tensors on every rank"
+)
+
+
+def differentiable_gradients(
+    step: Any,
+    call: StepCall,
+    bound: BoundProgram,
+    given: Mapping[str, Tensor],
+    kept: Mapping[Key, Any],
+    targets: Sequence[Tensor],
+) -> list[Tensor | None]:
+    """Gradients of a call's outputs, which have a graph themselves. Collective.
+
+    given: the gradients of outputs that come in, by name. kept: buffers as they were in the call.
+    targets: what is differentiated by.
+    """
+    inputs = {name: _whole(tensor) for name, tensor in call.inputs.items()}
+    state = kept.get(("buffer", STATE))
+    with torch.enable_grad(), _as_in_call(step, call, kept):
+        if state is None:
+            output = step.programs.in_eager(call, inputs)
+        else:
+            with SeededRandom(state, in_backward=True):
+                output = step.programs.in_eager(call, inputs)
+        leaves = [leaf for leaf in pytree.tree_leaves(tree_of(output)) if isinstance(leaf, Tensor)]
+        values: dict[str, Tensor] = {}
+        for leaf, value in zip(bound.returned.leaves, leaves, strict=True):
+            if leaf.is_differentiable:
+                values.setdefault(leaf.name, value)
+        outputs = [_whole(values[name]) for name in given]
+        gradients = [_whole(gradient) for gradient in given.values()]
+        asked = [inputs.get(name) for name, x in call.inputs.items() if x.requires_grad]
+        asked = [*targets[: len(targets) - len(asked)], *asked]
+        return list(
+            torch.autograd.grad(outputs, asked, gradients, create_graph=True, allow_unused=True)  # pyright: ignore[reportArgumentType]
+        )
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """A tensor that is plain and whole. Collective."""
+    return whole_tensor(tensor) if isinstance(tensor, DTensor) else tensor
+
+
+@contextmanager
+def _as_in_call(step: ShardedState, call: StepCall, kept: Mapping[Key, Any]) -> Iterator[None]:
+    """Meanwhile modules are in the modes of a call, and have whole tensors, copies for buffers."""
+    modes = [module.training for module in step.modes]
+    wholes: dict[int, Tensor] = {}
+    for key, tensor in step.stored.items():
+        held = tensor if key not in kept else step.backend.like(kept[key], tensor)
+        wholes[id(tensor)] = _whole(held) if key[0] == "param" else _whole(held).clone()
+    replaced = [
+        (held, name, tensor)
+        for module in step.modes
+        for held in cast("list[dict[str, Any]]", [module._parameters, module._buffers])
+        for name, tensor in held.items()
+        if id(tensor) in wholes
+    ]
+    try:
+        for module, mode in zip(step.modes, call.modes, strict=True):
+            module.training = mode
+        for held, name, tensor in replaced:
+            held[name] = wholes[id(tensor)]
+        yield
+    finally:
+        for held, name, tensor in replaced:
+            held[name] = tensor
+        for module, mode in zip(step.modes, modes, strict=True):
+            module.training = mode
