@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Placement
 
 from shardweave.backends.optimizers.shards import divided_dim, part_along
-from shardweave.ir.capture.update.owners import sources_of
+from shardweave.ir.capture.update.owners import senders_of
 
 _ALIGNED = 16
 """Messages begin at multiples of so many bytes, that any dtype may be read there."""
@@ -34,7 +34,7 @@ class Layout:
 
     def sources(self, goal: int) -> list[int]:
         """For each different shard a rank that sends it to `goal`."""
-        return sources_of(self.shards, goal)
+        return senders_of(self.shards, goal)
 
 
 def layout_of(tensor: DTensor) -> Layout:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from shardweave.ir.capture.update.cut import CutUpdate, cut_update
-from shardweave.ir.capture.update.owners import dealt_out, sources_of
+from shardweave.ir.capture.update.owners import dealt_out, senders_of
 from shardweave.ir.capture.update.program import capture_update, program_of
 from shardweave.ir.capture.update.reads import Sizes, calls_of, run_step
 from shardweave.ir.dialects.types import dtype_of_value
@@ -230,7 +230,7 @@ class _Costs:
         kind, stored = self.kinds[index], self.stored[index]
         count = len(set(stored.shards.values()))
         read = sum(x.num_bytes for x in kind.parts.gathered if x.is_sharded)
-        for source in sources_of(stored.shards, owner):
+        for source in senders_of(stored.shards, owner):
             if source != owner:
                 self.there[source] += read // count
         for sent in kind.parts.results:

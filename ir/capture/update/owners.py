@@ -18,7 +18,7 @@ def dealt_out(flops: Mapping[int, int], ranks: Mapping[int, Sequence[int]]) -> d
     return owners
 
 
-def sources_of(shards: Mapping[int, Hashable], goal: int) -> list[int]:
+def senders_of(shards: Mapping[int, Hashable], goal: int) -> list[int]:
     """For each different shard a rank that has it: `goal` itself where it can, else by turns.
 
     shards: by rank.
