@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import shardweave as sw
-from shardweave.backends.reference.virtual import VirtualBackend
+from shardweave.backends.reference.reference import VirtualBackend
 from shardweave.backends.step.bound import BoundProgram
 from shardweave.backends.step.step import Step
 from shardweave.backends.step.step_programs import GivenProgram

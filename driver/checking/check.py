@@ -229,10 +229,7 @@ def _whole(tensor: Tensor) -> Tensor:
 def compare_steps(
     found: Sequence[Expected], eager: Sequence[Expected], dtype: torch.dtype
 ) -> CheckResult:
-    """Compare several steps; of each kind of error the largest, and the loss of the first step.
-
-    Raises ValueError as `compare` does.
-    """
+    """Compare several steps; of each kind of error the largest, and the loss of the first step."""
     steps = [compare(step, wanted, dtype) for step, wanted in zip(found, eager, strict=True)]
     gradients = max(steps, key=lambda step: _by_size(step.max_rel_grad_error))
     buffers = max(steps, key=lambda step: _by_size(step.buffer_error))

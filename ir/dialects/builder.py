@@ -19,11 +19,7 @@ _Op = TypeVar("_Op", bound=Operation)
 
 @dataclass(frozen=True)
 class Builder:
-    """Inserts ops, one after another, with the annotations and location of `like` (not its
-    sharding).
-
-    add: inserts an op. like: None adds ops without annotations.
-    """
+    """Inserts ops, one after another, with the annotations and location of `like`, if given."""
 
     add: Callable[[Operation], object]
     like: Operation | None
@@ -72,11 +68,7 @@ class Builder:
         hint: str | SSAValue | None = "",
         **values: Literal,
     ) -> SSAValue:
-        """Insert an aten op and return its only result.
-
-        type_: of the result; by default that of the first operand. values: the op's other
-        arguments.
-        """
+        """Insert an aten op of `type_`, by default that of operand 0; returns its only result."""
         if type_ is None:
             first = operands[0]
             assert isinstance(first, SSAValue), f"give the result type of {name}"
@@ -85,15 +77,9 @@ class Builder:
 
 
 def remade(
-    op: _Op,
-    operands: Sequence[SSAValue],
-    result_types: Sequence[Attribute],
-    **values: Literal,
+    op: _Op, operands: Sequence[SSAValue], result_types: Sequence[Attribute], **values: Literal
 ) -> _Op:
-    """The same op on other operands, not inserted: all but its shardings and wishes are kept.
-
-    values: arguments that change.
-    """
+    """The same op on other operands, with other `values`, not inserted; no shardings or wishes."""
     properties = properties_without(op, "sharding", "wanted")
     properties.update({name: to_attribute(value) for name, value in values.items()})
     return type(op).create(

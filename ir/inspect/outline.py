@@ -13,7 +13,7 @@ from xdsl.ir import Operation, SSAValue
 from shardweave.ir.dialects.annotations import arguments_of, layer_of, phase_of
 from shardweave.ir.dialects.dist import CollectiveOp, ReshardOp
 from shardweave.ir.dialects.types import num_bytes, tensor_type_of
-from shardweave.ir.ops.flops import flops_of
+from shardweave.ir.ops.registry import flops_of
 from shardweave.ir.program.blocks import Blocks, blocks_of
 from shardweave.ir.program.program import Program
 

@@ -24,8 +24,7 @@ from shardweave.ir.dialects.types import shape_of
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.mesh.placement import Sharding
 from shardweave.ir.program.program_stats import ProgramStats
-from shardweave.ir.program.source_text import SourceText
-from shardweave.ir.program.text import ProgramTextError, parse_module, print_module
+from shardweave.ir.program.text import ProgramTextError, SourceText, parse_module, print_module
 
 MESH = "dist.mesh"
 LOCAL = "dist.local"

@@ -88,11 +88,7 @@ def chunk_by_chunk(ops: Sequence[Operation], position: int) -> list[Operation]:
         copy = copy_of(op)
         makers = [chunk.get(maker, 0) for maker in _makers(op)]
         chunk[op] = max([copy[position] if copy else 0, *makers])
-    return [
-        *ops[: window.start],
-        *sorted(ops[window], key=chunk.__getitem__),
-        *ops[window.stop :],
-    ]
+    return [*ops[: window.start], *sorted(ops[window], key=chunk.__getitem__), *ops[window.stop :]]
 
 
 def _makers(op: Operation) -> set[Operation]:
@@ -226,11 +222,7 @@ def _even(size: int, chunks: int) -> list[tuple[int, int]]:
 
 
 class _CannotCutError(ValueError):
-    """An op cannot be cut along the rows.
-
-    parts: digits of the dim of rows along one of which they might be cut: sizes, and those of what
-    is minor to them.
-    """
+    """An op cannot be cut along the rows. parts: digits along one of which it might, and minors."""
 
     def __init__(self, op: Operation, why: str, parts: Iterable[tuple[int, int]] = ()) -> None:
         self.parts = tuple(parts)

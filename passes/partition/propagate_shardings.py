@@ -26,11 +26,10 @@ from shardweave.ir.program.program import Program, Slot, wishes_of
 from shardweave.ir.sharding.assignment import Assignment, price_of
 from shardweave.ir.sharding.flow import Flow, aten_ops, is_propagated
 from shardweave.ir.sharding.rules import notes_on_rules
-from shardweave.passes.analyses import Analyses
 from shardweave.passes.notes import is_heard, note
 from shardweave.passes.partition.place_reshards import Chosen, place_reshards
 from shardweave.passes.partition.wanted_seats import WantedSeats
-from shardweave.passes.program_pass import PassWithAnalyses
+from shardweave.passes.program_pass import Analyses, PassWithAnalyses
 
 MAX_SWEEPS = 100
 """Backward sweeps before propagation is taken to run in a circle. Each makes shards finer, so that
@@ -38,10 +37,7 @@ it ends; models need two or three."""
 
 
 def propagated_forward(program: Program) -> Propagation:
-    """The forward part of a program's propagation, an analysis that changes nothing.
-
-    Raises ValueError for a program without a mesh, or for wishes that do not fit.
-    """
+    """The forward part of a program's propagation. Raises ValueError without a mesh."""
     propagation = Propagation(program)
     propagation.forward()
     return propagation

@@ -39,10 +39,9 @@ from shardweave.ir.program.program import Program
 from shardweave.ir.sharding.flow import Flow, aten_ops, check_not_propagated
 from shardweave.ir.sharding.ragged import adds_rows, is_by_row, with_rows
 from shardweave.ir.sharding.rules.lookup import rule_of
-from shardweave.passes.analyses import Analyses
 from shardweave.passes.notes import note
 from shardweave.passes.partition.propagate_shardings import propagated_forward
-from shardweave.passes.program_pass import PassWithAnalyses
+from shardweave.passes.program_pass import Analyses, PassWithAnalyses
 
 Routing = tuple[SSAValue, SSAValue]
 """Where the rows of each group start and end."""

@@ -162,10 +162,7 @@ class _Bridge:
 
 
 def _drop_slots(program: Program, bridge: _Bridge) -> bool:
-    """Take out the results that come from the gap, then the arguments that nobody reads.
-
-    False if a result that is no gradient comes from there.
-    """
+    """Take out results from the gap and unread arguments; False if one of those is no gradient."""
     results, ret = program.results, program.return_op
     kept = [i for i, slot in enumerate(results) if not bridge.is_gone(slot.value)]
     if any(slot.kind != "grad" for slot in results if bridge.is_gone(slot.value)):

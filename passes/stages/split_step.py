@@ -111,10 +111,7 @@ def _crosses(program: Program, late: set[Operation]) -> bool:
 
 
 def _kept_entry(index: int) -> dict[str, Attribute]:
-    return {
-        "dist.kind": builtin.StringAttr(KEPT),
-        "dist.name": builtin.StringAttr(str(index)),
-    }
+    return {"dist.kind": builtin.StringAttr(KEPT), "dist.name": builtin.StringAttr(str(index))}
 
 
 def _part(

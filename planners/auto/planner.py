@@ -91,12 +91,7 @@ def plan_auto(
     evaluator = Evaluator(PlanMaker(estimator, name, options.precision))
     limit_s = options.time_limit_s
     search = JointSearch(
-        space=joint_space(
-            reader,
-            mesh,
-            constraints,
-            has_list=bool(name) and not depths.is_deep,
-        ),
+        space=joint_space(reader, mesh, constraints, has_list=bool(name) and not depths.is_deep),
         estimator=estimator,
         evaluator=evaluator,
         capacity=float(min(one.memory_bytes for one in cluster.device_types(cluster.num_devices))),
@@ -185,12 +180,7 @@ def _joined_bytes(search: JointSearch) -> int:
 def _bare(plan: Plan, schedule: str, alone_bytes: int) -> Plan:
     """A plan under a schedule, without what its planner says of it."""
     return replace(
-        plan,
-        schedule=schedule,
-        alone_bytes=alone_bytes,
-        predicted=None,
-        candidates=(),
-        reasons=(),
+        plan, schedule=schedule, alone_bytes=alone_bytes, predicted=None, candidates=(), reasons=()
     )
 
 

@@ -75,7 +75,6 @@ class Depths:
 
     @property
     def read(self) -> Program:
-        """The program that costs are read off."""
         return self.few or self.program
 
     @property
@@ -211,7 +210,6 @@ class CostReader:
 
     @cached_property
     def parameter_bytes(self) -> tuple[int, ...]:
-        """Of each parameter of the program."""
         slots = self.depths.program.arguments
         return tuple(num_bytes(tensor_type_of(s.value)) for s in slots if s.kind == "param")
 

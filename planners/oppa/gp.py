@@ -21,14 +21,15 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor
 
-from shardweave.planners.oppa.formula import (
+from shardweave.planners.oppa.prior import (
     NUMBERS_DEVIATION,
+    Columns,
+    Formula,
     Samples,
     columns_of,
     first_guess,
     fit_formula,
 )
-from shardweave.planners.oppa.prior import Columns, Formula
 from shardweave.planners.trials.space import Floats, SpaceTable
 
 Kernel = Literal["ard", "additive"]

@@ -37,10 +37,7 @@ _TOLD = 0.05
 
 
 def predicted_of(simulation: Simulation | PipelineSimulation) -> Predicted:
-    """The numbers of a simulation as a plan keeps them.
-
-    Of a pipeline: of the busiest stage in time, of the fullest in memory.
-    """
+    """A simulation as a plan keeps it: a pipeline's busiest stage in time, fullest in memory."""
     if isinstance(simulation, PipelineSimulation):
         busiest, bubble_s, host_s = simulation.busiest, simulation.bubble_s, 0.0
         communication_s = dict(busiest.communication_s)

@@ -49,10 +49,9 @@ class Event(NamedTuple):
 
 @dataclass(frozen=True)
 class Timeline:
-    """A simulated step, of one rank or of all stages, in seconds.
+    """A simulated step, in seconds. lower_bound_s: no order of the same work beats it.
 
-    lower_bound_s: no order of the same work beats it. update: of the optimizer, which comes behind
-    `time_s`; None if it is not simulated.
+    update: of the optimizer, which comes after `time_s`; None if it is not simulated.
     """
 
     cluster: Cluster
@@ -185,10 +184,7 @@ def _is_odd(event: Event) -> bool:
 def bars_of(
     events: list[Event], total_s: float
 ) -> dict[tuple[str, bool], list[tuple[float, float]]]:
-    """(start, length) in milliseconds by phase and copy, of a step that takes `total_s`.
-
-    Neighbours too small to see are joined.
-    """
+    """(start, length) in milliseconds by phase and copy; bars too small to see are joined."""
     least_s = total_s / _RESOLUTION
     joined: list[tuple[tuple[str, bool], float, float]] = []
     for event in events:

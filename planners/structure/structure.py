@@ -101,11 +101,7 @@ def _separable(
     stacked: Mapping[AtenOp, int] | None = None,
     among: Mapping[LinearMap, int] | None = None,
 ) -> _Analysis:
-    """What follows for the maps that can be cut; arguments as of `parallel_pairs`.
-
-    Repeats the analysis without the maps that turned out not to be separable, until none is
-    left: a handful of walks over the forward ops.
-    """
+    """The analysis of the maps that can be cut, repeated without those that turn out not to be."""
     parameters = {slot.value for slot in program.arguments if slot.kind == "param"}
     forward = [op for op in program.ops if isinstance(op, AtenOp) and phase_of(op) == "forward"]
     activations = _input_dependent(program, forward)

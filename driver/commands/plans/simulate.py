@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from shardweave.driver.commands.arguments import (
     Commands,
     add_cluster,
+    add_flag,
     add_load,
     add_optimizer,
     check_output,
@@ -41,7 +42,7 @@ def add_parser(commands: Commands) -> None:
     add_load(command)
     command.add_argument("--trace", metavar="FILE", help="write a trace for ui.perfetto.dev there")
     command.add_argument("--plot", metavar="FILE", help="write a picture of the streams there")
-    command.add_argument("--json", action="store_true", help="print the numbers as JSON instead")
+    add_flag(command, "--json", "print the numbers as JSON instead")
     add_optimizer(command)
     command.add_argument(
         "--update",

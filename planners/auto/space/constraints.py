@@ -12,12 +12,7 @@ from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.quantity import gib, memory_size
 from shardweave.planners.megatron.planner import CONTEXT, EXPERT
 from shardweave.planners.plan.plan import Plan
-from shardweave.planners.plan.plan_parts import (
-    PIPELINE_SCHEDULES,
-    RECOMPUTE,
-    SCHEDULES,
-    PlanError,
-)
+from shardweave.planners.plan.plan_parts import PIPELINE_SCHEDULES, RECOMPUTE, SCHEDULES, PlanError
 from shardweave.planners.plan.zero import DATA_AXIS, REPLICA_AXIS
 from shardweave.planners.schedules.schedules import find_schedule
 
