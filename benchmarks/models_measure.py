@@ -171,7 +171,7 @@ def _check(
         plan = _stored(plan, program)
     local = partition(program, mesh, plan, configuration.passes)
     first, step = BoundProgram(local, VirtualBackend()), copy.deepcopy(example.module)
-    Step(step, first, lambda: GivenProgram(first, SEED))
+    Step(step, first, lambda: GivenProgram(step, first, SEED))
     found: list[Expected] = []
     for batch in example.batches:
         step.zero_grad(set_to_none=True)

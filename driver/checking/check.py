@@ -157,10 +157,7 @@ def _conditioned(result: CheckResult, own: CheckResult) -> CheckResult:
 def moved_steps(
     model: nn.Module, batches: Sequence[Mapping[str, Tensor]], how: EagerOptions = PLAIN
 ) -> list[Expected]:
-    """Eager steps of a model whose weights and inputs differ in their last digit, up or down.
-
-    The model, as it was before its first step, is changed.
-    """
+    """Eager steps of a model, which change it, with weights and inputs off by a last digit."""
     generator = torch.Generator().manual_seed(0)
 
     def moved(value: Tensor) -> Tensor:

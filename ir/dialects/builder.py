@@ -45,11 +45,7 @@ class Builder:
         return Builder(lambda op: Rewriter.insert_op(op, point), like)
 
     def insert(self, op: _Op, hint: str | SSAValue | None = "") -> _Op:
-        """Insert an op and return it.
-
-        hint: the name of its results, or a value whose name they take; by default the op's name,
-        None for no name.
-        """
+        """Insert an op and return it. hint: a name, or a value of that name; default: the op's."""
         if self.like is not None:
             annotate(op, self.like)
         name = hint.name_hint if isinstance(hint, SSAValue) else hint

@@ -104,11 +104,7 @@ def fold(layers: Sequence[Layer]) -> list[Fold]:
 
 
 def body_of(name: str, members: Sequence[Operation]) -> tuple[object, ...]:
-    """What a layer of these ops does, without its name: equal for equal layers.
-
-    An operand is the result of a given op of the layer, or comes from outside; which value it
-    is there does not count, nor do the words that say why a reshard is there: they may name it.
-    """
+    """What a layer of these ops does, without names or values outside: equal if layers are."""
     inside: dict[SSAValue, tuple[int, int]] = {}
     body: list[object] = []
     for index, op in enumerate(members):

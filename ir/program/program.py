@@ -88,10 +88,7 @@ class Program:
 
     @staticmethod
     def parse(text: str, name: str = "<text>") -> Program:
-        """Read a program's text. name: of what it comes from, for errors.
-
-        Raises ProgramTextError (one line, with line and column).
-        """
+        """Read a program's text, called `name` in errors. Raises ProgramTextError."""
         return Program(*parse_module(text, name))
 
     @staticmethod

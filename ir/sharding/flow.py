@@ -97,10 +97,7 @@ class Flow:
         goals: Sequence[Sharding | None],
         hints: Iterable[tuple[str, int, int]] = (),
     ) -> Assignment:
-        """The assignment of an op, given its operands' versions and its results' goals.
-
-        Raises ValueError, naming the op, if a goal cannot be reached.
-        """
+        """The assignment of an op. Raises ValueError, naming it, for a goal out of reach."""
         try:
             return assign(
                 self.mesh,

@@ -73,11 +73,7 @@ def chunk_loss(program: Program, chunks: int) -> int:
 
 
 def chunk_by_chunk(ops: Sequence[Operation], position: int) -> list[Operation]:
-    """Reorder unrolled ops so that those of each chunk follow those of the chunk before.
-
-    position: of the chunks' axis in copies. An op that reads several chunks comes after the last
-    of them.
-    """
+    """Reorder unrolled ops, those of each chunk (at `position` of copies) behind the last's."""
     later = {op for op in ops if (copy := copy_of(op)) and copy[position] > 0}
     touched = [i for i, op in enumerate(ops) if op in later or _makers(op) & later]
     if not touched:

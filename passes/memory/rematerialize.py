@@ -156,10 +156,7 @@ def recompute(program: Program, policy_of: Callable[[str], str | Policy]) -> int
 
 
 def _gather_once(program: Program) -> int:
-    """Let gradients read what recomputation gathers: weights, and keys and values of attention.
-
-    Returns the ops erased.
-    """
+    """Let gradients read gathers of recomputation: weights, keys, values; returns ops erased."""
     gathers = [*weight_ops(program), *filter(_is_for_attention, program.ops)]
     again = [op for op in gathers if phase_of(op) == "recompute"]
     return merge_where_equal(again, lambda op: ("copy",))

@@ -172,10 +172,7 @@ class Propagation:
         return True
 
     def _spoils_larger(self, op: AtenOp, index: int, assignment: Assignment) -> bool:
-        """Whether a larger result would come in shards that its uses do not want.
-
-        The statistics of a norm must not bring its output to where it has to be gathered.
-        """
+        """Whether a larger result, such as a norm's output, would come in unwanted shards."""
         size = prod(shape_of(op.results[index]))
         return any(
             prod(shape_of(result)) > size

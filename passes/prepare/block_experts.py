@@ -140,10 +140,7 @@ def _token_axes(op: AtenOp, flow: Flow) -> tuple[tuple[str, int], ...]:
 
 
 def _spread(op: AtenOp, flow: Flow) -> bool:
-    """Wish that rows are looked up in shards over the axes that shard the tokens; whether it was.
-
-    Rows sorted by group are runs of rows of any tokens, so that each device takes as many.
-    """
+    """Wish that rows are looked up in shards over the axes of the tokens; whether it was."""
     lookup = _lookup(op) if spec_of(op).grouped == "rows" else None
     axes = [axis for axis, _ in _token_axes(op, flow)] if lookup is not None else []
     if lookup is None or not axes:

@@ -64,10 +64,7 @@ class _Halves:
 
 
 def equal_blocks(program: Program) -> tuple[str, ...]:
-    """The names of a program's blocks, if all but the first and the last have equal bodies.
-
-    Empty if they have not, or if there are fewer than four. Linear in the ops.
-    """
+    """The names of blocks, if at least four and all but the ends are equal; else empty."""
     names = blocks_of(program).names
     if len(names) < 4:
         return ()

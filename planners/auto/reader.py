@@ -52,10 +52,7 @@ DEEP = 8
 
 @dataclass(frozen=True)
 class Depths:
-    """A program, and where it is deep the same with fewer blocks.
-
-    names: of the blocks of the program, in order.
-    """
+    """A program, and where it is deep one with fewer blocks. names: of its blocks, in order."""
 
     program: Program
     few: Program | None

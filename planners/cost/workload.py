@@ -195,11 +195,7 @@ class _Tally:
 
 
 def _blocks(program: Program, blocks: Blocks) -> tuple[dict[str, list[str]], dict[Operation, int]]:
-    """The blocks' layers by name, and the block of each op by number.
-
-    Layers are dealt to blocks in the order in which the forward pass first meets them; an op
-    outside all layers counts with the block of the op before it.
-    """
+    """The blocks' layers, as the forward pass meets them, and the block of each op."""
     forward, _ = split_at_backward(program)
     layers: dict[str, list[str]] = {}  # by block
     place: dict[str, str] = {}

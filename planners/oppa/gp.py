@@ -80,10 +80,7 @@ class Belief:
 
 
 def fit(samples: Samples, formula: Formula | None, kernel: Kernel) -> Belief:
-    """Fit a process to some samples (at least one); values are best of the order of 1.
-
-    formula: the mean; None is a constant.
-    """
+    """Fit a process to at least one sample, of order 1. formula: the mean, or a constant."""
     library = botorch()
     features = _inputs(samples.table)
     mean = _formula_mean(samples, formula) if formula else None

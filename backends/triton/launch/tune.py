@@ -125,10 +125,7 @@ def choose_config(kernel: Kernel, device_name: str, runner: Runner) -> Choice:
 
 
 def fastest_config(kernel: Kernel, runner: Runner) -> Choice:
-    """The configuration that takes the least time; one that fails, for any reason, is left out.
-
-    Raises RuntimeError if all fail.
-    """
+    """The fastest configuration, without those that fail; RuntimeError if all do."""
     from triton.testing import do_bench
 
     times: list[tuple[float, int, Config]] = []

@@ -36,10 +36,7 @@ class Constraints:
 
     @staticmethod
     def parse(fix: str, forbid: str) -> Constraints:
-        """Read `tensor=8,zero=1` and `zero=3,recompute=layer`.
-
-        Raises PlanError for a dimension or a value that there is not, or one that is fixed twice.
-        """
+        """Read `tensor=8,zero=1` and `zero=3,recompute=layer`. Raises PlanError."""
         fixed: dict[str, str] = {}
         for name, value in _pairs("fix", fix):
             if fixed.setdefault(name, value) != value:
