@@ -121,7 +121,8 @@ class GivenProgram(Programs):
     def taken_apart(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], *, is_whole: bool = True
     ) -> tuple[Form, dict[str, Tensor]]:
-        named = named_arguments(self._signature, args, kwargs, is_whole=is_whole)
+        del is_whole  # what is missing is named by the program's check
+        named = named_arguments(self._signature, args, kwargs, is_whole=False)
         return taken_apart(*named)
 
     def find(self, call: StepCall, stored: Stored) -> BoundProgram:
