@@ -44,6 +44,12 @@ def add_parser(commands: Commands) -> None:
     command.add_argument("--plot", metavar="FILE", help="write a picture of the streams there")
     add_flag(command, "--json", "print the numbers as JSON instead")
     add_optimizer(command)
+    command.add_argument(
+        "--update",
+        metavar="CLASS",
+        default="",
+        help="simulate the update of this class of torch.optim too, such as AdamW or Muon",
+    )
     command.set_defaults(func=simulate_command)
 
 
@@ -88,4 +94,10 @@ def _simulated(program: Program, options: argparse.Namespace) -> Simulation | Pi
             "one, which `shardweave capture` writes."
         )
     state = optimizer_state(options)
-    return simulate_step(program, options.cluster, plan=options.plan, optimizer_multiplier=state)
+    return simulate_step(
+        program,
+        options.cluster,
+        plan=options.plan,
+        optimizer_multiplier=state,
+        update=options.update,
+    )
