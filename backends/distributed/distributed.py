@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from shardweave.backends.distributed.cuda_graph import GraphedStep
 from shardweave.backends.distributed.layout import as_dtensor, placements_of, whole
 from shardweave.backends.distributed.parts import Parts
-from shardweave.backends.distributed.pipeline import StagedRunner, holders_of, homes_of
+from shardweave.backends.distributed.pipeline import StagedRunner, holders_of
 from shardweave.backends.distributed.runtime import Runtime
 from shardweave.backends.emit.emit import StepFunction
 from shardweave.backends.emit.emitted import JoinedRunner
@@ -98,8 +98,6 @@ class DistributedBackend(Backend):
         if self.is_joint:
             for places in sorted(set(self.holders.values())):
                 runtime.mesh_at(places)
-        self.homes: dict[str, int] = {}
-        """By name of an output, the stage that has it, if only one does."""
         self.adds_pending = not cuda_graph  # which replays in memory of its own
 
     def check(self, program: Program) -> None:
@@ -122,8 +120,7 @@ class DistributedBackend(Backend):
                 "of those is not supported; leave it out, or take a mesh of one device."
             )
         if is_staged(program):
-            if self.is_joint:
-                self.homes |= homes_of(program)
+            self._check_holders(program)
             return StagedRunner(program, self.runtime, self.compiler)
         return EmittedRunner(
             program,
@@ -132,6 +129,19 @@ class DistributedBackend(Backend):
             cuda_graph=self.cuda_graph,
             pending=pending,
         )
+
+    def _check_holders(self, program: Program) -> None:
+        """Raises ValueError for a gradient that one stage makes of a parameter that all have: the
+        example's call did not read it."""
+        trained = {slot.name for slot in program.results if slot.kind == "grad"}
+        for key, places in holders_of(program).items():
+            is_everywhere = self.holders and key not in self.holders
+            if key[0] == "param" and is_everywhere and key[1] in trained:
+                raise ValueError(
+                    f"this call trains '{key[1]}' on stage {places[0]} alone, but every stage has "
+                    "it: the example that sw.compile was given does not read it. Give an example "
+                    "that reads every parameter, or a mesh without stages."
+                )
 
     def stored(self, tensor: Tensor | Source, sharding: Sharding, key: Key) -> Tensor:
         places = self.holders.get(key)
@@ -170,11 +180,10 @@ class DistributedBackend(Backend):
         return local.detach().to(self.device)
 
     def returned(
-        self, result: Tensor, sharding: Sharding, name: str, shape: Sequence[int]
+        self, result: Tensor, sharding: Sharding, home: int | None, shape: Sequence[int]
     ) -> Tensor:
         if result.ndim == 0:
             return whole(result, sharding, self.runtime)
-        home = self.homes.get(name)
         is_here = home in (None, self.runtime.place)
         if not sharding.is_chunked(shape):
             result = whole(result, sharding, self.runtime) if is_here else result

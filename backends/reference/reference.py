@@ -133,9 +133,9 @@ class VirtualBackend(Backend):
         return tensor.detach().to("cpu")
 
     def returned(
-        self, result: Tensor, sharding: Sharding, name: str, shape: Sequence[int]
+        self, result: Tensor, sharding: Sharding, home: int | None, shape: Sequence[int]
     ) -> Tensor:
-        del sharding, name, shape
+        del sharding, home, shape
         return result
 
     def whole(self, tensor: Tensor, sharding: Sharding) -> Tensor:

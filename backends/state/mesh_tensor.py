@@ -79,7 +79,8 @@ class MeshTensor(DTensor):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # As torch's own class, which torch.load takes for data.
-        plain = DTensor(local_part(self), dtensor_spec(self), requires_grad=self.requires_grad)
+        local = local_part(self).detach()  # without what checkpoints ask of strided shards
+        plain = DTensor(local, dtensor_spec(self), requires_grad=self.requires_grad)
         return plain.__reduce_ex__(protocol)
 
 

@@ -76,10 +76,13 @@ class Backend(ABC):
 
     @abstractmethod
     def returned(
-        self, result: Tensor, sharding: Sharding, name: str, shape: Sequence[int]
+        self, result: Tensor, sharding: Sharding, home: int | None, shape: Sequence[int]
     ) -> Tensor:
         """What a step returns of an output of the runner, of a global shape: scalars are whole.
-        Collective."""
+        Collective.
+
+        home: the stage that has it, if only one does.
+        """
 
     @abstractmethod
     def whole(self, tensor: Tensor, sharding: Sharding) -> Tensor:

@@ -88,6 +88,10 @@ class BoundProgram:
         """What runs the program as one. Collective."""
         return self.backend.load(self.program, tuple(self.adds))
 
+    def home(self, name: str) -> int | None:
+        """The stage that has an output, by name, if only one does."""
+        return None if self.parts is not None else getattr(self.runner, "homes", {}).get(name)
+
     @property
     def runners(self) -> list[Any]:
         """What runs the program: as one, or its parts."""

@@ -248,7 +248,8 @@ class Step(ShardedState):
                 self.backend.local(self.stored[key]).copy_(tensor)
             elif kind == "output" and not name.startswith(INPUT_GRADIENT):
                 sharding = bound.results[key]
-                output = self.backend.returned(tensor, sharding, name, bound.output_shapes[name])
+                shape = bound.output_shapes[name]
+                output = self.backend.returned(tensor, sharding, bound.home(name), shape)
                 if self.are_own_rows(name, bound, call):
                     is_wide = isinstance(output, DTensor) and self._is_on_all(output)
                     whole = output if is_wide else self.backend.whole(output, sharding)
@@ -278,7 +279,7 @@ class Step(ShardedState):
         """The gradient of an input in the form of the input."""
         name = INPUT_GRADIENT + name
         sharding, shape = bound.results["output", name], bound.output_shapes[name]
-        returned = self.backend.returned(gradient, sharding, name, shape)
+        returned = self.backend.returned(gradient, sharding, bound.home(name), shape)
         is_wide = isinstance(returned, DTensor) and self._is_on_all(returned)
         if not isinstance(returned, DTensor) or (is_wide and isinstance(like, DTensor)):
             return returned.to(like.device)

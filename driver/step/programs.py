@@ -273,6 +273,12 @@ class CompiledPrograms(Programs):
         )
         self._keep(call, bound)
         wrong = [key for key, s in bound.state_shardings.items() if s != stored[key]]
+        if wrong and wrong[0] not in self.first.slots:
+            raise ValueError(
+                f"this call reads '{wrong[0][1]}' in other shards than it is stored in: the "
+                "example that sw.compile was given does not read it. Give an example that reads "
+                "every parameter."
+            )
         assert not wrong, f"{wrong[0]} is not read in the shards in which it is stored"
         if world.rank() == 0:
             took_s = time.perf_counter() - start_s
