@@ -38,6 +38,7 @@ _TEXT = "compute nothing of a text that Python makes, such as that of an excepti
 _REMEDIES = (
     ("sparse", SPARSE_REMEDY),
     ("nested", NESTED_REMEDY),
+    ("linalg_lstsq", "write torch.linalg.pinv(A) @ B, whose shape does not depend on A's rank"),
     ("no autograd formula", "give the op one: op.register_autograd(..), of ops that are traced"),
     (
         "support running with fake tensors",
