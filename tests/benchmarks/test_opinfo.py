@@ -24,7 +24,7 @@ class _Sample:
     """A sample as OpInfo has them."""
 
     def __init__(self, *tensors: torch.Tensor) -> None:
-        self.input, *self.args = tensors
+        self.input, *self.args = (tensor.requires_grad_() for tensor in tensors)
         self.kwargs: dict[str, object] = {}
 
     @staticmethod

@@ -113,6 +113,8 @@ def explained(
     if wrong is not None:
         said = wrong[1].replace("immutable_dict", "dict").replace("immutable_list", "list")
         return CaptureError(f"{site}: forward raises TypeError: {said}")
+    if "unbacked symbols" in text:
+        return CaptureError(f"{site}: {_SHAPE}")
     if "data-dependent expression" in text:
         return CaptureError(f"{site}: {_NUMBER}; {_number_remedy(error)}.")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
