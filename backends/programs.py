@@ -14,18 +14,13 @@ Key = tuple[str, str]
 
 
 def sharding_held(program: Program, slot: Slot) -> Sharding:
-    """How the ranks hold an argument or result: whole, where the program is not partitioned."""
     if not program.is_local:
         return Sharding.replicated(len(shape_of(slot.value)))
     return program.sharding_of_slot(slot)
 
 
 def last_uses(program: Program) -> dict[Operation, list[SSAValue]]:
-    """For each op the values that can be freed after it, its own unread results included.
-
-    The caller holds the arguments and results of the program, which are not among them; but what a
-    function of a stage is given by earlier ones is its own.
-    """
+    """For each op the values that can be freed after it; none that the caller of all holds."""
     kept = {slot.value for slot in program.results}
     kept |= {slot.value for slot in program.arguments if slot.kind not in STAGE_KINDS}
     found: dict[Operation, list[SSAValue]] = {}
@@ -36,7 +31,6 @@ def last_uses(program: Program) -> dict[Operation, list[SSAValue]]:
 
 
 def last_touches(program: Program) -> dict[SSAValue, Operation]:
-    """For each value the last op that makes or reads it."""
     return {value: op for op in program.ops for value in (*op.results, *op.operands)}
 
 

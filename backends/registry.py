@@ -34,7 +34,7 @@ class BackendKind:
 
 
 def _reference(program: Program, device: torch.device, **options: object) -> Backend:
-    from shardweave.backends.reference.virtual import VirtualBackend
+    from shardweave.backends.reference.reference import VirtualBackend
 
     return VirtualBackend()
 

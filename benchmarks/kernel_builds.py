@@ -28,8 +28,7 @@ from rich.table import Table
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import shardweave as sw
-from shardweave.backends.triton.launch.ahead import Built, build
-from shardweave.backends.triton.launch.occupancy import VECTOR_BITS
+from shardweave.backends.triton.launch.ahead import VECTOR_BITS, Built, build
 from shardweave.backends.triton.source.source import KernelSource
 from shardweave.driver.kernel_files import distinct_kernels
 from shardweave.driver.models.models import build_example

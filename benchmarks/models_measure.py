@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import shardweave as sw
-from shardweave.backends.reference.virtual import VirtualBackend
+from shardweave.backends.reference.reference import VirtualBackend
 from shardweave.backends.step.bound import BoundProgram
 from shardweave.backends.step.step import Step
 from shardweave.backends.step.step_programs import GivenProgram
@@ -171,7 +171,7 @@ def _check(
         plan = _stored(plan, program)
     local = partition(program, mesh, plan, configuration.passes)
     first, step = BoundProgram(local, VirtualBackend()), copy.deepcopy(example.module)
-    Step(step, first, lambda: GivenProgram(first, SEED))
+    Step(step, first, lambda: GivenProgram(step, first, SEED))
     found: list[Expected] = []
     for batch in example.batches:
         step.zero_grad(set_to_none=True)

@@ -39,8 +39,7 @@ from shardweave.driver.checking.check import (
     results_of,
     run_eager,
 )
-from shardweave.ir.ops.flops import flops_of
-from shardweave.ir.ops.registry import spec_of
+from shardweave.ir.ops.registry import flops_of, spec_of
 from shardweave.ir.program.program import Program
 from shardweave.ir.program.staged import ops_of_parts
 

@@ -13,8 +13,7 @@ import numpy as np
 from shardweave.benchmarks.oppa_step_model import StepModel
 from shardweave.driver.training.training import ENOUGH_SLOW
 from shardweave.planners.oppa.choosers import History, Suggestion, first_choice, random_instead
-from shardweave.planners.oppa.formula import fit_formula, predict
-from shardweave.planners.oppa.prior import Form, MemoryPrior, ThroughputPrior
+from shardweave.planners.oppa.prior import Form, MemoryPrior, ThroughputPrior, fit_formula, predict
 from shardweave.planners.trials.space import Configuration
 from shardweave.planners.trials.trials import Outcome
 

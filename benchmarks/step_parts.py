@@ -24,8 +24,7 @@ from shardweave.driver.models.models import build_example
 from shardweave.ir.capture.capture import capture
 from shardweave.ir.dialects.dist import CollectiveOp
 from shardweave.ir.mesh.mesh import Mesh
-from shardweave.ir.ops.flops import flops_of
-from shardweave.ir.ops.registry import is_attention
+from shardweave.ir.ops.registry import flops_of, is_attention
 from shardweave.ir.ops.seen_keys import num_pieces
 from shardweave.ir.program.blocks import blocks_of
 from shardweave.ir.program.traffic import merged_bytes

@@ -66,11 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def console_main() -> NoReturn:
-    """Run the command of this process's arguments, and end the process with its exit code.
-
-    Torch's modules are most of what a command makes, and they stay: garbage is looked for rarely,
-    and nothing is taken apart at the end.
-    """
+    """Run the command of this process's arguments, with little garbage collection, and end."""
     gc.set_threshold(100_000)
     end_process(main())
 

@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from shardweave.driver.report.diff.diff_html import page
 from shardweave.driver.report.diff.diff_text import (
     Number,
+    page,
     plain_text,
     program_numbers,
     simulated_numbers,

@@ -104,5 +104,4 @@ def _check_room(spec: str, num_elements: int, itemsize: int) -> None:
 
 
 def memory_bytes() -> int:
-    """The memory of this machine."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

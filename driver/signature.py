@@ -14,10 +14,7 @@ R = TypeVar("R")
 
 
 def taking(given: Callable[P, Any]) -> Callable[[Callable[..., R]], Callable[P, R]]:
-    """Let a function take the arguments of a dataclass, and pass it the object made of them.
-
-    Raises TypeError for an argument that the dataclass does not have.
-    """
+    """Let a function take the arguments of a dataclass; TypeError for one that it does not have."""
 
     def decorated(function: Callable[..., R]) -> Callable[P, R]:
         own = inspect.signature(function)

@@ -11,10 +11,7 @@ V = TypeVar("V")
 
 
 class ByIdentity(Generic[V]):
-    """Values by keys that have identities in them.
-
-    The objects are kept beside the value, so that no identity is used again while it is known.
-    """
+    """Values by keys with identities in them; the objects are kept, so that none is used again."""
 
     def __init__(self) -> None:
         self._known: dict[object, tuple[V, object]] = {}

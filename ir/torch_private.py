@@ -356,7 +356,6 @@ def modified_variables(side_effects: Any) -> Iterator[Any]:
 
 
 def codegen_of(graph: torch.fx.Graph) -> Any:
-    """What makes the code of a graph."""
     return graph._codegen
 
 
@@ -408,12 +407,10 @@ def note_no_copies(missing: str) -> None:
 
 
 def schema_of(overload: OpOverload[..., Any]) -> Any:
-    """The schema of an op: its arguments and results."""
     return overload._schema
 
 
 def schemas() -> list[Any]:
-    """The schemas of all ops that torch has."""
     return torch._C._jit_get_all_schemas()
 
 

@@ -235,5 +235,4 @@ class NameDump(Observer):
 
 
 def num_ops(program: Program) -> int:
-    """The ops of a program, those of all its stages' functions."""
     return sum(1 for _ in ops_of_parts(program))

@@ -19,11 +19,10 @@ from shardweave.ir.program.staged import is_staged
 from shardweave.ir.program.text import make_context, without_gc
 from shardweave.ir.suggest import did_you_mean
 from shardweave.ir.verify.program import verify
-from shardweave.passes.analyses import Analyses
 from shardweave.passes.notes import heard_by, note, unheard
 from shardweave.passes.observers import DumpFiles, Observer, Observers
 from shardweave.passes.presets import preset_of, readable_spec
-from shardweave.passes.program_pass import PassWithAnalyses
+from shardweave.passes.program_pass import Analyses, PassWithAnalyses
 from shardweave.passes.registry import find_pass
 
 if TYPE_CHECKING:

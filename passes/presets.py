@@ -68,10 +68,7 @@ def readable_spec(spec: str) -> str:
 
 
 def preset_of(name: str) -> str | None:
-    """The spec that a name of `readable` stands for; None if it names a pass.
-
-    Raises ValueError, with the names there are, for an unknown preset.
-    """
+    """The spec of a preset's name; None for a pass. Raises ValueError for an unknown preset."""
     if not name.startswith(_NAME_PREFIX):
         return None
     preset = name.removeprefix(_NAME_PREFIX)

@@ -296,7 +296,7 @@ def step_of(
     if backend.is_joint:
         require_same_model(model)
     first = BoundProgram(program, backend)
-    Step(model, first, lambda: GivenProgram(first), sync=sync)
+    Step(model, first, lambda: GivenProgram(model, first), sync=sync)
     assert isinstance(model, CompiledModule)
     return model
 

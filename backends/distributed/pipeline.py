@@ -125,7 +125,6 @@ class StagedRunner(JoinedRunner):
 
     @property
     def source(self) -> str:
-        """The modules of this rank's functions, one behind the other."""
         return "\n\n".join(f"# {name}\n{text}" for name, text in self.sources.items())
 
     def _loaded(self, function: StageFunction) -> _Loaded:

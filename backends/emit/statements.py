@@ -18,7 +18,6 @@ from shardweave.backends.emit.calls import (
 from shardweave.ir.dialects import dist
 from shardweave.ir.dialects.annotations import ANNOTATIONS, properties_without
 from shardweave.ir.dialects.aten import AtenOp
-from shardweave.ir.dialects.dist_rows import RowsOp
 from shardweave.ir.dialects.kernel import FusedOp
 from shardweave.ir.dialects.literals import to_python
 from shardweave.ir.ops.aten_args import arguments
@@ -163,7 +162,7 @@ def _dist_call(op: dist.DistOp, names: Mapping[SSAValue, Code], device: str = ""
         return ", ".join(_call(method, [op.kind(), operand], keywords) for operand in operands)
     if isinstance(op, dist.AllReduceOp) and len(operands) > 1:
         return _call(f"{method}_coalesced", [operands], keywords)
-    if isinstance(op, RowsOp):
+    if isinstance(op, dist.CollectiveOp) and op.JOINS_OPERANDS:
         return _call(method, operands, keywords)
     each = [[operand] for operand in operands] if operands else [[]]
     return ", ".join(_call(method, one, keywords) for one in each)

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Placement
 
 from shardweave.backends.optimizers.shards import divided_dim, part_along
+from shardweave.ir.capture.update.owners import senders_of
 
 _ALIGNED = 16
 """Messages begin at multiples of so many bytes, that any dtype may be read there."""
@@ -32,11 +33,8 @@ class Layout:
         return len(set(self.shards.values())) == 1
 
     def sources(self, goal: int) -> list[int]:
-        """For each different shard a rank that has it, `goal` itself where it can."""
-        by_shard: dict[Index, list[int]] = {}
-        for rank, index in self.shards.items():
-            by_shard.setdefault(index, []).append(rank)
-        return [goal if goal in ranks else ranks[goal % len(ranks)] for ranks in by_shard.values()]
+        """For each different shard a rank that sends it to `goal`."""
+        return senders_of(self.shards, goal)
 
 
 def layout_of(tensor: DTensor) -> Layout:

@@ -24,7 +24,7 @@ from torch.optim.optimizer import (
 )
 
 from shardweave.backends.optimizers.owned_step import run_owned
-from shardweave.backends.optimizers.owners import owned_updates
+from shardweave.backends.optimizers.owners import Owned, owned_updates
 from shardweave.backends.optimizers.plain import PlainParameters
 from shardweave.backends.optimizers.random_state import shared_random_state
 from shardweave.backends.optimizers.repoint import check_not_replaced
@@ -87,10 +87,11 @@ def _before(
     closure = args[1] if len(args) > 1 else kwargs.get("closure")
     has_closure = closure is not None
     has_gradient = _have_gradients(parameters, has_closure=has_closure)
-    sizes = _sizes(parameters)
-    reads = _reads(optimizer, parameters, sizes, has_gradient, has_closure=has_closure)
+    reads = _reads(optimizer, parameters, has_gradient, has_closure=has_closure)
     _check_not_nested(optimizer)
-    owned = {} if has_closure else owned_updates(optimizer, parameters, sizes, reads, has_gradient)
+    owned: dict[int, Owned] = {}
+    if reads.full and not has_closure:
+        owned = owned_updates(optimizer, parameters, _sizes(parameters), reads, has_gradient)
     if owned:
         run_owned(optimizer, list(owned.values()))
         has_gradient = [has and i not in owned for i, has in enumerate(has_gradient)]
@@ -147,7 +148,6 @@ def _have_gradients(parameters: Sequence[Tensor], *, has_closure: bool) -> list[
 def _reads(
     optimizer: Optimizer,
     parameters: Sequence[Tensor],
-    sizes: Sequence[Sizes],
     has_gradient: Sequence[bool],
     *,
     has_closure: bool,
@@ -161,7 +161,9 @@ def _reads(
     known = _KNOWN.get(optimizer)
     if known is not None and is_known and known.key == key:
         return known.reads
-    reads = reads_of(optimizer, parameters, sizes, has_gradient, has_closure=has_closure)
+    reads = reads_of(
+        optimizer, parameters, _sizes(parameters), has_gradient, has_closure=has_closure
+    )
     _KNOWN[optimizer] = _Known(key, reads)
     return reads
 

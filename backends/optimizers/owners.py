@@ -23,6 +23,7 @@ from shardweave.backends.optimizers.exchange import (
 from shardweave.backends.optimizers.rates import is_worth_sending
 from shardweave.ir.capture.update.cut import CutUpdate, cut_update
 from shardweave.ir.capture.update.ops_seen import is_torchs
+from shardweave.ir.capture.update.owners import dealt_out
 from shardweave.ir.capture.update.program import capture_update
 from shardweave.ir.capture.update.reads import Calls, Reads, Sizes, calls_of
 from shardweave.ir.torch_private import local_part, pytree
@@ -169,17 +170,13 @@ def _cut_of(
 def _owners(
     cuts: dict[int, _Cut], layouts: dict[int, Layout], device: torch.device
 ) -> dict[int, int | None]:
-    """The largest update goes first, to the rank with least to do."""
-    work = dict.fromkeys((rank for layout in layouts.values() for rank in layout.shards), 0)
-    owners: dict[int, int | None] = dict.fromkeys(cuts)
-    for index in sorted(cuts, key=lambda i: (-cuts[i].parts.flops, i)):
-        layout, parts = layouts[index], cuts[index].parts
-        if layout.is_replicated and not _is_worth_sending(parts, device):
-            continue
-        owner = min(layout.shards, key=lambda rank: (work[rank], rank))
-        work[owner] += parts.flops
-        owners[index] = owner
-    return owners
+    flops = {
+        index: made.parts.flops
+        for index, made in cuts.items()
+        if not layouts[index].is_replicated or _is_worth_sending(made.parts, device)
+    }
+    ranks = {index: list(layouts[index].shards) for index in flops}
+    return {**dict.fromkeys(cuts), **dealt_out(flops, ranks)}
 
 
 def _is_worth_sending(parts: CutUpdate, device: torch.device) -> bool:

@@ -65,14 +65,15 @@ class PlainParameters:
     def _value(self, real: DTensor, index: int) -> Tensor:
         if index in self._full:
             return full_value(cast("DTensor", real.detach()))
-        return local_part(real).detach().view(local_shape(real))
+        local, shape = local_part(real).detach(), local_shape(real)
+        return local if local.shape == shape else local.view(shape)
 
     def _take_gradient(self, index: int) -> None:
         real, plain = self._sharded[index], self.made[id(self._sharded[index])]
         self._given[index] = plain.grad = None
         if self._has_gradient[index]:
             given = real if real.grad is None else real.grad  # None: on ranks of other stages
-            sharded = in_placements_of(given.detach(), real)
+            sharded = in_placements_of(given, real)
             self._given[index] = plain.grad = self._value(sharded, index)
 
     # State beside parameters

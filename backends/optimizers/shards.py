@@ -58,9 +58,10 @@ def part_along(x: Tensor, dim: int, placement: Placement, size: int, at: int) ->
 
 def local_shape(tensor: DTensor) -> tuple[int, ...]:
     """The shape of this rank's shard, which has the dims of the tensor even if it is empty."""
-    if tensor.device_mesh.get_coordinate() is None and tensor.ndim:
+    local = local_part(tensor)
+    if not local.numel() and tensor.ndim and tensor.device_mesh.get_coordinate() is None:
         return (0, *tensor.shape[1:])
-    return tuple(local_part(tensor).shape)
+    return tuple(local.shape)
 
 
 def shapes_of_shards(tensor: DTensor) -> tuple[tuple[int, ...], tuple[int, ...]]:

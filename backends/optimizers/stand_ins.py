@@ -54,7 +54,7 @@ class StandIns:
         made: defaultdict[Any, Any] = defaultdict(dict)
         for key, value in real.state.items():
             take = self.plain.state_of(key) if isinstance(key, Tensor) else None
-            taken = value if take is None else pytree.tree_map_only(Tensor, take, value)
+            taken = value if take is None else _mapped_tensors(take, value)
             made[self._made.get(id(key), key)] = taken
         return self._keep(real.state, made)
 
@@ -104,7 +104,22 @@ class StandIns:
         state: dict[Any, Any] = {}
         for key, value in made.state.items():
             give = self.plain.stored_state_of(key) if isinstance(key, Tensor) else None
-            given = value if give is None else pytree.tree_map_only(Tensor, give, value)
+            given = value if give is None else _mapped_tensors(give, value)
             state[self._of.get(id(key), key)] = given
         real.state.clear()
         real.state.update(state)
+
+
+def _mapped_tensors(function: Callable[[Tensor], Tensor], state: Any) -> Any:
+    """A state with other tensors; most are dicts of tensors and numbers."""
+    if type(state) is not dict:
+        return pytree.tree_map_only(Tensor, function, state)
+    items = cast("dict[Any, Any]", state)
+    return {
+        key: function(x)
+        if isinstance(x, Tensor)
+        else _mapped_tensors(function, x)
+        if isinstance(x, dict | list | tuple)
+        else x
+        for key, x in items.items()
+    }

@@ -18,7 +18,6 @@ from shardweave.backends.programs import Key, last_uses, sharding_held
 from shardweave.ir.dialects import dist
 from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.dist import DistOp
-from shardweave.ir.dialects.dist_rows import RowsOp
 from shardweave.ir.dialects.types import dtype_of_value, shape_of
 from shardweave.ir.mesh.mesh import Axis, Mesh, check_virtual
 from shardweave.ir.mesh.placement import Sharding
@@ -30,14 +29,11 @@ from shardweave.ir.sharding.ragged import ragged_values
 def run_collective(
     op: dist.DistOp, operands: Sequence[Sequence[Tensor]], mesh: Mesh
 ) -> list[list[Tensor]]:
-    """The results of a `dist` op on every rank of `mesh`, given its operands on every rank.
-
-    Groups whose members hold the very same tensors share their results.
-    """
+    """The results of a `dist` op on every rank; groups of the same tensors share their results."""
     if isinstance(op, (dist.WaitOp, dist.ReshardOp)):  # a global program has whole values
         return [list(tensors) for tensors in operands]
-    if isinstance(op, RowsOp):
-        return [_of_rows(op, operands, mesh)]
+    if isinstance(op, dist.CollectiveOp) and op.JOINS_OPERANDS:
+        return [_joined(op, operands, mesh)]
     if not isinstance(op, dist.OverAxesOp):
         raise ValueError(f"the reference backend does not run '{op.name}'.")
     if isinstance(op, dist.ShardIndexOp):
@@ -45,8 +41,9 @@ def run_collective(
     return [_on_groups(op, tensors, mesh) for tensors in operands]
 
 
-def _of_rows(op: RowsOp, operands: Sequence[Sequence[Tensor]], mesh: Mesh) -> list[Tensor]:
-    """The rows of every rank, or its part of the table that they are added to."""
+def _joined(
+    op: dist.CollectiveOp, operands: Sequence[Sequence[Tensor]], mesh: Mesh
+) -> list[Tensor]:
     results = list(operands[0])
     for ranks in mesh.groups(op.axes):
         made = op.over_members([[tensors[rank] for tensors in operands] for rank in ranks])
@@ -169,10 +166,7 @@ def once_per_key(
 
 
 def _run(
-    op: Operation,
-    environment: Mapping[SSAValue, PerRank],
-    mesh: Mesh,
-    ragged: frozenset[SSAValue],
+    op: Operation, environment: Mapping[SSAValue, PerRank], mesh: Mesh, ragged: frozenset[SSAValue]
 ) -> list[PerRank]:
     operands = [environment[value] for value in op.operands]
     if isinstance(op, DistOp):

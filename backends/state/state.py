@@ -47,8 +47,21 @@ def _memory_of(value: Any) -> int:
     return memory_key(value) if isinstance(value, DTensor) else 0
 
 
-def _is_no_parameter(value: Any) -> bool:
-    return isinstance(value, Tensor) and not isinstance(value, nn.Parameter)
+def _are_own(place: _Place) -> bool:
+    """False for a parameter that another tensor stands for; raises ValueError for other changes."""
+    now = place.held.get(place.name)
+    is_other = isinstance(now, Tensor) and not isinstance(now, nn.Parameter)
+    if is_other and isinstance(place.value, nn.Parameter):
+        return False
+    if now is not place.value:
+        raise ValueError(
+            f"'{place.path}' of the compiled model was replaced or deleted, but its programs "
+            f"work on what was there. {_COPY}"
+        )
+    raise ValueError(
+        f"the .data of '{place.path}' was set, which has no effect on the shards of a DTensor. "
+        f"{_COPY}"
+    )
 
 
 def state_of(module: Any) -> ShardedState | None:
@@ -173,22 +186,10 @@ class ShardedState:
         go on with the old one.
         """
         with without_overrides():
-            return all(map(self._is_own, self._places))
-
-    def _is_own(self, place: _Place) -> bool:
-        path, held, name, value, memory = place
-        if held.get(name) is not value:
-            if isinstance(value, nn.Parameter) and _is_no_parameter(held.get(name)):
-                return False
-            raise ValueError(
-                f"'{path}' of the compiled model was replaced or deleted, but its programs "
-                f"work on what was there. {_COPY}"
-            )
-        if memory and _memory_of(value) != memory:
-            raise ValueError(
-                f"the .data of '{path}' was set, which has no effect on the shards of a "
-                f"DTensor. {_COPY}"
-            )
+            for place in self._places:
+                _, held, name, value, memory = place
+                if held.get(name) is not value or (memory and _memory_of(value) != memory):
+                    return _are_own(place)
         return True
 
     def copied(self, model: nn.Module, memo: Mapping[int, Any]) -> Self:

@@ -277,7 +277,7 @@ class BoundProgram:
         if set(batch) != set(self.inputs):
             raise ValueError(
                 f"the step was called with {sorted(batch)}, but it was captured with "
-                f"{sorted(self.inputs)}; give exactly these (positional ones are arg0, arg1, ..)."
+                f"{sorted(self.inputs)}; give exactly these."
             )
         for name in self.inputs:
             value, tensor = self.slots["input", name].value, batch[name]

@@ -366,7 +366,7 @@ class Step(ShardedState):
         step was compiled with. Raises ValueError for too few rows.
         """
         first, known = self._programs.first, self._programs.names()
-        slot = first.slots.get(("input", self._programs.input_name(name)))
+        slot = first.slots.get(("input", name))
         if num_rows is None:
             if slot is None:
                 raise ValueError(
@@ -374,7 +374,7 @@ class Step(ShardedState):
                     f"{', '.join(known)}."
                 )
             num_rows = first.shardings["input", slot.name].global_shape(shape_of(slot.value))[0]
-        axes = self._programs.row_axes(self._programs.input_name(name))
+        axes = self._programs.row_axes(name)
         dim = contiguous(axes, num_rows, self._mesh)
         return self.backend.rows(num_rows, Sharding((dim,)))
 

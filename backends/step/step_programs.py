@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,7 +16,7 @@ from shardweave.backends.programs import Key
 from shardweave.backends.step.autograd import check_required
 from shardweave.backends.step.bound import BoundProgram
 from shardweave.backends.step.step_call import StepCall
-from shardweave.ir.capture.arguments import Form, taken_apart
+from shardweave.ir.capture.arguments import Form, named_arguments, taken_apart
 from shardweave.ir.mesh.placement import Sharding
 from shardweave.planners.plan.plan import Plan
 
@@ -91,10 +92,6 @@ class Programs(ABC):
         """Drop the programs, to make them anew. Raises ValueError for one that was given."""
         raise ValueError("the model runs one given program, which recompile() cannot make anew.")
 
-    def input_name(self, name: str) -> str:
-        """How programs name the input that the model's forward takes under a name."""
-        return name
-
     def names(self) -> list[str]:
         """The inputs as the model's forward names them."""
         return self.first.inputs
@@ -114,17 +111,19 @@ class Programs(ABC):
 
 
 class GivenProgram(Programs):
-    """One program for every call."""
+    """One program for every call of a model."""
 
-    def __init__(self, program: BoundProgram, seed: int = 0) -> None:
+    def __init__(self, model: nn.Module, program: BoundProgram, seed: int = 0) -> None:
         self.first = program
+        self._signature = inspect.signature(model.forward)
         self.seed = seed
 
     def taken_apart(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], *, is_whole: bool = True
     ) -> tuple[Form, dict[str, Tensor]]:
-        del is_whole
-        return taken_apart(args, kwargs)
+        del is_whole  # what is missing is named by the program's check
+        named = named_arguments(self._signature, args, kwargs, is_whole=False)
+        return taken_apart(*named)
 
     def find(self, call: StepCall, stored: Stored) -> BoundProgram:
         del stored

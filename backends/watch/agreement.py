@@ -86,7 +86,6 @@ def ranks_text(ranks: Iterable[int]) -> str:
 
 
 def digest_of(content: bytes) -> str:
-    """The SHA-256 of some bytes, in hexadecimal."""
     return hashlib.sha256(content).hexdigest()
 
 

@@ -54,7 +54,6 @@ class _Now:
 
 
 def at_micro_batch(number: int | None) -> None:
-    """Note on which micro-batch a function of a stage begins to run; None: on all of them."""
     _Now.micro_batch = number
 
 

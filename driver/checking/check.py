@@ -157,10 +157,7 @@ def _conditioned(result: CheckResult, own: CheckResult) -> CheckResult:
 def moved_steps(
     model: nn.Module, batches: Sequence[Mapping[str, Tensor]], how: EagerOptions = PLAIN
 ) -> list[Expected]:
-    """Eager steps of a model whose weights and inputs differ in their last digit, up or down.
-
-    The model, as it was before its first step, is changed.
-    """
+    """Eager steps of a model, which change it, with weights and inputs off by a last digit."""
     generator = torch.Generator().manual_seed(0)
 
     def moved(value: Tensor) -> Tensor:
@@ -229,10 +226,7 @@ def _whole(tensor: Tensor) -> Tensor:
 def compare_steps(
     found: Sequence[Expected], eager: Sequence[Expected], dtype: torch.dtype
 ) -> CheckResult:
-    """Compare several steps; of each kind of error the largest, and the loss of the first step.
-
-    Raises ValueError as `compare` does.
-    """
+    """Compare several steps; of each kind of error the largest, and the loss of the first step."""
     steps = [compare(step, wanted, dtype) for step, wanted in zip(found, eager, strict=True)]
     gradients = max(steps, key=lambda step: _by_size(step.max_rel_grad_error))
     buffers = max(steps, key=lambda step: _by_size(step.buffer_error))

@@ -20,11 +20,7 @@ from shardweave.passes.kernels.unfuse_kernels import without_regions
 
 
 def in_float64(program: Program) -> Program:
-    """The same program with every value in float64, or complex128; integers stay.
-
-    Casts between floating-point types become casts from float64 to itself; fused regions are
-    inlined. Linear in the ops.
-    """
+    """The same program in float64 or complex128, fused regions inlined; integers stay. Linear."""
     exact = without_regions(program)
     if exact is program:
         exact = program.clone()

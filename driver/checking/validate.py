@@ -88,11 +88,7 @@ class Validator(Observer):
     """
 
     def __init__(
-        self,
-        *,
-        inputs: Mapping[str, Tensor] | None = None,
-        seed: int = 0,
-        limit: float = LIMIT,
+        self, *, inputs: Mapping[str, Tensor] | None = None, seed: int = 0, limit: float = LIMIT
     ) -> None:
         self.num_runs = 0
         self._inputs = inputs
@@ -156,10 +152,7 @@ def work_of(program: Program) -> float:
 def find_differences(
     program: Program, expected: Mapping[Key, Tensor], found: Mapping[Key, Tensor]
 ) -> list[Difference]:
-    """The values that differ, in the order in which the program makes them.
-
-    A value that is missing or has another shape differs as a whole.
-    """
+    """The values that differ, or are missing, in the order in which the program makes them."""
     places: dict[Operation, int] = {op: place for place, op in enumerate(program.ops)}
     slots = {(slot.kind, slot.name): slot for slot in program.results}
     scales = _scales(expected)

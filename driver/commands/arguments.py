@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -40,6 +41,11 @@ def new_command(commands: Commands, name: str, summary: str) -> argparse.Argumen
     )
     command.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return command
+
+
+def add_flag(command: argparse.ArgumentParser, name: str, what: str) -> None:
+    """Declare an option that takes no value."""
+    command.add_argument(name, action="store_true", help=what)
 
 
 def add_model(command: argparse.ArgumentParser) -> None:
@@ -150,10 +156,10 @@ def add_time_limit(command: argparse.ArgumentParser, what: str) -> None:
 
 def add_validate_options(command: argparse.ArgumentParser) -> None:
     """Declare --validate and --validate-limit."""
-    command.add_argument(
+    add_flag(
+        command,
         "--validate",
-        action="store_true",
-        help="run the program before and after each pass, and fail if a result differs",
+        "run the program before and after each pass, and fail if a result differs",
     )
     command.add_argument(
         "--validate-limit",
@@ -165,37 +171,30 @@ def add_validate_options(command: argparse.ArgumentParser) -> None:
 
 def add_prove_option(command: argparse.ArgumentParser, what: str) -> None:
     """Declare --prove. what: the words for what is proved."""
-    command.add_argument(
+    add_flag(
+        command,
         "--prove",
-        action="store_true",
-        help=f"prove, without running it, that {what} computes what the captured program does",
+        f"prove, without running it, that {what} computes what the captured program does",
     )
 
 
 def positive(expected: str) -> Callable[[str], float]:
     """A type of argument: a number above 0. expected: the words for it in the error."""
-
-    def number(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = 0.0
-        if not 0 < value < float("inf"):
-            raise argparse.ArgumentTypeError(f"'{text}' is not {expected}")
-        return value
-
-    return number
+    return _number(expected, lambda value: value > 0)
 
 
 def not_negative(expected: str) -> Callable[[str], float]:
     """A type of argument: a number, 0 or more. expected: the words for it in the error."""
+    return _number(expected, lambda value: value >= 0)
 
+
+def _number(expected: str, fits: Callable[[float], bool]) -> Callable[[str], float]:
     def number(text: str) -> float:
         try:
             value = float(text)
         except ValueError:
-            value = -1.0
-        if not 0 <= value < float("inf"):
+            value = math.nan
+        if not fits(value) or value == math.inf:
             raise argparse.ArgumentTypeError(f"'{text}' is not {expected}")
         return value
 
@@ -215,10 +214,7 @@ def count(expected: str, least: int = 0) -> Callable[[str], int]:
 
 
 def check_output(path: str | None) -> None:
-    """Raise ValueError if a file cannot be there, before the work whose result it is to hold.
-
-    None and "-" (standard output) always pass.
-    """
+    """Raise ValueError if a file cannot be written there; None and `-` (standard output) pass."""
     if path is None or path == "-":
         return
     if Path(path).is_dir():

@@ -53,10 +53,7 @@ def is_text(name: str) -> bool:
 
 
 def read_or_capture(name: str, dtype: str = "float32") -> Program:
-    """The program in a file or on standard input, or the step of a model in a dtype.
-
-    Raises ValueError for what is neither, or not a program.
-    """
+    """The program in a file or on standard input, or a model's step; ValueError for neither."""
     if is_text(name):
         program = read(name)
         check(program)

@@ -12,6 +12,7 @@ from dataclasses import fields
 
 from shardweave.driver.commands.arguments import (
     Commands,
+    add_flag,
     add_load,
     add_model,
     add_time_limit,
@@ -40,10 +41,8 @@ def add_parser(commands: Commands) -> None:
             name = "--" + option.name.replace("_", "-")
             command.add_argument(name, default=option.default, **kind, **option.metadata)
     add_load(command)
-    command.add_argument(
-        "--check",
-        action="store_true",
-        help="compare loss and gradients with the eager model; fail if they differ",
+    add_flag(
+        command, "--check", "compare loss and gradients with the eager model; fail if they differ"
     )
     command.add_argument(
         "--steps",
@@ -52,7 +51,7 @@ def add_parser(commands: Commands) -> None:
         metavar="N",
         help="train for N steps with AdamW, and the eager model too, and time both",
     )
-    command.add_argument("--no-eager", action="store_true", help="do not train the eager model")
+    add_flag(command, "--no-eager", "do not train the eager model")
     command.add_argument(
         "--stop-above",
         type=float,

@@ -92,10 +92,7 @@ def example_to_trace(spec: str, *, dtype: torch.dtype = torch.float32, seed: int
 
 
 def announce(spec: str, dtype: torch.dtype) -> None:
-    """Say on standard error how large a model is that takes long to build.
-
-    Raises ValueError as `size_of` does.
-    """
+    """Say on standard error how large a slow model is. Raises ValueError as `size_of` does."""
     size = size_of(spec, dtype)
     if size is not None and size.parameters >= LARGE:
         gib = size.parameters * dtype.itemsize / 2**30

@@ -29,11 +29,7 @@ GOALS = dict.fromkeys((*FFN, *SEQ), 16) | dict.fromkeys(("vocab", "vocab_size"),
 
 
 def twin_spec(spec: str, parts: int) -> str:
-    """The spec of the small model. parts: into how many parts devices and sub-batches cut sizes.
-
-    Fields that are no size keep their values. Raises ValueError for a model that has no sizes
-    to shrink: one of a factory of the user's.
-    """
+    """The spec of the small model, of sizes that `parts` divide; ValueError without sizes."""
     scheme, _, rest = spec.partition(":")
     head, options, sizes = scheme, rest, {}
     if scheme == "hf":

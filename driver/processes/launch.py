@@ -200,7 +200,6 @@ def _environment(rank: int, num_processes: int, folder: Path) -> dict[str, str]:
 
 
 def num_cores() -> int:
-    """The cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -89,11 +89,7 @@ def _report(text: str) -> None:
 
 @cache
 def _settle_at_exit() -> None:
-    """Sleep a little before the interpreter ends.
-
-    gloo's threads give tensors back after a collective has ended, for which they need the
-    interpreter, and abort the process if it is ending. Asleep, it lets them in.
-    """
+    """Sleep before the interpreter ends: gloo's threads need it still, and abort where it ends."""
     atexit.register(time.sleep, SETTLE_S)
 
 

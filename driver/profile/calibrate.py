@@ -17,13 +17,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from shardweave.planners.cost.cluster import (
-    Cluster,
-    CollectiveTimes,
-    DeviceType,
-    NodeType,
-    Points,
-)
+from shardweave.planners.cost.cluster import Cluster, CollectiveTimes, DeviceType, NodeType, Points
 from shardweave.planners.cost.quantity import counted
 
 Floats = NDArray[np.float64]

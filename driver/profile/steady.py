@@ -28,11 +28,7 @@ def pin(rank: int) -> None:
 
 @contextmanager
 def awake() -> Iterator[None]:
-    """Meanwhile, a process of idle priority keeps this process's core from sleeping.
-
-    It yields to everything. A core that has slept computes more slowly for a while, so that
-    times would depend on how long was waited before.
-    """
+    """Meanwhile keep this core awake by a process of idle priority: cores that slept are slower."""
     if not hasattr(os, "SCHED_IDLE"):
         yield
         return

@@ -41,7 +41,6 @@ Cell = str | tuple[str]
 
 
 def section(title: str, body: str) -> str:
-    """A part of the page under a heading."""
     return f"<section><h2>{escape(title)}</h2>{body}</section>"
 
 

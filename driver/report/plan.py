@@ -66,7 +66,6 @@ def comparison_table(names: Sequence[str], plans: Sequence[Plan]) -> Table:
 
 
 def choices_of(plan: Plan) -> list[tuple[str, str]]:
-    """What a plan chooses, in names and words."""
     return [(what, text_of(plan)) for what, text_of in _CHOICES.items()]
 
 

@@ -60,11 +60,7 @@ class _Reshards(Observer):
 
 
 def local_with_reshards(program: Program, plan: Plan | None) -> tuple[Program, list[Row]]:
-    """The program of each rank, and the reshards of the global one that it is made from.
-
-    A propagated program is lowered as it is, and one without shardings by the plan; any other
-    is returned.
-    """
+    """The program of each rank, lowered by the plan if need be, and the global reshards."""
     noted = _Reshards()
     if not program.is_local and is_propagated(program):
         with unheard():

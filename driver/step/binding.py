@@ -16,7 +16,7 @@ from shardweave.backends.step.step import AUTOGRAD
 from shardweave.backends.step.step_call import StepCall
 from shardweave.driver.step.precision import AUTOCAST, inputs_in_precision
 from shardweave.driver.step.request import Request
-from shardweave.ir.capture.arguments import taken_apart
+from shardweave.ir.capture.arguments import named_arguments, taken_apart
 from shardweave.ir.suggest import did_you_mean
 
 NEAR = 0.85
@@ -24,13 +24,9 @@ NEAR = 0.85
 
 
 class Binding:
-    """Calls of a model in one form: the first arguments by position, the others by keyword.
+    """Calls of a model in one form: arguments by the names of forward's parameters."""
 
-    num_args: how many by position, as in the example inputs: programs name inputs after these.
-    """
-
-    def __init__(self, model: nn.Module, num_args: int) -> None:
-        self.num_args = num_args
+    def __init__(self, model: nn.Module) -> None:
         self.signature = inspect.signature(model.forward)
 
     @cached_property
@@ -45,38 +41,13 @@ class Binding:
         """The same call in one form. Raises TypeError for arguments that forward does not take,
         and, of a whole call, for those that are missing."""
         self._check_keywords(kwargs)
-        bind = self.signature.bind if is_whole else self.signature.bind_partial
         try:
-            given = bind(*args, **kwargs).arguments
+            return named_arguments(self.signature, args, kwargs, is_whole=is_whole)
         except TypeError as error:
             names = ", ".join(self.signature.parameters) or "nothing"
             raise TypeError(
                 f"the step takes what the model's forward takes, {names}: {error}."
             ) from None
-        positional: list[Any] = []
-        keywords: dict[str, Any] = {}
-        for name, parameter in self.signature.parameters.items():
-            if name not in given:
-                continue
-            if parameter.kind is Parameter.VAR_POSITIONAL:
-                return tuple(args), dict(kwargs)
-            if parameter.kind is Parameter.VAR_KEYWORD:
-                keywords |= {key: given[name][key] for key in sorted(given[name])}
-            elif parameter.kind is Parameter.POSITIONAL_ONLY or (
-                parameter.kind is Parameter.POSITIONAL_OR_KEYWORD
-                and not keywords
-                and len(positional) < self.num_args
-            ):
-                positional.append(given[name])
-            else:
-                keywords[name] = given[name]
-        return tuple(positional), keywords
-
-    def input_name(self, name: str) -> str:
-        """How programs name the input that forward takes under a name."""
-        names = self.names
-        index = names.index(name) if name in names else self.num_args
-        return f"arg{index}" if index < self.num_args else name
 
     def _check_keywords(self, kwargs: Mapping[str, Any]) -> None:
         names = self.names
@@ -97,15 +68,9 @@ class Binding:
                 )
 
 
-def binding_of(request: Request) -> Binding:
-    """The binding of calls of a request's model."""
-    # A given program names its inputs after the example's positions.
-    return Binding(request.model, len(request.args) if request.program else 0)
-
-
 def example_call(request: Request) -> StepCall:
     """The call that a request's example stands for, in the modes of the model."""
-    bound = binding_of(request).bound(request.args, request.kwargs or {})
+    bound = Binding(request.model).bound(request.args, request.kwargs or {})
     form, inputs = taken_apart(*bound)
     modes = [module.training for module in request.model.modules()]
     if request.train is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from shardweave.driver.step.binding import Binding
 from shardweave.driver.step.request import DEFAULT_PLAN, Request
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.program import Program
@@ -37,25 +36,11 @@ def choose_plan(program: Program, request: Request) -> Plan | None:
         request.devices,
         sequence_parallel=is_sequential,
     )
-    resolved = _with_names_of_forward(resolved, program, request)
     check_stages(resolved, program, (name for name, _ in request.model.named_modules() if name))
     check_recomputed(resolved, program)
     if request.zero:
         resolved = _in_shards(resolved, request)
     return with_pipeline(resolved, program, request.devices)
-
-
-def _with_names_of_forward(plan: Plan, program: Program, request: Request) -> Plan:
-    """A plan for a program captured by positions (`arg0`), for one whose inputs have the names of
-    forward's parameters."""
-    known = {slot.name for slot in program.arguments if slot.kind == "input"}
-    names = Binding(request.model, 0).names
-    by_position = {f"arg{i}": name for i, name in enumerate(names) if name in known}
-    renamed = {
-        name if name in known else by_position.get(name, name): text
-        for name, text in plan.inputs.items()
-    }
-    return replace(plan, inputs=renamed)
 
 
 def _in_shards(plan: Plan, request: Request) -> Plan:

@@ -20,7 +20,7 @@ from shardweave.backends.step.step import AUTOGRAD
 from shardweave.backends.step.step_call import StepCall
 from shardweave.backends.step.step_programs import OPTIONS, Programs, Stored, check_given
 from shardweave.driver.processes import world
-from shardweave.driver.step.binding import binding_of, gives_rows
+from shardweave.driver.step.binding import Binding, gives_rows
 from shardweave.driver.step.lowering import (
     Lowered,
     capture_call,
@@ -87,7 +87,7 @@ class CompiledPrograms(Programs):
             runtime = first.backend.runtime
             self.rows = LocalRows(runtime, axes_of_rows(runtime.mesh, cut), call.inputs)
             self.own_rows = request.outputs is None
-        self._binding = binding_of(request)
+        self._binding = Binding(request.model)
         self.options = frozenset(OPTIONS).difference(self._binding.names)
         self._torch_seed = torch.initial_seed() if request.seed is None else None
         self.notes: list[str] = []
@@ -131,9 +131,6 @@ class CompiledPrograms(Programs):
         form, inputs = taken_apart(*self._binding.bound(args, kwargs, is_whole=is_whole))
         # A batch of rows is put together of the tensors that are given.
         return form, inputs_in_precision(inputs, self.request.precision) if is_whole else inputs
-
-    def input_name(self, name: str) -> str:
-        return self._binding.input_name(name)
 
     def names(self) -> list[str]:
         return list(dict.fromkeys([*self._binding.names, *self.first.inputs]))

@@ -49,6 +49,37 @@ class Form:
         return args, kwargs
 
 
+def named_arguments(
+    signature: inspect.Signature,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    is_whole: bool = True,
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The same call, whose arguments have the names of forward's parameters where these have names
+    for callers.
+
+    Raises TypeError for arguments that forward does not take, and, of a whole call, for those that
+    are missing.
+    """
+    bind = signature.bind if is_whole else signature.bind_partial
+    given = bind(*args, **kwargs).arguments
+    positional: list[Any] = []
+    keywords: dict[str, Any] = {}
+    for name, parameter in signature.parameters.items():
+        if name not in given:
+            continue
+        if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+            return tuple(args), dict(kwargs)
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            keywords |= {key: given[name][key] for key in sorted(given[name])}
+        elif parameter.kind is inspect.Parameter.POSITIONAL_ONLY:
+            positional.append(given[name])
+        else:
+            keywords[name] = given[name]
+    return tuple(positional), keywords
+
+
 def taken_apart(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Form, dict[str, Tensor]]:
     """The form of a call, and its tensors by name. Raises CaptureError for other objects."""
     values = [*args, *kwargs.values()]

@@ -46,7 +46,6 @@ class ImportBuilder:
         types: Sequence[AnyTensor],
         values: Mapping[str, Any] | None = None,
     ) -> AtenOp:
-        """Append an op with known result types."""
         op = create(name, operands, list(types), values or {}, self.annotations)
         return self._append(op)
 
@@ -76,7 +75,6 @@ class ImportBuilder:
         return self.add(RANDOM, [state, positions], [tensor_type(shape, dtype)], values).results[0]
 
     def count(self, length: int, step: int = 1) -> SSAValue:
-        """0, step, 2 step, .. (int64)."""
         type_ = tensor_type((length,), torch.int64)
         values = {"start": 0, "step": step}
         return self.add("aten.arange.start_step", [], [type_], values).results[0]

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from shardweave.ir.capture.arguments import Form, check_batch
+from shardweave.ir.capture.arguments import Form, check_batch, named_arguments
 from shardweave.ir.capture.fx_import import import_graph
 from shardweave.ir.capture.module_tree import block_paths
 from shardweave.ir.capture.outputs import Outputs
@@ -40,8 +41,8 @@ def capture(
     with `loss`. The program's results are the loss, the gradient of every parameter that the
     loss depends on, and the new values of the buffers that the model updates.
 
-    args, kwargs: a batch, as forward takes it. train: with False the model runs in evaluation
-    mode and its outputs alone are computed.
+    args, kwargs: a batch, as forward takes it; inputs have the names of forward's parameters.
+    train: with False the model runs in evaluation mode and its outputs alone are computed.
 
     Parameters may be fake tensors (torch's FakeTensorMode): nothing is allocated then.
     Means, normalised losses and batch norm come out as explicit sums over the global batch.
@@ -53,7 +54,10 @@ def capture(
     forward does not take.
     """
     check_batch(args)
-    traced = trace(model, args, kwargs or {}, Kind(train=train))
+    named = tuple(args), dict(kwargs or {})
+    with suppress(TypeError):  # of which `trace` says more
+        named = named_arguments(inspect.signature(model.forward), *named)
+    traced = trace(model, *named, Kind(train=train))
     for note in traced.notes:
         warn(note, CaptureNote)
     return _program(traced, model)

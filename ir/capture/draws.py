@@ -60,7 +60,6 @@ class Draw:
         return self.make.call("aten.lt.Tensor", uniform, probability)
 
     def scaled(self, numbers: Any, factor: float, offset: float) -> Any:
-        """factor x numbers + offset."""
         if factor != 1:
             numbers = self.make.call("aten.mul.Scalar", numbers, other=factor)
         return self.make.call("aten.add.Scalar", numbers, other=offset) if offset else numbers

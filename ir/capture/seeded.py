@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from shardweave.ir.capture.canonical.random import NO_RECIPE
+from shardweave.ir.capture.canonical.creation import NO_RECIPE
 from shardweave.ir.capture.draws import RECIPES, Draw, is_in_place
 from shardweave.ir.dialects.aten import op_name, overload_named
 from shardweave.ir.library.philox import Distribution, numbers_at, positions_of, random_state

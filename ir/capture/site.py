@@ -21,6 +21,7 @@ TORCH = os.path.dirname(torch.__file__) + os.sep
 _TRACING = (
     os.path.join(TORCH, "_dynamo", ""),
     os.path.join(TORCH, "fx", ""),
+    os.path.join(TORCH, "nn", "modules", "module.py"),  # which calls forward
     os.path.join(os.path.dirname(__file__), ""),
 )
 

@@ -36,7 +36,6 @@ def layer_of(op: Operation) -> str:
 
 
 def set_layer(op: Operation, layer: str) -> None:
-    """Say to which module an op belongs, by its qualified name."""
     op.properties["layer"] = to_attribute(layer)
 
 
@@ -47,10 +46,7 @@ def common_path(layers: Iterable[str]) -> str:
 
 
 def joined_layers(op: Operation) -> list[str]:
-    """The layers of an op: its own, or of a message of several values those in which they are made.
-
-    In the order of the values, each once; the root, '', is left out.
-    """
+    """The layers of an op, or those in which a message's values are made: each once, no root."""
     makers = [value.owner for value in op.operands if isinstance(value.owner, Operation)]
     is_joined = op.name.startswith("dist.") and len(set(makers)) > 1
     layers = dict.fromkeys(map(layer_of, makers if is_joined else [op]))
@@ -71,7 +67,6 @@ def phase_of(op: Operation) -> str:
 
 
 def set_phase(op: Operation, phase: str) -> None:
-    """Say in which phase of a step an op runs."""
     op.properties["phase"] = PhaseAttr.of(phase)
 
 
@@ -95,15 +90,11 @@ def copy_of(op: Operation) -> Copy | None:
 
 
 def set_copy(op: Operation, copy: Copy) -> None:
-    """Say to which sub-batch an op belongs."""
     op.properties["copy"] = to_attribute(copy)
 
 
 def sharding_attrs_of(op: Operation) -> Sequence[ShardingAttr] | None:
-    """The sharding of each result as it is written; None where the op says nothing of it.
-
-    `program.shardings_of` reads them.
-    """
+    """The sharding of each result as written, None if unsaid; `program.shardings_of` reads them."""
     return _list_of(op, "sharding")
 
 
@@ -119,10 +110,7 @@ def sharding_attrs_of_value(value: SSAValue) -> list[ShardingAttr] | None:
 
 
 def wanted_attrs_of(op: Operation) -> Sequence[ShardingAttr] | None:
-    """The sharding that a plan or a person wants of each result; None where they want none.
-
-    `program.wishes_of` reads them.
-    """
+    """The sharding wished for each result, None where free; `program.wishes_of` reads them."""
     return _list_of(op, "wanted")
 
 
@@ -151,7 +139,6 @@ def _set_list(op: Operation, name: str, shardings: Sequence[ShardingAttr] | None
 def set_shardings(
     op: Operation, shardings: Sequence[Sharding], shapes: Sequence[tuple[int, ...]]
 ) -> None:
-    """Write the shardings of results of these global shapes."""
     pairs = zip(shardings, shapes, strict=True)
     set_sharding_attrs(op, [ShardingAttr.of(sharding, shape) for sharding, shape in pairs])
 
@@ -165,7 +152,6 @@ def annotate(op: Operation, source: Operation) -> None:
 
 
 def properties_without(op: Operation, *names: str) -> dict[str, Attribute]:
-    """The properties of an op, some left out."""
     return {name: value for name, value in op.properties.items() if name not in names}
 
 

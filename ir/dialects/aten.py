@@ -99,7 +99,6 @@ def overload_named(name: str) -> OpOverload[..., Any]:
 
 
 def op_name(overload: OpOverload[..., Any]) -> str:
-    """Inverse of `overload_named`."""
     return str(overload).removesuffix(".default")
 
 
@@ -220,10 +219,7 @@ def key_of_op(op: Operation) -> OpKey:
 
 @cache
 def aten_class(name: str) -> type[AtenOp]:
-    """The op class of an op name such as `aten.add.Tensor`.
-
-    Making the class does not look the overload up in torch; using it does.
-    """
+    """The op class of a name such as `aten.add.Tensor`; torch is asked when the class is used."""
     return type(name.replace(".", "_"), (AtenOp,), {"name": name})
 
 
@@ -257,5 +253,4 @@ def create(
 
 @cache
 def aten_dialect() -> Dialect:
-    """The dialect with the ops of the installed torch that a program may have."""
     return Dialect("aten", [aten_class(name) for name in sorted(pure_ops())])

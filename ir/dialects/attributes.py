@@ -225,10 +225,7 @@ class ShardingAttr(ParametrizedAttribute):
 
     @classmethod
     def parse_text(cls, text: str) -> Self:
-        """Read `[{"data"}, {}]` (what stands between the angle brackets).
-
-        Raises xDSL's ParseError.
-        """
+        """Read `[{"data"}, {}]`, as between the angle brackets. Raises xDSL's ParseError."""
         return cls.new(cls.parse_parameters(TextParser(Context(), f"<{text}>")))
 
 

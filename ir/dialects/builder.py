@@ -19,11 +19,7 @@ _Op = TypeVar("_Op", bound=Operation)
 
 @dataclass(frozen=True)
 class Builder:
-    """Inserts ops, one after another, with the annotations and location of `like` (not its
-    sharding).
-
-    add: inserts an op. like: None adds ops without annotations.
-    """
+    """Inserts ops, one after another, with the annotations and location of `like`, if given."""
 
     add: Callable[[Operation], object]
     like: Operation | None
@@ -49,11 +45,7 @@ class Builder:
         return Builder(lambda op: Rewriter.insert_op(op, point), like)
 
     def insert(self, op: _Op, hint: str | SSAValue | None = "") -> _Op:
-        """Insert an op and return it.
-
-        hint: the name of its results, or a value whose name they take; by default the op's name,
-        None for no name.
-        """
+        """Insert an op and return it. hint: a name, or a value of that name; default: the op's."""
         if self.like is not None:
             annotate(op, self.like)
         name = hint.name_hint if isinstance(hint, SSAValue) else hint
@@ -72,11 +64,7 @@ class Builder:
         hint: str | SSAValue | None = "",
         **values: Literal,
     ) -> SSAValue:
-        """Insert an aten op and return its only result.
-
-        type_: of the result; by default that of the first operand. values: the op's other
-        arguments.
-        """
+        """Insert an aten op of `type_`, by default that of operand 0; returns its only result."""
         if type_ is None:
             first = operands[0]
             assert isinstance(first, SSAValue), f"give the result type of {name}"
@@ -85,15 +73,9 @@ class Builder:
 
 
 def remade(
-    op: _Op,
-    operands: Sequence[SSAValue],
-    result_types: Sequence[Attribute],
-    **values: Literal,
+    op: _Op, operands: Sequence[SSAValue], result_types: Sequence[Attribute], **values: Literal
 ) -> _Op:
-    """The same op on other operands, not inserted: all but its shardings and wishes are kept.
-
-    values: arguments that change.
-    """
+    """The same op on other operands, with other `values`, not inserted; no shardings or wishes."""
     properties = properties_without(op, "sharding", "wanted")
     properties.update({name: to_attribute(value) for name, value in values.items()})
     return type(op).create(

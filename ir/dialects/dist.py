@@ -12,11 +12,7 @@ from typing import ClassVar, TypeVar, cast
 
 import torch
 from torch import Tensor
-from xdsl.dialects.builtin import (
-    StringAttr,
-    TensorType,
-    i64,
-)
+from xdsl.dialects.builtin import StringAttr, TensorType, i64
 from xdsl.ir import Attribute, Dialect, SSAValue
 from xdsl.irdl import (
     AtLeast,
@@ -44,12 +40,7 @@ from shardweave.ir.dialects.dist_base import (
 )
 from shardweave.ir.dialects.dist_rows import AddRowsOp, FetchRowsOp
 from shardweave.ir.dialects.literals import Literal, to_attribute
-from shardweave.ir.dialects.types import (
-    TENSOR,
-    dtype_of_value,
-    num_elements,
-    shape_of,
-)
+from shardweave.ir.dialects.types import TENSOR, dtype_of_value, num_elements, shape_of
 from shardweave.ir.mesh.effect import Effect
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.mesh.placement import Reduction

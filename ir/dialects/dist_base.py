@@ -10,14 +10,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 from xdsl.dialects.builtin import ArrayAttr, IntegerAttr, StringAttr, i64
-from xdsl.irdl import (
-    AtLeast,
-    BaseAttr,
-    MessageConstraint,
-    RangeOf,
-    prop_def,
-    traits_def,
-)
+from xdsl.irdl import AtLeast, BaseAttr, MessageConstraint, RangeOf, prop_def, traits_def
 from xdsl.traits import Pure
 from xdsl.utils.exceptions import VerifyException
 
@@ -140,11 +133,17 @@ class CollectiveOp(OverAxesOp):
     programs then cannot be proved, and have no time axes.
 
     ALL_PAIRS: whether each rank sends to all others, instead of along a ring. ROUNDS: how many
-    times a ring passes each byte on.
+    times a ring passes each byte on. JOINS_OPERANDS: whether its result is made of all operands
+    (`over_members`), instead of one of each.
     """
 
     ALL_PAIRS: ClassVar[bool] = False
     ROUNDS: ClassVar[int] = 1
+    JOINS_OPERANDS: ClassVar[bool] = False
+
+    def over_members(self, members: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+        """The results of the ranks of one group, by position, given all operands of each."""
+        raise NotImplementedError
 
     @staticmethod
     def on_group(*arguments: Any, **named: Any) -> Any:

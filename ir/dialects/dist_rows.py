@@ -27,6 +27,7 @@ class RowsOp(CollectiveOp):
     """Base of the two: operands are rows or a table, their numbers, and the routes."""
 
     ALL_PAIRS: ClassVar[bool] = True
+    JOINS_OPERANDS: ClassVar[bool] = True
 
     def problem_on(self, mesh: Mesh) -> str | None:
         ranks, size = shape_of(self.operands[2])[0], mesh.sizes(self.axes)
@@ -47,10 +48,6 @@ class RowsOp(CollectiveOp):
         width = num_elements(self.operands[0]) / max(shape_of(self.operands[0])[0], 1)
         needed = tokens * (1 - (1 - 1 / tokens) ** shape_of(self.operands[1])[0])
         return needed * width * (ranks - 1) / ranks
-
-    def over_members(self, members: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-        """The results of the ranks of one group, by position, given all operands of each."""
-        raise NotImplementedError
 
 
 @irdl_op_definition

@@ -121,7 +121,6 @@ def _check_types(verb: str, outside: Sequence[SSAValue], inside: Sequence[SSAVal
 
 
 def kernel_dialect() -> Dialect:
-    """The dialect of fused regions."""
     return Dialect("kernel", [FusedOp, YieldOp])
 
 

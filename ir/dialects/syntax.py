@@ -13,12 +13,7 @@ from typing import Self, cast
 
 from xdsl.dialects.builtin import ArrayAttr, IntegerAttr, StringAttr
 from xdsl.ir import Attribute, Operation, SSAValue
-from xdsl.irdl import (
-    IRDLOperation,
-    MessageConstraint,
-    OptPropertyDef,
-    opt_prop_def,
-)
+from xdsl.irdl import IRDLOperation, MessageConstraint, OptPropertyDef, opt_prop_def
 from xdsl.parser import Parser, UnresolvedOperand
 from xdsl.printer import Printer
 from xdsl.utils.exceptions import VerifyException
@@ -53,11 +48,7 @@ def flatten(operands: Operands) -> tuple[list[SSAValue], Attribute | None]:
 
 
 class CallOpMeta(ABCMeta):
-    """Tells instances of an op class by their class alone.
-
-    The check of ABCMeta, which xDSL's classes have, also looks for registered classes: it takes
-    twice as long, and programs ask each of their ops many times.
-    """
+    """Tells instances by their class alone, in half of the time that ABCMeta takes."""
 
     __instancecheck__ = type.__instancecheck__
 

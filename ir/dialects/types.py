@@ -63,7 +63,6 @@ def dtype_of(element: Attribute) -> torch.dtype:
 
 
 def is_element(type_: Attribute) -> bool:
-    """Whether tensors of the IR can have elements of this type."""
     return type_ in _DTYPES
 
 
@@ -103,12 +102,10 @@ def _read_type(type_: AnyTensor) -> _Read:
 
 
 def shape_of_type(type_: AnyTensor) -> tuple[int, ...]:
-    """The sizes of a tensor type, by dim."""
     return _read_type(type_).shape
 
 
 def dtype_of_type(type_: AnyTensor) -> torch.dtype:
-    """The torch dtype of a tensor type's elements."""
     dtype = _read_type(type_).dtype
     return dtype_of(type_.element_type) if dtype is None else dtype
 
@@ -119,7 +116,6 @@ def number_of_type(value: SSAValue) -> int:
 
 
 def num_elements(value: SSAValue) -> int:
-    """How many elements a value has."""
     return math.prod(shape_of(value))
 
 
@@ -145,17 +141,14 @@ def _problem_of(type_: AnyTensor) -> str | None:
 
 
 def shape_of(value: SSAValue) -> tuple[int, ...]:
-    """The sizes of a value, by dim: of a local program those of a shard."""
     return shape_of_type(tensor_type_of(value))
 
 
 def dtype_of_value(value: SSAValue) -> torch.dtype:
-    """The dtype of a value's elements."""
     return dtype_of_type(tensor_type_of(value))
 
 
 def with_shape(type_: AnyTensor, shape: Sequence[int]) -> AnyTensor:
-    """The same element type with another shape."""
     return tensor_type(shape, dtype_of_type(type_))
 
 

@@ -250,10 +250,7 @@ class _Comparison:
         return not self._behind(0, value).isdisjoint(self._behind(1, new))
 
     def _behind(self, side: int, value: Value) -> frozenset[Value]:
-        """The matched values, as those of the second program, that a value is made of.
-
-        Empty if there are too many ops in between to say.
-        """
+        """The matched values of the second program behind a value; empty if it is too far."""
         known = self.behind[side].get(value)
         if known is not None:
             return known

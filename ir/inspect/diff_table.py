@@ -20,10 +20,7 @@ from shardweave.ir.program.program import Program, Slot
 
 
 class Lines:
-    """Prints ops one by one with the names that the whole text gives their values.
-
-    Made in time linear in the program; a line costs only its own length.
-    """
+    """Prints single ops with the names that the whole text gives their values, in linear time."""
 
     def __init__(self, program: Program) -> None:
         self._printer = Printer(stream=StringIO())

@@ -13,7 +13,7 @@ from xdsl.ir import Operation, SSAValue
 from shardweave.ir.dialects.annotations import arguments_of, layer_of, phase_of
 from shardweave.ir.dialects.dist import CollectiveOp, ReshardOp
 from shardweave.ir.dialects.types import num_bytes, tensor_type_of
-from shardweave.ir.ops.flops import flops_of
+from shardweave.ir.ops.registry import flops_of
 from shardweave.ir.program.blocks import Blocks, blocks_of
 from shardweave.ir.program.program import Program
 
@@ -104,11 +104,7 @@ def fold(layers: Sequence[Layer]) -> list[Fold]:
 
 
 def body_of(name: str, members: Sequence[Operation]) -> tuple[object, ...]:
-    """What a layer of these ops does, without its name: equal for equal layers.
-
-    An operand is the result of a given op of the layer, or comes from outside; which value it
-    is there does not count, nor do the words that say why a reshard is there: they may name it.
-    """
+    """What a layer of these ops does, without names or values outside: equal if layers are."""
     inside: dict[SSAValue, tuple[int, int]] = {}
     body: list[object] = []
     for index, op in enumerate(members):

@@ -64,7 +64,6 @@ def pairs_of(before: ProgramTable, after: ProgramTable) -> tuple[list[OpPair], l
 
 
 def unchanged(program: Program) -> list[OpPair]:
-    """The ops of a program that is beside no other."""
     return [OpPair(op, op, None) for op in program.ops]
 
 

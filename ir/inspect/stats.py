@@ -12,7 +12,7 @@ from shardweave.ir.dialects.dist import CollectiveOp, sent_bytes
 from shardweave.ir.dialects.kernel import FusedOp
 from shardweave.ir.dialects.types import num_bytes, tensor_type_of
 from shardweave.ir.mesh.mesh import Mesh
-from shardweave.ir.ops.flops import flops_of
+from shardweave.ir.ops.registry import flops_of
 from shardweave.ir.program.program import Program
 from shardweave.ir.program.program_stats import CollectiveStats, ProgramStats
 from shardweave.ir.program.staged import functions_of, is_staged, runs_of

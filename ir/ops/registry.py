@@ -10,6 +10,7 @@ import torch
 from xdsl.ir import Operation
 
 from shardweave.ir.dialects.aten import AtenOp, overload_named
+from shardweave.ir.dialects.types import num_elements, shape_of
 from shardweave.ir.library.pure_ops import is_custom, pure_ops
 from shardweave.ir.ops.records import (
     attention,
@@ -160,3 +161,17 @@ def is_random(op: Operation) -> TypeGuard[AtenOp]:
 @cache
 def _is_random(name: str) -> bool:
     return torch.Tag.nondeterministic_seeded in overload_named(name).tags
+
+
+def flops_of(op: Operation) -> int:
+    """Multiplications and additions of matrix products, convolutions and attention; else 0."""
+    if not isinstance(op, AtenOp):
+        return 0
+    spec = spec_of(op)
+    if spec.flops is not None:
+        return spec.flops(op)
+    if spec.product is None:
+        return 0
+    # 2 m n k: the result's elements times twice what each sums over.
+    left = shape_of(op.operands[spec.product.factors[0]])
+    return 2 * num_elements(op.results[0]) * left[-1]

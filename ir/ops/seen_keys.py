@@ -60,11 +60,7 @@ _Positions: TypeAlias = "_Range | _Sum | _Multiple | _ShardIndex | _Slice"
 
 
 def seen_share(op: AtenOp, mesh: Mesh) -> float:
-    """Of all products of queries by keys in a fused attention, the share that is computed.
-
-    On the device that computes most: all wait for it. Positions that are not counted from the mesh
-    are taken for those of a balanced piece.
-    """
+    """The share of products of queries by keys that is computed, on the device where it is most."""
     if not is_positional(op):
         return 0.5 if op.value("is_causal") else 1.0
     queries, keys = op.tensor("query_positions"), op.tensor("key_positions")

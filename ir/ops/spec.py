@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from shardweave.ir.dialects.aten import AtenOp
+from shardweave.ir.dialects.types import dtype_of_value, shape_of
 
 View = Literal["reshape", "permute", "expand", "part", "pairs", "cast"]
 Role = Literal["pointwise", "view", "move", "reduce", "matmul", "lookup gradient"]
@@ -198,3 +199,15 @@ class OpSpec:
 def family(names: str, **facts: Any) -> tuple[OpSpec, ...]:
     """The records of ATen ops with the same facts, named in one text without `aten.`."""
     return tuple(OpSpec(f"aten.{name}", **facts) for name in names.split())
+
+
+def result_shape(op: AtenOp) -> list[int]:
+    return list(shape_of(op.results[0]))
+
+
+def result_plane(op: AtenOp) -> list[int]:
+    return result_shape(op)[-2:]
+
+
+def result_dtype(op: AtenOp) -> Any:
+    return dtype_of_value(op.results[0])

@@ -19,7 +19,6 @@ Sizes = tuple[int, ...]
 
 
 def dense_strides(shape: Sequence[int]) -> Sizes:
-    """Strides of a contiguous tensor."""
     return tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
 
 

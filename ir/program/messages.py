@@ -25,10 +25,7 @@ class ComingMessage:
 
 
 def coming_messages(program: Program, place: int) -> dict[int, list[ComingMessage]]:
-    """By the coordinate that sends, what comes to one coordinate in a step, in order.
-
-    Linear in the ops and in the messages.
-    """
+    """By the coordinate that sends, what comes to one coordinate in a step, in order."""
     places = StagePlaces.of(program)
     functions = functions_of(program)
     messages = {

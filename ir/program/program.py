@@ -24,8 +24,7 @@ from shardweave.ir.dialects.types import shape_of
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.mesh.placement import Sharding
 from shardweave.ir.program.program_stats import ProgramStats
-from shardweave.ir.program.source_text import SourceText
-from shardweave.ir.program.text import ProgramTextError, parse_module, print_module
+from shardweave.ir.program.text import ProgramTextError, SourceText, parse_module, print_module
 
 MESH = "dist.mesh"
 LOCAL = "dist.local"
@@ -89,10 +88,7 @@ class Program:
 
     @staticmethod
     def parse(text: str, name: str = "<text>") -> Program:
-        """Read a program's text. name: of what it comes from, for errors.
-
-        Raises ProgramTextError (one line, with line and column).
-        """
+        """Read a program's text, called `name` in errors. Raises ProgramTextError."""
         return Program(*parse_module(text, name))
 
     @staticmethod

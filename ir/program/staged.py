@@ -142,7 +142,6 @@ def functions_of(program: Program) -> dict[str, StageFunction]:
 
 
 def parts_of(program: Program) -> list[Program]:
-    """The programs of which a program consists: its functions if it is staged, else itself."""
     return list(functions_of(program).values()) if is_staged(program) else [program]
 
 

@@ -9,7 +9,6 @@ from xdsl.ir import Attribute, BlockArgument, Operation, OpResult, SSAValue
 from shardweave.ir.dialects.annotations import phase_of
 from shardweave.ir.dialects.aten import AtenOp, overload_named
 from shardweave.ir.dialects.dist import AllReduceOp, CollectiveOp, DistOp, WaitOp
-from shardweave.ir.dialects.dist_rows import RowsOp
 from shardweave.ir.dialects.kernel import FusedOp
 from shardweave.ir.dialects.types import num_bytes, shape_of, tensor_type_of
 from shardweave.ir.mesh.mesh import Mesh
@@ -48,7 +47,7 @@ def shared_operand(op: Operation, position: int, mesh: Mesh | None = None) -> SS
         if isinstance(op, WaitOp):
             return op.operands[position]
         if isinstance(op, CollectiveOp):
-            if isinstance(op, RowsOp):
+            if op.JOINS_OPERANDS:
                 return None
             is_alone = mesh is not None and mesh.sizes(op.axes) == 1
             return op.operands[position] if is_alone or reduces_in_place(op) else None
@@ -174,11 +173,7 @@ def view_source(value: SSAValue) -> SSAValue:
 
 
 def kept_values(program: Program) -> list[SSAValue]:
-    """Results of forward ops that the rest of the step reads: what memory holds in between.
-
-    Each sub-batch has its own beginning of the backward pass, so that the order of sub-batches
-    does not change what is kept.
-    """
+    """Results of forward ops that the rest of the step, by sub-batch, reads: what memory holds."""
     mesh = program.mesh
     made: set[SSAValue] = set()
     kept: dict[SSAValue, None] = {}

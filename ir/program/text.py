@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import gc
 import re
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from difflib import get_close_matches
 from io import StringIO
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import Builtin, ModuleOp
 from xdsl.dialects.func import Func, FuncOp, ReturnOp
-from xdsl.ir import Operation
+from xdsl.ir import Operation, SSAValue
 from xdsl.utils.exceptions import ParseError, VerifyException
 
 from shardweave.ir.dialects.aten import AtenOp, aten_class, aten_dialect
@@ -20,8 +21,53 @@ from shardweave.ir.dialects.dist import dist_dialect
 from shardweave.ir.dialects.kernel import kernel_dialect
 from shardweave.ir.library.pure_ops import is_custom
 from shardweave.ir.ops.aten_args import problem_of_arguments
-from shardweave.ir.program.source_text import SourceText, excerpt, position
 from shardweave.ir.strings import TextParser, TextPrinter
+
+_WIDTH = 140
+"""Characters of a line that are shown; one with shardings has several hundred."""
+
+
+@dataclass(frozen=True)
+class SourceText:
+    """A text that was parsed. offsets: of the ops that were made of it."""
+
+    text: str
+    name: str
+    offsets: Mapping[Operation, int]
+
+    def offset_of(self, place: Operation | SSAValue) -> int | None:
+        """Where an op begins, or an argument is declared; None for what is not of this text."""
+        owner = place.owner if isinstance(place, SSAValue) else place
+        if isinstance(owner, Operation):
+            return self.offsets.get(owner)
+        assert isinstance(place, SSAValue)
+        if place.name_hint is None:
+            return None
+        found = re.search(rf"%{re.escape(place.name_hint)}\s*:", self.text)
+        return None if found is None else found.start()
+
+
+def position(text: str, offset: int) -> tuple[int, int]:
+    """Line and column of an offset, both from 1."""
+    before = text[:offset]
+    return before.count("\n") + 1, offset - (before.rfind("\n") + 1) + 1
+
+
+def excerpt(text: str, offset: int) -> str:
+    """The line of an offset with its number, and a caret below; of a long line what is near."""
+    line, column = position(text, offset)
+    start = offset - column + 1
+    end = text.find("\n", start)
+    shown = text[start : len(text) if end < 0 else end].replace("\t", " ")
+    at = column - 1
+    if len(shown) > _WIDTH:
+        cut = max(min(at - _WIDTH // 2, len(shown) - _WIDTH), 0)
+        head, tail = "... " if cut else "", " ..." if cut + _WIDTH < len(shown) else ""
+        shown = head + shown[cut : cut + _WIDTH] + tail
+        at += len(head) - cut
+    number = f"{line:5}"
+    return f"{number} | {shown}\n{' ' * len(number)} | {' ' * at}^"
+
 
 _OF_A_STAGE = re.compile(r"(before|forward|backward|inputs|weights|share|after)_\d+")
 """The names of the functions of stages (`ir/program/staged.py`)."""
@@ -106,10 +152,7 @@ class _PlacingParser(TextParser):
 
 
 def parse_module(text: str, name: str = "<text>") -> tuple[ModuleOp, SourceText]:
-    """Parse the text of a program.
-
-    Raises ProgramTextError with line and column, and as a note that line with a caret.
-    """
+    """Parse the text of a program. Raises ProgramTextError with line, column and a caret."""
     try:
         parser = _PlacingParser(text, name)
         try:
@@ -128,10 +171,7 @@ def parse_module(text: str, name: str = "<text>") -> tuple[ModuleOp, SourceText]
 
 
 def _check_form(module: ModuleOp, text: str, name: str) -> None:
-    """Raises ProgramTextError unless the module is one function of one block with a return.
-
-    Behind the step of a staged program stand the functions of its stages.
-    """
+    """Raises ProgramTextError unless the module is `step`, behind it functions of stages."""
     found = list(module.ops)
     functions = [op for op in found if isinstance(op, FuncOp)]
     behind = [op for op in functions[1:] if _OF_A_STAGE.fullmatch(op.sym_name.data)]

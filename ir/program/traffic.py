@@ -118,10 +118,7 @@ def _numel(value: SSAValue) -> int:
 
 
 def bytes_by_block(program: Program) -> dict[str, int]:
-    """`bytes_moved` by repeated block (`h.3`); "" has what lies in none.
-
-    A region counts for the block that most of its ops are in.
-    """
+    """`bytes_moved` by repeated block (`h.3`), regions by most of their ops; "" has the rest."""
     found: Counter[str] = Counter()
     blocks = blocks_of(program)
     for op in program.ops:

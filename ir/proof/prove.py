@@ -5,11 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from xdsl.ir import SSAValue
+from xdsl.ir import Operation, SSAValue
+from xdsl.rewriter import Rewriter
 
+from shardweave.ir.dialects import dist
+from shardweave.ir.dialects.annotations import set_sharding_attrs, sharding_attrs_of
+from shardweave.ir.dialects.aten import create
+from shardweave.ir.dialects.builder import Builder
+from shardweave.ir.dialects.dist_base import StartedOp
+from shardweave.ir.dialects.dist_rows import AddRowsOp, FetchRowsOp, RowsOp
+from shardweave.ir.dialects.types import dtype_of_value, shape_of, tensor_type
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.program import Program, Slot
-from shardweave.ir.program.staged import is_staged, parts_of
+from shardweave.ir.program.staged import is_staged, ops_of_parts, parts_of
 from shardweave.ir.proof.diagnose import (
     explain_collective,
     explain_mismatch,
@@ -17,12 +25,66 @@ from shardweave.ir.proof.diagnose import (
     relation_of,
 )
 from shardweave.ir.proof.model.expressions import Expressions
-from shardweave.ir.proof.model.sent_rows import with_whole_tables
 from shardweave.ir.proof.ops import ProofError
 from shardweave.ir.proof.relations.held import ProofAxes, Relation
 from shardweave.ir.proof.signature import Key, argument_of, check_signature, is_declared
 from shardweave.ir.proof.stages.stages import axes_of_stages, relate_stages
 from shardweave.ir.proof.walk import Walk
+
+
+def with_whole_tables(program: Program) -> Program:
+    """The program with tables that are gathered and scattered; itself if it sends no rows."""
+    if not any(isinstance(op, RowsOp) for op in ops_of_parts(program)):
+        return program
+    program = program.clone()
+    for part in parts_of(program):
+        for op in list(part.ops):
+            if isinstance(op, FetchRowsOp):
+                _gather(op)
+            elif isinstance(op, AddRowsOp):
+                _scatter(op)
+    return program
+
+
+def _gather(op: FetchRowsOp) -> None:
+    table, numbers, routes = op.operands
+    size, *rest = shape_of(table)
+    type_ = tensor_type((shape_of(routes)[1], *rest), dtype_of_value(table))
+    new = Builder.before(op)
+    whole = dist.create_dist(
+        dist.AllGatherOp, [table], [type_], axes=list(op.axes), dim=0, block=size
+    )
+    new.insert(whole)
+    rows = create("aten.index.Tensor", [whole.results[0], [numbers]], [op.results[0].type])
+    new.insert(rows, op.results[0])
+    _replace(op, rows)
+
+
+def _scatter(op: AddRowsOp) -> None:
+    rows, numbers, routes = op.operands
+    shape = shape_of(routes)[1], *shape_of(rows)[1:]
+    new = Builder.before(op)
+    whole = create(
+        "aten.embedding_dense_backward", [rows, numbers],
+        [tensor_type(shape, dtype_of_value(rows))],
+        {"padding_idx": -1, "scale_grad_by_freq": False},
+    )  # fmt: skip
+    new.insert(whole)
+    made = dist.create_dist(
+        dist.ReduceScatterOp, [whole.results[0]], [op.results[0].type], axes=list(op.axes), dim=0,
+        block=shape_of(op.results[0])[0],
+    )  # fmt: skip
+    new.insert(made, op.results[0])
+    _replace(op, made)
+
+
+def _replace(op: RowsOp, made: Operation) -> None:
+    """Put what an op means in its place, and in that of the wait for it."""
+    set_sharding_attrs(made, sharding_attrs_of(op))
+    waits = [use.operation for use in op.results[0].uses] if isinstance(op, StartedOp) else []
+    for done in (*waits, op):
+        done.results[0].replace_all_uses_with(made.results[0])
+        Rewriter.erase_op(done)
 
 
 @dataclass(frozen=True)

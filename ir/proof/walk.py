@@ -46,16 +46,12 @@ from shardweave.ir.proof.relations.held import (
 from shardweave.ir.proof.relations.padding import (
     FILL,
     problem_of_padding,
+    rank_position,
     uneven_factors,
     zeros_after,
 )
-from shardweave.ir.proof.relations.positions import rank_position
 from shardweave.ir.proof.steps import attention, moves
-from shardweave.ir.proof.steps.forms import (
-    candidates,
-    other_arguments,
-    plain_cuts,
-)
+from shardweave.ir.proof.steps.forms import candidates, other_arguments, plain_cuts
 from shardweave.ir.proof.steps.local_maxima import SCALED, sum_in_one
 from shardweave.ir.proof.steps.masks import masked
 from shardweave.ir.sharding.rules import Rule

@@ -224,10 +224,7 @@ def price_of(mesh: Mesh, operand: Operand, wanted: Sharding) -> Price | None:
 
 
 def cheapest_version(mesh: Mesh, operand: Operand, wanted: Sharding) -> Sharding:
-    """The version of a value from which `wanted` is reached at the lowest price.
-
-    Raises UnreachableSharding if there is none.
-    """
+    """The version from which `wanted` costs least. Raises UnreachableSharding if there is none."""
     cheapest = _cheapest(mesh, operand, wanted)
     if cheapest is None:
         raise UnreachableSharding(

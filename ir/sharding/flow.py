@@ -18,12 +18,7 @@ from shardweave.ir.dialects.types import dtype_of_value, shape_of
 from shardweave.ir.mesh.placement import DimSharding, Sharding
 from shardweave.ir.ops.registry import spec_of
 from shardweave.ir.program.program import Program
-from shardweave.ir.sharding.assignment import (
-    Assignment,
-    Operand,
-    assign,
-    cheapest_version,
-)
+from shardweave.ir.sharding.assignment import Assignment, Operand, assign, cheapest_version
 from shardweave.ir.sharding.reshard import ReshardStep, UnreachableSharding, reshard
 from shardweave.ir.sharding.rules import Rule, rule_of
 
@@ -94,7 +89,6 @@ class Flow:
         return [(new, old) for new, old in moved if new is not None]
 
     def sharding(self, value: SSAValue) -> Sharding:
-        """The sharding in which the value's producer gives it."""
         return self.versions[value][0]
 
     def assign(
@@ -103,10 +97,7 @@ class Flow:
         goals: Sequence[Sharding | None],
         hints: Iterable[tuple[str, int, int]] = (),
     ) -> Assignment:
-        """The assignment of an op, given its operands' versions and its results' goals.
-
-        Raises ValueError, naming the op, if a goal cannot be reached.
-        """
+        """The assignment of an op. Raises ValueError, naming it, for a goal out of reach."""
         try:
             return assign(
                 self.mesh,
@@ -193,10 +184,7 @@ def has_shardings(program: Program) -> bool:
 
 
 def is_propagated(program: Program) -> bool:
-    """Whether every op of a global program says in which shards its results are.
-
-    Raises ValueError, naming an op, if only some do.
-    """
+    """Whether every op of a global program has its shardings. Raises ValueError if only some do."""
     if not has_shardings(program):
         return False
     for op in program.ops:

@@ -50,10 +50,7 @@ SAID = 3
 
 
 def notes_on_padding(program: Program) -> list[str]:
-    """A note, if devices of a propagated or local program compute padding, on how much.
-
-    Linear in the ops.
-    """
+    """A note on how much padding devices compute in a propagated or local program, if any."""
     mesh = program.mesh
     if mesh is None:
         return []
@@ -117,10 +114,7 @@ class Padding:
     )
 
     def neutral(self, form: Localizer, rule: Rule, shardings: Sequence[Sharding]) -> Localizer:
-        """The op with operands whose padding does not show in its results.
-
-        shardings: of the operands.
-        """
+        """The op on operands of these shardings, with padding that does not show in its results."""
         uneven = _uneven(form)
         if not uneven:
             return form

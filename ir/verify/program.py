@@ -18,11 +18,7 @@ from collections.abc import Iterator, Sequence
 from xdsl.dialects import func
 from xdsl.ir import Operation, SSAValue
 
-from shardweave.ir.dialects.annotations import (
-    describe,
-    sharding_attrs_of,
-    wanted_attrs_of,
-)
+from shardweave.ir.dialects.annotations import describe, sharding_attrs_of, wanted_attrs_of
 from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.attributes import ShardingAttr
 from shardweave.ir.dialects.dist import DistOp, ReshardOp, StartedOp, WaitOp
@@ -32,9 +28,8 @@ from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.mesh.placement import Sharding
 from shardweave.ir.ops.registry import spec_of
 from shardweave.ir.program.program import Program, Slot, sharding_of
-from shardweave.ir.program.source_text import excerpt, position
 from shardweave.ir.program.staged import STAGE_KINDS, functions_of, is_staged
-from shardweave.ir.program.text import without_gc
+from shardweave.ir.program.text import excerpt, position, without_gc
 from shardweave.ir.sharding.fit import Misfit, fitting_factors
 from shardweave.ir.sharding.flow import has_shardings
 from shardweave.ir.sharding.reshard import reshard
@@ -51,10 +46,7 @@ class VerifyError(ValueError):
 
 
 def check(program: Program) -> None:
-    """Raises VerifyError with the first problem of the program.
-
-    Of a program that was parsed it gives line and column, and as a note the line with a caret.
-    """
+    """Raises VerifyError with the first problem, and its line if the program was parsed."""
     problems = located_problems(program)
     if not problems:
         return
@@ -420,11 +412,7 @@ NOTHING = Sharding(())
 
 
 def _linear_operands(op: AtenOp) -> frozenset[int]:
-    """The operands that an op is linear in together, but for rounding.
-
-    The rule of a cast to fewer digits leaves it out, so that sums are made before it unless
-    somebody says otherwise (`reduce-in`).
-    """
+    """The operands that an op is linear in together, a cast to fewer digits too (`reduce-in`)."""
     is_cast = spec_of(op).view == "cast"
     if is_cast and all(dtype_of_value(x).is_floating_point for x in (*op.operands, *op.results)):
         return frozenset((0,))

@@ -65,10 +65,7 @@ def require_no_regions(program: Program) -> None:
 
 
 def without_regions(program: Program) -> Program:
-    """The program itself, or if it has fused ops a copy in which they are inlined.
-
-    All functions of a program of stages are meant.
-    """
+    """The program itself, or a copy with its fused ops inlined, in functions of all stages."""
     if not has_regions(program):
         return program
     copy = program.clone()

@@ -73,11 +73,7 @@ def chunk_loss(program: Program, chunks: int) -> int:
 
 
 def chunk_by_chunk(ops: Sequence[Operation], position: int) -> list[Operation]:
-    """Reorder unrolled ops so that those of each chunk follow those of the chunk before.
-
-    position: of the chunks' axis in copies. An op that reads several chunks comes after the last
-    of them.
-    """
+    """Reorder unrolled ops, those of each chunk (at `position` of copies) behind the last's."""
     later = {op for op in ops if (copy := copy_of(op)) and copy[position] > 0}
     touched = [i for i, op in enumerate(ops) if op in later or _makers(op) & later]
     if not touched:
@@ -88,11 +84,7 @@ def chunk_by_chunk(ops: Sequence[Operation], position: int) -> list[Operation]:
         copy = copy_of(op)
         makers = [chunk.get(maker, 0) for maker in _makers(op)]
         chunk[op] = max([copy[position] if copy else 0, *makers])
-    return [
-        *ops[: window.start],
-        *sorted(ops[window], key=chunk.__getitem__),
-        *ops[window.stop :],
-    ]
+    return [*ops[: window.start], *sorted(ops[window], key=chunk.__getitem__), *ops[window.stop :]]
 
 
 def _makers(op: Operation) -> set[Operation]:
@@ -226,11 +218,7 @@ def _even(size: int, chunks: int) -> list[tuple[int, int]]:
 
 
 class _CannotCutError(ValueError):
-    """An op cannot be cut along the rows.
-
-    parts: digits of the dim of rows along one of which they might be cut: sizes, and those of what
-    is minor to them.
-    """
+    """An op cannot be cut along the rows. parts: digits along one of which it might, and minors."""
 
     def __init__(self, op: Operation, why: str, parts: Iterable[tuple[int, int]] = ()) -> None:
         self.parts = tuple(parts)

@@ -14,11 +14,9 @@ from xdsl.rewriter import InsertPoint, Rewriter
 from shardweave.ir.dialects.annotations import Copy, copy_of, phase_of, set_origin, set_phase
 from shardweave.ir.dialects.dist import AllGatherOp, CollectiveOp
 from shardweave.ir.dialects.kernel import FusedOp
-from shardweave.ir.ops.flops import flops_of
-from shardweave.ir.ops.registry import is_attention, is_random, spec_of
-from shardweave.ir.program.blocks import BLOCKS, Blocks, blocks_of
+from shardweave.ir.ops.registry import flops_of, is_attention, is_random, spec_of
+from shardweave.ir.program.blocks import BLOCKS, Blocks, blocks_of, split_at_backward, weight_ops
 from shardweave.ir.program.program import Program
-from shardweave.ir.program.regions import split_at_backward, weight_ops
 from shardweave.ir.program.storage import kept_bytes
 from shardweave.passes.notes import note
 from shardweave.passes.prepare.cse import merge_where_equal
@@ -158,10 +156,7 @@ def recompute(program: Program, policy_of: Callable[[str], str | Policy]) -> int
 
 
 def _gather_once(program: Program) -> int:
-    """Let gradients read what recomputation gathers: weights, and keys and values of attention.
-
-    Returns the ops erased.
-    """
+    """Let gradients read gathers of recomputation: weights, keys, values; returns ops erased."""
     gathers = [*weight_ops(program), *filter(_is_for_attention, program.ops)]
     again = [op for op in gathers if phase_of(op) == "recompute"]
     return merge_where_equal(again, lambda op: ("copy",))

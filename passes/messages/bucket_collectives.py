@@ -12,9 +12,8 @@ from xdsl.rewriter import InsertPoint, Rewriter
 from shardweave.ir.dialects.annotations import Copy, arguments_of, copy_of, phase_of
 from shardweave.ir.dialects.dist import AllGatherOp
 from shardweave.ir.dialects.types import dtype_of_value, num_bytes, tensor_type_of
-from shardweave.ir.program.blocks import blocks_of
+from shardweave.ir.program.blocks import blocks_of, weight_ops
 from shardweave.ir.program.program import Program
-from shardweave.ir.program.regions import weight_ops
 from shardweave.passes.messages.gradient_buckets import bucket_gradients
 from shardweave.passes.messages.merge_collectives import BUCKET_BYTES
 from shardweave.passes.messages.rows import join_gathers
@@ -75,10 +74,7 @@ def _runs(program: Program, bucket_bytes: int) -> list[_Run]:
 
 
 def _keep_the_last(runs: Sequence[_Run]) -> None:
-    """Let the first gathers of the backward pass be those that the forward pass ended with.
-
-    In between there is nothing to free them for.
-    """
+    """Let the first gathers of the backward pass be those that the forward pass ended with."""
     for before, after in pairwise(runs):
         if (before.phase, after.phase) != ("forward", "recompute") or before.copy != after.copy:
             continue

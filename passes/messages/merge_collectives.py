@@ -73,7 +73,6 @@ class Buckets:
 
 
 def operand_bytes(op: Operation) -> int:
-    """Bytes of an op's operands on one rank."""
     return sum(num_bytes(tensor_type_of(value)) for value in op.operands)
 
 

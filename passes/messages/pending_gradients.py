@@ -8,10 +8,7 @@ from xdsl.ir import Attribute, Block, Operation, OpResult, SSAValue
 from xdsl.rewriter import InsertPoint, Rewriter
 
 from shardweave.ir.dialects import dist
-from shardweave.ir.dialects.annotations import (
-    set_sharding_attrs,
-    sharding_attrs_of,
-)
+from shardweave.ir.dialects.annotations import set_sharding_attrs, sharding_attrs_of
 from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.attributes import ShardingAttr
 from shardweave.ir.dialects.builder import remade

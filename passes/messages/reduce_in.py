@@ -21,11 +21,7 @@ from shardweave.ir.program.program import Program
 from shardweave.passes.notes import note
 from shardweave.passes.program_pass import PassOnProgram
 
-REDUCE_DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
+REDUCE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def reduce_in(program: Program, dtype: torch.dtype) -> int:

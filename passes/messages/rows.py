@@ -41,10 +41,7 @@ def join_scatters(members: Sequence[dist.ReduceScatterOp]) -> None:
 
 
 def join_gathers(members: Sequence[dist.AllGatherOp]) -> None:
-    """Send all-gathers as one, where the first stands, whose shards are there: each is a row.
-
-    All parts are taken out of it at once, so that it can be freed.
-    """
+    """Send all-gathers as one, where the first stands; all parts are taken out of it at once."""
     members = _with_elements(members)
     if len(members) <= 1:
         return

@@ -15,11 +15,7 @@ from shardweave.passes.program_pass import PassOnProgram
 
 
 def start_collectives(program: Program) -> int:
-    """Replace each collective of a local program by a start and a wait right behind it. Linear.
-
-    Returns how many there were.
-    Raises ValueError if the program has time axes.
-    """
+    """Replace each collective by a start and a wait; returns how many. ValueError for time axes."""
     times = list(program.mesh.time_names) if program.mesh else []
     if times and not isinstance(program, StageFunction):
         raise ValueError(

@@ -17,12 +17,7 @@ from xdsl.dialects import func
 from xdsl.ir import Operation, SSAValue
 from xdsl.rewriter import InsertPoint, Rewriter
 
-from shardweave.ir.dialects.annotations import (
-    phase_of,
-    set_phase,
-    set_shardings,
-    set_wanted_attrs,
-)
+from shardweave.ir.dialects.annotations import phase_of, set_phase, set_shardings, set_wanted_attrs
 from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.builder import Builder
 from shardweave.ir.dialects.dist import ReshardOp, create_dist
@@ -39,11 +34,7 @@ Version = tuple[SSAValue, Sharding]
 
 @dataclass(frozen=True)
 class Chosen:
-    """What propagation chose for an op.
-
-    goals: the shardings in which its results go on. is_wish: for which of them that was wanted by
-    a plan or a person.
-    """
+    """What propagation chose for an op: the goals of its results, and which of these are wishes."""
 
     assignment: Assignment
     goals: tuple[Sharding, ...]

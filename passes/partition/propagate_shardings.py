@@ -26,11 +26,10 @@ from shardweave.ir.program.program import Program, Slot, wishes_of
 from shardweave.ir.sharding.assignment import Assignment, price_of
 from shardweave.ir.sharding.flow import Flow, aten_ops, is_propagated
 from shardweave.ir.sharding.rules import notes_on_rules
-from shardweave.passes.analyses import Analyses
 from shardweave.passes.notes import is_heard, note
 from shardweave.passes.partition.place_reshards import Chosen, place_reshards
 from shardweave.passes.partition.wanted_seats import WantedSeats
-from shardweave.passes.program_pass import PassWithAnalyses
+from shardweave.passes.program_pass import Analyses, PassWithAnalyses
 
 MAX_SWEEPS = 100
 """Backward sweeps before propagation is taken to run in a circle. Each makes shards finer, so that
@@ -38,10 +37,7 @@ it ends; models need two or three."""
 
 
 def propagated_forward(program: Program) -> Propagation:
-    """The forward part of a program's propagation, an analysis that changes nothing.
-
-    Raises ValueError for a program without a mesh, or for wishes that do not fit.
-    """
+    """The forward part of a program's propagation. Raises ValueError without a mesh."""
     propagation = Propagation(program)
     propagation.forward()
     return propagation
@@ -176,10 +172,7 @@ class Propagation:
         return True
 
     def _spoils_larger(self, op: AtenOp, index: int, assignment: Assignment) -> bool:
-        """Whether a larger result would come in shards that its uses do not want.
-
-        The statistics of a norm must not bring its output to where it has to be gathered.
-        """
+        """Whether a larger result, such as a norm's output, would come in unwanted shards."""
         size = prod(shape_of(op.results[index]))
         return any(
             prod(shape_of(result)) > size

@@ -27,10 +27,7 @@ from shardweave.passes.program_pass import PassOnProgram
 
 
 def sum_by_local_maxima(program: Program) -> int:
-    """Rewrite each sum of exponentials of the distance to a maximum over ranks; returns how many.
-
-    Linear in the ops.
-    """
+    """Rewrite sums of exponentials of distances to maxima over ranks; returns how many. Linear."""
     sums = [found for op in program.ops if (found := _sum_of_powers(op)) is not None]
     for found in sums:
         _rewrite(found)

@@ -75,10 +75,7 @@ def steps_of(op: dist.DistOp, mesh: Mesh) -> tuple[list[CollectiveStep], list[Co
 
 
 class TimeOps:
-    """Adds ops to a block.
-
-    source: the op whose annotations they take. copy: the sub-batch that they belong to, if one.
-    """
+    """Adds ops to a block, with the annotations of `source`, for the sub-batch `copy`."""
 
     def __init__(self, block: Block) -> None:
         self.block = block

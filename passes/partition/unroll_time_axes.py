@@ -190,10 +190,7 @@ class _Unroller:
             self.copies[result] = {c: clone.results[index] for c, clone in clones.items()}
 
     def _finish(
-        self,
-        clone: Operation,
-        shardings: Sequence[Sharding | None],
-        op: Operation,
+        self, clone: Operation, shardings: Sequence[Sharding | None], op: Operation
     ) -> None:
         entries: list[ShardingAttr] = []
         for result, old, sharding in zip(clone.results, op.results, shardings, strict=True):

@@ -13,9 +13,8 @@ from shardweave.ir.dialects.builder import Builder
 from shardweave.ir.mesh.placement import Sharding
 from shardweave.ir.program.program import Program
 from shardweave.ir.sharding.flow import check_not_propagated
-from shardweave.passes.analyses import Analyses
 from shardweave.passes.partition.propagate_shardings import propagated_forward
-from shardweave.passes.program_pass import PassWithAnalyses
+from shardweave.passes.program_pass import Analyses, PassWithAnalyses
 
 
 @dataclass(frozen=True)

@@ -39,10 +39,9 @@ from shardweave.ir.program.program import Program
 from shardweave.ir.sharding.flow import Flow, aten_ops, check_not_propagated
 from shardweave.ir.sharding.ragged import adds_rows, is_by_row, with_rows
 from shardweave.ir.sharding.rules.lookup import rule_of
-from shardweave.passes.analyses import Analyses
 from shardweave.passes.notes import note
 from shardweave.passes.partition.propagate_shardings import propagated_forward
-from shardweave.passes.program_pass import PassWithAnalyses
+from shardweave.passes.program_pass import Analyses, PassWithAnalyses
 
 Routing = tuple[SSAValue, SSAValue]
 """Where the rows of each group start and end."""
@@ -141,10 +140,7 @@ def _token_axes(op: AtenOp, flow: Flow) -> tuple[tuple[str, int], ...]:
 
 
 def _spread(op: AtenOp, flow: Flow) -> bool:
-    """Wish that rows are looked up in shards over the axes that shard the tokens; whether it was.
-
-    Rows sorted by group are runs of rows of any tokens, so that each device takes as many.
-    """
+    """Wish that rows are looked up in shards over the axes of the tokens; whether it was."""
     lookup = _lookup(op) if spec_of(op).grouped == "rows" else None
     axes = [axis for axis, _ in _token_axes(op, flow)] if lookup is not None else []
     if lookup is None or not axes:

@@ -64,10 +64,7 @@ class _Halves:
 
 
 def equal_blocks(program: Program) -> tuple[str, ...]:
-    """The names of a program's blocks, if all but the first and the last have equal bodies.
-
-    Empty if they have not, or if there are fewer than four. Linear in the ops.
-    """
+    """The names of blocks, if at least four and all but the ends are equal; else empty."""
     names = blocks_of(program).names
     if len(names) < 4:
         return ()
@@ -162,10 +159,7 @@ class _Bridge:
 
 
 def _drop_slots(program: Program, bridge: _Bridge) -> bool:
-    """Take out the results that come from the gap, then the arguments that nobody reads.
-
-    False if a result that is no gradient comes from there.
-    """
+    """Take out results from the gap and unread arguments; False if one of those is no gradient."""
     results, ret = program.results, program.return_op
     kept = [i for i, slot in enumerate(results) if not bridge.is_gone(slot.value)]
     if any(slot.kind != "grad" for slot in results if bridge.is_gone(slot.value)):

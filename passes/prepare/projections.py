@@ -31,12 +31,10 @@ class Place:
 
     @property
     def length(self) -> int:
-        """The length of each part."""
         return shape_of(self.value)[self.dim] // self.count
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of each part."""
         shape = list(shape_of(self.value))
         shape[self.dim] = self.length
         return tuple(shape)
@@ -91,10 +89,7 @@ def projection_of(op: AtenOp, count: int) -> FusedProjection | None:
 
 
 def fused_projections(program: Program, among: Collection[AtenOp]) -> dict[AtenOp, int]:
-    """Which of some linear maps have outputs that are read in equal parts alone; in how many.
-
-    Linear in the ops.
-    """
+    """Which linear maps have outputs that are read in equal parts alone, and in how many."""
     counts: dict[AtenOp, set[int]] = {}
     reads: set[Operation] = set()
     for read in reads_of_parts(program):

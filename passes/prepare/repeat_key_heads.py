@@ -21,9 +21,8 @@ from shardweave.ir.ops.registry import first_of_attention
 from shardweave.ir.program.program import Program
 from shardweave.ir.sharding.flow import Flow, aten_ops, check_not_propagated
 from shardweave.ir.sharding.rules.attention import shares_key_heads
-from shardweave.passes.analyses import Analyses
 from shardweave.passes.partition.propagate_shardings import propagated_forward
-from shardweave.passes.program_pass import PassWithAnalyses
+from shardweave.passes.program_pass import Analyses, PassWithAnalyses
 
 HEADS = 1
 """The dim of heads."""

@@ -42,10 +42,9 @@ from shardweave.ir.ops.registry import first_of_attention, is_attention, is_posi
 from shardweave.ir.program.program import Program
 from shardweave.ir.sharding.flow import Flow, aten_ops, check_not_propagated
 from shardweave.ir.sharding.rules.attention import POSITIONS
-from shardweave.passes.analyses import Analyses
 from shardweave.passes.notes import note
 from shardweave.passes.partition.propagate_shardings import propagated_forward
-from shardweave.passes.program_pass import PassWithAnalyses
+from shardweave.passes.program_pass import Analyses, PassWithAnalyses
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,7 @@ from xdsl.dialects.builtin import IntegerAttr
 from xdsl.ir import Block, Operation, SSAValue
 from xdsl.rewriter import InsertPoint, Rewriter
 
-from shardweave.ir.dialects.annotations import (
-    describe,
-    phase_of,
-    set_wanted_attrs,
-)
+from shardweave.ir.dialects.annotations import describe, phase_of, set_wanted_attrs
 from shardweave.ir.dialects.aten import AtenOp, create
 from shardweave.ir.dialects.attributes import ShardingAttr
 from shardweave.ir.dialects.builder import Builder, remade

@@ -17,10 +17,7 @@ _Sources = frozenset[SSAValue]
 
 
 class JoinedMicroBatches(ValueError):
-    """Micro-batches that cannot run one by one, since some op needs samples of all of them.
-
-    reason: which op, and why.
-    """
+    """Micro-batches that cannot run one by one. reason: the op that needs samples of all."""
 
     def __init__(self, reason: str, remedy: str) -> None:
         super().__init__(f"{reason}, so that they cannot run one by one. {remedy}")

@@ -112,21 +112,14 @@ class ValueSlots:
 
 
 def function_of(
-    name: str,
-    block: Block,
-    arguments: Sequence[Attributes],
-    results: Sequence[Attributes],
+    name: str, block: Block, arguments: Sequence[Attributes], results: Sequence[Attributes]
 ) -> func.FuncOp:
     """A function of a block that ends in its return."""
     last = block.last_op
     assert last is not None
     type_ = builtin.FunctionType.from_lists(list(block.arg_types), list(last.operand_types))
     return func.FuncOp(
-        name,
-        type_,
-        Region(block),
-        arg_attrs=_entries(arguments),
-        res_attrs=_entries(results),
+        name, type_, Region(block), arg_attrs=_entries(arguments), res_attrs=_entries(results)
     )
 
 

@@ -44,7 +44,6 @@ class Shortfall:
 
 
 def capacities(links: ClusterArrays, grid: Grid) -> Floats:
-    """Bytes of the smallest device of each stage."""
     memory = np.array([links.cluster.devices[name].memory_bytes for name in links.names])
     return memory[links.kind[grid]].min(axis=(1, 2)).astype(np.float64)
 

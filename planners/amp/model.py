@@ -72,7 +72,6 @@ class LayeredModel:
 
     @property
     def degrees(self) -> list[int]:
-        """The tensor degrees that have been profiled."""
         return sorted(self.outputs)
 
     def times(self, device: str, tensor: int) -> Floats:

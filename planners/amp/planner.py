@@ -16,9 +16,13 @@ from shardweave.planners.amp.memory import capacities, stage_bytes
 from shardweave.planners.amp.model import Strategy, strategies
 from shardweave.planners.amp.network import ClusterArrays, Grid
 from shardweave.planners.amp.profile import ProgramProfile, profile_program
-from shardweave.planners.amp.search import Annealing, Placed, search_strategies
-from shardweave.planners.amp.shares import with_shares
-from shardweave.planners.amp.tried import fastest_tried
+from shardweave.planners.amp.search import (
+    Annealing,
+    Placed,
+    fastest_tried,
+    search_strategies,
+    with_shares,
+)
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.degrees import asked_degrees, divisors
 from shardweave.planners.cost.memory import check_plan_precision
@@ -30,8 +34,7 @@ from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_parts import Candidate, Pipeline, PlanError, Predicted
 from shardweave.planners.plan.zero import DIVIDED
 from shardweave.planners.predict.predict import predict_plan, why_slower, with_candidates
-from shardweave.planners.trials.real_trials import Deadline, RealTrials, launch_of
-from shardweave.planners.trials.trials import Host
+from shardweave.planners.trials.trials import Deadline, Host, RealTrials, launch_of
 
 AXES = ("pipeline", "data", "tensor")
 
@@ -178,10 +181,7 @@ def _runs_in_turn(strategy: Strategy, profile: ProgramProfile) -> bool:
 
 
 def _why_joined(
-    program: Program,
-    profile: ProgramProfile,
-    cluster: Cluster,
-    wanted: Sequence[Strategy],
+    program: Program, profile: ProgramProfile, cluster: Cluster, wanted: Sequence[Strategy]
 ) -> str:
     """Why no plan has micro-batches in stages, if they cannot run one by one; looked at only where
     some strategy has them."""
@@ -273,10 +273,7 @@ def _predicted(placed: Placed, profile: ProgramProfile, links: ClusterArrays) ->
 
 
 def _tensor_s(placed: Placed, profile: ProgramProfile, links: ClusterArrays) -> float:
-    """Seconds of the tensor axis in what the slowest stage computes, over all micro-batches.
-
-    Communication grows with the micro-batch as the whole layer does in the estimate.
-    """
+    """Seconds of the tensor axis in the slowest stage, over all micro-batches."""
     one = placed.estimate
     tensor = one.strategy.tensor
     best, seconds = 0.0, 0.0

@@ -48,10 +48,7 @@ class ProgramProfile:
 def profile_program(
     lowerings: Lowerings, cluster: Cluster, degrees: Iterable[int], precision: str = ""
 ) -> ProgramProfile:
-    """Read a global program at some tensor degrees. precision: of the plan.
-
-    Raises PlanError if its inputs have no batch to divide.
-    """
+    """Read a global program at some tensor degrees. Raises PlanError for inputs without a batch."""
     program = lowerings.program
     batch = batch_of(program)
     more = math.gcd(batch, _MORE)

@@ -1,4 +1,9 @@
-"""The search: every strategy's best cuts, ranked; and other placements of the best strategies."""
+"""The search: every strategy's best cuts, ranked; other placements; and real trials of the best.
+
+Replicas of different speeds get micro-batches in proportion, where AMP deals them out evenly: a
+departure from the paper. The replicas of a stage become coordinates of the stage axis at which the
+stage is (`planners.schedules.uneven`).
+"""
 
 from __future__ import annotations
 
@@ -6,16 +11,30 @@ import math
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
-from shardweave.planners.amp.costs import Estimate, StageCosts, corrected_costs, estimate
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.program.program import Program
+from shardweave.planners.amp.costs import (
+    Estimate,
+    StageCosts,
+    corrected_costs,
+    estimate,
+    slowest_times,
+)
 from shardweave.planners.amp.memory import Shortfall, shortfall
 from shardweave.planners.amp.model import LayeredModel, Strategy, strategies
 from shardweave.planners.amp.network import ClusterArrays, Grid, megatron_grid
 from shardweave.planners.amp.partition import Ints, Problem, earliest, exact_cuts
 from shardweave.planners.cost.cluster import Cluster
-from shardweave.planners.plan.plan_parts import PlanError
+from shardweave.planners.cost.quantity import counted
+from shardweave.planners.megatron.planner import plan_megatron
+from shardweave.planners.plan.plan import Plan
+from shardweave.planners.plan.plan_parts import Candidate, Pipeline, PlanError
+from shardweave.planners.predict.predict import with_candidates
+from shardweave.planners.trials.trials import Deadline, RealTrials, measured
 
 
 @dataclass(frozen=True)
@@ -182,3 +201,96 @@ def _synchronising_faster(
     if problem.first is not None:
         first = np.maximum(first, problem.first)
     return replace(problem, first=first)
+
+
+def fastest_tried(
+    trials: RealTrials,
+    plans: Sequence[Plan],
+    estimated: Sequence[Candidate],
+    top: int,
+    limit: Deadline,
+) -> Plan:
+    """The fastest plan as measured, and why some did not run. Raises PlanError if none runs."""
+    names = [one.name for one in estimated]
+    outcomes = list(limit.each(trials.run, plans))
+    plans = plans[: len(outcomes)]
+    ran = [index for index, one in enumerate(outcomes) if one.status == "ok"]
+    failed = [
+        f"{names[index]}: {one.status.replace('_', ' ')}: {one.message}"
+        for index, one in enumerate(outcomes)
+        if one.status != "ok"
+    ]
+    if not ran:
+        best = counted(len(plans), "best estimate")
+        raise PlanError(
+            f"none of the {best} ran; try more, or give a longer time limit. {failed[0]}"
+        )
+    capacity = estimated[0].predicted.capacity_bytes
+    tried = {i: replace(measured(outcomes[i]), capacity_bytes=capacity) for i in ran}
+    ran.sort(key=lambda index: tried[index].time_s)
+    rows = [Candidate(names[index], tried[index]) for index in ran]
+    reason = (
+        f"the {counted(len(plans), 'best estimate', 'was')} tried, {len(ran)} ran, and of those "
+        f"this one is the fastest (number {ran[0] + 1} by estimate)"
+    )
+    plan = replace(plans[ran[0]], reasons=(reason, *plans[ran[0]].reasons))
+    found = with_candidates(plan, rows[: max(1, top)])
+    return replace(found, notes=(*found.notes, *failed))
+
+
+def with_shares(
+    plan: Plan, program: Program, placed: Placed, model: LayeredModel, links: ClusterArrays
+) -> Plan | None:
+    """The plan of a placement with as many micro-batches for each replica as suit its devices.
+
+    None where all suit as many, and with ZeRO, which divides a state among replicas that are alike.
+    """
+    strategy, pipeline = placed.estimate.strategy, plan.pipeline
+    if strategy.data == 1 or plan.zero:
+        return None
+    count = strategy.data * strategy.num_micro_batches(model.batch)
+    shares = tuple(
+        shares_by_seconds(own, count) for own in _seconds_of_replicas(placed, model, links)
+    )
+    if all(len(set(own)) == 1 for own in shares):
+        return None
+    mesh = Mesh(stage=strategy.pipeline * strategy.data, tensor=strategy.tensor)
+    if pipeline is None:
+        ranks = tuple(map(int, placed.grid.flat))
+        is_moved = ranks != tuple(range(len(ranks)))
+        pipeline = Pipeline((("*",),), ranks=(ranks,) if is_moved else ())
+    return replace(
+        plan_megatron(program, mesh),
+        planner=plan.planner,
+        pipeline=replace(pipeline, micro_batches=count, shares=shares),
+    )
+
+
+def _seconds_of_replicas(
+    placed: Placed, model: LayeredModel, links: ClusterArrays
+) -> list[list[float]]:
+    """By stage, the seconds of a micro-batch on each replica, which is as fast as its slowest
+    device."""
+    strategy, found = placed.estimate.strategy, list[list[float]]()
+    for stage, (left, right) in zip(placed.grid, pairwise(placed.estimate.cuts), strict=True):
+        seconds: list[float] = []
+        for replica in stage:
+            kinds: list[int] = links.kind[replica].tolist()
+            names = [links.names[kind] for kind in dict.fromkeys(kinds)]
+            seconds.append(float(slowest_times(model, names, strategy)[left:right].sum()))
+        found.append(seconds)
+    return found
+
+
+def shares_by_seconds(seconds: Sequence[float], count: int) -> tuple[int, ...]:
+    """How many of `count` micro-batches each replica runs, so that the last is done the soonest.
+
+    seconds: of a micro-batch on each. Each runs one, and every other one goes to whoever would be
+    done with it first, which is exact: to run fewer than a replica has by then, another would have
+    to run one that it ends later.
+    """
+    found = [1] * len(seconds)
+    for _ in range(count - len(seconds)):
+        ends = [(number + 1) * one for number, one in zip(found, seconds, strict=True)]
+        found[ends.index(min(ends))] += 1
+    return tuple(found)

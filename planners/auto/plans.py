@@ -27,10 +27,7 @@ class PlanMaker:
     precision: str = ""
 
     def plan(self, point: JointPoint, program: Program) -> Plan:
-        """The plan of a point, of a program or the same with fewer blocks.
-
-        Stages are always those of the whole program. Raises PlanError if there are none.
-        """
+        """The plan of a point, also for fewer blocks; PlanError where stages do not fit."""
         base = self.estimator.reader.base(program, point.data, point.cut, point.replica)
         pipeline = self._pipeline(point) if point.is_staged else None
         mesh = {"pipeline": point.stages} if point.stages > 1 else {}

@@ -52,10 +52,7 @@ DEEP = 8
 
 @dataclass(frozen=True)
 class Depths:
-    """A program, and where it is deep the same with fewer blocks.
-
-    names: of the blocks of the program, in order.
-    """
+    """A program, and where it is deep one with fewer blocks. names: of its blocks, in order."""
 
     program: Program
     few: Program | None
@@ -75,7 +72,6 @@ class Depths:
 
     @property
     def read(self) -> Program:
-        """The program that costs are read off."""
         return self.few or self.program
 
     @property
@@ -211,7 +207,6 @@ class CostReader:
 
     @cached_property
     def parameter_bytes(self) -> tuple[int, ...]:
-        """Of each parameter of the program."""
         slots = self.depths.program.arguments
         return tuple(num_bytes(tensor_type_of(s.value)) for s in slots if s.kind == "param")
 

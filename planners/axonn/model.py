@@ -44,7 +44,6 @@ class LinearLayer:
 
     @property
     def weights(self) -> int:
-        """Elements of W."""
         return self.k * self.n * self.kernel
 
 

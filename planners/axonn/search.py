@@ -77,7 +77,6 @@ class Ranked:
 
     @property
     def time_s(self) -> float:
-        """Seconds of all communication, one collective after another."""
         return sum(self.communication_s.values())
 
     @property

@@ -10,15 +10,11 @@ from shardweave.planners.plan.plan_parts import PlanError
 
 
 def divisors(number: int) -> list[int]:
-    """All divisors of a number, in ascending order."""
     return [n for n in range(1, number + 1) if number % n == 0]
 
 
 def asked_degrees(mesh: Mesh | None, axes: Sequence[str], planner: str) -> dict[str, int]:
-    """The sizes of a mesh's axes by name; {} without a mesh.
-
-    Raises PlanError for an axis that the planner, which plans `axes`, does not know.
-    """
+    """The sizes of a mesh's axes by name, {} without. Raises PlanError for one not among `axes`."""
     sizes = {} if mesh is None else {axis.name: axis.size for axis in mesh.device_axes}
     unknown = [name for name, size in sizes.items() if name not in axes and size > 1]
     if unknown:

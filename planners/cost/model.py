@@ -36,17 +36,11 @@ from shardweave.ir.dialects.types import (
     tensor_type_of,
 )
 from shardweave.ir.mesh.mesh import Mesh
-from shardweave.ir.ops.flops import flops_of
-from shardweave.ir.ops.registry import global_name, is_attention, is_positional, spec_of
+from shardweave.ir.ops.registry import flops_of, global_name, is_attention, is_positional, spec_of
 from shardweave.ir.ops.seen_keys import is_causal, num_pieces, seen_share
 from shardweave.ir.program.storage import copies, is_view
 from shardweave.ir.program.traffic import bytes_moved, merged_bytes
-from shardweave.planners.cost.cluster import (
-    Cluster,
-    DeviceType,
-    interpolate,
-    time_at,
-)
+from shardweave.planners.cost.cluster import Cluster, DeviceType, interpolate, time_at
 from shardweave.planners.cost.links import Ring, ring_of
 
 DEFAULT_OP = "default"

@@ -18,7 +18,6 @@ OPTIONS = ("rate", "nodes")
 
 
 def preset_names() -> list[str]:
-    """The presets, in alphabetical order."""
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 

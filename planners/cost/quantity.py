@@ -41,10 +41,7 @@ LEAST_PLAIN_BYTES = 2**20
 
 
 def memory_size(text: str) -> float:
-    """Bytes of the memory of a device, as `70GiB`; without a unit bytes, if there are so many.
-
-    Raises ValueError for what is no size above 0, and for a number whose unit is missing.
-    """
+    """Bytes of a device's memory, as `70GiB`. Raises ValueError for none above 0, or no unit."""
     size = quantity(text, "bytes")
     if not size or not math.isfinite(size) or size <= 0:
         raise ValueError(f"memory is '{text}'; give bytes with a unit, as 70GiB.")

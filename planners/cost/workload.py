@@ -20,9 +20,8 @@ from shardweave.ir.dialects.annotations import layer_of, phase_of
 from shardweave.ir.dialects.dist import AllGatherOp, CollectiveOp, WaitOp
 from shardweave.ir.dialects.types import dtype_of_value, num_bytes, shape_of, tensor_type_of
 from shardweave.ir.mesh.mesh import Mesh
-from shardweave.ir.program.blocks import Blocks, blocks_of
+from shardweave.ir.program.blocks import Blocks, blocks_of, split_at_backward
 from shardweave.ir.program.program import Program
-from shardweave.ir.program.regions import split_at_backward
 from shardweave.ir.program.storage import kept_values, storage_of
 from shardweave.planners.cost.cluster import Cluster, NodeType
 from shardweave.planners.cost.model import CostModel, kind_of
@@ -74,10 +73,7 @@ class Shared:
 
 @dataclass(frozen=True)
 class Workload:
-    """The blocks of a step in the order of the forward pass, and what they share.
-
-    itemsize: bytes of an element of the largest parameter.
-    """
+    """The blocks of a step in forward order, and what they share. itemsize: bytes of an element."""
 
     blocks: tuple[BlockWork, ...]
     shared: tuple[Shared, ...] = ()
@@ -151,10 +147,7 @@ def parameter_dtype(program: Program) -> torch.dtype:
 
 
 def batch_of(program: Program) -> int:
-    """The samples of a step: what the first dims of all inputs have in common.
-
-    Raises PlanError if no input has any.
-    """
+    """The samples of a step: what all inputs' first dims have in common; PlanError without any."""
     sizes = [
         shape[0]
         for slot in program.arguments
@@ -202,11 +195,7 @@ class _Tally:
 
 
 def _blocks(program: Program, blocks: Blocks) -> tuple[dict[str, list[str]], dict[Operation, int]]:
-    """The blocks' layers by name, and the block of each op by number.
-
-    Layers are dealt to blocks in the order in which the forward pass first meets them; an op
-    outside all layers counts with the block of the op before it.
-    """
+    """The blocks' layers, as the forward pass meets them, and the block of each op."""
     forward, _ = split_at_backward(program)
     layers: dict[str, list[str]] = {}  # by block
     place: dict[str, str] = {}

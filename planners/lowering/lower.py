@@ -28,10 +28,7 @@ Passes = Iterable[ModulePass | str]
 
 
 def local_program(program: Program, plan: Plan) -> Program:
-    """The program of each rank of the plan's mesh, from a global one, which stays as it is.
-
-    Raises ValueError (PlanError, PassError) if the plan does not fit. Nothing is verified.
-    """
+    """The program of each rank, not verified. Raises ValueError if the plan does not fit."""
     return lowered(program, plan, PlanPasses.of(plan).passes)
 
 

@@ -114,10 +114,7 @@ def passes_after(plan: Plan, names: Collection[str] = ()) -> list[ModulePass]:
 
 
 def chosen_by(plan: Plan) -> set[str]:
-    """The names of passes that do what the plan itself chooses.
-
-    All plans have the others, and these may well find nothing to do.
-    """
+    """The names of passes that do what the plan itself chooses; others may find nothing to do."""
     names = {"split-projections", "split-attention", "rematerialize"}
     # The functions of a pipeline are ordered one by one, and some may well send nothing.
     if plan.schedule not in ("", DEFAULT_SCHEDULE) and not plan.is_pipeline:

@@ -38,10 +38,7 @@ class ExpertCut:
 
 
 def expert_cut(program: Program, mesh: Mesh, axis: str) -> ExpertCut:
-    """The cut of each parameter of experts; nothing where the mesh has no such axis.
-
-    A note says so where the axis cuts nothing.
-    """
+    """The cut of each parameter of experts, and a note where the axis of experts cuts nothing."""
     if axis not in mesh.names or mesh.size(axis) == 1:
         return ExpertCut()
     size = mesh.size(axis)

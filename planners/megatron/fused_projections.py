@@ -15,11 +15,7 @@ from xdsl.ir import SSAValue
 from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.literals import to_attribute
 from shardweave.ir.program.program import PARTS, Program
-from shardweave.passes.prepare.projections import (
-    Place,
-    fused_projections,
-    projection_of,
-)
+from shardweave.passes.prepare.projections import Place, fused_projections, projection_of
 from shardweave.passes.prepare.split_projections import split_projections
 from shardweave.planners.structure.linear_maps import Cut, back_through, linear_maps
 from shardweave.planners.structure.structure import parallel_pairs, separable_maps

@@ -18,8 +18,8 @@ from xdsl.ir import Operation, SSAValue
 from shardweave.ir.dialects.annotations import layer_of
 from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.types import shape_of
+from shardweave.ir.program.blocks import split_at_backward
 from shardweave.ir.program.program import Program
-from shardweave.ir.program.regions import split_at_backward
 from shardweave.ir.program.storage import storage_of
 from shardweave.planners.structure.structure import Pair
 
@@ -131,10 +131,7 @@ def _single_crossings(
 def _crossings(
     ops: Sequence[AtenOp], tracked: set[SSAValue]
 ) -> Iterator[tuple[int, dict[SSAValue, None]]]:
-    """After each place the tracked values that are still used; views count as what they view.
-
-    The same dict each time.
-    """
+    """After each place the tracked values still used, views as what they view: one dict."""
     last = {
         storage_of(value): place
         for place, op in enumerate(ops)
@@ -186,15 +183,9 @@ def _number_backward(
 
 
 def _gradients(
-    backward: Sequence[AtenOp],
-    numbers: dict[Operation, int],
-    handed_on: Sequence[SSAValue],
+    backward: Sequence[AtenOp], numbers: dict[Operation, int], handed_on: Sequence[SSAValue]
 ) -> list[SSAValue | None]:
-    """Of what each block hands on, the gradient as the backward passes after it leave it.
-
-    That is the one value of its shape that crosses the place where the block's own backward
-    pass begins.
-    """
+    """Of what each block hands on, the gradient: what alone crosses where its backward begins."""
     begins: dict[int, list[int]] = {}
     lowest = len(handed_on)
     for place, op in enumerate(backward):

@@ -125,13 +125,11 @@ class ChainCosts:
     memory_bytes: tuple[tuple[int, ...], ...]
 
     def time_s(self, path: Sequence[int]) -> float:
-        """Seconds of a path."""
         nodes = sum(row[a] for row, a in zip(self.unary_s, path, strict=True))
         steps = zip(self.edge_s, pairwise(path), strict=True)
         return nodes + sum(matrix[a][b] for matrix, (a, b) in steps)
 
     def memory(self, path: Sequence[int]) -> int:
-        """Bytes of a path."""
         return sum(row[a] for row, a in zip(self.memory_bytes, path, strict=True))
 
 

@@ -85,7 +85,6 @@ class Axes:
 
     @cached_property
     def with_time(self) -> Mesh:
-        """The mesh with the axis of sub-batches."""
         return Mesh((*self.mesh.axes, Axis(TIME_AXIS, self.batch_split, "time")))
 
     def batch_cut(self, size: int, degree: int) -> DimSharding | None:

@@ -93,10 +93,7 @@ def solve_chain(
 
 
 def solve_costs(costs: ChainCosts, budget_bytes: float) -> tuple[tuple[int, ...], int]:
-    """The path of least time within the budget, or if none fits that of least memory.
-
-    Also returns the number of labels that were kept.
-    """
+    """The path of least time within the budget, or else of least memory; and labels kept."""
     fastest = _relax(costs, 0.0)
     if fastest.path is None:
         raise PlanError(

@@ -14,9 +14,8 @@ from typing import Protocol
 import numpy as np
 from scipy.special import ndtr
 
-from shardweave.planners.oppa.formula import Samples
 from shardweave.planners.oppa.gp import Belief, Kernel, fit
-from shardweave.planners.oppa.prior import Form, MemoryPrior, ThroughputPrior
+from shardweave.planners.oppa.prior import Form, MemoryPrior, Samples, ThroughputPrior
 from shardweave.planners.trials.space import Floats, SpaceTable
 from shardweave.planners.trials.trials import Record
 
@@ -75,11 +74,7 @@ class History:
         return replace(self, rows=self.rows[:count], records=self.records[:count])
 
     def throughputs(self) -> Samples | None:
-        """Of what ran, over `scale`; None if nothing did.
-
-        What was stopped for its time, or crashed, counts as the slowest seen: like it is not to be
-        tried. What ran out of memory says nothing.
-        """
+        """Of what ran, over `scale`, or None; what was stopped or crashed counts as the slowest."""
         scale = self.scale
         if scale == 0:
             return None
@@ -147,10 +142,7 @@ def first_choice(history: History, rng: np.random.Generator) -> Suggestion:
 
 
 def random_instead(history: History, first: int, rng: np.random.Generator) -> Suggestion | None:
-    """A random choice for the first trials, and after trials in a row that ran out of memory.
-
-    Also if nothing ran so far, from which nothing can be learned.
-    """
+    """A random choice for first trials, if nothing ran, and after some that ran out of memory."""
     if len(history.records) < first or history.scale == 0:
         return first_choice(history, rng)
     last = [record.outcome.status for record in history.records[-STREAK:]]
@@ -229,10 +221,7 @@ def _fitted_trials(count: int) -> int:
 
 
 def _expectation(
-    history: History,
-    throughput: tuple[Floats, Floats],
-    memory: tuple[Floats, Floats],
-    index: int,
+    history: History, throughput: tuple[Floats, Floats], memory: tuple[Floats, Floats], index: int
 ) -> str:
     mean = np.exp(throughput[0][index])
     deviation = mean * throughput[1][index] ** 0.5

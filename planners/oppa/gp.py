@@ -21,14 +21,15 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor
 
-from shardweave.planners.oppa.formula import (
+from shardweave.planners.oppa.prior import (
     NUMBERS_DEVIATION,
+    Columns,
+    Formula,
     Samples,
     columns_of,
     first_guess,
     fit_formula,
 )
-from shardweave.planners.oppa.prior import Columns, Formula
 from shardweave.planners.trials.space import Floats, SpaceTable
 
 Kernel = Literal["ard", "additive"]
@@ -79,10 +80,7 @@ class Belief:
 
 
 def fit(samples: Samples, formula: Formula | None, kernel: Kernel) -> Belief:
-    """Fit a process to some samples (at least one); values are best of the order of 1.
-
-    formula: the mean; None is a constant.
-    """
+    """Fit a process to at least one sample, of order 1. formula: the mean, or a constant."""
     library = botorch()
     features = _inputs(samples.table)
     mean = _formula_mean(samples, formula) if formula else None

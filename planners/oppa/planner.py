@@ -21,9 +21,17 @@ from shardweave.planners.oppa.search import Found, run_trials
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_parts import Candidate, PlanError, Predicted
 from shardweave.planners.predict.predict import predict_plan, with_candidates
-from shardweave.planners.trials.real_trials import RealTrials, launch_of, measured
 from shardweave.planners.trials.space import Configuration
-from shardweave.planners.trials.trials import Host, Outcome, Record, Trial, TrialFile
+from shardweave.planners.trials.trials import (
+    Host,
+    Outcome,
+    RealTrials,
+    Record,
+    Trial,
+    TrialFile,
+    launch_of,
+    measured,
+)
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,8 @@ import numpy as np
 
 from shardweave.planners.oppa.choosers import Chooser, History
 from shardweave.planners.plan.plan_parts import PlanError
-from shardweave.planners.trials.real_trials import Deadline
 from shardweave.planners.trials.space import Configuration, SpaceTable
-from shardweave.planners.trials.trials import Record, Trial, TrialFile
+from shardweave.planners.trials.trials import Deadline, Record, Trial, TrialFile
 
 
 @dataclass(frozen=True)

@@ -30,10 +30,7 @@ AXONN_ORDERS: Mapping[str, frozenset[str]] = {
 def axonn_order(
     program: Program, ops: Sequence[Operation], overlaps: Collection[str]
 ) -> list[Operation]:
-    """The order of the ops of a started program, given in the order of computing. Linear.
-
-    overlaps: of `a`, `b` and `c`; with none of them, every message blocks.
-    """
+    """The order of a started program's ops with overlaps among `a`, `b`, `c`; without, blocking."""
     return _AxonnOrder(program, ops, overlaps).run()
 
 

@@ -66,7 +66,6 @@ def leading_to(ops: Sequence[Operation], goals: Collection[Operation]) -> set[Op
 
 
 def wait_of(start: Operation) -> Operation:
-    """The wait for a started collective."""
     return next(use.operation for result in start.results for use in result.uses)
 
 

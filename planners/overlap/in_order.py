@@ -155,10 +155,7 @@ class _InOrder:
                 self._add(op)
 
     def _read_again(self, weights: Weights) -> Iterator[Operation | None]:
-        """Of each run that is the last of the forward pass, its first reader in the backward one.
-
-        Only there is the next run on its way: between the passes a step holds most.
-        """
+        """Of each run that ends the forward pass, its first reader in the backward one."""
         for before, after in zip_longest(self.gathers, self.gathers[1:]):
             is_last = after is not None and before.place[1] == "forward" != after.place[1]
             starts = before.starts if is_last else []

@@ -37,10 +37,7 @@ class Liveness:
 
 
 def liveness(program: Program, graph: Graph) -> Liveness:
-    """Read off a program whose ops, in any order, are those of `graph`. Linear in uses.
-
-    A wait counts with its start, so what a message is sent from is free a little early.
-    """
+    """Read off a program of the ops of `graph`, in any order; a wait counts with its start."""
     index = {op: i for i, op in enumerate(graph.ops)}
     storages, created = storages_of(program)
     created_bytes = [0] * len(graph.ops)

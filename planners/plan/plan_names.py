@@ -45,7 +45,6 @@ def named_ops(program: Program) -> dict[str, Operation]:
 
 
 def is_pattern(name: str) -> bool:
-    """Whether a name in a plan stands for several."""
     return any(c in name for c in "*?[")
 
 

@@ -33,11 +33,7 @@ def divided(state: Mapping[str, float], zero: int, data: int) -> dict[str, float
 
 
 def whole_for_a_while(zero: int) -> int:
-    """How many times a block's parameters stand whole in memory while it runs, beside the shares.
-
-    Its gradients until they are scattered (stages 2 and 3), and its parameters since they were
-    gathered (stage 3).
-    """
+    """How many times a block's parameters are whole at once: gradients (2, 3), parameters (3)."""
     return max(0, zero - 1)
 
 

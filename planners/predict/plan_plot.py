@@ -19,10 +19,7 @@ if TYPE_CHECKING:
 
 
 def plot_candidates(rows: Sequence[Candidate], path: str | Path) -> None:
-    """Draw a bar for each plan, of milliseconds by part, and one of GiB by part, to a file.
-
-    Raises ValueError if nothing is predicted, and without matplotlib.
-    """
+    """Draw bars of each plan's milliseconds and GiB to a file; ValueError without matplotlib."""
     if not rows:
         raise ValueError("the plan predicts nothing to draw; plan for a cluster.")
     figure = new_figure(13, 1.8 + 0.5 * len(rows))

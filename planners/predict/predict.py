@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from shardweave.ir.dialects.types import num_bytes, tensor_type_of
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.program import Program
 from shardweave.ir.program.staged import is_staged
 from shardweave.planners.cost.cluster import Cluster
+from shardweave.planners.cost.model import CostModel
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.cost.quantity import gib, seconds_text
 from shardweave.planners.lowering.lower import Lowerings
@@ -21,6 +23,7 @@ from shardweave.planners.predict.pipeline.runs import simulate_runs
 from shardweave.planners.predict.pipeline.simulation import PipelineSimulation
 from shardweave.planners.simulate.simulate import simulate
 from shardweave.planners.simulate.simulation import Simulation
+from shardweave.planners.simulate.update_cost import UpdateCost
 
 _ROUNDING = 1e-9
 """Share of a step by which equal sums may differ that were added up in another order."""
@@ -34,10 +37,7 @@ _TOLD = 0.05
 
 
 def predicted_of(simulation: Simulation | PipelineSimulation) -> Predicted:
-    """The numbers of a simulation as a plan keeps them.
-
-    Of a pipeline: of the busiest stage in time, of the fullest in memory.
-    """
+    """A simulation as a plan keeps it: a pipeline's busiest stage in time, fullest in memory."""
     if isinstance(simulation, PipelineSimulation):
         busiest, bubble_s, host_s = simulation.busiest, simulation.bubble_s, 0.0
         communication_s = dict(busiest.communication_s)
@@ -64,14 +64,15 @@ def simulation_of(
     cluster: Cluster,
     *,
     optimizer_multiplier: float | None = None,
+    update: str = "",
 ) -> Simulation | PipelineSimulation:
     """Partition a global program by a plan, and simulate a step of it on a cluster.
 
     What is simulated is the program that the plan lowers to: a rank's, op by op, or that of stages
     and micro-batches, run by run. A plan with a stage axis that names no stages has balanced ones,
     as it would run. optimizer_multiplier: bytes of optimizer state per byte of parameters; None:
-    those of Adam in the plan's precision. Raises ValueError (PlanError, PassError, ClusterError) if
-    it cannot be partitioned or placed.
+    those of Adam in the plan's precision. update: as for `simulate_step`. Raises ValueError
+    (PlanError, PassError, ClusterError) if it cannot be partitioned or placed.
     """
     lowerings = Lowerings.of(program)
     plan = with_pipeline(plan, lowerings.program, Mesh(**plan.mesh))
@@ -81,6 +82,7 @@ def simulation_of(
         optimizer_multiplier=optimizer_multiplier,
         precision=plan.precision,
         pipeline=plan.pipeline,
+        update=update,
     )
 
 
@@ -93,6 +95,7 @@ def simulate_step(
     optimizer_multiplier: float | None = None,
     precision: str = "",
     pipeline: Pipeline | None = None,
+    update: str = "",
 ) -> Simulation | PipelineSimulation:
     """Simulate one step of a program on a cluster: as its text has it, or under a plan.
 
@@ -108,6 +111,8 @@ def simulate_step(
             those of Adam in the precision.
         precision: As in a plan, "fp32", "bf16-mixed" or "fp16-mixed"; with a plan, the plan's.
         pipeline: Of the plan that a staged program was cut by, for the name of its schedule.
+        update: A class of torch.optim by name, whose update is simulated too, and whose state is
+            counted in place of `optimizer_multiplier` unless the precision is a mixed one.
 
     Raises ValueError for a plan that does not fit, and for another mesh than that of a staged
     program.
@@ -116,11 +121,19 @@ def simulate_step(
         plan = plan if isinstance(plan, Plan) else Plan.load(plan)
         check_plan(plan, program)
         goal = find_cluster(cluster)
-        return simulation_of(program, plan, goal, optimizer_multiplier=optimizer_multiplier)
+        return simulation_of(
+            program, plan, goal, optimizer_multiplier=optimizer_multiplier, update=update
+        )
     if not is_staged(program):
-        return simulate(
+        cost = _update_cost(program, cluster, mesh, update) if update else None
+        if cost is not None and not precision.endswith("-mixed"):
+            optimizer_multiplier = cost.state_bytes / max(1, _parameter_bytes(program))
+        simulation = simulate(
             program, cluster, mesh, optimizer_multiplier=optimizer_multiplier, precision=precision
         )
+        return replace(simulation, update=cost)
+    if update:
+        raise ValueError("the update of a program of stages is not simulated; leave it out.")
     if mesh is not None and mesh != program.mesh:
         raise ValueError(
             f"the program is for mesh {program.mesh}, not for {mesh}; leave the mesh out."
@@ -132,6 +145,20 @@ def simulate_step(
         optimizer_multiplier=optimizer_multiplier,
         precision=precision,
     )
+
+
+def _update_cost(
+    program: Program, cluster: Cluster | str | Path, mesh: Mesh | None, optimizer: str
+) -> UpdateCost:
+    from shardweave.planners.simulate.update import simulate_update  # traces, which loads slowly
+
+    model = CostModel(find_cluster(cluster), program.mesh or mesh or Mesh())
+    return simulate_update(program, optimizer, model)
+
+
+def _parameter_bytes(program: Program) -> int:
+    slots = [slot for slot in program.arguments if slot.kind == "param"]
+    return sum(num_bytes(tensor_type_of(slot.value)) for slot in slots)
 
 
 def predict_plan(program: Program | Lowerings, plan: Plan, cluster: Cluster) -> Predicted:

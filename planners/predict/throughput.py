@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from shardweave.ir.dialects.annotations import phase_of
 from shardweave.ir.dialects.types import dtype_of_value, shape_of
 from shardweave.ir.mesh.mesh import Mesh
-from shardweave.ir.ops.flops import flops_of
-from shardweave.ir.ops.registry import is_attention
+from shardweave.ir.ops.registry import flops_of, is_attention
 from shardweave.ir.ops.seen_keys import seen_share
+from shardweave.ir.program.blocks import split_at_backward
 from shardweave.ir.program.program import Program
-from shardweave.ir.program.regions import split_at_backward
 from shardweave.passes.memory.rematerialize import rematerialize
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.quantity import seconds_text

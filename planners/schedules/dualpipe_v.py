@@ -10,10 +10,7 @@ from shardweave.planners.schedules.table import Action, Kind, Table
 
 
 def dualpipe_v(ranks: int, micro_batches: int, chunks: int = 2) -> Table:
-    """Rank r has stages r and 2 ranks - 1 - r.
-
-    Raises ValueError for fewer micro-batches than stages.
-    """
+    """Rank r has stages r and 2 ranks - 1 - r; ValueError for fewer micro-batches than stages."""
     assert chunks == 2
     if micro_batches < 2 * ranks:
         raise ValueError(

@@ -44,7 +44,6 @@ class Schedule:
         return self.make(ranks, micro_batches, chunks)
 
     def place(self, stage: int, ranks: int) -> int:
-        """The rank that has a stage."""
         chunk, at = divmod(stage, ranks)
         return ranks - 1 - at if self.is_v and chunk % 2 else at
 

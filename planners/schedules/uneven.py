@@ -83,11 +83,7 @@ def _one_forward_one_backward(shares: Shares) -> list[list[Action]]:
 
 
 def _in_groups(schedule: str, shares: Shares, chunks: int) -> list[list[Action]]:
-    """What the ranks of each stage run in the order that the schedule has of groups.
-
-    A group is as many micro-batches as the most ranks that a stage has, which so all have work;
-    where all have as many, that is as many pipelines side by side.
-    """
+    """What the ranks of each stage run, in the order that the schedule has of whole groups."""
     count, size = sum(shares[0]), max(map(len, shares))
     groups = -(-count // size)
     try:
@@ -108,10 +104,7 @@ def _in_groups(schedule: str, shares: Shares, chunks: int) -> list[list[Action]]
 
 
 def takers_of(shares: Sequence[int]) -> list[int]:
-    """By micro-batch the rank of a stage that takes it: the one that is furthest behind its share.
-
-    shares: how many micro-batches each rank takes.
-    """
+    """By micro-batch the rank that takes it: the one furthest behind its number in `shares`."""
     total = sum(shares)
     taken = [0] * len(shares)
     found: list[int] = []
@@ -124,10 +117,7 @@ def takers_of(shares: Sequence[int]) -> list[int]:
 
 
 def fitted_shares(shares: Shares, count: int) -> tuple[tuple[int, ...], ...]:
-    """The same proportions of another number of micro-batches.
-
-    Raises PlanError for fewer micro-batches than a stage has ranks.
-    """
+    """The same proportions of another number; PlanError for fewer micro-batches than ranks."""
     most = max(map(len, shares), default=0)
     if count < most:
         raise PlanError(

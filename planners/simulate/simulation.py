@@ -94,7 +94,7 @@ class Simulation(Timeline):
         kinds = [f"{part} {bytes_text(size)}" for part, size in self.memory.parts.items() if size]
         memory = memory_text(self.peak_bytes, self.memory_bytes)
         lines.append(f"peak memory    {memory} ({', '.join(kinds)})")
-        return "\n".join(lines)
+        return "\n".join([*lines, *self.update_lines()])
 
     def record(self) -> dict[str, Any]:
         """The numbers of a simulation as JSON data; axes are joined by commas."""

@@ -181,10 +181,7 @@ class Streams:
 def beside_s(
     work_s: float, sent_s: float, slowdown: float, link_slowdown: float
 ) -> tuple[float, float]:
-    """Seconds until work and communication that begin at once are both done.
-
-    And what the work loses to the communication; factors as in `Streams`.
-    """
+    """Seconds until work and communication that begin at once are done, and what work loses."""
     both_s = min(work_s * slowdown, sent_s * link_slowdown)
     left_s = max(work_s - both_s / slowdown, sent_s - both_s / link_slowdown)
     return both_s + left_s, both_s - both_s / slowdown

@@ -15,6 +15,7 @@ from shardweave.ir.dialects.attributes import PHASES
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.quantity import seconds_text
+from shardweave.planners.simulate.update_cost import UpdateCost
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -48,9 +49,9 @@ class Event(NamedTuple):
 
 @dataclass(frozen=True)
 class Timeline:
-    """A simulated step, of one rank or of all stages, in seconds.
+    """A simulated step, in seconds. lower_bound_s: no order of the same work beats it.
 
-    lower_bound_s: no order of the same work beats it.
+    update: of the optimizer, which comes after `time_s`; None if it is not simulated.
     """
 
     cluster: Cluster
@@ -58,6 +59,7 @@ class Timeline:
     time_s: float
     lower_bound_s: float
     events: tuple[Event, ...] = field(repr=False)
+    update: UpdateCost | None = field(default=None, kw_only=True)
 
     @property
     def ratio(self) -> float:
@@ -70,6 +72,13 @@ class Timeline:
         devices = f"{mesh.num_devices} of {cluster.num_devices} devices of {cluster.name}"
         return f"iteration      {seconds_text(self.time_s)} on mesh {mesh}, {devices}"
 
+    def update_lines(self) -> list[str]:
+        """A line of a summary, if the update was simulated."""
+        if self.update is None:
+            return []
+        total = seconds_text(self.time_s + self.update.seconds)
+        return [f"update         {self.update.line()}; {total} with the step"]
+
     def record(self) -> dict[str, Any]:
         """The numbers of a step as JSON data."""
         return {
@@ -78,6 +87,7 @@ class Timeline:
             "time_s": self.time_s,
             "lower_bound_s": self.lower_bound_s,
             "ratio": self.ratio,
+            **({} if self.update is None else {"update": self.update.record()}),
         }
 
     def save_trace(self, path: str | Path) -> None:
@@ -174,10 +184,7 @@ def _is_odd(event: Event) -> bool:
 def bars_of(
     events: list[Event], total_s: float
 ) -> dict[tuple[str, bool], list[tuple[float, float]]]:
-    """(start, length) in milliseconds by phase and copy, of a step that takes `total_s`.
-
-    Neighbours too small to see are joined.
-    """
+    """(start, length) in milliseconds by phase and copy; bars too small to see are joined."""
     least_s = total_s / _RESOLUTION
     joined: list[tuple[tuple[str, bool], float, float]] = []
     for event in events:

@@ -17,11 +17,7 @@ from shardweave.ir.sharding.rules import Rule, rule_of
 
 
 def repeated_dims(ops: Iterable[AtenOp]) -> dict[SSAValue, set[int]]:
-    """The dims of results along which all elements are equal, since something was expanded there.
-
-    Such a dim is of no features of its own: a shard of it costs nothing. ops: in program order;
-    one walk, which asks the rules of those ops alone that expand, or read what repeats itself.
-    """
+    """The dims of results along which all elements are equal, since something was expanded."""
     found: dict[SSAValue, set[int]] = {}
     for op in ops:
         expands = spec_of(op).view == "expand"

@@ -101,11 +101,7 @@ def _separable(
     stacked: Mapping[AtenOp, int] | None = None,
     among: Mapping[LinearMap, int] | None = None,
 ) -> _Analysis:
-    """What follows for the maps that can be cut; arguments as of `parallel_pairs`.
-
-    Repeats the analysis without the maps that turned out not to be separable, until none is
-    left: a handful of walks over the forward ops.
-    """
+    """The analysis of the maps that can be cut, repeated without those that turn out not to be."""
     parameters = {slot.value for slot in program.arguments if slot.kind == "param"}
     forward = [op for op in program.ops if isinstance(op, AtenOp) and phase_of(op) == "forward"]
     activations = _input_dependent(program, forward)
@@ -290,11 +286,7 @@ class _Analysis:
             self.together.update(dict.fromkeys(merged, merged))
 
     def _meets_whole(self, op: AtenOp, rule: Rule, factor: int) -> bool:
-        """Whether the features are added to whole activations of the same features.
-
-        That is where a residual branch ends; the stream it returns to stays whole. What repeats
-        itself for each of the features, as a mask of tokens does for heads, has none of its own.
-        """
+        """Whether features are added to whole ones of their kind, as a residual branch ends."""
         return spec_of(op).sign is not None and any(
             value in self.activations
             and value not in self.labels
@@ -306,11 +298,7 @@ class _Analysis:
         )
 
     def _seat(self, rule: Rule, index: int, label: Label) -> tuple[int, int] | None:
-        """The factor that a labelled operand's cut falls on, and its stride there.
-
-        Where features are viewed as groups, such as heads, it is these that must divide; or they
-        are a stack of projections (those of `nn.MultiheadAttention`), each to be cut.
-        """
+        """The factor that an operand's cut falls on, and its stride: whole groups must divide."""
         names, placement = next(
             (names, placement)
             for names, placements in zip(rule.operands[index], label.cut, strict=True)

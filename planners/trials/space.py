@@ -55,7 +55,6 @@ class Configuration:
 
     @property
     def degrees(self) -> tuple[int, int, int, int]:
-        """Data, tensor, pipeline and context."""
         return self.data, self.tensor, self.pipeline, self.context
 
     def __str__(self) -> str:

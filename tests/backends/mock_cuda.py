@@ -1,7 +1,7 @@
 """CUDA's dtype rules on the CPU: ops give and take the dtypes that they have on a GPU.
 
 Inside `mock_cuda()` ATen's ops compute on CPU tensors, but results have the dtypes of CUDA's kernels
-(`ir.ops.gpu_types`), operands of other dtypes are refused with CUDA's words, and generated kernels
+(`backends.triton.source.region`), operands of other dtypes are refused with CUDA's words, and generated kernels
 store what a GPU's would. So a step that mixes both rules up fails here as it would there.
 """
 
@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardweave.backends.triton.launch import launch
-from shardweave.ir.ops.gpu_types import HALVES
+from shardweave.backends.triton.source.region import HALVES
 from shardweave.ir.ops.registry import spec_named
 
 FLOAT32_OPERANDS = {"aten.native_layer_norm_backward": (3, 4)}

@@ -8,10 +8,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from shardweave.backends.triton.kernels.generate import generate
 from shardweave.backends.triton.launch.launch import FusedCall
+from shardweave.backends.triton.source.region import HALVES, dtype_on_gpu
 from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.kernel import FusedOp, fuse
 from shardweave.ir.ops.fusible import role_of
-from shardweave.ir.ops.gpu_types import HALVES, dtype_on_gpu
 from shardweave.ir.ops.registry import specs
 from shardweave.tests.backends.kernel_cases import FAMILIES, KEPT, ROWS, region
 from shardweave.tests.backends.mock_cuda import mock_cuda

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import shardweave as sw
-from shardweave.backends.reference.virtual import VirtualBackend
+from shardweave.backends.reference.reference import VirtualBackend
 from shardweave.backends.registry import BACKENDS
 from shardweave.backends.step.backend import Runner
 from shardweave.ir.dialects.kernel import FusedOp

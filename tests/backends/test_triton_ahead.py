@@ -12,7 +12,7 @@ import torch
 pytest.importorskip("triton")
 
 from shardweave.backends.triton.kernels.generate import generate
-from shardweave.backends.triton.launch import cache
+from shardweave.backends.triton.launch import tune
 from shardweave.backends.triton.launch.ahead import SHARED_LIMIT_BYTES, build, parse_target
 from shardweave.backends.triton.launch.launch import grid_of
 from shardweave.backends.triton.source.joining import (
@@ -79,7 +79,7 @@ MODELS = {
 
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(cache.VARIABLE, str(tmp_path))
+    monkeypatch.setenv(tune.VARIABLE, str(tmp_path))
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from shardweave.backends.triton.kernels.generate import generate
-from shardweave.backends.triton.launch import cache, tune
+from shardweave.backends.triton.launch import tune
 from shardweave.backends.triton.source.source import Kernel
 from shardweave.tests.backends.kernel_cases import POINTWISE, region
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(cache.VARIABLE, str(tmp_path))
+    monkeypatch.setenv(tune.VARIABLE, str(tmp_path))
 
 
 def a_kernel(rows: int = 4) -> Kernel:
@@ -52,7 +52,7 @@ def test_choices_are_of_one_device_and_one_shape() -> None:
 def test_corrupt_entry_is_measured_again(content: str) -> None:
     kernel = a_kernel()
     path = tune.entry_path(kernel, "NVIDIA H200")
-    cache.write_file(path, content)
+    tune.write_file(path, content)
     assert tune.read_choice(path, kernel) is None
     tune.record_choice(path, kernel, kernel.configs[0])
     assert tune.read_choice(path, kernel) == kernel.configs[0]
@@ -60,12 +60,12 @@ def test_corrupt_entry_is_measured_again(content: str) -> None:
 
 def test_processes_that_write_at_once_leave_whole_files(tmp_path: Path) -> None:
     path = tmp_path / "entry.json"
-    cache.write_file(path, "{}")
+    tune.write_file(path, "{}")
     code = (
         "import sys, json\n"
         f"sys.path.insert(0, {str(ROOT.parent)!r})\n"
         "from pathlib import Path\n"
-        "from shardweave.backends.triton.launch.cache import write_file\n"
+        "from shardweave.backends.triton.launch.tune import write_file\n"
         f"path = Path({str(path)!r})\n"
         "for n in range(200):\n"
         "    write_file(path, json.dumps({'who': sys.argv[1] * 500, 'n': n}))\n"

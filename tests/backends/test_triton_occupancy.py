@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardweave.backends.triton.launch.occupancy import (
+from shardweave.backends.triton.launch.ahead import (
     loaded_bytes,
     narrow_statements,
     occupancy,

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import shardweave as sw
 from shardweave.ir.dialects.dist_rows import RowsOp
-from shardweave.ir.ops.flops import flops_of
+from shardweave.ir.ops.registry import flops_of
 from shardweave.passes.notes import PlanNote
 from shardweave.planners.predict.predict import predicted_of, simulate_step
 from shardweave.tests.compiled import compile_copy

@@ -89,14 +89,12 @@ def test_program_that_was_dropped_and_is_compiled_again_says_so(
     assert "the last 1 programs are kept; pad batches" in caplog.records[-1].getMessage()
 
 
-def test_plan_may_name_inputs_as_forward_does_or_by_position() -> None:
+def test_plan_of_a_program_captured_by_position_names_inputs_as_forward_does() -> None:
     model = Scaled()
-    for name in ("x", "arg0"):
-        plan = sw.Plan(mesh={"data": 2}, inputs={name: '[{"data"}, {}]'})
-        step = compiled(copy_of_model(model), plan=plan)
-        torch.testing.assert_close(step(X)[0], model(X)[0])
-        assert step.plan is not None
-        assert dict(step.plan.inputs) == {"x": '[{"data"}, {}]'}
+    plan = sw.plan(sw.capture(model, (X,)), "data=2", "megatron")
+    assert dict(plan.inputs) == {"x": '[{"data"}, {}]'}
+    step = compiled(copy_of_model(model), plan=plan)
+    torch.testing.assert_close(step(X)[0], model(X)[0])
 
 
 def test_product_of_two_dtypes_is_refused_with_its_line() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("triton")
 
-from shardweave.backends.triton.launch import cache
+from shardweave.backends.triton.launch import tune
 from shardweave.driver.cli import main
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.passes.pipeline import run_passes
@@ -32,7 +32,7 @@ TEXT = """
 
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv(tune.VARIABLE, str(tmp_path / "cache"))
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
     step(TEXT).save(tmp_path / "step.mlir")
 

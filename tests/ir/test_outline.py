@@ -6,7 +6,7 @@ import pytest
 
 from shardweave.ir.dialects.annotations import layer_of
 from shardweave.ir.inspect.outline import fold, layers_of, part_of, select
-from shardweave.ir.ops.flops import flops_of
+from shardweave.ir.ops.registry import flops_of
 from shardweave.ir.program.blocks import Blocks
 from shardweave.ir.program.program import Program
 from shardweave.tests import zoo

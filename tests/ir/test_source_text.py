@@ -6,8 +6,7 @@ import pytest
 
 from shardweave.ir.inspect.diff_table import Lines
 from shardweave.ir.program.program import Program
-from shardweave.ir.program.source_text import excerpt, position
-from shardweave.ir.program.text import ProgramTextError
+from shardweave.ir.program.text import ProgramTextError, excerpt, position
 from shardweave.ir.verify.program import VerifyError, check
 from shardweave.tests.real_step import captured, local
 

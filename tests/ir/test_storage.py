@@ -14,7 +14,7 @@ from torch import Tensor
 from shardweave.ir.dialects.kernel import fuse
 from shardweave.ir.dialects.types import num_bytes, tensor_type_of
 from shardweave.ir.ops.strides import expected_strides, reshaped
-from shardweave.ir.program.regions import split_at_backward
+from shardweave.ir.program.blocks import split_at_backward
 from shardweave.ir.program.storage import (
     copies,
     is_unshared,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardweave.ir.ops.flops import flops_of
+from shardweave.ir.ops.registry import flops_of
 from shardweave.ir.program.program import Program
 from shardweave.ir.proof.prove import prove
 from shardweave.passes.notes import PassNote

@@ -10,8 +10,7 @@ from shardweave.backends.reference.reference import run_reference
 from shardweave.benchmarks.runs.policies import POLICIES as FOREIGN
 from shardweave.ir.dialects.annotations import phase_of
 from shardweave.ir.dialects.types import num_bytes, tensor_type_of
-from shardweave.ir.ops.flops import flops_of
-from shardweave.ir.ops.registry import is_attention
+from shardweave.ir.ops.registry import flops_of, is_attention
 from shardweave.ir.program.blocks import blocks_of
 from shardweave.ir.program.program import Program
 from shardweave.ir.program.storage import kept_bytes, kept_values

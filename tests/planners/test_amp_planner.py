@@ -17,8 +17,7 @@ from shardweave.planners.amp.costs import corrected_costs
 from shardweave.planners.amp.model import Strategy
 from shardweave.planners.amp.network import ClusterArrays
 from shardweave.planners.amp.profile import ProgramProfile, profile_program
-from shardweave.planners.amp.search import Placed, best_cuts
-from shardweave.planners.amp.shares import shares_by_seconds, with_shares
+from shardweave.planners.amp.search import Placed, best_cuts, shares_by_seconds, with_shares
 from shardweave.planners.cost.cluster import Cluster, DeviceType, NodeType
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.cost.workload import batch_of, workload_of

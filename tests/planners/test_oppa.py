@@ -29,10 +29,16 @@ from shardweave.planners.oppa.choosers import (
     chance_below,
     expected_improvement,
 )
-from shardweave.planners.oppa.formula import Samples, columns_of, fit_formula, predict
 from shardweave.planners.oppa.gp import fit
 from shardweave.planners.oppa.joint import JointPlans
-from shardweave.planners.oppa.prior import MemoryPrior, ThroughputPrior
+from shardweave.planners.oppa.prior import (
+    MemoryPrior,
+    Samples,
+    ThroughputPrior,
+    columns_of,
+    fit_formula,
+    predict,
+)
 from shardweave.planners.oppa.search import run_trials
 from shardweave.planners.plan.plan_parts import RECOMPUTE, PlanError
 from shardweave.planners.planning import plan

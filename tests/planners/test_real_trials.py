@@ -11,8 +11,7 @@ from shardweave.driver.training.training import ENOUGH_SLOW
 from shardweave.planners.amp import plan_amp
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_parts import PlanError
-from shardweave.planners.trials.real_trials import RealTrials, launch_of
-from shardweave.planners.trials.trials import Host, Limits, Outcome
+from shardweave.planners.trials.trials import Host, Limits, Outcome, RealTrials, launch_of
 from shardweave.tests.planners.test_amp_planner import HET, SPEC, lowerings
 
 

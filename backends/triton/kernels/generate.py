@@ -14,10 +14,7 @@ from shardweave.ir.ops.strides import expected_strides
 
 
 def generate(op: FusedOp, strides: Sequence[Sequence[int]] | None = None) -> Kernel:
-    """The kernel of a region whose inputs have these strides (those expected, if None).
-
-    Raises UnfitError, a ValueError, if no template computes the region. Linear in the ops.
-    """
+    """The kernel of a region with inputs of these strides. Raises UnfitError if none fits."""
     given = [expected_strides(value) for value in op.operands] if strides is None else strides
     return kernel_of(region_of(op), given)
 

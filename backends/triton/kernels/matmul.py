@@ -132,10 +132,7 @@ def _block(term: Term, shape: str) -> str:
 
 
 def _configs(itemsize: int, is_plain: bool) -> tuple[Config, ...]:
-    """What to try, and first what to compile without trying.
-
-    What is computed around a product takes registers beside it, so that needs smaller blocks.
-    """
+    """What to try, first what to compile untried; work around a product needs smaller blocks."""
     if itemsize == 2 and not is_plain:
         table = ((64, 64, 32, 8, 3), (128, 64, 32, 8, 3), (64, 128, 32, 8, 3), (64, 64, 64, 8, 3),
                  (128, 128, 32, 8, 3), (128, 128, 64, 8, 3), (64, 32, 64, 4, 3))  # fmt: skip

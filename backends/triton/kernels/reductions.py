@@ -167,10 +167,7 @@ class Reducer:
         return [
             Accumulation(highest, "max", lambda: self.each(source)),
             Accumulation(
-                (op, "sum"),
-                "sum",
-                lambda: self._exponential(op, self.each(source)),
-                peak=highest,
+                (op, "sum"), "sum", lambda: self._exponential(op, self.each(source)), peak=highest
             ),
         ]
 

@@ -16,8 +16,7 @@ from shardweave.backends.emit.calls import prepared
 from shardweave.backends.triton.installed import has_triton
 from shardweave.backends.triton.kernels.generate import kernel_of
 from shardweave.backends.triton.kernels.lookups import num_programs
-from shardweave.backends.triton.launch.cache import cache_folder, write_file
-from shardweave.backends.triton.launch.tune import ATEN, choose_config
+from shardweave.backends.triton.launch.tune import ATEN, cache_folder, choose_config, write_file
 from shardweave.backends.triton.source.alignment import num_column_blocks
 from shardweave.backends.triton.source.joining import (
     PartialResult,
@@ -179,15 +178,12 @@ class FusedCall:
 
 
 def has_gpu_types(device: torch.device) -> bool:
-    """Whether values have the dtypes that a GPU gives them (`ir.ops.gpu_types`)."""
+    """Whether values have the dtypes that a GPU gives them (`backends.triton.source.region`)."""
     return device.type == "cuda"
 
 
 def product_precision() -> str:
-    """How float32 products are computed, as torch is set: "tf32" or "ieee".
-
-    `allow_tf32`, the older form of the setting, may not be read where the newer one was set.
-    """
+    """How float32 products are computed, as torch is set: `tf32` or `ieee`."""
     matmul: Any = torch.backends.cuda.matmul
     setting = matmul.fp32_precision
     if setting == "none":

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -13,9 +15,33 @@ from typing import Any, cast
 
 import torch
 
-from shardweave.backends.triton.launch.cache import cache_folder, write_file
 from shardweave.backends.triton.source.region import Region
 from shardweave.backends.triton.source.source import Config, Kernel
+
+VARIABLE = "SHARDWEAVE_CACHE"
+
+
+def cache_folder() -> Path:
+    """The folder that SHARDWEAVE_CACHE names; by default below the user's own cache."""
+    given = os.environ.get(VARIABLE)
+    if given:
+        return Path(given)
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "shardweave"
+
+
+def write_file(path: Path, text: str) -> None:
+    """Write a file so that other processes see the old one, the new one, or none."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+    try:
+        with os.fdopen(handle, "w") as file:
+            file.write(text)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
 
 _ENOUGH_PROGRAMS = 8192
 """Of a kernel that sums columns: four times what an H100 runs at once (132 SMs, 16 of 4 warps on
@@ -88,10 +114,7 @@ class Choice:
 
 
 def choose_config(kernel: Kernel, device_name: str, runner: Runner) -> Choice:
-    """The fastest configuration on this device, from the cache on disk or measured now.
-
-    Raises RuntimeError.
-    """
+    """The fastest configuration on this device, from the cache on disk or measured now."""
     path = entry_path(kernel, device_name)
     known = read_choice(path, kernel)
     if known is not None:
@@ -102,10 +125,7 @@ def choose_config(kernel: Kernel, device_name: str, runner: Runner) -> Choice:
 
 
 def fastest_config(kernel: Kernel, runner: Runner) -> Choice:
-    """The configuration that takes the least time; one that fails, for any reason, is left out.
-
-    Raises RuntimeError if all fail.
-    """
+    """The fastest configuration, without those that fail; RuntimeError if all do."""
     from triton.testing import do_bench
 
     times: list[tuple[float, int, Config]] = []

@@ -58,7 +58,6 @@ def formula(*names: str, takes_numbers: bool = False) -> Callable[[Write], Write
 
 
 def type_text(dtype: torch.dtype) -> str:
-    """Triton's name of a dtype."""
     return _TYPES[dtype]
 
 
@@ -247,7 +246,6 @@ def common_dtype(dtypes: list[torch.dtype]) -> torch.dtype:
 
 
 def converted(name: str, source: torch.dtype, target: torch.dtype) -> str:
-    """A variable in another dtype."""
     return name if source == target else f"{name}.to({type_text(target)})"
 
 

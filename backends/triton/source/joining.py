@@ -106,12 +106,10 @@ class PartialResult:
 
     @property
     def has_gaps(self) -> bool:
-        """Whether something lies between rows."""
         return self.num_columns % GROUP != 0
 
     @property
     def num_bytes(self) -> int:
-        """Of all parts."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 

@@ -128,10 +128,7 @@ def results_in_parts(op: FusedOp, kernel: Kernel | None, config: Config) -> list
 
 
 def joins_others(kernel: Kernel) -> bool:
-    """Whether a kernel joins what waits before it, in programs of its own behind the others.
-
-    That of a lookup's gradient is often a step's last, so that no launch is left for joining.
-    """
+    """Whether a kernel joins what waits before it, in programs of its own behind the others."""
     return kernel.family == "lookups"
 
 

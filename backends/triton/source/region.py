@@ -7,14 +7,13 @@ from functools import cached_property
 
 import torch
 from torch import Tensor
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import BlockArgument, Operation, OpResult, SSAValue
 
 from shardweave.backends.triton.source.writer import UnfitError
 from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.kernel import FusedOp
 from shardweave.ir.dialects.types import dtype_of_value, shape_of
 from shardweave.ir.ops.fusible import role_of
-from shardweave.ir.ops.gpu_types import dtype_on_gpu
 from shardweave.ir.ops.records.indexing import LOOKUP_GRADIENT
 from shardweave.ir.ops.registry import spec_of
 from shardweave.ir.program.iteration_space import (
@@ -24,6 +23,26 @@ from shardweave.ir.program.iteration_space import (
     sum_of_few_rows,
 )
 from shardweave.ir.program.storage import copies
+
+HALVES = frozenset({torch.float16, torch.bfloat16})
+
+
+def dtype_on_gpu(value: SSAValue) -> torch.dtype:
+    """The dtype that a value of a program has when it runs on a GPU."""
+    dtype = dtype_of_value(value)
+    return torch.float32 if dtype in HALVES and _is_statistic(value) else dtype
+
+
+def _is_statistic(value: SSAValue) -> bool:
+    if not isinstance(value, OpResult):
+        assert isinstance(value, BlockArgument)
+        fused = value.block.parent_op()
+        return isinstance(fused, FusedOp) and _is_statistic(fused.operands[value.index])
+    if isinstance(value.op, FusedOp):
+        return _is_statistic(value.op.yielded[value.index])
+    if isinstance(value.op, AtenOp) and spec_of(value.op).may_share:
+        return _is_statistic(value.op.operands[0])
+    return value.index in spec_of(value.op).float32_on_gpu
 
 
 @dataclass(frozen=True)
@@ -52,7 +71,7 @@ class Output:
 class Region:
     """The parts of a `kernel.fused`. stored: the values that its kernel writes, dense.
 
-    on_gpu: whether values have the dtypes of a GPU (`ir.ops.gpu_types`), or those of the program.
+    on_gpu: whether values have the dtypes of a GPU (`dtype_on_gpu`), or those of the program.
     """
 
     op: FusedOp

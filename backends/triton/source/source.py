@@ -103,7 +103,6 @@ class Kernel(KernelSource):
 
     @property
     def partial_dtypes(self) -> tuple[torch.dtype, ...]:
-        """Of the parts of each partial result, in order."""
         region = self.region
         return tuple(computed_in(region.dtype_of(region.stored[n])) for n in self.partial)
 

@@ -16,14 +16,7 @@ from shardweave.backends.triton.source.formulas import (
     literal,
     type_text,
 )
-from shardweave.backends.triton.source.index import (
-    ZERO,
-    Base,
-    Index,
-    of_base,
-    raveled,
-    unraveled,
-)
+from shardweave.backends.triton.source.index import ZERO, Base, Index, of_base, raveled, unraveled
 from shardweave.backends.triton.source.source import KernelDraft
 from shardweave.backends.triton.source.writer import (
     Guard,

@@ -42,7 +42,6 @@ class Term(NamedTuple):
 
     @property
     def is_literal(self) -> bool:
-        """Whether it is a number written out."""
         return not self.name.isidentifier() or self.name in ("True", "False")
 
 

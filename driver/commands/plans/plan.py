@@ -9,6 +9,7 @@ from shardweave.driver.commands.arguments import (
     MODEL_HELP,
     Commands,
     add_cluster,
+    add_flag,
     add_load,
     add_time_limit,
     new_command,
@@ -41,18 +42,16 @@ def add_parser(commands: Commands) -> None:
     command.add_argument(
         "-o", "--output", metavar="FILE", help="write the plan there; - for standard output"
     )
-    command.add_argument(
-        "--explain",
-        action="store_true",
-        help="show the best plans: time and memory by part, and why each lost",
+    add_flag(
+        command, "--explain", "show the best plans: time and memory by part, and why each lost"
     )
     command.add_argument(
         "--compare", metavar="A,B", help="compare two planners or plan files, and write no plan"
     )
-    command.add_argument(
+    add_flag(
+        command,
         "--show-passes",
-        action="store_true",
-        help="print the passes that carry the plan out, as a plan's 'passes' takes them",
+        "print the passes that carry the plan out, as a plan's 'passes' takes them",
     )
     add_load(command)
     command.add_argument("--plot", metavar="FILE", help="draw the best plans there")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from shardweave.driver.commands.arguments import (
     Commands,
     add_cluster,
+    add_flag,
     add_load,
     add_optimizer,
     check_output,
@@ -41,8 +42,14 @@ def add_parser(commands: Commands) -> None:
     add_load(command)
     command.add_argument("--trace", metavar="FILE", help="write a trace for ui.perfetto.dev there")
     command.add_argument("--plot", metavar="FILE", help="write a picture of the streams there")
-    command.add_argument("--json", action="store_true", help="print the numbers as JSON instead")
+    add_flag(command, "--json", "print the numbers as JSON instead")
     add_optimizer(command)
+    command.add_argument(
+        "--update",
+        metavar="CLASS",
+        default="",
+        help="simulate the update of this class of torch.optim too, such as AdamW or Muon",
+    )
     command.set_defaults(func=simulate_command)
 
 
@@ -87,4 +94,10 @@ def _simulated(program: Program, options: argparse.Namespace) -> Simulation | Pi
             "one, which `shardweave capture` writes."
         )
     state = optimizer_state(options)
-    return simulate_step(program, options.cluster, plan=options.plan, optimizer_multiplier=state)
+    return simulate_step(
+        program,
+        options.cluster,
+        plan=options.plan,
+        optimizer_multiplier=state,
+        update=options.update,
+    )

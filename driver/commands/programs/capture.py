@@ -7,6 +7,7 @@ import time
 
 from shardweave.driver.commands.arguments import (
     Commands,
+    add_flag,
     add_model,
     add_program_output,
     check_output,
@@ -20,9 +21,7 @@ def add_parser(commands: Commands) -> None:
     add_model(command)
     add_program_output(command)
     command.add_argument("--mesh", help=argparse.SUPPRESS)  # to say where it belongs
-    command.add_argument(
-        "--eval", action="store_true", help="capture only the forward pass, in evaluation mode"
-    )
+    add_flag(command, "--eval", "capture only the forward pass, in evaluation mode")
     command.set_defaults(func=capture_command)
 
 

@@ -6,7 +6,13 @@ import argparse
 import json
 import sys
 
-from shardweave.driver.commands.arguments import Commands, add_cluster, check_output, new_command
+from shardweave.driver.commands.arguments import (
+    Commands,
+    add_cluster,
+    add_flag,
+    check_output,
+    new_command,
+)
 from shardweave.driver.errors import report_error
 
 DIFFERENT = 1
@@ -21,19 +27,19 @@ def add_parser(commands: Commands) -> None:
     command.add_argument("before", metavar="A", help="a program's text; - reads standard input")
     command.add_argument("after", metavar="B", help="another program's text")
     add_cluster(command, required=False, why="simulate both on it: ")
-    command.add_argument("--json", action="store_true", help="print the diff as JSON instead")
+    add_flag(command, "--json", "print the diff as JSON instead")
     command.add_argument("--html", metavar="FILE", help="write both side by side, as one page")
-    command.add_argument("--all", action="store_true", help="show every change of a layer")
+    add_flag(command, "--all", "show every change of a layer")
     command.add_argument(
         "--color",
         choices=("auto", "always", "never"),
         default="auto",
         help="default: auto, which is for terminals",
     )
-    command.add_argument(
+    add_flag(
+        command,
         "--exit-code",
-        action="store_true",
-        help=f"end with {DIFFERENT} if the programs differ, and {TROUBLE} for bad input",
+        f"end with {DIFFERENT} if the programs differ, and {TROUBLE} for bad input",
     )
     command.set_defaults(func=diff_command)
 

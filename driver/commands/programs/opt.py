@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from shardweave.driver.commands.arguments import (
     Commands,
+    add_flag,
     add_load,
     add_passes,
     add_program_output,
@@ -103,10 +104,10 @@ def _add_pass_options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--stop-after", metavar="PASS", help="run no pass after the first of this name"
     )
-    command.add_argument(
+    add_flag(
+        command,
         "--print-after-change",
-        action="store_true",
-        help="print what each pass changes, as a diff, on standard error",
+        "print what each pass changes, as a diff, on standard error",
     )
     for when in ("before", "after"):
         command.add_argument(
@@ -116,31 +117,21 @@ def _add_pass_options(command: argparse.ArgumentParser) -> None:
             metavar="PASS",
             help=f"print the program {when} this pass, on standard error",
         )
-    command.add_argument(
-        "--print-after-all",
-        action="store_true",
-        help="print the program after each pass, on standard error",
-    )
+    add_flag(command, "--print-after-all", "print the program after each pass, on standard error")
     command.add_argument(
         "--dump-dir",
         metavar="FOLDER",
         help="write the program there: 000-input.mlir, 001-<first pass>.mlir, ...",
     )
-    command.add_argument(
-        "--time-passes", action="store_true", help="print the seconds and the ops of each pass"
-    )
+    add_flag(command, "--time-passes", "print the seconds and the ops of each pass")
     command.add_argument(
         "--verify-each",
         action=argparse.BooleanOptionalAction,
         default=True,
         help="verify the program after each pass, not only at the end (default: yes)",
     )
-    command.add_argument(
-        "--print-pipeline", action="store_true", help="print the passes with presets written out"
-    )
-    command.add_argument(
-        "--list-passes", action="store_true", help="list the passes and presets and end"
-    )
+    add_flag(command, "--print-pipeline", "print the passes with presets written out")
+    add_flag(command, "--list-passes", "list the passes and presets and end")
 
 
 def pipeline_of_options(options: argparse.Namespace) -> PassPipeline:

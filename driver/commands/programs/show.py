@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from shardweave.driver.commands.arguments import Commands, add_program, new_command
+from shardweave.driver.commands.arguments import Commands, add_flag, add_program, new_command
 
 if TYPE_CHECKING:
     from shardweave.ir.program.program import Program
@@ -23,14 +23,10 @@ def add_parser(commands: Commands) -> None:
     command.add_argument(
         "--op", metavar="NAME", help="show the ops of this name, such as aten.mm or dist.*"
     )
-    command.add_argument("--counts", action="store_true", help="count ops instead of printing them")
-    command.add_argument(
-        "--all", action="store_true", help="print each layer, also those equal to the one before"
-    )
-    command.add_argument(
-        "--schedule",
-        action="store_true",
-        help="show when each rank of a staged program works on which micro-batch",
+    add_flag(command, "--counts", "count ops instead of printing them")
+    add_flag(command, "--all", "print each layer, also those equal to the one before")
+    add_flag(
+        command, "--schedule", "show when each rank of a staged program works on which micro-batch"
     )
     command.set_defaults(func=show_command)
 

@@ -36,7 +36,6 @@ class Words:
 
     @property
     def texts(self) -> list[str]:
-        """By number, the text."""
         return list(self._numbers)
 
 

@@ -57,11 +57,7 @@ class Recorder(Observer):
     """
 
     def __init__(
-        self,
-        cluster: Cluster,
-        *,
-        optimizer_multiplier: float | None = 0.0,
-        precision: str = "",
+        self, cluster: Cluster, *, optimizer_multiplier: float | None = 0.0, precision: str = ""
     ) -> None:
         self.cluster, self.precision = cluster, precision
         self.optimizer_multiplier = optimizer_multiplier
@@ -114,10 +110,7 @@ class Recorder(Observer):
         simulated, why_not = self._simulate(kept)
         rail = list(_rail(kept, stats, simulated))
         before = self._stats or stats, self._simulated if self.moments else simulated
-        numbers = [
-            *program_numbers(before[0], stats),
-            *simulated_numbers(before[1], simulated),
-        ]
+        numbers = [*program_numbers(before[0], stats), *simulated_numbers(before[1], simulated)]
         data = head | {
             "same": False,
             "counts": {kind: counts[kind] for kind in KINDS if counts[kind]},
@@ -186,9 +179,7 @@ class Recorder(Observer):
             found["streams"] = self.words.number(timeline_html(simulated))
         if isinstance(simulated, Simulation):
             series = memory_over_time(
-                program,
-                optimizer_multiplier=self.optimizer_multiplier,
-                precision=self.precision,
+                program, optimizer_multiplier=self.optimizer_multiplier, precision=self.precision
             )
             found["memory"] = self.words.number(memory_html(simulated, series))
         if is_staged(program):

@@ -47,7 +47,6 @@ class Call:
     def add(
         self, name: str, operands: Operands, values: Mapping[str, Any] | None = None
     ) -> SSAValue:
-        """Append an op whose result is the call's first."""
         return self.builder.add(name, operands, [self._first], values).results[0]
 
     @property
@@ -77,10 +76,7 @@ def form(*names: str) -> Callable[[Form], Form]:
 
 @cache
 def _load() -> None:
-    families = """
-        layout creation arithmetic activations losses binary_losses batch_norm random
-        strided grouped
-    """
+    families = "layout creation arithmetic losses binary_losses batch_norm strided grouped"
     for module in families.split():
         import_module(f"shardweave.ir.capture.canonical.{module}")
 

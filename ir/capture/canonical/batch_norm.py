@@ -13,12 +13,7 @@ from xdsl.ir import SSAValue
 
 from shardweave.ir.capture.builder import ImportBuilder
 from shardweave.ir.capture.canonical.base import Call, form
-from shardweave.ir.dialects.types import (
-    dtype_of_type,
-    dtype_of_value,
-    shape_of,
-    shape_of_type,
-)
+from shardweave.ir.dialects.types import dtype_of_type, dtype_of_value, shape_of, shape_of_type
 
 
 @dataclass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from xdsl.ir import SSAValue
 
-from shardweave.ir.capture.canonical.activations import log_sigmoid_of
+from shardweave.ir.capture.canonical.arithmetic import log_sigmoid_of
 from shardweave.ir.capture.canonical.base import Call, Result, form
 from shardweave.ir.capture.canonical.losses import reduced, spread
 from shardweave.ir.dialects.types import shape_of

@@ -7,12 +7,7 @@ import math
 import torch
 from xdsl.ir import SSAValue
 
-from shardweave.ir.capture.canonical.base import (
-    Call,
-    Result,
-    form,
-    normalized,
-)
+from shardweave.ir.capture.canonical.base import Call, Result, form, normalized
 from shardweave.ir.capture.canonical.grouped import gradient_of_lookup, is_zeros
 from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.types import dtype_of_value, shape_of, shape_of_type, tensor_type

@@ -12,12 +12,7 @@ import math
 import torch
 from xdsl.ir import SSAValue
 
-from shardweave.ir.capture.canonical.base import (
-    Call,
-    Result,
-    form,
-    normalized,
-)
+from shardweave.ir.capture.canonical.base import Call, Result, form, normalized
 from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.types import dtype_of_value, shape_of
 

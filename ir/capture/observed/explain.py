@@ -171,10 +171,7 @@ def _site(error: Exception, module: str) -> Site:
 
 
 def _message_of(arguments: str) -> str:
-    """The message of an exception with these arguments.
-
-    Before torch 2.12 they are a list of dynamo's objects.
-    """
+    """The message of an exception; before torch 2.12 arguments are a list of dynamo's objects."""
     values, number = _VALUE.subn(r"\1", arguments)
     if number or arguments == "[]":
         values = values[1:-1]

@@ -22,10 +22,7 @@ _REGISTERED = re.compile(
 
 
 def assigned_buffers(model: nn.Module, writes: Iterable[Write]) -> dict[str, Site]:
-    """The qualified names of buffers that forward gives another tensor, and where it does.
-
-    Raises CaptureError for what a step cannot hold.
-    """
+    """The qualified names of buffers that forward assigns, and where. Raises CaptureError."""
     names: dict[str, Site] = {}
     for write in writes:
         registered = _REGISTERED.match(write.place)

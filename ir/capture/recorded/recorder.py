@@ -277,14 +277,12 @@ def _attribute(name: str) -> Callable[[Tensor], Any]:
 
 
 def enter_autocast(device: str, dtype: torch.dtype, enabled: bool) -> Any:
-    """Begin a part under torch.autocast."""
     context = torch.autocast(device, dtype, enabled)
     context.__enter__()
     return context
 
 
 def leave_autocast(context: Any) -> None:
-    """End a part under torch.autocast."""
     context.__exit__(None, None, None)
 
 

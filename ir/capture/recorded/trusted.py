@@ -21,13 +21,7 @@ from shardweave.ir.capture.observed.observe import UNKNOWN, Write
 from shardweave.ir.capture.outputs import Wrapped
 from shardweave.ir.capture.recorded.recorder import CallRecorder, Unseen
 from shardweave.ir.capture.site import Site
-from shardweave.ir.torch_private import (
-    FakeTensor,
-    PyTreeInfo,
-    TreeCodeGen,
-    pytree,
-    replaced,
-)
+from shardweave.ir.torch_private import FakeTensor, PyTreeInfo, TreeCodeGen, pytree, replaced
 
 _CLOSE = {torch.float64: 1e-9, torch.complex128: 1e-9, torch.float32: 1e-4, torch.complex64: 1e-4}
 _OTHERS = 2

@@ -50,11 +50,7 @@ class Unlike(Exception):
 
 @dataclass
 class Likeness:
-    """A renaming of the objects of one module to those of another.
-
-    differing: names of attributes of modules that hold different constants. Code that reads none
-    of them runs alike.
-    """
+    """A renaming of one module's objects to another's. differing: names of unequal constants."""
 
     partners: dict[int, Any] = field(default_factory=dict)
     differing: set[str] = field(default_factory=set)

@@ -17,10 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 def joint_graph(exported: fx.GraphModule, trace: Trace) -> tuple[fx.Graph, fx.GraphModule]:
-    """Dynamo's graph as `trace` makes it, and the module that has its constants.
-
-    Chains of equal blocks are traced at their ends alone.
-    """
+    """Dynamo's graph and constants as `trace` makes them; chains of equal blocks by their ends."""
     chains = chains_of(exported.graph)
     if not chains:
         return _whole(exported, trace)

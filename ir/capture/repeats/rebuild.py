@@ -40,7 +40,6 @@ def numbered(base: str, number: int) -> str:
 
 
 def flat_results(output: fx.Node) -> list[Any]:
-    """What a graph returns, from its output node."""
     return list(output.args[0])  # type: ignore[arg-type]
 
 

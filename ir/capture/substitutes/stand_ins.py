@@ -49,7 +49,6 @@ def replace_calls(exported: torch.fx.GraphModule) -> None:
 
 
 def einsum(*args: Any) -> Tensor:
-    """As torch's, in memory of its own."""
     return torch.einsum(*args).clone()
 
 

@@ -135,12 +135,7 @@ def _padded(targets: Tensor, lengths: Lengths, samples: Tensor, is_one: bool) ->
 
 
 def _minus_log_likelihood(
-    scores: Tensor,
-    labels: Tensor,
-    steps: Tensor,
-    lengths: Tensor,
-    blank: int,
-    zero_infinity: bool,
+    scores: Tensor, labels: Tensor, steps: Tensor, lengths: Tensor, blank: int, zero_infinity: bool
 ) -> Tensor:
     """Shapes: scores T x N x C, labels N x S, steps and lengths N -> N."""
     num_steps, num_states = len(scores), 2 * labels.shape[1] + 1

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +13,13 @@ from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.optim import Optimizer
 
+from shardweave.ir.capture.fx_import import import_graph
 from shardweave.ir.capture.site import CaptureError
+from shardweave.ir.capture.trace import InputKind, OutputKind, Traced
 from shardweave.ir.capture.update.ops_seen import on_host
 from shardweave.ir.capture.update.reads import Calls, MetaCopy, Sizes, copied, run_step
+from shardweave.ir.dialects.annotations import set_phase
+from shardweave.ir.program.program import Program
 from shardweave.ir.torch_private import (
     OpOverload,
     TorchDispatchMode,
@@ -82,6 +86,23 @@ def capture_update(
     graph = make_fx(functionalize(update))(*arguments).graph
     _check(graph)
     return Update(graph, sizes[index].full, _take_numbers(graph, calls.numbers))
+
+
+def program_of(
+    part: Callable[..., list[Tensor]], given: Sequence[Tensor], numbers: Sequence[float]
+) -> Program:
+    """A part of an update as a program. given: tensors on the meta device, of its shapes.
+
+    Raises CaptureError for an op that programs do not have.
+    """
+    graph = make_fx(lambda *tensors: part(*tensors, *numbers))(*given).graph
+    inputs: list[tuple[InputKind, str]] = [("input", f"x{i}") for i in range(len(given))]
+    count = len(graph.output_node().args[0])  # pyright: ignore[reportArgumentType]
+    outputs: list[tuple[OutputKind, str]] = [("output", str(i)) for i in range(count)]
+    program = Program(import_graph(Traced(graph, tuple(inputs), tuple(outputs), {}), {}))
+    for op in program.ops:
+        set_phase(op, "optimizer")
+    return program
 
 
 def _is_traced(leaf: Any) -> bool:

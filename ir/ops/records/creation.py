@@ -7,8 +7,7 @@ from typing import Any
 from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.types import dtype_of_value, shape_of
 from shardweave.ir.library.philox import RANDOM
-from shardweave.ir.ops.records.derived import result_dtype, result_shape
-from shardweave.ir.ops.spec import OpSpec, family
+from shardweave.ir.ops.spec import OpSpec, family, result_dtype, result_shape
 
 
 def _end_of_range(op: AtenOp) -> Any:

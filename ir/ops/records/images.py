@@ -6,8 +6,7 @@ from typing import Any
 
 from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.types import shape_of
-from shardweave.ir.ops.records.derived import result_plane, result_shape
-from shardweave.ir.ops.spec import OpSpec, family
+from shardweave.ir.ops.spec import OpSpec, family, result_plane, result_shape
 
 
 def _operand_plane(op: AtenOp) -> list[int]:
@@ -69,10 +68,7 @@ SPECS = (
     *_windows(
         "upsample_nearest2d_backward",
         2,
-        derived={
-            "output_size": _operand_plane,
-            "input_size": result_shape,
-        },
+        derived={"output_size": _operand_plane, "input_size": result_shape},
     ),
     *_windows(
         """

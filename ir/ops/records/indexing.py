@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.types import dtype_of_value, num_elements, shape_of
-from shardweave.ir.ops.records.derived import result_shape
-from shardweave.ir.ops.spec import OpSpec, family
+from shardweave.ir.ops.spec import OpSpec, family, result_shape
 
 LOOKUP_GRADIENT = "aten.embedding_dense_backward"
 """Adds up rows whose indices are equal."""

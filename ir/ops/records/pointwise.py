@@ -8,8 +8,7 @@ import torch
 
 from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.types import dtype_of_value, shape_of
-from shardweave.ir.ops.records.derived import result_dtype
-from shardweave.ir.ops.spec import OpSpec, family
+from shardweave.ir.ops.spec import OpSpec, family, result_dtype
 
 _UNARY_POWERS = frozenset({-3, -2, -1, -0.5, 0.5, 1, 2, 3, 4})
 

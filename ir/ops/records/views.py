@@ -6,8 +6,7 @@ from xdsl.ir import SSAValue
 
 from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.types import shape_of
-from shardweave.ir.ops.records.derived import result_shape
-from shardweave.ir.ops.spec import OpSpec, family
+from shardweave.ir.ops.spec import OpSpec, family, result_shape
 
 
 def _end_of(op: AtenOp, part: SSAValue) -> int:
@@ -78,10 +77,7 @@ SPECS = (
         places=True,
         role="move",
         fits=_takes_neighbours,
-        derived={
-            "input_sizes": result_shape,
-            "end": lambda op: _end_of(op, op.operands[0]),
-        },
+        derived={"input_sizes": result_shape, "end": lambda op: _end_of(op, op.operands[0])},
     ),
     OpSpec(
         "aten.select.int",
@@ -114,10 +110,7 @@ SPECS = (
     OpSpec("aten.diagonal_copy", rule="diagonal", zero="all"),
     OpSpec("aten.diag_embed", rule="diagonal", zero="all"),
     OpSpec(
-        "aten.diagonal_backward",
-        rule="diagonal",
-        zero="all",
-        derived={"input_sizes": result_shape},
+        "aten.diagonal_backward", rule="diagonal", zero="all", derived={"input_sizes": result_shape}
     ),
     OpSpec("aten.unfold_copy", rule="windows_of_dim", zero="all"),
     OpSpec(

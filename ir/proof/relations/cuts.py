@@ -165,11 +165,7 @@ def _carried(rule: Rule, operands: Sequence[Sharding]) -> tuple[str, ...] | Refu
 
 
 def _complete(
-    rule: Rule,
-    cuts: list[DimSharding],
-    dims: Dims,
-    shape: Shape | None,
-    hint: Sharding | None,
+    rule: Rule, cuts: list[DimSharding], dims: Dims, shape: Shape | None, hint: Sharding | None
 ) -> Refusal | None:
     """Cut the factors that results alone have: constant along them, or as the hint says."""
     read = {factor for operand in rule.operands for names in operand for factor in names}

@@ -14,13 +14,7 @@ from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.types import shape_of
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.mesh.placement import DimSharding, Placement, Sharding
-from shardweave.ir.proof.relations.layout import (
-    Layout,
-    cut_at,
-    joined,
-    length,
-    standard,
-)
+from shardweave.ir.proof.relations.layout import Layout, cut_at, joined, length, standard
 
 FREE = "*"
 """How the axis begins of a cut along which the value is constant: it stands for any axes. How many
@@ -47,7 +41,6 @@ class Refusal:
 
 
 def is_free(placement: Placement) -> bool:
-    """Whether a placement stands for any that cut where the value is constant."""
     return placement.axis.startswith(FREE)
 
 

@@ -51,7 +51,6 @@ def joined(digits: Sequence[Digit]) -> Digits:
 
 
 def length(digits: Sequence[Digit]) -> int:
-    """How many indices digits count."""
     return prod(size for _, _, size in digits)
 
 

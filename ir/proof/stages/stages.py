@@ -41,7 +41,6 @@ RETURNED = ("output", "grad", "buffer")
 
 
 def axes_of_stages(program: Program) -> ProofAxes:
-    """The axes of a proof of a program of stages."""
     return ProofAxes(Mesh(axis for axis in program.needed_mesh().axes if axis.kind != "stage"))
 
 

@@ -44,7 +44,6 @@ class SumInOne:
 
     @property
     def results(self) -> tuple[SSAValue, SSAValue]:
-        """The maximum, and the sum."""
         return self.ops[0].results[0], self.ops[-1].results[0]
 
 

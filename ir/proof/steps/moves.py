@@ -22,8 +22,7 @@ from shardweave.ir.proof.relations.held import (
     concatenated,
     reduced_over,
 )
-from shardweave.ir.proof.relations.padding import padded, without_padding
-from shardweave.ir.proof.relations.positions import index_of, rank_position
+from shardweave.ir.proof.relations.padding import index_of, padded, rank_position, without_padding
 
 # Collectives
 

@@ -15,10 +15,7 @@ from xdsl.ir import SSAValue
 
 from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.types import dtype_of_value, shape_of
-from shardweave.ir.library.positional_attention import (
-    ATTENTION,
-    ATTENTION_BACKWARD,
-)
+from shardweave.ir.library.positional_attention import ATTENTION, ATTENTION_BACKWARD
 from shardweave.ir.ops.registry import first_of_attention, is_attention, is_positional
 from shardweave.ir.sharding.rules.base import Localize, Localizer, Notation, Rule, rule
 

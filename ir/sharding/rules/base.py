@@ -92,10 +92,7 @@ class Rule:
         return frozenset(range(len(self.factors))) - minor - even
 
     def seat(self, names: Sequence[int], placement: Placement) -> tuple[int, int] | None:
-        """The factor of a dim made of `names` that a placement cuts, and its stride there.
-
-        None if it cuts across factors, or one that must stay whole.
-        """
+        """The factor of a dim of `names` that a placement cuts, and its stride; None for none."""
         for factor, size, minor in self._digits(names):
             stride, rest = divmod(placement.stride, minor)
             is_within = (minor * size) % placement.span == 0 or (
@@ -142,10 +139,7 @@ class Rule:
     def carry(
         self, source: Dims, goal: Dims, cut: Sequence[DimSharding]
     ) -> tuple[DimSharding, ...] | None:
-        """A cut of a value with dims `source` as one of a value with dims `goal`.
-
-        None if it cuts across factors. What `goal` lacks is dropped.
-        """
+        """A cut by dims `source` as one by dims `goal`, less other dims; None across factors."""
         factors = self.factors_of(source, cut)
         return None if factors is None else self.dims_of(goal, factors)
 

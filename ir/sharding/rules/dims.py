@@ -15,10 +15,7 @@ from shardweave.ir.sharding.rules.base import Factor, Localize, Localizer, Names
 def passing(
     shape: Sequence[int], whole: Collection[int] = (), prefix: str = "d"
 ) -> tuple[Names, dict[str, Factor]]:
-    """One factor for each dim of a shape, but none for the dims in `whole` or of size 1.
-
-    The factor of dim 2 is named `d2`.
-    """
+    """A factor `d2` for dim 2 of a shape and so on, but none for dims in `whole` or of size 1."""
     cut = [d for d, size in enumerate(shape) if size > 1 and d not in whole]
     names: Names = [(f"{prefix}{d}",) if d in cut else () for d in range(len(shape))]
     return names, {f"{prefix}{d}": Factor(shape[d]) for d in cut}

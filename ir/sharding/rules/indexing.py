@@ -34,10 +34,7 @@ def embedding(op: AtenOp) -> Rule:
     names, passed = passing(index)
     factors = {"v": Factor(table[0], contiguous=True), "h": Factor(table[1]), **passed}
     return named_rule(
-        factors,
-        [[("v",), ("h",)], names],
-        [[*names, ("h",)]],
-        localize=_localize_embedding,
+        factors, [[("v",), ("h",)], names], [[*names, ("h",)]], localize=_localize_embedding
     )
 
 
@@ -148,11 +145,7 @@ def scatter(op: AtenOp) -> Rule:
         return named_rule(factors, operands, [result], localize=_localize_scatter)
     entries = list(names)
     entries[dim] = ("j",)
-    factors = {
-        "v": factors["v"],
-        "j": Factor(shapes[1][dim], _sum_of_shards(op)),
-        **passed,
-    }
+    factors = {"v": factors["v"], "j": Factor(shapes[1][dim], _sum_of_shards(op)), **passed}
     return named_rule(factors, [result, entries, entries], [result], localize=_localize_scatter_add)
 
 

@@ -20,23 +20,9 @@ from shardweave.ir.sharding.rules import (
     reductions,
     views,
 )
-from shardweave.ir.sharding.rules.base import (
-    RULES,
-    Notation,
-    Rule,
-    RuleFunction,
-    replicated_rule,
-)
+from shardweave.ir.sharding.rules.base import RULES, Notation, Rule, RuleFunction, replicated_rule
 
-_FAMILIES = (
-    attention,
-    convolution,
-    factories,
-    indexing,
-    matmul,
-    reductions,
-    views,
-)
+_FAMILIES = (attention, convolution, factories, indexing, matmul, reductions, views)
 """Imported so that their functions are registered."""
 
 _known: dict[tuple[OpSpec, OpKey], Rule] = {}
@@ -44,10 +30,7 @@ _known: dict[tuple[OpSpec, OpKey], Rule] = {}
 
 
 def rule_of(op: AtenOp) -> Rule:
-    """The op's rule, computed once per distinct name, types and arguments.
-
-    An op without a rule is replicated; `notes_on_rules` lists these ops of a program.
-    """
+    """The op's rule, computed once per name, types and arguments; replicated without a record's."""
     spec = spec_of(op)
     key = spec, key_of_op(op)
     found = _known.get(key)
@@ -82,10 +65,7 @@ def _by_notation(op: AtenOp) -> Rule:
 
 
 def notes_on_rules(ops: Iterable[Operation]) -> list[str]:
-    """A note for each kind of op that has no rule, with the layers that have it.
-
-    An op without operands gathers nothing, and is left out.
-    """
+    """A note for each kind of op with operands that has no rule, with the layers that have it."""
     layers: dict[str, dict[str, None]] = {}
     for op in ops:
         if isinstance(op, AtenOp) and op.operands and not spec_of(op).has_rule:

@@ -31,10 +31,7 @@ from shardweave.ir.sharding.rules.dims import broadcast, dim_of, passing
 
 @rule
 def added_product(op: AtenOp) -> Rule:
-    """`j, i k, k j -> i j`: k cannot be cut, for each shard would add operand 0 once more.
-
-    Capture splits an addmm into mm and add where a plan may cut it (see `canonical`).
-    """
+    """`j, i k, k j -> i j`: k cannot be cut, for each shard would add operand 0 once more."""
     text = spec_of(op).notation
     names, shape = text.partition("->")[2].split(), shape_of(op.results[0])
     added = shape_of(op.operands[0])

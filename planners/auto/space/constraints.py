@@ -12,12 +12,7 @@ from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.quantity import gib, memory_size
 from shardweave.planners.megatron.planner import CONTEXT, EXPERT
 from shardweave.planners.plan.plan import Plan
-from shardweave.planners.plan.plan_parts import (
-    PIPELINE_SCHEDULES,
-    RECOMPUTE,
-    SCHEDULES,
-    PlanError,
-)
+from shardweave.planners.plan.plan_parts import PIPELINE_SCHEDULES, RECOMPUTE, SCHEDULES, PlanError
 from shardweave.planners.plan.zero import DATA_AXIS, REPLICA_AXIS
 from shardweave.planners.schedules.schedules import find_schedule
 
@@ -41,10 +36,7 @@ class Constraints:
 
     @staticmethod
     def parse(fix: str, forbid: str) -> Constraints:
-        """Read `tensor=8,zero=1` and `zero=3,recompute=layer`.
-
-        Raises PlanError for a dimension or a value that there is not, or one that is fixed twice.
-        """
+        """Read `tensor=8,zero=1` and `zero=3,recompute=layer`. Raises PlanError."""
         fixed: dict[str, str] = {}
         for name, value in _pairs("fix", fix):
             if fixed.setdefault(name, value) != value:

@@ -67,7 +67,6 @@ class JointSpace:
 
     @property
     def batch(self) -> int:
-        """Samples."""
         return self.cuts.batch
 
     def points(self) -> Iterator[JointPoint]:
@@ -118,8 +117,7 @@ class JointSpace:
         return RECOMPUTE if stages > 1 or asked else PAPERS_RECOMPUTE
 
     def _recomputed(self, stages: int) -> list[tuple[str, int]]:
-        """Policies, with the layers of each stage in which: all, unless a user says how many.
-        Other numbers are looked at where memory decides (`fewer_layers`)."""
+        """Policies, with the layers of each stage: all, unless a user says how many."""
         asked = int(self.constraints.fixed.get("recompute_layers", 0))
         if asked:
             return [("layer", asked)]

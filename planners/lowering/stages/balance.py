@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 
 from shardweave.ir.dialects.annotations import layer_of
-from shardweave.ir.ops.flops import flops_of
+from shardweave.ir.ops.registry import flops_of
 from shardweave.ir.program.blocks import blocks_of
 from shardweave.ir.program.program import Program
 from shardweave.ir.program.traffic import bytes_moved

@@ -156,10 +156,7 @@ _INSTEAD = {"dualpipe-v": "zero-bubble-v"}
 
 
 def rows_of(plan: Plan, program: Program, mesh: Mesh) -> int:
-    """The rows that a device has of the inputs, with padding.
-
-    Of inputs of several lengths, as nodes and edges of a graph, their greatest common divisor.
-    """
+    """The rows, with padding, that a device has of inputs; of several, their greatest divisor."""
     table, found = Lookup(plan.inputs), 0
     for slot in program.arguments:
         shape = shape_of(slot.value)

@@ -35,17 +35,13 @@ STAGES = "dist.stages"
 
 
 def store_stages(program: Program, stages: Sequence[Sequence[str]]) -> None:
-    """Write down which layers are in which stage."""
     program.module.attributes[STAGES] = ArrayAttr(
         ArrayAttr(StringAttr(name) for name in names) for names in stages
     )
 
 
 def stored_stages(program: Program) -> tuple[tuple[str, ...], ...]:
-    """The layers of each stage as they are written down; none if nobody did.
-
-    Raises ValueError if `dist.stages` is no list of lists of strings.
-    """
+    """The layers of each stage as written, or none. Raises ValueError for no list of lists."""
     stored = program.module.attributes.get(STAGES)
     if stored is None:
         return ()

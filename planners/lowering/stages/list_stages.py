@@ -11,7 +11,7 @@ from xdsl.ir import Operation
 from shardweave.ir.dialects.dist import RecvOp, SendOp
 from shardweave.ir.dialects.literals import to_attribute
 from shardweave.ir.dialects.types import num_bytes, tensor_type_of
-from shardweave.ir.ops.flops import flops_of
+from shardweave.ir.ops.registry import flops_of
 from shardweave.ir.program.program import Program
 from shardweave.ir.program.staged import (
     Direction,

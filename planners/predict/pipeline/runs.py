@@ -226,10 +226,7 @@ def _deepened(one: _Function, more: _Function, deeper: Deeper) -> _Function:
 
 
 def _deepened_memory(
-    program: Program,
-    deeper: Deeper,
-    sizes: Sequence[int],
-    memory: Sequence[Sequence[PlaceMemory]],
+    program: Program, deeper: Deeper, sizes: Sequence[int], memory: Sequence[Sequence[PlaceMemory]]
 ) -> tuple[list[int], list[list[PlaceMemory]]]:
     """Parameters, and the peaks of all runs, by place."""
     stages: list[list[int]] = [[] for _ in sizes]

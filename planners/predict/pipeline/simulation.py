@@ -90,7 +90,7 @@ class PipelineSimulation(Timeline):
             f"ratio          {self.ratio:.3f} of the lower bound",
         ]
         lines += (_line(number, stage) for number, stage in enumerate(self.stages))
-        return "\n".join(lines)
+        return "\n".join([*lines, *self.update_lines()])
 
     def record(self) -> dict[str, Any]:
         """The numbers of a simulation as JSON data."""

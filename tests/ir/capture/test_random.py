@@ -76,7 +76,7 @@ def test_program_draws_what_eager_draws(name: str) -> None:
     with sw.seeded(3) as numbers:
         loss = model(x)
     loss.backward()
-    results = run_reference(program, values_of(program, model, {"arg0": x}, seed=3))
+    results = run_reference(program, values_of(program, model, {"x": x}, seed=3))
     torch.testing.assert_close(results["output", "0"], loss.detach(), rtol=1e-12, atol=0)
     for parameter, gradient in model.named_parameters():
         torch.testing.assert_close(
@@ -91,7 +91,7 @@ def test_dropout_of_everything_draws_nothing() -> None:
     program = capture(model, [x])
     with sw.seeded(3) as numbers:
         loss = model(x)
-    results = run_reference(program, values_of(program, model, {"arg0": x}))
+    results = run_reference(program, values_of(program, model, {"x": x}))
     torch.testing.assert_close(results["output", "0"], loss.detach(), rtol=1e-12, atol=0)
     assert numbers.state.tolist() == [3, 0]
 
@@ -121,7 +121,7 @@ def test_equal_blocks_draw_numbers_of_their_own() -> None:
     assert draws == list(range(6))
     with sw.seeded(0):
         loss = model(x)
-    found = run_reference(program, values_of(program, model, {"arg0": x}))["output", "0"]
+    found = run_reference(program, values_of(program, model, {"x": x}))["output", "0"]
     torch.testing.assert_close(found, loss.detach())
 
 
