@@ -3,10 +3,9 @@
 A call runs the forward part and keeps what the backward part reads. Autograd then comes with the
 gradients of outputs, whichever way it is asked, and takes away those of parameters and inputs.
 
-- A program of stages, of sub-batches that cross passes, of a loss in chunks, or of one that is
-  summed over ranks in one message with gradients, has no such parts. If it takes the gradient of
-  the loss, it runs in the call, and its gradients wait for `backward()`. Else the call runs forward
-  alone, and `backward()` runs the whole program.
+- A program of stages, of sub-batches that cross passes, or of a loss in chunks, has no such parts.
+  If it takes the gradient of the loss, it runs in the call, and its gradients wait for
+  `backward()`. Else the call runs forward alone, and `backward()` runs the whole program.
 - Where other outputs have gradients than the program takes, `backward()` runs one that takes these;
   the next such call begins with it.
 """
@@ -42,7 +41,7 @@ TWICE = (
 IN_CALL_NOTE = (
     "gradients of the loss are computed in the call, and multiplied at backward() by the one that "
     "comes in: the program has no backward part of its own (stages, sub-batches across passes, a "
-    "loss in chunks, or one that is summed over ranks in one message with gradients)"
+    "loss in chunks)"
 )
 
 TWICE_NOTE = (

@@ -11,9 +11,16 @@ from dataclasses import dataclass
 
 from xdsl.dialects import builtin, func
 from xdsl.ir import Attribute, Block, Operation, SSAValue
+from xdsl.rewriter import InsertPoint, Rewriter
 
 from shardweave.ir.dialects import dist
-from shardweave.ir.dialects.annotations import phase_of
+from shardweave.ir.dialects.annotations import (
+    phase_of,
+    set_layer,
+    set_sharding_attrs,
+    sharding_attrs_of,
+)
+from shardweave.ir.dialects.builder import remade
 from shardweave.ir.ops.registry import spec_of
 from shardweave.ir.program.program import INPUT_GRADIENT, TANGENT, Program, Slot
 from shardweave.ir.program.staged import is_staged
@@ -36,11 +43,13 @@ def split_step(program: Program) -> SplitStep | None:
 
     None for a staged program, for one whose forward ops wait for backward ops, as those of
     sub-batches that cross passes do, and for one whose outputs depend on gradients that it takes.
+    A message that joins sums of outputs and of gradients becomes two.
     Values that only the backward part makes, such as parameters that are gathered for it, are made
     there. Linear in the ops.
     """
     if is_staged(program) or not any(slot.kind == "grad" for slot in program.results):
         return None
+    program = _separated(program)
     late = _late(program)
     if late is None or _crosses(program, late):
         return None
@@ -74,6 +83,41 @@ def is_late_result(slot: Slot) -> bool:
 def is_tangent(slot: Slot) -> bool:
     """Whether an argument of a step is the gradient of one of its outputs."""
     return slot.kind == "tangent" or slot.name.startswith(TANGENT)
+
+
+def _separated(program: Program) -> Program:
+    """The program, where sums of outputs travel apart from those of gradients: messages that join
+    both are two, one of each part. The program itself, if it has none that do."""
+    program = program.clone()
+    of_tangents = {slot.value for slot in program.arguments if is_tangent(slot)}
+    for op in list(program.ops):
+        is_late = [operand in of_tangents for operand in op.operands]
+        is_message = isinstance(op, dist.DistOp) and op.kind() in ("all_reduce", "wait")
+        if is_message and any(is_late) and not all(is_late):
+            of_tangents.update(_in_two(op, is_late))
+        elif any(is_late):
+            of_tangents.update(op.results)
+    return program
+
+
+def _in_two(op: Operation, is_late: Sequence[bool]) -> list[SSAValue]:
+    """Put two messages in the place of one; returns the results of the later one."""
+    shardings = sharding_attrs_of(op)
+    results: list[SSAValue] = list(op.results)
+    made: list[SSAValue] = []
+    for wanted in (False, True):
+        chosen = [index for index, flag in enumerate(is_late) if flag == wanted]
+        operands = [op.operands[index] for index in chosen]
+        part = remade(op, operands, [results[index].type for index in chosen])
+        set_layer(part, "")
+        if shardings:
+            set_sharding_attrs(part, [shardings[index] for index in chosen])
+        Rewriter.insert_op(part, InsertPoint.before(op))
+        made = list(part.results)
+        for index, result in zip(chosen, made, strict=True):
+            results[index] = result
+    Rewriter.replace_op(op, [], results)
+    return made
 
 
 def _late(program: Program) -> set[Operation] | None:

@@ -55,6 +55,13 @@ SIMULATED, SIMULATED_DEEP = 64, 16
 """Points that are simulated unless asked otherwise: a simulation takes some 0.1 s of a small model,
 and a second of a few layers of a large one."""
 
+MOST_WHOLE = 3
+"""How many plans of a deep model are simulated with all their blocks for each that is to be."""
+
+FEW_LAYERS, MANY_LAYERS = 16, 48
+"""Blocks up to which all listed plans are simulated whole, and up to which plans with stages are: a
+second for ten blocks, and three times that with stages."""
+
 AUTO_DEFAULTS = AutoOptions()
 
 
@@ -189,31 +196,69 @@ def _plan_of(search: JointSearch, rivals: list[Rival], options: AutoOptions) -> 
     rows = [Candidate(str(point), predicted) for point, predicted in seen]
     rows += [Candidate(name, predicted) for name, _, predicted in rivals]
     _check_any(search, rows)
-    rows.sort(key=lambda row: (not row.predicted.fits, row.predicted.time_s))
+    rows.sort(key=_by_time)
     # Orders that change nothing give one program under several names.
     rows = list(
         {(row.predicted.time_s, row.predicted.peak_bytes): row for row in rows[::-1]}.values()
     )
     rows.reverse()
-    best = rows[0]
     reasons = [*looked_at(search)]
-    rival = next((whole for name, whole, _ in rivals if name == best.name), None)
-    point = next((point for point, _ in seen if str(point) == best.name), None)
-    if point is not None:
-        plan = search.evaluator.maker.plan(point, search.evaluator.depths.program)
-        reasons += worth(search, point, best.predicted)
-    else:
-        assert rival is not None, "the best is a point or a rival"
-        plan = rival()
+    depths = search.evaluator.depths
+    points = {str(point): point for point, _ in seen}
+    makers = {name: make for name, make, _ in rivals}
+
+    def plan_of(name: str) -> Plan:
+        if name in points:
+            return search.evaluator.maker.plan(points[name], depths.program)
+        plan = makers[name]()
+        return replace(plan, notes=(*plan.notes, f"proposed by {name}"), planner="auto")
+
+    rows = _with_whole_best(search, rows, plan_of, options.top)
+    for row in rows:
+        if row.name in points:
+            search.evaluator.found[points[row.name]] = row.predicted
+    best = rows[0]
+    plan = plan_of(best.name)
+    if best.name not in points:
         reasons += over_own(search, best)
-        reasons += worth(search, point_of(plan), best.predicted)
-        plan = replace(plan, notes=(*plan.notes, f"proposed by {best.name}"), planner="auto")
-    if search.evaluator.depths.is_deep:
-        names = search.evaluator.depths.names
+    reasons += worth(search, points.get(best.name) or point_of(plan), best.predicted)
+    if depths.is_deep:
         reasons.append(
-            f"a few of the {len(names)} equal blocks were simulated, and the step follows from them"
+            f"plans were simulated on a few of the {len(depths.names)} equal blocks, from which "
+            "their steps follow; the best was then simulated whole"
         )
     return with_candidates(replace(plan, reasons=tuple(reasons)), rows[: max(1, options.top)])
+
+
+def _with_whole_best(
+    search: JointSearch, rows: list[Candidate], plan_of: Callable[[str], Plan], top: int
+) -> list[Candidate]:
+    """The candidates of a deep model, of which the first has the step of its whole program, and of
+    a model of few layers so have the others that are listed: what that takes may order them anew.
+
+    Those that would still be among these after `MOST_WHOLE` times as many are left out. Stages of
+    very deep models stay as they are: each runs functions that were simulated.
+    """
+    depth = len(search.evaluator.depths.names) if search.evaluator.depths.is_deep else 0
+    count = 0 if not depth else max(1, top) if depth <= FEW_LAYERS else 1
+    whole = set[str]()
+    while left := [row for row in rows[:count] if row.name not in whole]:
+        row = left[0]
+        if len(whole) == MOST_WHOLE * count:
+            rows.remove(row)
+            continue
+        whole.add(row.name)
+        plan = plan_of(row.name)
+        if plan.num_stages == 1 or depth <= MANY_LAYERS:
+            search.say(f"simulating all blocks of {row.name}")
+            predicted = search.evaluator.predict_plans([plan])
+            rows[rows.index(row)] = replace(row, predicted=predicted)
+            rows.sort(key=_by_time)
+    return rows
+
+
+def _by_time(row: Candidate) -> tuple[bool, float]:
+    return not row.predicted.fits, row.predicted.time_s
 
 
 def _too_early(search: JointSearch, rows: list[Candidate]) -> str:

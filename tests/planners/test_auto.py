@@ -315,6 +315,16 @@ def test_experts_are_cut_over_an_axis_of_their_own() -> None:
     assert_equals_eager(local_program(case.program, plan), case)
 
 
+def test_the_step_of_a_deep_model_is_that_of_its_whole_program() -> None:
+    whole = captured("gpt:layers=10,hidden=32,heads=4,vocab=32,seq=8,batch=8").program
+    options = AutoOptions(simulate=2, fix="stages=1,micro_batches=1", propose=False)
+    plan = plan_auto(whole, None, cluster=CLUSTER, options=options)
+    said, found = plan.predicted, predict_plan(whole, plan, CLUSTER)
+    assert said is not None
+    assert (said.time_s, said.peak_bytes) == (found.time_s, found.peak_bytes)
+    assert said.communication_s == found.communication_s
+
+
 def test_buckets_that_are_asked_for_join_what_is_smaller() -> None:
     found = planned(fix="buckets=64,data=4,zero=1,micro_batches=1")
     assert found.alone_bytes == 64 * 2**20

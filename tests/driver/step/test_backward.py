@@ -166,6 +166,20 @@ def test_parameters_that_changed_since_the_call_are_refused_or_not_read(zero: in
         assert torch.allclose(sw.full_tensor(gradient), parameter.grad, rtol=1e-9)
 
 
+@pytest.mark.parametrize("mesh", ["data=2", "data=2,tensor=2"])
+def test_sum_of_a_loss_travels_apart_from_gradients(mesh: str) -> None:
+    model = WithLoss().double()
+    eager, given = copy.deepcopy(model), example_of(WithLoss)
+    step = sw.compile(model, given, mesh=mesh, backend="reference")
+    loss = step(*given)
+    assert all(p.grad is None for p in step.parameters())
+    assert sw.Step.of(step).bound.parts is not None
+    (3.0 * loss).backward()
+    (3.0 * eager(*given)).backward()
+    for name, parameter in eager.named_parameters():
+        torch.testing.assert_close(step.get_parameter(name).grad, parameter.grad)
+
+
 def test_step_says_where_its_gradients_are_computed() -> None:
     made = []
     for kind in (Net, WithLoss):
