@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import torch
 
 from shardweave.benchmarks.import_torchvision import import_torchvision
@@ -32,7 +34,8 @@ HF_TYPES = (
 
 def hf_example(name: str) -> Example:
     """A tiny model of a type, and inputs as other seeds give them."""
-    import_torchvision()  # transformers would, in its own way
+    if find_spec("torchvision"):
+        import_torchvision()  # transformers would, in its own way
     examples = [
         build_example(f"hf:{name}:tiny", dtype=torch.float64, seed=seed)
         for seed in range(NUM_STEPS)

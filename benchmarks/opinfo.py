@@ -86,7 +86,7 @@ def page(result: Row) -> str:
         why = re.sub(
             r"^.*?torch could not trace the model: |^the model( \(.*?`\))?: ", "", row["why"]
         )
-        why = why.replace("|", "\\|")[:160]
+        why = re.split(r"[;,] | \(", why)[0].replace("|", "\\|")
         lines.append(
             f"| `{row['name']}` | {counts.get('exact', 0)} of {total} | {row['result']}: {why} |"
         )

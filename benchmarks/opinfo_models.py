@@ -136,7 +136,7 @@ class Builder:
         return tree
 
     def _slot(self, tensor: Tensor, *, is_first: bool) -> Slot:
-        value = tensor.detach()
+        value = tensor.detach().requires_grad_(self.grad and tensor.requires_grad)
         if (is_first and value.numel()) or value.layout != torch.strided:
             self.inputs.append(value)
             return Slot("", len(self.inputs) - 1)
@@ -148,7 +148,7 @@ class Builder:
         """The model of all samples and its inputs."""
         model = Calls(self.calls)
         for name, value in self.tensors.items():
-            if self.grad and (value.is_floating_point() or value.is_complex()):
+            if value.requires_grad:
                 setattr(model, name, nn.Parameter(value))
             else:
                 model.register_buffer(name, value)
@@ -158,6 +158,6 @@ class Builder:
 
 
 def _loss(output: Tensor) -> Tensor:
-    real = torch.view_as_real(output) if output.is_complex() else output
+    real = torch.view_as_real(output.resolve_conj()) if output.is_complex() else output
     weights = torch.arange(1, real.numel() + 1, dtype=torch.float64).cos().reshape(real.shape)
     return (real * weights).sum().double()

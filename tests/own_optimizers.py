@@ -116,6 +116,20 @@ class AdamMini(Rule):
         p.addcdiv_(state["m"], state["v"].sqrt().add_(1e-6), value=-group["lr"])
 
 
+class EightBit(Rule):
+    """A momentum in eight bits, with a scale for each row."""
+
+    def update(self, p: Tensor, grad: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+        if not state:
+            state.update(
+                codes=torch.zeros_like(p, dtype=torch.int8), scale=torch.zeros_like(p[..., :1])
+            )
+        average = (state["codes"] * state["scale"]).lerp_(grad, 0.1)
+        state["scale"].copy_(average.abs().amax(-1, keepdim=True).clamp_(min=1e-12) / 127)
+        state["codes"].copy_((average / state["scale"]).round_())
+        p.sub_(average, alpha=group["lr"])
+
+
 class BySize(Rule):
     """Signs, with a rate by the size of the parameter: elementwise but for a shape."""
 
@@ -205,6 +219,7 @@ OWN = (
     Shampoo,
     Soap,
     AdamMini,
+    EightBit,
     BySize,
     SometimesNormed,
     AcrossParameters,

@@ -34,7 +34,7 @@ _SIZES: dict[str, int] = {
         "moe_intermediate_size shared_expert_intermediate_size d_inner".split(),
         2 * HIDDEN,
     ),
-    **dict.fromkeys("vocab_size text_vocab_size".split(), VOCAB),
+    **dict.fromkeys("vocab_size text_vocab_size vocab_size_per_layer_input".split(), VOCAB),
     **dict.fromkeys(
         "max_position_embeddings n_positions n_ctx max_source_positions "
         "max_target_positions max_seq_len".split(),

@@ -24,9 +24,13 @@ from shardweave.ir.mesh.placement import Sharding
 
 
 class RowsOp(CollectiveOp):
-    """Base of the two: operands are rows or a table, their numbers, and the routes."""
+    """Base of the two: operands are rows or a table, their numbers, and the routes.
+
+    MAKES_TABLE: whether the table is the result.
+    """
 
     ALL_PAIRS: ClassVar[bool] = True
+    MAKES_TABLE: ClassVar[bool] = False
     JOINS_OPERANDS: ClassVar[bool] = True
 
     def problem_on(self, mesh: Mesh) -> str | None:
@@ -36,11 +40,18 @@ class RowsOp(CollectiveOp):
         return super().problem_on(mesh)
 
     def after(self, sharding: Sharding, mesh: Mesh) -> Sharding:
-        """That which the op says: how many rows a rank has follows from no sharding."""
+        """That which the op says: how many rows a rank has follows from no sharding. Raises
+        ValueError for a table that is in other shards than the axes, in their order, make."""
         written = cast("ArrayAttr[ShardingAttr] | None", self.properties.get("sharding"))
-        if written is None:
-            return sharding
-        return written.data[0].on_local(shape_of(self.results[0]), mesh)
+        made = sharding
+        if written is not None:
+            made = written.data[0].on_local(shape_of(self.results[0]), mesh)
+        rows = (made if self.MAKES_TABLE else sharding).dims[0]
+        if written is not None and tuple(placement.axis for placement in rows) != self.axes:
+            raise ValueError(
+                f"the table's rows are not in shards over {list(self.axes)}, in this order"
+            )
+        return made
 
     def sent_elements(self, mesh: Mesh) -> float:
         """By balanced routes to random ranks: each row once to each other rank that needs it."""
@@ -81,6 +92,7 @@ class AddRowsOp(RowsOp):
     """
 
     name = "dist.add_rows"
+    MAKES_TABLE: ClassVar[bool] = True
     rows = operand_def(TENSOR)
     numbers = operand_def(TENSOR)
     routes = operand_def(TENSOR)

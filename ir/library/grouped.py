@@ -57,13 +57,19 @@ def padded_rows(num_rows: int, devices: int, load: float = 1.0) -> int:
     return min(math.ceil(num_rows * load / devices), num_rows) * devices
 
 
-def _check(starts: Tensor, ends: Tensor, groups: int) -> None:
+def _check(starts: Tensor, ends: Tensor, groups: int, *spread: int) -> None:
+    _check_spread(*spread)
     if starts.dim() != 1 or starts.shape != ends.shape:
         raise ValueError("starts and ends are one number for each group")
     if {starts.dtype, ends.dtype} - {torch.int32, torch.int64}:
         raise ValueError("starts and ends are int32 or int64")
     if starts.shape[0] > groups:
         raise ValueError(f"there are {starts.shape[0]} groups, but groups = {groups}")
+
+
+def _check_spread(blocks: int, parts: int, shards: int) -> None:
+    if min(blocks, parts, shards) < 1 or (blocks * parts) % shards:
+        raise ValueError(f"{shards} shards do not divide {blocks} blocks of {parts} parts")
 
 
 def _meta_mm(
@@ -74,7 +80,7 @@ def _meta_mm(
         raise ValueError("rows are M x K, weights groups x K x N, one for each start")
     if weights.shape[1] != rows.shape[1] or weights.dtype != rows.dtype:
         raise ValueError("weights have the K and the dtype of the rows")
-    _check(starts, ends, groups)
+    _check(starts, ends, groups, blocks, parts, shards)
     return rows.new_empty((rows.shape[0], weights.shape[2]))
 
 
@@ -86,7 +92,7 @@ def _meta_outer(
         raise ValueError("rows are M x K, gradients M x N")
     if rows.dtype != grads.dtype:
         raise ValueError("gradients have the dtype of the rows")
-    _check(starts, ends, groups)
+    _check(starts, ends, groups, blocks, parts, shards)
     return rows.new_empty((starts.shape[0], rows.shape[1], grads.shape[1]))
 
 
@@ -108,7 +114,8 @@ def _meta_own(
     rows: Tensor, bounds: Tensor, index: Tensor | None = None, *, load: float = 1.0,
     blocks: int = 1, parts: int = 1, shards: int = 1,
 ) -> Tensor:  # fmt: skip
-    if bounds.shape != (blocks * parts + 1,) or (blocks * parts) % shards:
+    _check_spread(blocks, parts, shards)
+    if bounds.shape != (blocks * parts + 1,):
         raise ValueError(f"bounds are those of {blocks} x {parts} devices")
     own = padded_rows(rows.shape[0], blocks * parts, load) // shards
     return rows.new_empty((own, *rows.shape[1:]))
@@ -118,6 +125,7 @@ def _meta_all(
     rows: Tensor, bounds: Tensor, index: Tensor | None = None, *, num_rows: int, load: float = 1.0,
     blocks: int = 1, parts: int = 1, shards: int = 1,
 ) -> Tensor:  # fmt: skip
+    _check_spread(blocks, parts, shards)
     if rows.shape[0] * shards != padded_rows(num_rows, blocks * parts, load):
         raise ValueError(f"the rows are no shard of {num_rows} over {blocks} x {parts} devices")
     return rows.new_empty((num_rows, *rows.shape[1:]))

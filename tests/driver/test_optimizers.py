@@ -11,7 +11,17 @@ from shardweave.passes.pipeline import as_mesh
 from shardweave.tests.driver.optimizer_steps import cases, errors_of, errors_of_resumed
 from shardweave.tests.spawn import run_ranks
 
-FEW = ("Muon", "Adafactor", "Rprop", "AdamW", "BySize", "SometimesNormed", "Noisy", "Lookahead")
+FEW = (
+    "Muon",
+    "Adafactor",
+    "Rprop",
+    "AdamW",
+    "BySize",
+    "SometimesNormed",
+    "Noisy",
+    "EightBit",
+    "Lookahead",
+)
 
 LAYOUTS: list[tuple[str, int, bool]] = [
     ("data=2", 1, False),

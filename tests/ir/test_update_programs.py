@@ -21,7 +21,14 @@ ELEMENTWISE = (
     *(torch.optim.RAdam, torch.optim.RMSprop, torch.optim.Adagrad),
     *(torch.optim.Adadelta, own.Lion, own.BySize),
 )
-MATRICES = (torch.optim.Muon, own.Soap, own.Shampoo, own.AdamMini, own.SometimesNormed)
+MATRICES = (
+    torch.optim.Muon,
+    own.Soap,
+    own.Shampoo,
+    own.AdamMini,
+    own.EightBit,
+    own.SometimesNormed,
+)
 SHAPES = [(6, 8), (4, 4)]
 
 

@@ -66,3 +66,19 @@ def test_another_routing_is_refused() -> None:
     other = Program.parse(sent.replace("other = 8", "other = 7"))
     with pytest.raises(ProofError):
         prove(other, against=run_passes(step(TEXT, "data=2,expert=2"), "block-experts"))
+
+
+@pytest.mark.parametrize(
+    ("op", "before", "after", "problem"),
+    [
+        ("dist.fetch_rows", '["data", "expert"]', '["expert", "data"]', "in this order"),
+        ("dist.add_rows", '["data", "expert"]', '["expert", "data"]', "in this order"),
+        ("dist.grouped_mm", "parts = 2", "parts = 0", "do not divide 2 blocks of 0 parts"),
+        ("dist.grouped_mm", "shards = 4", "shards = 3", "3 shards do not divide"),
+    ],
+)
+def test_rows_of_other_shards_are_refused(op: str, before: str, after: str, problem: str) -> None:
+    lines = str(local("data=2,expert=2", "all-to-all")).split("\n")
+    changed = [line.replace(before, after) if op in line else line for line in lines]
+    assert changed != lines
+    assert any(problem in str(each) for each in verify(Program.parse("\n".join(changed))))

@@ -105,7 +105,7 @@ def _batch_norm(call: Call) -> list[SSAValue | None]:
     running_mean, running_var = call["running_mean"], call["running_var"]
     if not call.arguments.get("training", True):
         output = _normalize(call, channels, running_mean, _rstd(call, running_var))
-        return [output, running_mean, running_var, running_mean, running_var]
+        return [output, *_nothing_saved(call), running_mean, running_var]
     mean, variance = _statistics(call, channels)
     rstd = _rstd(call, variance)
     output = _normalize(call, channels, mean, rstd)
@@ -139,7 +139,12 @@ def _batch_norm_inference(call: Call) -> list[SSAValue | None]:
     channels = _Channels(call, shape_of(call["input"]))
     assert not call.arguments.get("training", False)
     mean, rstd = call["running_mean"], _rstd(call, call["running_var"])
-    return [_normalize(call, channels, mean, rstd), mean, rstd]
+    return [_normalize(call, channels, mean, rstd), *_nothing_saved(call)]
+
+
+def _nothing_saved(call: Call) -> list[SSAValue]:
+    """Statistics without elements, as eager saves them in evaluation, whatever traces say."""
+    return [call.builder.full((0,), 0, dtype_of_value(call["running_mean"])) for _ in range(2)]
 
 
 def _statistics(call: Call, channels: _Channels) -> tuple[SSAValue, SSAValue]:

@@ -38,6 +38,7 @@ _TEXT = "compute nothing of a text that Python makes, such as that of an excepti
 _REMEDIES = (
     ("sparse", SPARSE_REMEDY),
     ("nested", NESTED_REMEDY),
+    ("linalg_lstsq", "write torch.linalg.pinv(A) @ B, whose shape does not depend on A's rank"),
     ("no autograd formula", "give the op one: op.register_autograd(..), of ops that are traced"),
     (
         "support running with fake tensors",
@@ -112,6 +113,8 @@ def explained(
     if wrong is not None:
         said = wrong[1].replace("immutable_dict", "dict").replace("immutable_list", "list")
         return CaptureError(f"{site}: forward raises TypeError: {said}")
+    if "unbacked symbols" in text:
+        return CaptureError(f"{site}: {_SHAPE}")
     if "data-dependent expression" in text:
         return CaptureError(f"{site}: {_NUMBER}; {_number_remedy(error)}.")
     lines = [line.strip() for line in text.splitlines() if line.strip()]

@@ -22,7 +22,7 @@ SPECS = (
     *_windows(
         """
         upsample_nearest1d reflection_pad1d reflection_pad1d_backward replication_pad1d
-        replication_pad1d_backward
+        replication_pad1d_backward _upsample_nearest_exact1d
         """,
         1,
     ),
@@ -31,20 +31,34 @@ SPECS = (
         max_pool2d_with_indices avg_pool2d avg_pool2d_backward _adaptive_avg_pool2d_backward
         upsample_bilinear2d upsample_bicubic2d reflection_pad2d reflection_pad2d_backward
         replication_pad2d replication_pad2d_backward adaptive_max_pool2d _upsample_bilinear2d_aa
-        _upsample_bicubic2d_aa
+        _upsample_bicubic2d_aa _upsample_nearest_exact2d
         """,
         2,
     ),
     *_windows("upsample_linear1d", 1),
     *_windows(
         """
+        upsample_nearest1d_backward upsample_linear1d_backward _upsample_nearest_exact1d_backward
+        """,
+        1,
+        derived={"input_size": result_shape},
+    ),
+    *_windows(
+        """
         upsample_bilinear2d_backward upsample_bicubic2d_backward _upsample_bilinear2d_aa_backward
-        _upsample_bicubic2d_aa_backward
+        _upsample_bicubic2d_aa_backward _upsample_nearest_exact2d_backward
         """,
         2,
         derived={"input_size": result_shape},
     ),
-    *_windows("upsample_trilinear3d", 3),
+    *_windows("upsample_trilinear3d _upsample_nearest_exact3d adaptive_max_pool3d", 3),
+    *_windows(
+        """
+        upsample_nearest3d_backward upsample_trilinear3d_backward _upsample_nearest_exact3d_backward
+        """,
+        3,
+        derived={"input_size": result_shape},
+    ),
     *_windows("max_unpool2d", 2, has_indices=True),
     *_windows("max_unpool3d", 3, has_indices=True),
     *family("grid_sampler_2d grid_sampler_3d", rule="grid_sampler"),
@@ -65,10 +79,6 @@ SPECS = (
     ),
     *_windows("max_pool3d_with_indices_backward", 3, has_indices=True),
     *family("im2col col2im", rule="patches"),
-    *family(
-        """
-        adaptive_max_pool3d_backward fractional_max_pool2d_backward fractional_max_pool3d_backward
-        """,
-        needs_contiguous=True,
-    ),
+    *_windows("adaptive_max_pool3d_backward", 3, has_indices=True, needs_contiguous=True),
+    *family("fractional_max_pool2d_backward fractional_max_pool3d_backward", needs_contiguous=True),
 )

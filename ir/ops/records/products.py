@@ -125,7 +125,8 @@ SPECS = (
         """
         linalg_inv_ex linalg_cholesky_ex _linalg_solve_ex _linalg_svd linalg_qr linalg_lu
         linalg_lu_factor_ex linalg_lu_solve linalg_solve_triangular triangular_solve
-        cholesky_inverse cholesky_solve _linalg_eigh linalg_eig linalg_matrix_exp
+        cholesky_inverse cholesky_solve _linalg_eigh linalg_eig linalg_matrix_exp lu_unpack
+        linalg_ldl_factor_ex linalg_ldl_solve linalg_householder_product geqrf ormqr
         """,
         rule="matrices",
     ),

@@ -92,7 +92,7 @@ SPECS = (
         """
         _log_softmax_backward_data cumprod logcumsumexp cummax cummin
         all all.dim all.dims any any.dim any.dims min max.dim min.dim prod prod.dim_int
-        argmax argmin argsort kthvalue median.dim mode sort sort.stable topk
+        argmax argmin argsort kthvalue median.dim nanmedian.dim mode sort sort.stable topk
         mean mean.dim var.correction var_mean.correction std.correction std_mean.correction
         linalg_vector_norm _fft_c2c _fft_c2r _fft_r2c
         """,

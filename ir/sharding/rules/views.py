@@ -235,6 +235,14 @@ def diagonal(op: AtenOp) -> Rule:
 
 
 @rule
+def other_dtype(op: AtenOp) -> Rule:
+    """`i j -> i j`; where numbers become longer or shorter, the last dim is whole."""
+    shape, last = shape_of(op.operands[0]), len(shape_of(op.operands[0])) - 1
+    names, factors = passing(shape, whole=[] if shape == shape_of(op.results[0]) else [last])
+    return named_rule(factors, [names], [names])
+
+
+@rule
 def windows_of_dim(op: AtenOp) -> Rule:
     """`i . -> i . .`, or back: the windows of a dim, which is whole, and what is in each."""
     values = (op.operands[0], op.results[0])

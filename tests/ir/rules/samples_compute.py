@@ -74,6 +74,12 @@ def max_pool_backward(shape: tuple[int, ...]) -> Sample:
     return sample(f"{name}_backward", y, x, *window, indices)
 
 
+def adaptive_max_pool3d_backward() -> Sample:
+    x = normal(*VOLUMES)
+    y, indices = torch.ops.aten.adaptive_max_pool3d(x, [3, 2, 2])
+    return sample("adaptive_max_pool3d_backward", y, x, indices)
+
+
 def adaptive_max_pool_backward() -> Sample:
     x = normal(*PLANES)
     y, indices = torch.ops.aten.adaptive_max_pool2d(x, [3, 2])
@@ -112,6 +118,8 @@ POOLS = (
     sample("replication_pad1d_backward", normal(2, 4, 9), normal(2, 4, 6), [1, 2]),
     sample("adaptive_max_pool2d", normal(*PLANES), [3, 2]),
     adaptive_max_pool_backward(),
+    sample("adaptive_max_pool3d", normal(*VOLUMES), [3, 2, 2]),
+    adaptive_max_pool3d_backward(),
     sample("im2col", normal(*PLANES), [2, 3], [1, 1], [0, 1], [1, 2]),
     sample("im2col", normal(4, 6, 6), [2, 3], [1, 1], [0, 1], [1, 2]),
     sample("col2im", normal(2, 24, 16), [5, 6], [2, 3], [1, 1], [0, 0], [1, 1]),
@@ -171,7 +179,7 @@ BY_POSITIONS = tuple(
     for mask, keys in [(None, 4), (None, 2), (normal(2, 1, 8, 6), 4)]
 )
 
-OF_DIM = "all.dim any.dim argmax argmin max.dim min.dim median.dim mode prod.dim_int".split()
+OF_DIM = "all.dim any.dim argmax argmin max.dim min.dim median.dim nanmedian.dim mode prod.dim_int".split()
 ALONG_DIM = "cumsum cumprod logcumsumexp cummax cummin argsort sort topk kthvalue".split()
 OF_DIMS = "amax amin sum.dim_IntList mean.dim logsumexp all.dims any.dims".split()
 WITH_CORRECTION = "var var_mean std std_mean".split()
@@ -288,6 +296,7 @@ GROUPED = (
 MATRICES = torch.eye(4, dtype=torch.float64) * 9 + normal(4, 4, 4)
 SYMMETRIC = MATRICES @ MATRICES.mT
 LU = torch.ops.aten.linalg_lu_factor_ex(MATRICES)
+LDL, GEQRF = torch.ops.aten.linalg_ldl_factor_ex(SYMMETRIC), torch.geqrf(MATRICES)
 NAMED_ALIKE = "linalg_inv_ex linalg_qr linalg_lu linalg_lu_factor_ex linalg_matrix_exp".split()
 
 FACTORISATIONS = (
@@ -302,6 +311,12 @@ FACTORISATIONS = (
     sample("linalg_solve_triangular", MATRICES.tril(), normal(4, 4, 6), upper=False),
     sample("triangular_solve", normal(4, 4, 6), MATRICES.tril(), False),
     sample("cholesky_inverse", MATRICES.tril()),
+    sample("lu_unpack", *LU[:2]),
+    sample("linalg_ldl_factor_ex", SYMMETRIC),
+    sample("linalg_ldl_solve", *LDL[:2], normal(4, 4, 6)),
+    sample("linalg_householder_product", *GEQRF),
+    sample("geqrf", MATRICES),
+    sample("ormqr", *GEQRF, normal(4, 4, 6)),
     sample("cholesky_solve", normal(4, 4, 6), MATRICES.tril()),
 )
 
@@ -341,6 +356,17 @@ RESAMPLED = (
             "_upsample_bicubic2d_aa",
         )
     ),
+    *(
+        sample(f"_upsample_nearest_exact{num}d", normal(2, 4, *[6] * num), [9] * num)
+        for num in (1, 2, 3)
+    ),
+    *(
+        sample(f"{kind}{num}d_backward", normal(2, 4, *[9] * num), [9] * num, [2, 4, *[6] * num])
+        for kind, nums in (("_upsample_nearest_exact", (1, 2, 3)), ("upsample_nearest", (1, 3)))
+        for num in nums
+    ),
+    sample("upsample_linear1d_backward", normal(2, 4, 9), [9], [2, 4, 6], False),
+    sample("upsample_trilinear3d_backward", normal(2, 4, 9, 3, 6), [9, 3, 6], list(VOLUMES), True),
     sample("upsample_linear1d", normal(2, 4, 6), [9], False),
     sample("upsample_trilinear3d", normal(*VOLUMES), [9, 3, 6], True),
     unpool(PLANES),
