@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 import shardweave as sw
 from shardweave.backends.distributed.distributed import step_of
 from shardweave.backends.step.compiled_module import as_written
 from shardweave.driver.step.precision import copy_of_model
 from shardweave.ir.program.program import Program
+
+
+class OfX(nn.Module):
+    """A module without parameters, for a program whose input is named x."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        raise NotImplementedError
 
 
 def compile_copy(model: nn.Module, *args: Any, **options: Any) -> sw.CompiledModule:

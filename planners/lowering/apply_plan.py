@@ -71,12 +71,14 @@ def _annotate_arguments(plan: Plan, program: Program, mesh: Mesh) -> None:
             found[index] = read
     program.set_argument_attributes(USED, found)
     if plan.zero:
-        read_otherwise = {
+        sharded = {index: program.sharding_of_slot(slots[index]) for index in used}
+        of_experts = {
             index
             for index, read in used.items()
-            if read.on(shape_of(slots[index].value), mesh) != program.sharding_of_slot(slots[index])
+            if read.on(shape_of(slots[index].value), mesh) == sharded[index]
+            and not sharded[index].axes.isdisjoint(batch)
         }
-        _divide_parameters(program, mesh, found.keys() | read_otherwise)
+        _divide_parameters(program, mesh, found.keys() | used.keys() - of_experts)
     if plan.projections:
         _annotate_projections(plan, program)
 
@@ -118,8 +120,8 @@ def _divide_parameters(program: Program, mesh: Mesh, used: Collection[int]) -> N
     """ZeRO: store parameters in shards over the replicas as well, and read them as before.
 
     One that does not divide stays as it is, as does one without elements. So do those in `used`:
-    a plan that says that a parameter is read in other shards has said how it is stored, as one that
-    is fitted to another call of a step does.
+    a plan that says how a parameter is read has said how it is stored, as one that is fitted to
+    another call of a step does.
     """
     axes = zero_axes(program)
     if not axes and mesh.num_devices > 1:

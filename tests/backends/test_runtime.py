@@ -7,7 +7,7 @@ from math import inf, nan
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from shardweave.backends.distributed.in_flight import all_reduce_in_place
 from shardweave.backends.distributed.runtime import Runtime
@@ -15,7 +15,7 @@ from shardweave.backends.reference.reference import run_reference
 from shardweave.ir.mesh.mesh import Axis, Mesh
 from shardweave.ir.program.program import Program
 from shardweave.tests.backends.programs import one_op_program
-from shardweave.tests.compiled import step_of_copy
+from shardweave.tests.compiled import OfX, step_of_copy
 from shardweave.tests.spawn import RankError, run_ranks
 
 MESH = "a=2,b=2"
@@ -114,7 +114,7 @@ def run_cases(x: Tensor) -> dict[str, Tensor]:
     """Every case on one rank; a strided operand, which collectives must not read as dense."""
     runtime = Runtime(Mesh.parse(MESH))
     strided = x.T.contiguous().T
-    steps = {case: step_of_copy(program_of(case), nn.Module(), runtime) for case in CASES}
+    steps = {case: step_of_copy(program_of(case), OfX(), runtime) for case in CASES}
     return {case: step(x=strided).full_tensor() for case, step in steps.items()}
 
 

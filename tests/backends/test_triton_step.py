@@ -13,7 +13,7 @@ from shardweave.passes.pipeline import run_passes
 from shardweave.planners.lowering.stages.balance import balanced_stages
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_parts import Pipeline
-from shardweave.tests.compiled import compile_copy, step_of_copy
+from shardweave.tests.compiled import OfX, compile_copy, step_of_copy
 from shardweave.tests.ir_text import step as step_text
 from shardweave.tests.zoo import captured
 
@@ -67,7 +67,7 @@ def test_region_that_no_template_fits_runs_on_aten_and_says_why() -> None:
     """)
     ops = list(program.ops)
     fuse(ops, program.return_op, [0, 1])
-    step = step_of_copy(program, torch.nn.Module(), compiler="triton")
+    step = step_of_copy(program, OfX(), compiler="triton")
     said = step.kernels[0].explain(torch.device("cuda"))
     why = "a sum over all rows is known only when the kernel ends"
     assert said == f"ATen, op by op, since {why}: sum.dim_IntList, exp"

@@ -69,7 +69,7 @@ def test_modules_of_any_name_are_captured_and_read_back(modules: list[tuple[str,
     assert modules[0][1] in [slot.name for slot in program.arguments]
     assert Program.parse(str(program)) == program
     value = x()
-    results = run_reference(program, values_of(program, model, {"arg0": value}))
+    results = run_reference(program, values_of(program, model, {"input": value}))
     torch.testing.assert_close(results["output", "0"], model(value).detach())
 
 

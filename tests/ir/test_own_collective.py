@@ -22,7 +22,7 @@ from shardweave.ir.dialects.types import TENSOR
 from shardweave.ir.mesh.effect import Effect
 from shardweave.ir.mesh.mesh import Axis, Mesh
 from shardweave.ir.mesh.placement import Sharding
-from shardweave.tests.compiled import step_of_copy
+from shardweave.tests.compiled import OfX, step_of_copy
 from shardweave.tests.ir_text import assert_same_values, collectives, random_values, step
 from shardweave.tests.spawn import run_ranks
 
@@ -177,7 +177,7 @@ def test_its_bytes_and_seconds_are_those_of_its_traffic() -> None:
 def run_on_ranks(text: str, x: Tensor, w: Tensor) -> tuple[Tensor, list[str]]:
     dist.register_collective(OrderedSumOp)
     program = sw.Program.parse(text)
-    model = nn.Module()
+    model = OfX()
     model.register_parameter("w", nn.Parameter(w))
     made = step_of_copy(program, model, Runtime(program.mesh))
     result = made(x=x)

@@ -123,5 +123,5 @@ SPECS = (
     # A view of pairs does not exist under all strides.
     OpSpec("aten.view_as_complex", rule="complex_view", view="pairs", needs_contiguous=True),
     OpSpec("aten.view_as_real", rule="complex_view", view="pairs"),
-    OpSpec("aten.view.dtype", rule="other_dtype", needs_contiguous=True),
+    OpSpec("aten.view.dtype", rule="other_dtype", view="pairs", needs_contiguous=True),
 )
