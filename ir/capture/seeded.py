@@ -57,6 +57,17 @@ class SeededRandom(TorchDispatchMode):
         self._in_backward = in_backward
         is_state = isinstance(seed, Tensor)
         self.state = seed.detach().cpu().clone() if is_state else random_state(seed)
+        self._stances: list[Any] = []
+
+    def __enter__(self) -> SeededRandom:
+        # torch compiles nothing under a dispatch mode, and refuses what must be compiled, as eager
+        # flex_attention does inside.
+        self._stances.append(torch.compiler.set_stance("force_eager"))
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> Any:
+        self._stances.pop().__exit__(*error)
+        return super().__exit__(*error)
 
     def __torch_dispatch__(
         self,

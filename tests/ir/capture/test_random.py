@@ -191,3 +191,12 @@ def test_draw_from_a_generator_of_its_own_is_refused_and_left_alone_in_eager() -
     with sw.seeded(0) as numbers:
         assert torch.equal(torch.rand(3, generator=generator.manual_seed(1)), expected)
     assert numbers.state.tolist() == [0, 0]
+
+
+def test_what_eager_compiles_inside_runs_as_it_is() -> None:
+    compiled = torch.compile(nn.Dropout(0.5), fullgraph=True)
+    with sw.seeded(0):
+        ours = compiled(torch.ones(8))
+    with sw.seeded(0):
+        expected = nn.functional.dropout(torch.ones(8), 0.5)
+    assert torch.equal(ours, expected)
