@@ -27,6 +27,7 @@ from shardweave.backends.step.step_programs import GivenProgram
 from shardweave.backends.watch.agreement import require_same_model
 from shardweave.ir.mesh.placement import Sharding
 from shardweave.ir.mesh.shards import take_shard
+from shardweave.ir.program.blocks import shared_modules
 from shardweave.ir.program.program import Program
 from shardweave.ir.program.staged import is_staged
 from shardweave.ir.torch_private import dtensor_spec, local_part
@@ -131,20 +132,32 @@ class DistributedBackend(Backend):
         )
 
     def _check_holders(self, program: Program) -> None:
-        """Raises ValueError for a gradient that one stage makes of a parameter that all have: the
+        """Raises ValueError for a gradient that other stages make than have the parameter: the
         example's call did not read it."""
         trained = {slot.name for slot in program.results if slot.kind == "grad"}
         for key, places in holders_of(program).items():
-            is_everywhere = self.holders and key not in self.holders
-            if key[0] == "param" and is_everywhere and key[1] in trained:
+            is_guessed = self.holders and key not in self.holders
+            if key[1] in trained and is_guessed and self._places(key) != places:
                 raise ValueError(
-                    f"this call trains '{key[1]}' on stage {places[0]} alone, but every stage has "
-                    "it: the example that sw.compile was given does not read it. Give an example "
-                    "that reads every parameter, or a mesh without stages."
+                    f"this call trains '{key[1]}' on stage {places[0]}, and other stages have it: "
+                    "the example that sw.compile was given does not read it. Give an example that "
+                    "reads every parameter, or a mesh without stages."
                 )
 
+    def _places(self, key: Key) -> tuple[int, ...] | None:
+        """The stages that have a tensor, None for all: one that the first program does not read is
+        where the last of those is whose modules it shares most of."""
+        if not self.holders or key in self.holders:
+            return self.holders.get(key)
+        module = key[1].rpartition(".")[0]
+        shared = {
+            other: shared_modules(module, other[1].rpartition(".")[0]) for other in self.holders
+        }
+        nearest = max(shared, key=lambda other: (shared[other], self.holders[other]))
+        return self.holders[nearest] if shared[nearest] else None
+
     def stored(self, tensor: Tensor | Source, sharding: Sharding, key: Key) -> Tensor:
-        places = self.holders.get(key)
+        places = self._places(key)
         if places is not None and self.runtime.device_mesh is not None:
             return of_mesh(self._stored_at(tensor, sharding, places))
         return of_mesh(as_dtensor(self._copied(tensor, sharding), sharding, self.runtime))

@@ -13,6 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import cast
 
 from xdsl.dialects import builtin
@@ -53,6 +54,12 @@ class Blocks:
 
     def __or__(self, other: Blocks) -> Blocks:
         return Blocks(tuple(dict.fromkeys((*self.names, *other.names))))
+
+
+def shared_modules(a: str, b: str) -> int:
+    """How many modules around two paths are the same: 1 of `heads.a` and `heads.b`."""
+    pairs = zip(a.split("."), b.split("."), strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)) if a and b else 0
 
 
 def blocks_of(program: Program) -> Blocks:

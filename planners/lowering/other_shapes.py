@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from xdsl.dialects.builtin import ArrayAttr
@@ -13,10 +13,12 @@ from shardweave.ir.dialects.attributes import ShardingAttr
 from shardweave.ir.dialects.types import shape_of
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.mesh.placement import Sharding, part_size
+from shardweave.ir.program.blocks import shared_modules
 from shardweave.ir.program.program import Program, Slot
 from shardweave.planners.lowering.apply_plan import is_layer_output
 from shardweave.planners.lowering.plan_passes import PlanPasses
 from shardweave.planners.lowering.stages.choose import fewer_micro_batches, rows_of
+from shardweave.planners.lowering.stages.cut_stages import stages_of_layers
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_names import (
     OP_MARK,
@@ -86,7 +88,27 @@ def _pipeline(
     if found is None:
         return None
     rows = rows_of(replace(plan, inputs=inputs), program, mesh)
+    found = replace(found, stages=_with_other_layers(program, found.stages))
     return fewer_micro_batches(found, min(found.micro_batches, rows), rows, mesh.num_stages)
+
+
+def _with_other_layers(
+    program: Program, stages: Sequence[tuple[str, ...]]
+) -> tuple[tuple[str, ...], ...]:
+    """The stages with layers of parameters that none of them names: each where the last of those is
+    whose modules it shares most of, as its parameters are stored. What shares none stays behind
+    the layer before it."""
+    known = stages_of_layers(program, stages)
+    owners = {
+        name.rpartition(".")[0] for s in _slots(program, "param") for name in (s.name, *s.aliases)
+    }
+    found = [list(names) for names in stages]
+    for layer in program.layers():
+        if layer in owners and layer not in known:
+            shared = [max(shared_modules(layer, name) for name in names) for names in stages]
+            if max(shared):
+                found[len(shared) - 1 - shared[::-1].index(max(shared))].append(layer)
+    return tuple(map(tuple, found))
 
 
 def in_one_micro_batch(plan: Plan, mesh: Mesh) -> Plan:

@@ -24,12 +24,6 @@ REFUSED = {
 }
 """Loops that raise an error of one sentence, and a part of that."""
 
-REFUSED_ON = {
-    "data=2,tensor=2": {"heads": "Give an example that reads every"},
-    "stage=2": {"heads": "Give an example that reads every"},
-}
-"""The same on one mesh, on processes alone if it has stages."""
-
 
 def plain(model: nn.Module, example: object, **options: object) -> nn.Module:
     """In place of the line that compiles."""

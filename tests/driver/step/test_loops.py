@@ -14,7 +14,6 @@ from shardweave.tests.driver.step import loops
 from shardweave.tests.driver.step.all_loops import (
     LOOPS,
     REFUSED,
-    REFUSED_ON,
     assert_trains_as_in_eager,
 )
 from shardweave.tests.spawn import run_ranks
@@ -40,9 +39,8 @@ MESHES = [
     ],
 )
 def test_loop_trains_as_in_eager(name: str, mesh: str, zero: int) -> None:
-    refused = REFUSED | (REFUSED_ON[mesh] if "," in mesh else {})
-    if name in refused:
-        with pytest.raises(ValueError, match=refused[name]):
+    if name in REFUSED:
+        with pytest.raises(ValueError, match=REFUSED[name]):
             assert_trains_as_in_eager(name, mesh, zero, "reference")
     else:
         assert_trains_as_in_eager(name, mesh, zero, "reference")
@@ -64,8 +62,7 @@ def test_loops_train_as_in_eager_on_processes() -> None:
 @pytest.mark.parametrize("module", ["loops", "loops_gradients", "loops_models", "loops_training"])
 def test_all_loops_train_as_in_eager_on_processes(mesh: str, module: str) -> None:
     chosen = import_module(f"shardweave.tests.driver.step.{module}").LOOPS
-    refused = REFUSED | REFUSED_ON.get(mesh, {})
-    names = [name for name in chosen if name not in refused]
+    names = [name for name in chosen if name not in REFUSED]
     is_wide = "," in mesh
     run_ranks(ranks, 4 if is_wide else 2, names, mesh, 3 if is_wide else 0, timeout_s=900)
 
