@@ -75,21 +75,24 @@ def summary(rows: Sequence[Row]) -> Row:
 
 
 def page(result: Row) -> str:
-    """The tables of docs/ops.md: counts, and each op that is not exact."""
+    """The tables of docs/ops.md: counts, and the ops that are not exact by what is said of them,
+    those of which some samples are with a star."""
     lines = ["| | exact | refused | wrong | crash |", "| --- | --- | --- | --- | --- |"]
     for what in ("ops", "samples"):
         lines.append(f"| {what} | {' | '.join(str(result[what][kind]) for kind in KINDS[:4])} |")
-    lines += ["", "| op | exact samples | the others |", "| --- | --- | --- |"]
+    names: dict[tuple[str, str], list[str]] = {}
     for row in result["not exact"]:
-        counts = row["samples"]
-        total = sum(counts.get(kind, 0) for kind in KINDS[:4])
         why = re.sub(
-            r"^.*?torch could not trace the model: |^the model( \(.*?`\))?: ", "", row["why"]
+            r"^.*?torch could not trace the model: |^the model( \(.*?`\))?: |^sw\.seeded: \S+ ",
+            "",
+            row["why"],
         )
+        why = re.sub(r"^\S+ (reads memory that is laid out otherwise) .*", r"\1", why)
         why = re.split(r"[;,] | \(", why)[0].replace("|", "\\|")
-        lines.append(
-            f"| `{row['name']}` | {counts.get('exact', 0)} of {total} | {row['result']}: {why} |"
-        )
+        star = "\\*" if row["samples"].get("exact") else ""
+        names.setdefault((row["result"], why), []).append(f"`{row['name']}`{star}")
+    lines += ["", "| ops | the others |", "| --- | --- |"]
+    lines += [f"| {', '.join(ops)} | {kind}: {why} |" for (kind, why), ops in names.items()]
     return "\n".join(lines)
 
 
