@@ -158,6 +158,8 @@ _RECORDS = {
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
+        # Python 3.13 writes where its paths are defined, which other versions do not have.
+        module = "pathlib" if module == "pathlib._local" else module
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         if is_dtype or name in _RECORDS.get(module, ()):
             return super().find_class(module, name)
