@@ -16,23 +16,22 @@ import json
 import re
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from rich.console import Console
-from rich.progress import track
 
-from shardweave.benchmarks.models import QUICK, Row, Worker, not_exact, rows_of
+from shardweave.benchmarks.models import (
+    QUICK,
+    Row,
+    Worker,
+    add_options,
+    not_exact,
+    resumed,
+    rows_of,
+)
 from shardweave.driver.models.hf import types_with_head
 
 RESULTS = ("exact", "refused", "wrong", "crashed", "not built")
 GROUP = "types"
-
-
-def read(path: Path) -> dict[str, Row]:
-    """Rows of a file by type; the last of a type counts."""
-    if not path.is_file():
-        return {}
-    return {row["name"]: row for row in map(json.loads, path.read_text().splitlines())}
 
 
 def summary(rows: Sequence[Row]) -> Row:
@@ -67,25 +66,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--quick", action="store_true", help="every tenth type")
     parser.add_argument("--types", default="", metavar="PATTERN", help="names that match")
-    parser.add_argument("--workers", type=int, default=1, help="processes at a time")
-    parser.add_argument("--seconds", type=float, default=400, help="that a type may take")
-    parser.add_argument("--rows", type=Path, default=Path("hf.jsonl"), metavar="FILE")
-    parser.add_argument("--again", default="", metavar="RESULTS", help="run these again: wrong")
-    parser.add_argument("--summary", type=Path, default=None, metavar="FILE")
+    add_options(parser, "hf.jsonl", 400, "a type")
     arguments = parser.parse_args()
     names = [name for name in types_with_head() if re.search(arguments.types, name)]
     names = names[:: QUICK if arguments.quick else 1]
-    known = read(arguments.rows)
-    again = arguments.again.split(",")
-    missing = [n for n in names if n not in known or known[n]["result"] in again]
-    pairs = [(GROUP, name) for name in missing]
-    rows = rows_of(pairs, lambda: Worker(arguments.seconds), arguments.workers)
-    console = Console(file=sys.stderr)
-    for row in track(rows, "types", total=len(missing), console=console, disable=not missing):
-        known[row["name"]] = row
-        with arguments.rows.open("a") as file:
-            file.write(json.dumps(row) + "\n")
-    shown = [known[name] for name in names]
+    shown = resumed(
+        names,
+        arguments,
+        "types",
+        lambda missing: rows_of(
+            [(GROUP, name) for name in missing],
+            lambda: Worker(arguments.seconds),
+            arguments.workers,
+        ),
+    )
     Console().print(not_exact(shown))
     result = summary(shown)
     Console().print(result["types"])

@@ -124,6 +124,36 @@ def rows_of(names: list[Name], make: Callable[[], Worker], jobs: int) -> Iterato
             workers.get().stop()
 
 
+def add_options(parser: argparse.ArgumentParser, rows: str, seconds: float, what: str) -> None:
+    """Add the options of a run that goes on where it was stopped (`resumed`)."""
+    parser.add_argument("--workers", type=int, default=1, help="processes at a time")
+    parser.add_argument("--seconds", type=float, default=seconds, help=f"that {what} may take")
+    parser.add_argument("--rows", type=Path, default=Path(rows), metavar="FILE")
+    parser.add_argument("--again", default="", metavar="RESULTS", help="run these again: wrong")
+    parser.add_argument("--summary", type=Path, default=None, metavar="FILE")
+
+
+def resumed(
+    names: list[str],
+    options: argparse.Namespace,
+    what: str,
+    run: Callable[[list[str]], Iterator[Row]],
+) -> list[Row]:
+    """The rows of names in order, by `add_options`: those in the file of rows, the last of a name,
+    and those that `run` gives, which are added to it."""
+    path: Path = options.rows
+    lines = path.read_text().splitlines() if path.is_file() else []
+    known: dict[str, Row] = {row["name"]: row for row in map(json.loads, filter(None, lines))}
+    again = options.again.split(",")
+    missing = [n for n in names if n not in known or known[n]["result"] in again]
+    console = Console(file=sys.stderr)
+    for row in track(run(missing), what, len(missing), console=console, disable=not missing):
+        known[row["name"]] = row
+        with path.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+    return [known[name] for name in names]
+
+
 def summary(rows: list[Row]) -> Table:
     """How many cases of each group came out how."""
     results = ("exact", "refused", "wrong", "crashed", "not built")

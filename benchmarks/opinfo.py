@@ -24,24 +24,15 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 
-from shardweave.benchmarks.models import Worker, rows_of
+from shardweave.benchmarks.models import Worker, add_options, resumed, rows_of
 
 RESULTS = Path(__file__).resolve().parent / "results" / "opinfo.json"
 KINDS = ("exact", "refused", "wrong", "crash", "no samples")
 QUICK = 12
 """A quick run takes every twelfth op, and two samples of it."""
 Row = dict[str, Any]
-
-
-def read(path: Path) -> dict[str, Row]:
-    """Rows of a file by name; the last of a name counts."""
-    if not path.is_file():
-        return {}
-    rows = [json.loads(line) for line in path.read_text().splitlines() if line]
-    return {row["name"]: row for row in rows}
 
 
 def measured(names: Sequence[str], jobs: int, limit: int, limit_s: float) -> Iterator[Row]:
@@ -114,13 +105,7 @@ def main() -> int:
     parser.add_argument("--ops", default="", metavar="PATTERN", help="names that match")
     parser.add_argument("--limit", type=int, default=6, metavar="N", help="samples of an op")
     parser.add_argument("--compose", type=int, default=0, metavar="N", help="random compositions")
-    parser.add_argument("--workers", type=int, default=1, help="processes at a time")
-    parser.add_argument("--seconds", type=float, default=300, help="that an op may take")
-    parser.add_argument("--rows", type=Path, default=Path("opinfo.jsonl"), metavar="FILE")
-    parser.add_argument(
-        "--again", default="", metavar="RESULTS", help="run these again: wrong,crash"
-    )
-    parser.add_argument("--summary", type=Path, default=None, metavar="FILE")
+    add_options(parser, "opinfo.jsonl", 300, "an op")
     arguments = parser.parse_args()
     from shardweave.benchmarks.opinfo_measure import ops
 
@@ -129,16 +114,10 @@ def main() -> int:
     limit = 2 if arguments.quick else arguments.limit
     if arguments.compose:
         names, limit = [f"compose:{seed}" for seed in range(arguments.compose)], 0
-    known = read(arguments.rows)
-    again = arguments.again.split(",")
-    missing = [n for n in names if n not in known or known[n]["result"] in again]
-    rows = measured(missing, arguments.workers, limit, arguments.seconds)
-    console = Console(file=sys.stderr)
-    for row in track(rows, "ops", total=len(missing), console=console, disable=not missing):
-        known[row["name"]] = row
-        with arguments.rows.open("a") as file:
-            file.write(json.dumps(row) + "\n")
-    shown = [known[name] for name in names]
+    workers, seconds = arguments.workers, arguments.seconds
+    shown = resumed(
+        names, arguments, "ops", lambda missing: measured(missing, workers, limit, seconds)
+    )
     result = summary(shown)
     Console().print(table(shown))
     Console().print(result["ops"], result["samples"])

@@ -17,7 +17,7 @@ from shardweave.ir.mesh.shards import merge_blocks
 def as_ordered_integers(x: Tensor) -> Tensor:
     """Whole numbers, of the same shape, that compare as the floating-point ones do.
 
-    Their negative numbers are counted from the end, as their bits are those of a magnitude.
+    Negative numbers are counted from the end, since their bits hold a magnitude.
     """
     wide = x if x.dtype == torch.float64 else x.float()  # backends know no whole numbers of 16 bits
     dtype = torch.int64 if x.dtype == torch.float64 else torch.int32
@@ -32,7 +32,7 @@ def from_ordered_integers(numbers: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _turned(bits: Tensor) -> Tensor:
-    """All bits of negative numbers but that of the sign turned over; its own inverse."""
+    """Turn over all bits of negative numbers but the sign; its own inverse."""
     info = torch.iinfo(bits.dtype)
     return bits ^ ((bits >> (info.bits - 1)) & info.max)
 

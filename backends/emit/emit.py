@@ -78,7 +78,7 @@ def additions_of(
     terms: Mapping[str, SSAValue],
     joined: Mapping[SSAValue, Operation],
 ) -> Additions:
-    """What adds each gradient to the caller's after the last op that reads it, or makes it.
+    """Lines that add each gradient to the caller's, after the last op that reads it, or makes it.
 
     So no second set of gradients is ever in memory: neither of a step nor, of sums over
     micro-batches, of a stage. One that is returned twice is left as it is. terms: of pending

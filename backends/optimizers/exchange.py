@@ -38,7 +38,7 @@ class Layout:
 
 
 def layout_of(tensor: DTensor) -> Layout:
-    """Where the elements of a DTensor are."""
+    """Find the elements of each rank's shard of a DTensor."""
     mesh = tensor.device_mesh
     ranks = tuple(mesh.mesh.flatten().tolist())
     return _layout(ranks, tuple(mesh.shape), tuple(tensor.placements), tuple(tensor.shape))
@@ -125,9 +125,9 @@ class Message:
 
 
 def exchanged(messages: Sequence[Message], device: torch.device) -> list[Tensor | None]:
-    """What of each message arrives here, None for those of others; one all-to-all of all ranks.
+    """Send messages by one all-to-all; give those that arrive here, None for the others.
 
-    All ranks give the same messages in the same order.
+    Collective: all ranks give the same messages in the same order.
     """
     rank, size = dist.get_rank(), dist.get_world_size()
     arrived: list[Tensor | None] = [

@@ -169,7 +169,7 @@ def _is_like(leaf: Tensor, parameter: Tensor) -> bool:
 
 
 def _stored(value: Tensor, before: Any, like: DTensor | None) -> Tensor:
-    """A new state, in the memory of the one before if it fits; that of a shard is a DTensor."""
+    """A new state, in the memory of the one before if it fits; a shard as a DTensor."""
     kept = local_part(before) if isinstance(before, DTensor) else before
     is_kept = isinstance(before, DTensor) == (like is not None) and isinstance(kept, Tensor)
     if is_kept and like is not None:

@@ -16,10 +16,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from shardweave.backends.optimizers.exchange import (
-    Layout,
-    layout_of,
-)
+from shardweave.backends.optimizers.exchange import Layout, layout_of
 from shardweave.backends.optimizers.rates import is_worth_sending
 from shardweave.ir.capture.update.cut import CutUpdate, cut_update
 from shardweave.ir.capture.update.ops_seen import is_torchs
@@ -47,7 +44,7 @@ _CALLS: WeakKeyDictionary[Optimizer, tuple[_Key, dict[int, Calls]]] = WeakKeyDic
 @dataclass(frozen=True)
 class Owned:
     """The next update of one parameter. owner: None if each rank that has the full values computes
-    it. state: as the step leaves it, with tensors on the meta device for those of `parts`."""
+    it. state: as the step leaves it; tensors that `parts` computes are on the meta device."""
 
     parameter: DTensor
     parts: CutUpdate
@@ -66,8 +63,8 @@ def owned_updates(
 ) -> dict[int, Owned]:
     """The updates that owners compute, by index; the same on all ranks.
 
-    They are those of parameters whose full values alone the step needs, and can be captured: one
-    that reads other tensors, or that an optimizer computes jointly with others, is left out.
+    An update that reads other tensors than its parameter's, that an optimizer computes jointly with
+    others, or that cannot be captured, is left out: its parameter is gathered.
     """
     wanted = [i for i in sorted(reads.full - reads.joint) if has_gradient[i]]
     if reads.may_draw or not wanted or not _keeps_only_states(optimizer):
@@ -118,11 +115,12 @@ def _calls_alike(
     if known is not None and known[0] == key:
         return known[1]
     first: dict[str, int] = {}
-    for index, ((name, has), _) in enumerate(zip(key, parameters, strict=True)):
+    for index, (name, has) in enumerate(key):
         if has:
             first.setdefault(name, index)
+    chosen = set(first.values())
     looked_at = calls_of(
-        optimizer, parameters, sizes, [i in first.values() for i in range(len(parameters))]
+        optimizer, parameters, sizes, [i in chosen for i in range(len(parameters))]
     )
     calls = {i: looked_at[first[name]] for i, (name, has) in enumerate(key) if has}
     _CALLS[optimizer] = key, calls

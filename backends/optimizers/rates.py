@@ -1,4 +1,4 @@
-"""What products and messages take here, measured once: whether to send results, or compute them."""
+"""Rates of products and messages on this machine, measured once: send results, or compute them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch.distributed as dist
 _SIZE = 512
 _MESSAGE_BYTES = 1 << 22
 _LATENCY_S = 50e-6
-"""Of a message. What takes less to compute is computed by every rank."""
+"""Seconds of a message. Every rank computes for itself what takes less."""
 
 
 def is_worth_sending(

@@ -108,7 +108,7 @@ def of_mesh(value: Any) -> Any:
 
 
 def full_tensor(outputs: Any) -> Any:
-    """What a step returned with every DTensor gathered, on every rank; other tensors as they are.
+    """Gather every DTensor that a step returned, on every rank; other tensors stay as they are.
 
     outputs: a tensor, or tuples, lists and dicts of them, such as logits to compare with labels. On
     the virtual mesh, and where nothing is cut, outputs are plain tensors already. Collective.

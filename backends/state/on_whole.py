@@ -24,9 +24,8 @@ ROW_AXES: set[str] = set()
 
 
 def are_mixed(tensors: Sequence[Tensor]) -> bool:
-    """Whether tensors of two meshes meet, or plain ones and some on a mesh, so that DTensor would
-    refuse it, or send gradients on a mesh to what made the plain ones. It takes a plain scalar
-    among its own."""
+    """Whether DTensor would refuse a function of these tensors, of two meshes or plain beside some
+    on a mesh, or send gradients on a mesh to what made the plain ones. It takes a plain scalar."""
     on_mesh = [tensor for tensor in tensors if isinstance(tensor, DTensor)]
     plain = [tensor for tensor in tensors if not isinstance(tensor, DTensor)]
     if len({tensor.device_mesh for tensor in on_mesh}) > 1:

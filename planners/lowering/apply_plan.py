@@ -52,13 +52,7 @@ def _annotate_arguments(plan: Plan, program: Program, mesh: Mesh) -> None:
     stored = argument_shardings(program, "param", plan.parameters, mesh)
     stored |= argument_shardings(program, "input", plan.inputs, mesh)
     program.set_argument_attributes("dist.sharding", stored)
-    slots = program.arguments
-    batch = {
-        placement.axis
-        for slot in slots
-        if slot.kind == "input" and shape_of(slot.value)
-        for placement in program.sharding_of_slot(slot).dims[0]
-    }
+    slots, batch = program.arguments, _batch_axes(program)
     used = argument_shardings(program, "param", plan.used, mesh)
     found: dict[int, ShardingAttr] = {}
     for index, slot in enumerate(slots):
@@ -71,14 +65,9 @@ def _annotate_arguments(plan: Plan, program: Program, mesh: Mesh) -> None:
             found[index] = read
     program.set_argument_attributes(USED, found)
     if plan.zero:
-        sharded = {index: program.sharding_of_slot(slots[index]) for index in used}
-        of_experts = {
-            index
-            for index, read in used.items()
-            if read.on(shape_of(slots[index].value), mesh) == sharded[index]
-            and not sharded[index].axes.isdisjoint(batch)
-        }
-        _divide_parameters(program, mesh, found.keys() | used.keys() - of_experts)
+        # Experts are read in the shards of a batch's axis that store them, and divide further.
+        others = {i for i in used if program.sharding_of_slot(slots[i]).axes.isdisjoint(batch)}
+        _divide_parameters(program, mesh, found.keys() | others)
     if plan.projections:
         _annotate_projections(plan, program)
 
@@ -104,16 +93,18 @@ def _annotate_projections(plan: Plan, program: Program) -> None:
 
 def zero_axes(program: Program) -> tuple[str, ...]:
     """The axes over which ZeRO divides: those that shard the batch, but for further replicas."""
-    mesh = program.needed_mesh()
-    batch = {DATA_AXIS} | {
+    axes = {DATA_AXIS, *_batch_axes(program)} - {REPLICA_AXIS}
+    return tuple(axis.name for axis in program.needed_mesh().space_axes if axis.name in axes)
+
+
+def _batch_axes(program: Program) -> set[str]:
+    """The axes that shard dim 0 of an input."""
+    return {
         placement.axis
         for slot in program.arguments
         if slot.kind == "input" and shape_of(slot.value)
         for placement in program.sharding_of_slot(slot).dims[0]
     }
-    return tuple(
-        axis.name for axis in mesh.space_axes if axis.name in batch and axis.name != REPLICA_AXIS
-    )
 
 
 def _divide_parameters(program: Program, mesh: Mesh, used: Collection[int]) -> None:

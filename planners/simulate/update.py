@@ -109,7 +109,8 @@ def _kinds(
         first.setdefault(each[:3], position)
     if made is None:
         return {}
-    calls = calls_of(made, parameters, sizes, [i in first.values() for i in range(len(stored))])
+    chosen = set(first.values())
+    calls = calls_of(made, parameters, sizes, [i in chosen for i in range(len(stored))])
     kinds: dict[tuple[Any, ...], _Kind] = {}
     for key, position in first.items():
         update = capture_update(made, parameters, sizes, position, calls[position])

@@ -92,12 +92,11 @@ class OpsSeen(TorchDispatchMode):
             self._look_at_views(func, given, made)
             return
         if func.name().startswith("aten::_foreach_") and is_elementwise(func):
-            for row in zip(*_rows(args, kwargs, len(args[0])), strict=True):
-                tensors = [x for x in row if isinstance(x, Tensor)]
-                self._join(func, tensors, [tensors[0]], is_elementwise=True)
-            for index, x in enumerate(made):
-                rows = _rows(args, kwargs, len(args[0]))
-                tensors = [row[index] for row in rows if isinstance(row[index], Tensor)]
+            rows = zip(*_rows(args, kwargs, len(args[0])), strict=True)
+            each = [[x for x in row if isinstance(x, Tensor)] for row in rows]
+            for tensors in each:
+                self._join(func, tensors, tensors[:1], is_elementwise=True)
+            for tensors, x in zip(each, made, strict=False):  # nothing is made in place
                 self._join(func, tensors, [x], is_elementwise=True)
             return
         written = [x for x in given if _is_written(func, x, args, kwargs)]
@@ -156,13 +155,7 @@ def _computed(
     numbers do not matter."""
     if func.is_view or not given or not all(x.is_meta for x in given):
         return func(*args, **kwargs)
-    described = (
-        (*_geometry(x), x.dtype)
-        if isinstance(x, Tensor)
-        else (type(x), None if isinstance(x, float) else x)
-        for x in leaves
-    )
-    key = func, len(args), *kwargs, *described
+    key = func, len(args), *kwargs, *map(_described, leaves)
     known = _RESULTS.get(key)
     if known is None:
         result = func(*args, **kwargs)
