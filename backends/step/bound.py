@@ -261,9 +261,8 @@ class BoundProgram:
         what it has read in the same shards."""
         tensors: dict[Key, Tensor] = {("param", name): p for name, p in model.named_parameters()}
         tensors |= {("buffer", name): b for name, b in model.named_buffers()}
-        missing = [f"{kind} '{name}'" for kind, name in self.state_shardings.keys() - tensors]
+        missing = [f"{k} '{n}'" for k, n in self.state_shardings if (k, n) not in tensors]
         if missing:
-            missing = [f"{k} '{n}'" for k, n in self.state_shardings if (k, n) not in tensors]
             raise ValueError(f"the model lacks {', '.join(missing)}; capture this model.")
         for key in self.state_shardings:
             self._check_tensor(key, tensors[key])
