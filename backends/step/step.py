@@ -443,8 +443,8 @@ class Step(ShardedState):
     def recompile(self) -> None:
         """Forget all programs; the next call of each form captures the model anew.
 
-        Changes of attributes, hooks and modules are followed without it. It is for what programs
-        cannot see, such as a value in a large list or in another package. Call it on all ranks.
+        Changes of attributes, hooks and modules are followed without it. It is for what else code
+        reads, such as a global, or a value in a large list. Call it on all ranks.
         """
         self._programs.forget()
 
