@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 from torch.nn.utils import prune
 
-import shardweave as sw
 from shardweave.ir.capture.capture import capture
 from shardweave.passes.notes import PassNote
 from shardweave.tests.compiled import compile_copy, step_of_copy
