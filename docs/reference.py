@@ -18,6 +18,7 @@ from shardweave.docs.figures import figures
 from shardweave.docs.papers import papers
 from shardweave.driver.cli import TASKS, command_line
 from shardweave.driver.commands.arguments import commands_of
+from shardweave.ir.ops.registry import specs
 from shardweave.passes.presets import PREFIX, PRESETS, SUMMARIES
 from shardweave.passes.registry import PASSES
 from shardweave.planners.registry import PLANNERS
@@ -236,6 +237,25 @@ def pass_options() -> str:
         lines += ["", f"### {name}", "", *_options(_arguments_of(planner))]
         lines += _paragraphs(_doc(planner), _parameters(planner))
     return "\n".join(lines) + "\n"
+
+
+def pass_table() -> str:
+    """The table of all passes in docs/passes.md: the first sentence of each docstring."""
+    rows = [
+        f"| `{name}` | {_escaped(_doc(_loaded(target)).splitlines()[0])} |"
+        for name, target in sorted(PASSES.items())
+    ]
+    return "\n".join(["| pass | what it does |", "| --- | --- |", *rows])
+
+
+def derived_table() -> str:
+    """The table of docs/ir.md of ops by the arguments that follow from their types."""
+    ops: dict[tuple[str, ...], list[str]] = {}
+    for spec in sorted(specs(), key=lambda spec: spec.name):
+        if spec.derived:
+            ops.setdefault(tuple(spec.derived), []).append(spec.name)
+    rows = (f"| `{'`, `'.join(each)}` | `{'`, `'.join(names)}` |" for each, names in ops.items())
+    return "\n".join(["| argument | of |", "| --- | --- |", *rows])
 
 
 def _loaded(target: str) -> Any:

@@ -19,7 +19,7 @@ from shardweave.passes.program_pass import PassOnProgram
 
 
 def split_batch(program: Program, n: int, dim: int = 0, axis: str = "batch") -> None:
-    """Cut dim `dim` of the inputs over a new mesh axis of kind time, of size `n`.
+    """Shard dim `dim` of the inputs over a new time axis: `n` sub-batches that run in turn.
 
     Raises ValueError for a program that is propagated or local, and sizes that do not divide.
     """
@@ -119,7 +119,7 @@ class _Splitter:
 
 @dataclass(frozen=True)
 class SplitBatchPass(PassOnProgram):
-    """Cut dim `dim` of the inputs over a new mesh axis of kind time, of size `n`.
+    """Shard dim `dim` of the inputs over a new time axis: `n` sub-batches that run in turn.
 
     A sub-batch is a virtual rank: propagation and partitioning treat the axis like any other,
     so any mix of tensor, data and sequence parallelism splits, for any model, and stays exact;
