@@ -12,10 +12,10 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 GUIDE = 1000
 """Words of a page, code and tables included, that is not named below."""
 LIMITS = {
-    "README": 900, "clusters": 1250, "ir": 2900, "kernels": 1200, "models": 1350, "passes": 3150,
-    "planners": 1750, "plans": 1700, "rules": 1400, "step": 1650, "tools": 1150, "training": 1300,
+    "README": 900, "clusters": 1250, "ir": 2800, "kernels": 1050, "models": 1300, "passes": 2700,
+    "planners": 1650, "plans": 1700, "rules": 1400, "step": 1550, "tools": 1100, "training": 1250,
 }  # fmt: skip
-ALL = 36_000
+ALL = 34_700
 PARAGRAPH, SENTENCE, SHARE = 90, 35, 0.02
 
 
