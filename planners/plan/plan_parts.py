@@ -151,13 +151,13 @@ def factor(value: object, where: str) -> float:
     return float(cast("float", value))
 
 
-def one_of(words: Iterable[str]) -> Reader:
-    """One of some words."""
+def one_of(words: Iterable[object]) -> Reader:
+    """One of some words, or other values."""
     known = tuple(words)
 
     def read(value: object, where: str) -> Any:
         if value not in known:
-            shown = ", ".join(word or '""' for word in known)
+            shown = ", ".join(str(word) or '""' for word in known)
             raise PlanError(f"{where} is {value!r}; use one of {shown}.")
         return value
 
