@@ -34,7 +34,7 @@ LAYOUTS: list[tuple[str, int, bool]] = [
     ("tensor=2", 0, False),
     ("data=2,tensor=2", 3, True),
     ("stage=2", 0, False),
-    ("expert=2", 3, False),
+    ("expert=2", 0, False),
 ]
 """Mesh, zero, and whether all sizes divide."""
 
