@@ -1,5 +1,5 @@
 # pyright: basic
-"""Ops that torch writes out: batch norm as sums over the global batch, losses by single elements."""
+"""Ops that torch writes out: batch norm as sums over the global batch, losses by elements."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _keeps_statistics(op: Any) -> bool:
 
 
 def _widely(make: Callable[..., Any]) -> Callable[..., Any]:
-    """Keep the statistics of a half-precision batch in float32, as eager does; torch rounds them."""
+    """Keep statistics of a half-precision batch in float32, as eager does; torch rounds them."""
 
     @wraps(make)
     def made(input: Tensor, *args: Any, **kwargs: Any) -> Any:
