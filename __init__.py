@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from shardweave.backends.state.mesh_tensor import full_tensor
     from shardweave.backends.state.saved_state import CheckpointError
     from shardweave.backends.step.compiled_module import CompiledModule
-    from shardweave.backends.step.grad_scaler import GradScaler
     from shardweave.backends.step.step import Step
     from shardweave.backends.watch.agreement import AgreementError
     from shardweave.backends.watch.watch import LostRankError
@@ -71,7 +70,6 @@ __all__ = [
     "ClusterError",
     "CompiledModule",
     "Exploration",
-    "GradScaler",
     "LostRankError",
     "Mesh",
     "OpSpec",
@@ -131,7 +129,6 @@ _HOMES = {
     "Cluster": "planners.cost.cluster:Cluster",
     "ClusterError": "planners.cost.cluster:ClusterError",
     "Exploration": "driver.explore:Exploration",
-    "GradScaler": "backends.step.grad_scaler:GradScaler",
     "LostRankError": "backends.watch.watch:LostRankError",
     "Mesh": "ir.mesh.mesh:Mesh",
     "OpSpec": "ir.ops.spec:OpSpec",

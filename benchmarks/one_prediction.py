@@ -49,7 +49,7 @@ from shardweave.planners.lowering.plan_passes import plan_passes
 from shardweave.planners.lowering.stages.choose import with_pipeline
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_parts import PlanError, Predicted
-from shardweave.planners.planning import on_cluster
+from shardweave.planners.planning import on_cluster, with_update
 from shardweave.planners.predict.predict import TIE, predict_plan, predicted_of, simulate_step
 
 SEARCH = "search"
@@ -109,7 +109,13 @@ def numbers_of(program: Program, plan: Plan, cluster: Cluster) -> dict[str, Numb
 def _simulated(program: Program, plan: Plan, cluster: Cluster) -> Numbers:
     return Numbers.of(
         predicted_of(
-            simulate_step(program, cluster, optimizer_multiplier=None, precision=plan.precision)
+            simulate_step(
+                program,
+                cluster,
+                optimizer_multiplier=None,
+                precision=plan.precision,
+                update=plan.update,
+            )
         )
     )
 
@@ -168,6 +174,7 @@ def drawn(chosen: random.Random) -> Row | None:
             plan = call_planner(planner, program, mesh, cluster=cluster)
         except PlanError:
             return None
+        plan = with_update(plan, chosen.choice(("", "AdamW", "Muon")))
         return Row(spec, place, planner, numbers_of(program, plan, cluster))
     evaluator, pools = evaluator_of(spec, place), points_of(spec, place)
     point = chosen.choice(pools[chosen.random() < 0.7] or pools[0])

@@ -28,6 +28,7 @@ from rich.table import Table
 
 from shardweave.benchmarks.baselines.boosted_trees import TreeChooser
 from shardweave.benchmarks.baselines.random_trials import RandomChooser
+from shardweave.benchmarks.oppa_literal import CorrectedMemory, CorrectedThroughput
 from shardweave.benchmarks.oppa_space import SearchSpace
 from shardweave.benchmarks.oppa_step_model import StepModel, Transformer
 from shardweave.benchmarks.oppa_trials import CostModelChooser, SimulatedTrial, StoppedTrial
@@ -76,12 +77,12 @@ SETUP_S = 60.0
 STEPS_TRIED = 20
 
 METHODS: Mapping[str, Chooser] = {
-    "oppa, extended": BayesianChooser("extended"),
-    "oppa, corrected": BayesianChooser("corrected"),
-    "standard BO": BayesianChooser(None),
+    "oppa, extended": BayesianChooser(),
+    "oppa, corrected": BayesianChooser(CorrectedThroughput(), CorrectedMemory()),
+    "standard BO": BayesianChooser(None, None),
     "random": RandomChooser(),
     "boosted trees": TreeChooser(),
-    "cost model alone": CostModelChooser("extended"),
+    "cost model alone": CostModelChooser(),
 }
 
 

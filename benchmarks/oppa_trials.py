@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import zlib
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 
 import numpy as np
@@ -13,9 +13,12 @@ import numpy as np
 from shardweave.benchmarks.oppa_step_model import StepModel
 from shardweave.driver.training.training import ENOUGH_SLOW
 from shardweave.planners.oppa.choosers import History, Suggestion, first_choice, random_instead
-from shardweave.planners.oppa.prior import Form, MemoryPrior, ThroughputPrior, fit_formula, predict
+from shardweave.planners.oppa.prior import MemoryPrior, ThroughputPrior, fit_formula, predict
 from shardweave.planners.trials.space import Configuration
 from shardweave.planners.trials.trials import Outcome
+
+JOINT = ("replica", "context", "sub_batches", "order", "recomputed_share")
+"""What the space of `oppa_space` leaves at its least."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,8 @@ class SimulatedTrial:
     def run(self, configuration: Configuration) -> Outcome:
         """Times with noise; out of memory if the peak is above a device's memory."""
         cost = self.machine.cost(configuration)
-        text = json.dumps(configuration.to_dict(), sort_keys=True)
+        own = {name: value for name, value in asdict(configuration).items() if name not in JOINT}
+        text = json.dumps(own, sort_keys=True)
         rng = np.random.default_rng([self.seed, zlib.crc32(text.encode())])
         peak = cost.peak_bytes * float(np.exp(0.005 * rng.standard_normal()))
         if peak > self.memory_bytes:
@@ -77,7 +81,6 @@ class StoppedTrial:
 class CostModelChooser:
     """The formulas alone: fitted to the trials, and the best that they predict to fit is tried."""
 
-    form: Form = "extended"
     first: int = 5
 
     def choose(self, history: History, rng: np.random.Generator) -> Suggestion:
@@ -88,7 +91,7 @@ class CostModelChooser:
             return instead or first_choice(history, rng)
         rows = history.open_rows
         there = history.table.rows(rows)
-        prior, cap = ThroughputPrior(self.form), MemoryPrior(self.form)
+        prior, cap = ThroughputPrior(), MemoryPrior()
         throughput = predict(there, prior, fit_formula(seen, prior))
         memory, used = np.zeros(len(rows)), history.memories()
         if used is not None:

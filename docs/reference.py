@@ -238,6 +238,15 @@ def pass_options() -> str:
     return "\n".join(lines) + "\n"
 
 
+def pass_table() -> str:
+    """The table of all passes in docs/passes.md: the first sentence of each docstring."""
+    rows = [
+        f"| `{name}` | {_escaped(_doc(_loaded(target)).splitlines()[0])} |"
+        for name, target in sorted(PASSES.items())
+    ]
+    return "\n".join(["| pass | what it does |", "| --- | --- |", *rows])
+
+
 def _loaded(target: str) -> Any:
     module, _, name = target.partition(":")
     return getattr(import_module(module), name)

@@ -12,7 +12,13 @@ from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.program import Program
 from shardweave.ir.sharding.rules import notes_on_rules
 from shardweave.passes.pipeline import MeshLike, as_mesh
-from shardweave.planners.call import ClusterLike, call_planner, check_options, require_cluster
+from shardweave.planners.call import (
+    ClusterLike,
+    call_planner,
+    check_options,
+    planner_options,
+    require_cluster,
+)
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.plan.plan import Plan, PlanError
 from shardweave.planners.plan.plan_names import Lookup
@@ -20,6 +26,7 @@ from shardweave.planners.plan.replicated import batch_shardings, notes_on_empty_
 from shardweave.planners.plan.zero import BATCH_AXES
 from shardweave.planners.predict.predict import predicted_of, simulate_step
 from shardweave.planners.registry import PLANNERS, no_such_plan
+from shardweave.planners.simulate.update_cost import optimizer_class
 from shardweave.planners.trials.trials import Host
 
 PlanLike = Plan | str | Path | Mapping[str, str]
@@ -33,6 +40,7 @@ def plan(
     *,
     cluster: ClusterLike | None = None,
     host: Host | None = None,
+    update: str = "",
     **options: Any,
 ) -> Plan:
     """Let a planner choose how to train a global program.
@@ -40,19 +48,33 @@ def plan(
     planner: "auto" where there is a cluster, else "megatron". mesh: None lets a planner choose it
     that can, from the devices of the cluster. cluster: what to plan for: a Cluster, a preset's name
     or a YAML file; with one, the plan says what a step is predicted to take. host: lets planners
-    try plans out (`driver.processes.trials.host_of`). options: the planner's own.
+    try plans out (`driver.processes.trials.host_of`). update: a class of torch.optim by name, whose
+    update and state are counted; "auto" chooses by it. options: the planner's own.
 
     Raises ValueError for an unknown planner, or an option that it does not have, or if it needs
     a mesh or a cluster that is not given.
     """
     goal = None if mesh is None else as_mesh(mesh)
     planner = planner or ("megatron" if cluster is None else "auto")
+    update = update and optimizer_class(update).__name__
+    if update and "update" in planner_options(planner):
+        options["update"] = update
     found = call_planner(planner, program, goal, cluster=cluster, host=host, options=options)
+    found = with_update(found, update)
     if math.prod(found.mesh.values()) > 1:
         found = replace(found, notes=(*found.notes, *notes_on_rules(program.ops)))
     if cluster is None:
         return found
     return on_cluster(program, found, cluster)
+
+
+def with_update(plan: Plan, update: str) -> Plan:
+    """The plan with the update of a class of torch.optim, which a new simulation has to count."""
+    update = update and optimizer_class(update).__name__
+    if update in ("", plan.update):
+        return plan
+    is_measured = plan.predicted is not None and plan.predicted.source == "measured"
+    return replace(plan, update=update, predicted=plan.predicted if is_measured else None)
 
 
 def on_cluster(program: Program, plan: Plan, cluster: ClusterLike) -> Plan:

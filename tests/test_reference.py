@@ -7,17 +7,19 @@ import inspect
 import re
 import textwrap
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import shardweave as sw
-from shardweave.docs.reference import PAGES, members_of, read_by
+from shardweave.docs.reference import PAGES, members_of, pass_table, read_by
 from shardweave.driver.cli import TASKS
 from shardweave.passes.presets import PREFIX, PRESETS
 from shardweave.passes.registry import PASSES
 from shardweave.planners.registry import PLANNERS
 
+ROOT = Path(__file__).resolve().parents[1]
 FUNCTIONS = [name for name in sw.__all__ if inspect.isfunction(getattr(sw, name))]
 
 
@@ -40,6 +42,10 @@ def test_page_of_options_has_every_pass_preset_and_planner() -> None:
     presets = {f"{PREFIX}{name}" for name in PRESETS}
     assert headings("options.md", 3) == {*PASSES, *presets, *PLANNERS}
     assert "| `alone_bytes` | `int` | `2097152` |" in PAGES["options.md"]()
+
+
+def test_table_of_passes_is_made_of_their_docstrings() -> None:
+    assert pass_table() in (ROOT / "docs" / "passes.md").read_text(), pass_table()
 
 
 @pytest.mark.parametrize("name", sw.__all__)

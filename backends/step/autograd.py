@@ -19,15 +19,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from shardweave.backends.batch import replicas
 from shardweave.backends.programs import Key
 from shardweave.backends.step import as_eager
-from shardweave.backends.step.bound import BoundProgram, owned
+from shardweave.backends.step.bound import BoundProgram, owned, with_versions
 from shardweave.backends.step.step_call import StepCall
 from shardweave.ir.program.program import INPUT_GRADIENT, TANGENT, Slot
-from shardweave.ir.torch_private import keeps_graph, local_part, version_of, without_overrides
+from shardweave.ir.torch_private import keeps_graph, version_of, without_overrides
 from shardweave.passes.stages.split_step import KEPT
 
 Step = Any
@@ -61,10 +60,6 @@ LOCAL_ROWS = (
 )
 
 
-MOST_READERS = 64
-"""Programs of which the parameters are remembered."""
-
-
 class AutogradCalls:
     """Runs the calls of a step that `backward()` goes back through."""
 
@@ -72,7 +67,6 @@ class AutogradCalls:
         self.step = step
         self._tangents: dict[Any, tuple[int, ...]] = {}
         """By key of a call: the outputs whose gradients were asked for last."""
-        self._read: dict[BoundProgram, list[Tensor]] = {}
         self._scale: float | Tensor = 1.0
         """The gradient of the loss that came in last, for a loss in float16."""
 
@@ -98,15 +92,6 @@ class AutogradCalls:
         recorded.outputs = recorded.take(results, program)
         recorded.note_versions()
         return recorded
-
-    def parameters_of(self, bound: BoundProgram) -> list[Tensor]:
-        """The parameters that a program reads, as `_with_versions` gives them."""
-        if bound not in self._read:
-            if len(self._read) > MOST_READERS:
-                self._read.clear()
-            stored = [self.step.stored[key] for key in bound.slots if key[0] == "param"]
-            self._read[bound] = _with_versions(stored)
-        return self._read[bound]
 
     def expect(self, call: StepCall, tangents: tuple[int, ...]) -> None:
         """Let further calls begin with the program of these outputs' gradients."""
@@ -165,7 +150,7 @@ class _Recorded:
         reader = self.bound if self.bound.parts is None else self.bound.parts[1]
         read = [one for key, one in (self._kept or {}).items() if key[0] == KEPT]
         read += [self.call.inputs[name] for name in reader.inputs]
-        self._watched = self.calls.parameters_of(reader) + _with_versions(read)
+        self._watched = reader.held_by(self.calls.step).versioned + with_versions(read)
         self._versions = versions_of(self._watched)
 
     def attached(self) -> dict[str, Tensor]:
@@ -352,13 +337,6 @@ def versions_of(tensors: Iterable[Tensor]) -> list[int]:
     """How often each tensor was written to."""
     with without_overrides():
         return list(map(version_of, tensors))
-
-
-def _with_versions(values: Iterable[Any]) -> list[Tensor]:
-    """The tensors among some values that count how often they were written to in place, and the
-    parts that this rank has of DTensors."""
-    tensors = [x for x in values if isinstance(x, Tensor) and not x.is_inference()]
-    return tensors + [local_part(x) for x in tensors if isinstance(x, DTensor)]
 
 
 def check_required(results: Iterable[Slot], batch: Mapping[str, Tensor]) -> None:

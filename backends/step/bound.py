@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from weakref import ref
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from shardweave.backends.distributed.parts import is_uneven
 from shardweave.backends.programs import Key, sharding_held
@@ -23,10 +24,19 @@ from shardweave.ir.mesh.placement import Sharding
 from shardweave.ir.program.program import TANGENT, Program
 from shardweave.ir.program.staged import is_staged
 from shardweave.ir.program.storage import makes_memory, storage_of
+from shardweave.ir.torch_private import local_part
 from shardweave.passes.messages.pending_gradients import leave_gradients_pending, pending_terms
 from shardweave.passes.stages.split_step import KEPT, split_step
 
 _K = TypeVar("_K")
+
+
+class _Held(NamedTuple):
+    """What a program reads of a state: the parts that this rank has of parameters and buffers, and
+    what `with_versions` says of the parameters."""
+
+    local: Mapping[Key, Tensor]
+    versioned: list[Tensor]
 
 
 class BoundProgram:
@@ -58,7 +68,7 @@ class BoundProgram:
         }
         self.has_gradients = any(kind == "grad" for kind, _ in self.results)
         self.adds = adds or {}
-        self._held: tuple[Callable[[], Any], int, Mapping[Key, Tensor]] = (lambda: None), 0, {}
+        self._held: tuple[Callable[[], Any], int, _Held] = (lambda: None), 0, _Held({}, [])
         self.parts = self._split() if is_split else None
         if self.parts is None:
             assert self.runner
@@ -200,7 +210,7 @@ class BoundProgram:
         buffers as they were then; it is taken out of the dict, and freed after its last use.
         Results of kind `kept` may share memory with others.
         """
-        given: dict[Key, Any] = dict(self._held_by(state))
+        given: dict[Key, Any] = dict(self.held_by(state).local)
         for key in self._inputs:
             given[key] = self.backend.argument(batch[key[1]], self.shardings[key])
         given |= self._tangents(scale)
@@ -225,13 +235,14 @@ class BoundProgram:
         """The arguments that a batch has, gradients of outputs among them."""
         return [key for key in self.slots if key[0] == "input"]
 
-    def _held_by(self, state: ShardedState) -> Mapping[Key, Tensor]:
-        """This rank's parts of the parameters and buffers that the program reads: the same tensors
-        in each call, as a step keeps its own."""
+    def held_by(self, state: ShardedState) -> _Held:
+        """What the program reads of a state: the same tensors in each call, as a step keeps its
+        own."""
         stored, (of, number, held) = state.stored, self._held
         if of() is not state or number != len(stored):
-            local = self.backend.local
-            held = {key: local(stored[key]) for key in self.slots if key in stored}
+            read = {key: stored[key] for key in self.slots if key in stored}
+            local = {key: self.backend.local(tensor) for key, tensor in read.items()}
+            held = _Held(local, with_versions(x for key, x in read.items() if key[0] == "param"))
             self._held = ref(state), len(stored), held
         return held
 
@@ -250,9 +261,8 @@ class BoundProgram:
         what it has read in the same shards."""
         tensors: dict[Key, Tensor] = {("param", name): p for name, p in model.named_parameters()}
         tensors |= {("buffer", name): b for name, b in model.named_buffers()}
-        missing = [f"{kind} '{name}'" for kind, name in self.state_shardings.keys() - tensors]
+        missing = [f"{k} '{n}'" for k, n in self.state_shardings if (k, n) not in tensors]
         if missing:
-            missing = [f"{k} '{n}'" for k, n in self.state_shardings if (k, n) not in tensors]
             raise ValueError(f"the model lacks {', '.join(missing)}; capture this model.")
         for key in self.state_shardings:
             self._check_tensor(key, tensors[key])
@@ -298,6 +308,13 @@ def device_of(model: nn.Module) -> torch.device:
     """Where a model's parameters are; the CPU if it has none."""
     first = next(model.parameters(), None)
     return torch.device("cpu") if first is None else first.device
+
+
+def with_versions(values: Iterable[Any]) -> list[Tensor]:
+    """The tensors among some values that count how often they were written to in place, and the
+    parts that this rank has of DTensors."""
+    tensors = [x for x in values if isinstance(x, Tensor) and not x.is_inference()]
+    return tensors + [local_part(x) for x in tensors if isinstance(x, DTensor)]
 
 
 def owned(results: Mapping[_K, Tensor], held: Iterable[Tensor]) -> dict[_K, Tensor]:

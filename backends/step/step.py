@@ -23,7 +23,6 @@ from shardweave.backends.step.after_backward import BackwardRan
 from shardweave.backends.step.autograd import AutogradCalls, give
 from shardweave.backends.step.bound import BoundProgram
 from shardweave.backends.step.compiled_module import make_compiled
-from shardweave.backends.step.grad_scaler import loss_scale_of
 from shardweave.backends.step.step_call import StepCall, autocast_dtype
 from shardweave.backends.step.step_programs import Programs
 from shardweave.backends.step.summary import summary_of
@@ -140,7 +139,7 @@ class Step(ShardedState):
         """What the model returns for a batch; see the class. Collective."""
         options = {name: kwargs.pop(name) for name in self._programs.options & kwargs.keys()}
         count = options.get("accumulate", 1)
-        scale = loss_scale_of(options.get("loss_scale"), self.backend.device, self._mesh)
+        scale = _loss_scale(options.get("loss_scale"), self.backend.device)
         call = self.call_of(args, kwargs)
         self.failure_guard.check()
         if not self.has_own_tensors():
@@ -443,8 +442,8 @@ class Step(ShardedState):
     def recompile(self) -> None:
         """Forget all programs; the next call of each form captures the model anew.
 
-        Changes of attributes, hooks and modules are followed without it. It is for what programs
-        cannot see, such as a value in a large list or in another package. Call it on all ranks.
+        Changes of attributes, hooks and modules are followed without it. It is for what else code
+        reads, such as a global, or a value in a large list. Call it on all ranks.
         """
         self._programs.forget()
 
@@ -461,6 +460,13 @@ class Step(ShardedState):
     def explain(self) -> str:
         """What runs each of its fused regions: its kernel, or ATen and why. A line for each."""
         return "\n".join(runner.explain() for runner in self._bound.runners)
+
+
+def _loss_scale(given: Any, device: torch.device) -> float | Tensor:
+    """A loss scale as a number or a scalar; that of a GradScaler, which hears that it is used."""
+    if isinstance(given, torch.amp.GradScaler):
+        return given.scale(torch.ones((), device=device))
+    return 1.0 if given is None else given
 
 
 def _built(bound: BoundProgram, outputs: dict[str, Any]) -> Any:

@@ -253,7 +253,8 @@ def compare(found: Expected, eager: Expected, dtype: torch.dtype) -> CheckResult
         name: _error(_named(found.gradients, name, g), g, floor)
         for name, g in eager.gradients.items()
     }
-    buffer_floor = tolerance.floor * math.sqrt(sum(_norm(b) ** 2 for b in _floats(eager.buffers)))
+    floats = (buffer for buffer in eager.buffers.values() if _is_float(buffer))
+    buffer_floor = tolerance.floor * math.sqrt(sum(_norm(b) ** 2 for b in floats))
     buffers = {
         name: _error(_named(found.buffers, name, b), b, buffer_floor if _is_float(b) else 0.0)
         for name, b in eager.buffers.items()
@@ -318,10 +319,6 @@ def _wide(tensor: Tensor) -> Tensor:
 
 def _is_float(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
-
-
-def _floats(tensors: Mapping[str, Tensor]) -> list[Tensor]:
-    return [tensor for tensor in tensors.values() if _is_float(tensor)]
 
 
 def _worst(errors: Mapping[str, float]) -> str | None:

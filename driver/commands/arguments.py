@@ -126,6 +126,17 @@ def add_optimizer(command: argparse.ArgumentParser) -> None:
     )
 
 
+def add_update(command: argparse.ArgumentParser) -> None:
+    """Declare --update, an optimizer by name."""
+    command.add_argument(
+        "--update",
+        metavar="CLASS",
+        default="",
+        help="count the update of this class of torch.optim too, such as AdamW or Muon: its time, "
+        "messages and state",
+    )
+
+
 def optimizer_state(options: argparse.Namespace) -> float | None:
     """Bytes of optimizer state per byte of parameters; None: Adam's, in a plan's precision."""
     if options.optimizer is None:

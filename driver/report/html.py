@@ -12,7 +12,7 @@ from shardweave.planners.simulate.timeline import PHASE_COLOURS
 _PART_COLOURS = dict(
     zip(
         PARTS,
-        ("#4c78a8", "#9d755d", "#e45756", "#bab0ac", "#72b7b2", "#f2a541", "#b279a2"),
+        ("#4c78a8", "#9d755d", "#e45756", "#bab0ac", "#72b7b2", "#f2a541", "#b279a2", "#54a24b"),
         strict=True,
     )
 )

@@ -87,7 +87,8 @@ def _tiles(program: Program, simulation: Simulation) -> str:
     s, total = simulation, simulation.time_s or 1.0
     stats = program.stats()
     numbers = {
-        "step": seconds_text(s.time_s),
+        "step": seconds_text(s.step_s),
+        **({"update in it": seconds_text(s.update_s)} if s.update else {}),
         f"compute ({s.compute_s / total:.0%})": seconds_text(s.compute_s),
         f"exposed communication ({s.exposed_communication_s / total:.0%})": seconds_text(
             s.exposed_communication_s
@@ -247,7 +248,8 @@ def stage_sections(program: Program, simulation: PipelineSimulation) -> list[str
 def _pipeline_tiles(simulation: PipelineSimulation) -> str:
     s, total = simulation, simulation.time_s or 1.0
     numbers = {
-        "step": seconds_text(s.time_s),
+        "step": seconds_text(s.step_s),
+        **({"update in it": seconds_text(s.update_s)} if s.update else {}),
         "stages": f"{len(s.stages)}",
         "micro-batches": f"{s.micro_batches}",
         "schedule": s.schedule,

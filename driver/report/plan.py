@@ -35,11 +35,13 @@ def print_candidates(rows: Sequence[Candidate], out: TextIO) -> None:
 
 def _time_table(rows: Sequence[Candidate]) -> Table:
     axes = _names(one.predicted.communication_s for one in rows)
-    table = plain_table([""], ["step", "compute", *axes, "exposed", "bubble"], ["source"])
+    updates = ["update"] if any(one.predicted.update_s for one in rows) else []
+    table = plain_table([""], ["step", "compute", *axes, "exposed", "bubble", *updates], ["source"])
     for number, one in enumerate(rows, start=1):
         found = one.predicted
         parts = [found.compute_s, *(found.communication_s.get(axis, 0.0) for axis in axes)]
         cells = [found.time_s, *parts, found.exposed_s, found.bubble_s]
+        cells += [found.update_s] if updates else []
         table.add_row(str(number), *map(_seconds, cells), found.source)
     return table
 
@@ -81,6 +83,7 @@ _CHOICES: dict[str, Callable[[Plan], str]] = {
     "messages joined": lambda plan: f"below {bytes_text(plan.alone_bytes or ALONE_BYTES)}",
     "ZeRO": lambda plan: str(plan.zero),
     "precision": lambda plan: plan.precision or "the program's",
+    "update": lambda plan: plan.update or "not predicted",
     "stages": lambda plan: str(plan.num_stages),
     "micro-batches": lambda plan: str(plan.pipeline.micro_batches if plan.pipeline else 1),
     "order of micro-batches": lambda plan: _order(plan),
@@ -100,6 +103,8 @@ def _outcomes(found: Sequence[Predicted]) -> dict[str, Callable[[Predicted], str
         )
     rows["exposed"] = lambda one: _seconds(one.exposed_s)
     rows["bubble"] = lambda one: _seconds(one.bubble_s)
+    if any(one.update_s for one in found):
+        rows["update"] = lambda one: _seconds(one.update_s)
     for kind in _names(one.memory_bytes for one in found):
         rows[f"memory: {kind}"] = lambda one, kind=kind: bytes_text(one.memory_bytes.get(kind, 0.0))
     return rows | {"memory": lambda one: bytes_text(one.peak_bytes)}
@@ -124,6 +129,7 @@ def print_plan(plan: Plan, out: TextIO) -> None:
     words += [f"recompute {recomputation_text(plan)}"] if plan.recompute != "none" else []
     words += [f"schedule {plan.schedule}"] if plan.schedule else []
     words += [f"precision {plan.precision}"] if plan.precision else []
+    words += [f"update by {plan.update}"] if plan.update else []
     print(f"{plan.planner} on mesh {_mesh(plan)}: {', '.join(words)}", file=out)
     if plan.pipeline is not None:
         devices = plan.pipeline.devices or ("",) * plan.num_stages
@@ -143,10 +149,10 @@ def print_plan(plan: Plan, out: TextIO) -> None:
 
 
 def print_throughput(
-    program: Program, cluster: str, plan: Plan, time_s: float, out: TextIO
+    program: Program, cluster: str, plan: Plan, predicted: Predicted, out: TextIO
 ) -> None:
     """Say what a step of a captured program under a plan does in a second, if it has a batch."""
-    found = Throughput.of(program, find_cluster(cluster), plan, time_s)
+    found = Throughput.of(program, find_cluster(cluster), plan, predicted)
     if found is not None:
         print(f"throughput: {found}", file=out)
 
@@ -169,10 +175,11 @@ def _cut_activations(plan: Plan) -> list[str]:
 
 
 def _print_predicted(found: Predicted, out: TextIO) -> None:
+    update = f", update {_seconds(found.update_s)}" if found.update_s else ""
     print(
         f"{found.source} step {_seconds(found.time_s)}: compute {_seconds(found.compute_s)}, "
-        f"exposed communication {_seconds(found.exposed_s)}, bubble {_seconds(found.bubble_s)}; "
-        f"memory {memory_text(found.peak_bytes, found.capacity_bytes)}",
+        f"exposed communication {_seconds(found.exposed_s)}, bubble {_seconds(found.bubble_s)}"
+        f"{update}; memory {memory_text(found.peak_bytes, found.capacity_bytes)}",
         file=out,
     )
 

@@ -214,9 +214,10 @@ def _print_predicted(report: RunReport) -> None:
     predicted, training = report.predicted, report.training
     if predicted is None or training is None:
         return
+    update = f"with {seconds_text(predicted.update_s)} for" if predicted.update_s else "without"
     print(
-        f"the plan predicts {seconds_text(predicted.time_s)} per step ({predicted.source}, without "
-        f"the optimizer's update); measured {seconds_text(training.step_s)}, with it"
+        f"the plan predicts {seconds_text(predicted.time_s)} per step ({predicted.source}, "
+        f"{update} the optimizer's update); measured {seconds_text(training.step_s)}, with it"
     )
     if not predicted.memory_bytes:
         return

@@ -35,7 +35,7 @@ def idle_axes(program: Program, notes: Sequence[str]) -> list[str]:
     known = [*(name for name in (*BATCH_AXES, "tensor") if name not in mesh.names), *used]
     said = [note for note in notes if note.startswith("axis ")]
     return [
-        f"axis '{axis.name}' of the mesh is idle: nothing is cut over it, and its "
+        f"axis '{axis.name}' of the mesh is idle: nothing is sharded over it, and its "
         f"{axis.size} ranks all compute the same; {did_you_mean(axis.name, known)}"
         "give its devices to another axis, or a plan that uses it"
         for axis in mesh.space_axes

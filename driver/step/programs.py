@@ -28,10 +28,9 @@ from shardweave.driver.step.lowering import (
     made_here,
     on_rank_0,
 )
-from shardweave.driver.step.model.plain_values import ABSENT
-from shardweave.driver.step.model.settings import Settings, Snapshot, changes
 from shardweave.driver.step.precision import AUTOCAST, inputs_in_precision
 from shardweave.driver.step.request import Request
+from shardweave.driver.step.settings import ABSENT, Settings, Snapshot, changes
 from shardweave.ir.capture.arguments import Form, taken_apart
 from shardweave.ir.capture.outputs import chosen_loss
 from shardweave.ir.dialects.types import form_of
@@ -93,7 +92,6 @@ class CompiledPrograms(Programs):
         self.notes: list[str] = []
         self._note(lowered)
         self._settings = Settings(request.model, request.loss)
-        self._note_settings()
         kept, now = [(call, first)] if kept is None else kept, self._settings.now()
         self._kept = OrderedDict((of.key, _Kept(of, bound, now)) for of, bound in kept)
         self._set_aside: dict[Any, list[_Kept]] = {}
@@ -314,13 +312,8 @@ class CompiledPrograms(Programs):
                 if note in lowered.warnings and world.rank() == 0:
                     warn(note, PlanNote)
 
-    def _note_settings(self) -> None:
-        """Keep what is new among the notes on settings whose changes are not seen."""
-        self.notes.extend(note for note in self._settings.beyond if note not in self.notes)
-
     def _keep(self, call: StepCall, bound: BoundProgram) -> None:
         self._settings.look()
-        self._note_settings()
         self._kept[call.key] = _Kept(call, bound, self._settings.now())
         if self._set_aside.get(call.key) and len(self.kept()) > self.request.max_programs:
             del self._set_aside[call.key][0]

@@ -182,7 +182,7 @@ class _Question:
             price = price_of(self.mesh, operand, wanted)
             if price is None:
                 return None
-            total = _sum(total, price)
+            total = sum_of(total, price)
             if operand.pinned:
                 pinned += price[1]
         # A result is weighed like an operand of its size.
@@ -192,7 +192,7 @@ class _Question:
             price = price_of(self.mesh, Operand(shape, itemsize, (produced,)), target)
             if price is None:
                 return None
-            total = _sum(total, price)
+            total = sum_of(total, price)
         return pinned, total
 
     def _target(self, index: int, produced: Sharding) -> Sharding:
@@ -212,7 +212,8 @@ class _Question:
         return produced.whole()
 
 
-def _sum(a: Price, b: Price) -> Price:
+def sum_of(a: Price, b: Price) -> Price:
+    """The price of both."""
     return a[0] + b[0], a[1] + b[1], a[2] + b[2]
 
 

@@ -6,7 +6,7 @@ a reshard already made for an earlier use. A later use of the same version is fr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from xdsl.dialects.builtin import ArrayAttr
 from xdsl.ir import Operation, SSAValue
@@ -96,13 +96,23 @@ class Flow:
         op: AtenOp,
         goals: Sequence[Sharding | None],
         hints: Iterable[tuple[str, int, int]] = (),
+        moved: Mapping[SSAValue, Sharding] | None = None,
     ) -> Assignment:
-        """The assignment of an op. Raises ValueError, naming it, for a goal out of reach."""
+        """The assignment of an op. Raises ValueError, naming it, for a goal out of reach.
+
+        moved: the shardings of values that it would find elsewhere than they are.
+        """
+        operands = [self.operand(value) for value in op.operands]
+        if moved:
+            operands = [
+                operand._replace(versions=(moved[value],)) if value in moved else operand
+                for operand, value in zip(operands, op.operands, strict=True)
+            ]
         try:
             return assign(
                 self.mesh,
                 self.rule(op),
-                tuple([self.operand(v) for v in op.operands]),
+                tuple(operands),
                 tuple([shape_of(r) for r in op.results]),
                 tuple(goals),
                 tuple(hints),

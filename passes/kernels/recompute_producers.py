@@ -235,7 +235,7 @@ def _bytes(value: SSAValue) -> int:
 
 @dataclass(frozen=True)
 class RecomputeProducersPass(PassOnProgram):
-    """Let each kernel compute again what it would read, where that saves bytes or a kernel.
+    """Recompute values inside the kernels that read them, where that saves bytes or a kernel.
 
     A value that only kernels read, and that follows element by element from values in memory, is
     computed by each of its readers: across phases, messages and products, which no region crosses.

@@ -456,7 +456,7 @@ class _Chunks:
 
 @dataclass(frozen=True)
 class ChunkLossPass(PassOnProgram):
-    """Cut the loss along its rows, such as tokens, over a new time axis `loss`.
+    """Split the loss along its rows, such as tokens, over a new time axis `loss`.
 
     Cut are the ops from the product that makes the logits to the gradients of its operands, found
     by the rules of ops alone: the loss may be any in which the gradient of a row of logits depends

@@ -33,7 +33,7 @@ Mode = Literal["cheaper", "all-to-all", "gather"]
 
 @dataclass(frozen=True)
 class DispatchExpertsPass(PassOnProgram):
-    """Send rows of experts to the ranks that need them, where that is less than all rows.
+    """Send tokens to the ranks whose experts take them, instead of gathering all of them.
 
     mode: `all-to-all` sends them everywhere it can, `gather` nowhere. `cheaper` decides for each
     message by its bytes, with balanced routing: a gather brings all tokens to each rank.

@@ -79,7 +79,7 @@ def _cast(value: SSAValue, dtype: torch.dtype, new: Builder) -> Operation:
 
 @dataclass(frozen=True)
 class ReduceInPass(PassOnProgram):
-    """Let ranks add gradients up in a dtype, `float32` (the default), `bfloat16` or `float16`.
+    """Set the dtype in which ranks sum gradients: `float32`, `bfloat16` or `float16`.
 
     Fewer digits send fewer bytes. Nothing else is added up in fewer digits than it has; what has
     fewer than `dtype`, such as the bfloat16 terms of a product that tensor parallelism cuts, is

@@ -31,7 +31,7 @@ def _start(op: DistOp, kind: type[DistOp]) -> None:
 
 @dataclass(frozen=True)
 class StartCollectivesPass(PassOnProgram):
-    """Replace each collective by its `dist.start_*` and a `dist.wait` right behind it.
+    """Replace each collective by its `dist.start_*` and a `dist.wait` right after it.
 
     Requires: a local program without time axes. Ensures: numerics unchanged; the schedule is
     still blocking, but another order can now put work between a start and its wait. Linear.

@@ -193,7 +193,7 @@ class _Partition:
 
 @dataclass(frozen=True)
 class InsertCollectivesPass(PassOnProgram):
-    """Give every value the type of its shards, and lower every `dist.reshard`.
+    """Give every value the type of its shards, and lower every `dist.reshard` to collectives.
 
     A reshard becomes the collectives and slices that bring its operand to its sharding, with the
     reshard's layer and phase; ops that need more than local types on shards (offsets into a shard,

@@ -5,8 +5,9 @@ its operands; conflicts go by priority (wishes of the plan and the user, then th
 pending sum travels through linear ops while it has a single use, and is reduced, or scattered
 where shards are wanted, at the first op that needs it. Then backward, to a fixed point: a value
 that all its uses want in shards, and that can be made in shards for free, is made so (masks,
-constants, biases); parameters without annotation adopt what their uses want. What was chosen is
-then written into the program (`place_reshards`).
+constants, biases); parameters without annotation adopt what their uses want. Then wishes travel
+back to what several uses share (`shared_wishes`). What was chosen is written into the program
+(`place_reshards`).
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from shardweave.ir.sharding.flow import Flow, aten_ops, is_propagated
 from shardweave.ir.sharding.rules import notes_on_rules
 from shardweave.passes.notes import is_heard, note
 from shardweave.passes.partition.place_reshards import Chosen, place_reshards
+from shardweave.passes.partition.shared_wishes import SharedWishes
 from shardweave.passes.partition.wanted_seats import WantedSeats
 from shardweave.passes.program_pass import Analyses, PassWithAnalyses
 
@@ -113,11 +115,18 @@ class Propagation:
     # Backward
 
     def backward(self) -> None:
-        """Sweep against program order until nothing changes."""
+        """Sweep against program order until nothing changes; then let wishes travel back."""
         for _ in range(MAX_SWEEPS):
             if not self._backward():
-                return
-        raise AssertionError(f"propagation still changes after {MAX_SWEEPS} sweeps")
+                break
+        else:
+            raise AssertionError(f"propagation still changes after {MAX_SWEEPS} sweeps")
+        shared = SharedWishes(self.flow, self.assignments, self.wishes, self._returned)
+        for op in reversed(self.ops):
+            for result in op.results:
+                shared.travel_to(result)
+        for value in self.arguments.values():
+            shared.travel_to(value)
 
     def _backward(self) -> bool:
         """One sweep against program order; whether it changed anything."""
@@ -141,10 +150,10 @@ class Propagation:
             return None
         wanted: Sharding | None = None
         for use in value.uses:
-            if not isinstance(use.operation, AtenOp):
-                return None
-            read = self.assignments[use.operation].operands[use.index]
-            if wanted is not None and read != wanted:
+            op = use.operation
+            is_op = isinstance(op, AtenOp)
+            read = self.assignments[op].operands[use.index] if is_op else self._returned(use.index)
+            if read is None or wanted not in (None, read):
                 return None
             wanted = read
         if wanted is None or wanted == now or wanted.unreduced:
@@ -160,7 +169,7 @@ class Propagation:
         goals[index] = wanted
         assignment = self.flow.assign(op, goals)
         if assignment.results[index] != wanted:
-            return False
+            return self._scatter(op, index, wanted)
         if self._spoils_larger(op, index, assignment):
             return False
         for operand, needed in zip(op.operands, assignment.operands, strict=True):
@@ -169,6 +178,20 @@ class Propagation:
                 return False
         self.assignments[op] = assignment
         self.flow.versions[op.results[index]][0] = wanted
+        return True
+
+    def _scatter(self, op: AtenOp, index: int, wanted: Sharding) -> bool:
+        """Scatter a sum that is reduced where it is made, if all its uses want shards."""
+        result, produced = op.results[index], self.assignments[op].results[index]
+        if not produced.unreduced:
+            return False
+        made = self.flow.operand(result)._replace(versions=(produced,))
+        now, then = (
+            price_of(self.flow.mesh, made, s) for s in (self.flow.sharding(result), wanted)
+        )
+        if now is None or then is None or then >= now:
+            return False
+        self.flow.versions[result][0] = wanted
         return True
 
     def _spoils_larger(self, op: AtenOp, index: int, assignment: Assignment) -> bool:
@@ -195,6 +218,12 @@ class Propagation:
         kind = "buffer" if slot.kind == "buffer" else "param"
         argument = self.arguments.get((kind, slot.name))
         return None if argument is None else self._stored(argument)
+
+    def _returned(self, index: int) -> Sharding | None:
+        """How a result is returned; None if it is as it is made."""
+        slot = self.program.results[index]
+        annotated = None if slot.sharding_attr is None else self.program.sharding_of_slot(slot)
+        return annotated or self._stored_for(slot)
 
     def write(self) -> None:
         """Write the choices into the program: arguments, results, ops, reshards."""

@@ -105,7 +105,7 @@ def _rewrite(found: _SumOfPowers) -> None:
 
 @dataclass(frozen=True)
 class SumByLocalMaximaPass(PassOnProgram):
-    """Sum exponentials by each shard's own maximum, and scale the sums when that of all is known.
+    """Sum exponentials relative to each shard's maximum, and scale the sums once all are known.
 
     A kernel then reads the logits of a cut vocabulary once before the message, and not again after
     it. Nothing changes where softmaxes are of whole rows.

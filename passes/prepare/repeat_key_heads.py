@@ -30,7 +30,7 @@ HEADS = 1
 
 @dataclass(frozen=True)
 class RepeatKeyHeadsPass(PassWithAnalyses):
-    """Give each query of grouped attention a head of keys and values of its own, where needed.
+    """Repeat key and value heads of grouped attention where devices outnumber them.
 
     Queries are sharded by heads over more devices than there are heads of keys, so keys and values
     are replicated. Without this pass the queries would be replicated for the attention, too.

@@ -72,7 +72,7 @@ def _split(op: AtenOp, product: Product) -> None:
 
 @dataclass(frozen=True)
 class SplitAddmmPass(PassOnProgram):
-    """Make an addmm whose weight is cut along the contracted dim a matrix product and an addition.
+    """Split an addmm whose weight is sharded along the contracted dim in a product and an addition.
 
     An addmm adds its bias once, so that it cannot be computed on shards of the contracted dim.
     Everywhere else it stays whole, which rounds once where half precision would round twice.

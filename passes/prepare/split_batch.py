@@ -20,7 +20,7 @@ from shardweave.passes.program_pass import PassOnProgram
 
 @dataclass(frozen=True)
 class SplitBatchPass(PassOnProgram):
-    """Cut dim `dim` of the inputs over a new mesh axis of kind time, of size `n`.
+    """Shard dim `dim` of the inputs over a new time axis: `n` sub-batches that run in turn.
 
     A sub-batch is a virtual rank: propagation and partitioning treat the axis like any other,
     so any mix of tensor, data and sequence parallelism splits, for any model, and stays exact;

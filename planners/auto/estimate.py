@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from shardweave.passes.messages.merge_collectives import BUCKET_BYTES
 from shardweave.planners.auto.reader import REPEATING, CostReader, PieceCost
@@ -25,6 +26,7 @@ from shardweave.planners.plan.zero import (
     ring_passes,
     whole_for_a_while,
 )
+from shardweave.planners.simulate.update_cost import UpdateCost
 
 WEIGHTS_SHARE = 0.5
 """Of a backward pass, what computes gradients of weights, behind which other messages hide."""
@@ -52,6 +54,7 @@ class Estimator:
 
     reader: CostReader
     precision: str = ""
+    update: str = ""
     _rings: dict[tuple[int, int, ReplicaCut, tuple[str, ...]], tuple[float, float]] = field(
         default_factory=dict[tuple[int, int, ReplicaCut, tuple[str, ...]], tuple[float, float]]
     )
@@ -65,6 +68,22 @@ class Estimator:
     @property
     def cluster(self) -> Cluster:
         return self.reader.cluster
+
+    @cached_property
+    def _update(self) -> UpdateCost | None:
+        """The update on one device."""
+        if not self.update:
+            return None
+        from shardweave.planners.simulate.update import simulate_update  # traces, loads slowly
+
+        model = CostModel(self.cluster)
+        return simulate_update([self.reader.depths.program], self.update, model, self.precision)
+
+    def _update_s(self, point: JointPoint) -> float:
+        """Seconds of the update where each device has its share of one device's work."""
+        whole_s = 0.0 if self._update is None else self._update.seconds
+        copies = point.replica if point.zero else point.replicas
+        return whole_s * copies / (point.tensor * point.stages * point.replicas)
 
     def cost_of(self, point: JointPoint) -> PieceCost:
         return self.reader.cost(point.cut, self.reader.batch // point.pieces, point.recompute)
@@ -97,7 +116,8 @@ class Estimator:
         bound_s = max(micro * least / point.stages, micro * least_inside / point.stages, sync_bound)
         filling_s = max(bound_s, filled(least, point.stages, micro))
         memory, state = self._memory(point, cost)
-        return PointEstimate(time_s + sync, bound_s, filling_s, memory, state)
+        time_s += sync + self._update_s(point)
+        return PointEstimate(time_s, bound_s, filling_s, memory, state)
 
     def _chunks(self, point: JointPoint) -> int:
         return point.chunks if point.chooses("chunks") else 1
@@ -230,10 +250,13 @@ class Estimator:
 
     def _memory(self, point: JointPoint, cost: PieceCost) -> tuple[float, float]:
         """Bytes of the fullest stage, and of them parameters, gradients and optimizer."""
-        sums = cost.sums
+        sums, zero = cost.sums, point.zero
         size = max(sums["parameters"] / point.stages, sums["largest parameters"])
+        kept = None
+        if self._update is not None:
+            kept = self._update.state_bytes / max(1, sum(self.reader.parameter_bytes))
         state = sum(
-            sum(divided(state_bytes(part, cost.itemsize, self.precision), point.zero, n).values())
+            sum(divided(state_bytes(part, cost.itemsize, self.precision, kept), zero, n).values())
             for part, _, n in self._parts(point, size)
         )
         kept = sums["kept"]

@@ -109,7 +109,12 @@ class Evaluator:
             sizes.append(counts)
         deeper = Deeper(staged[1], deepened_stages(plan, depths.names, sizes[0], sizes[1]))
         return simulate_runs(
-            staged[0], self._cluster, plan.pipeline, precision=plan.precision, deeper=deeper
+            staged[0],
+            self._cluster,
+            plan.pipeline,
+            precision=plan.precision,
+            deeper=deeper,
+            update=plan.update,
         )
 
 
@@ -134,6 +139,7 @@ def extrapolated(few: Predicted, more: Predicted, times: float) -> Predicted:
         more,
         time_s=beyond(few.time_s, more.time_s) + exposed_s - line_s,
         compute_s=beyond(few.compute_s, more.compute_s),
+        update_s=beyond(few.update_s, more.update_s),
         exposed_s=exposed_s,
         communication_s=each(few.communication_s, more.communication_s),
         memory_bytes=each(few.memory_bytes, more.memory_bytes),

@@ -36,7 +36,7 @@ class AutoOptions:
     search ends after so many seconds with the best so far, or, if nothing was simulated yet, with
     the best estimate, which it then simulates; 0: it ends by itself. fix, forbid:
     dimensions with values, as `tensor=8,zero=1`. memory: of each device, as 70GiB, where not all
-    may be used. propose: also price what other planners choose. precision, expert_load: as
+    may be used. propose: also price what other planners choose. precision, expert_load, update: as
     of a plan. top: candidates that the plan lists.
     """
 
@@ -48,6 +48,7 @@ class AutoOptions:
     propose: bool = True
     precision: str = ""
     expert_load: float = 1.0
+    update: str = ""
     top: int = 5
 
 
@@ -77,10 +78,11 @@ def plan_auto(
 ) -> Plan:
     """The fastest plan of all dimensions at once, by the one cost model.
 
-    Objective: simulated seconds of a step among plans that fit into memory, with Adam's state in
-    the plan's precision. Space: `JointSpace`, on all devices of the cluster or those of `mesh`,
-    and what other planners propose. Exact in the space if the search ends by itself, as far as its
-    bounds hold (`search`); a reason says whether it did. Time: a partition for each distinct
+    Objective: simulated seconds of a step, with the update of `options.update`, among plans that
+    fit into memory, with the state of that optimizer, or Adam's in the plan's precision. Space:
+    `JointSpace`, on all devices of the cluster or those of `mesh`, and what other planners propose.
+    Exact in the space if the search ends by itself, as far as its bounds hold (`search`); a reason
+    says whether it did. Time: a partition for each distinct
     (tensor degree, sequence parallelism, rows of a piece), some 50 us for each point, and a
     lowering for each point simulated. Of a model of more than eight equal blocks a few are
     partitioned and the step is extrapolated, so that the time does not grow with depth.
@@ -93,9 +95,9 @@ def plan_auto(
     constraints = Constraints.parse(options.fix, options.forbid)
     depths = Depths.of(program)
     reader = CostReader(depths, cluster, options.expert_load)
-    estimator = Estimator(reader, options.precision)
+    estimator = Estimator(reader, options.precision, options.update)
     name = _name_of(cluster, cluster_name, options)
-    evaluator = Evaluator(PlanMaker(estimator, name, options.precision))
+    evaluator = Evaluator(PlanMaker(estimator, name, options.precision, options.update))
     limit_s = options.time_limit_s
     search = JointSearch(
         space=joint_space(reader, mesh, constraints, has_list=bool(name) and not depths.is_deep),
@@ -164,7 +166,7 @@ def _proposed(
         for schedule, size in [*orders][: 1 if is_whole and depths.is_deep else None]:
 
             def whole(plan: Plan, schedule: str = schedule, size: int = size) -> Plan:
-                return _bare(plan, schedule, size)
+                return replace(_bare(plan, schedule, size), update=options.update)
 
             point = point_of(whole(first))
             if not constraints.allows(point) or (search.space.whole and point.micro_batches > 1):

@@ -20,11 +20,13 @@ Stages = tuple[tuple[str, ...], ...]
 
 @dataclass(frozen=True)
 class PlanMaker:
-    """cluster: the name that plans give theirs, for schedule `list`; precision: of the plans."""
+    """cluster: the name that plans give theirs, for schedule `list`; precision, update: of the
+    plans."""
 
     estimator: Estimator
     cluster: str = ""
     precision: str = ""
+    update: str = ""
 
     def plan(self, point: JointPoint, program: Program) -> Plan:
         """The plan of a point, also for fewer blocks; PlanError where stages do not fit."""
@@ -43,6 +45,7 @@ class PlanMaker:
             zero=point.zero,
             alone_bytes=0 if point.buckets == BUCKETS[0] else point.buckets * 2**20,
             precision=self.precision,
+            update=self.update,
             pipeline=pipeline,
         )
 

@@ -22,6 +22,7 @@ PARTS = (
     "inputs",
     "activations",
     "communication",
+    "update",
 )
 
 ADAM_STATE = 2.0
@@ -99,23 +100,34 @@ def state_bytes(
     per byte of parameters, in place of Adam's.
     """
     if optimizer_multiplier is None:
-        is_mixed = precision.endswith("-mixed") or (not precision and itemsize == 2)
-        optimizer_multiplier = MIXED_BYTES / itemsize - 2 if is_mixed else ADAM_STATE
+        mixed = MIXED_BYTES / itemsize - 2
+        optimizer_multiplier = mixed if is_mixed(itemsize, precision) else ADAM_STATE
     optimizer = optimizer_multiplier * parameter_bytes
     return {"parameters": parameter_bytes, "gradients": parameter_bytes, "optimizer": optimizer}
 
 
+def is_mixed(itemsize: int, precision: str) -> bool:
+    """Say whether parameters of so many bytes are trained in mixed precision."""
+    return precision.endswith("-mixed") or (not precision and itemsize == 2)
+
+
 def peak_memory(
-    program: Program, *, optimizer_multiplier: float | None = 0.0, precision: str = ""
+    program: Program,
+    *,
+    optimizer_multiplier: float | None = 0.0,
+    precision: str = "",
+    update_bytes: int = 0,
 ) -> Memory:
     """Peak bytes of a step on one device.
 
     optimizer_multiplier: bytes of optimizer state per byte of parameters; None: those of Adam in
-    this precision (`state_bytes`).
+    this precision (`state_bytes`). update_bytes: of what lives during the update, behind the step.
     """
     tally = _Tally()
     for tally in _walk(program, optimizer_multiplier, precision):
         tally.look()
+    tally.add("update", update_bytes)
+    tally.look()
     return Memory(tally.peak, {part: tally.at_peak.get(part, 0) for part in PARTS})
 
 
@@ -141,7 +153,7 @@ def _walk(program: Program, optimizer_multiplier: float | None, precision: str) 
             itemsize = dtype_of_value(value).itemsize
             state = state_bytes(size, itemsize, precision, optimizer_multiplier)
             optimizer += state["optimizer"]
-    tally.add("optimizer", int(optimizer))
+    tally.add("optimizer", round(optimizer))
     yield tally
     dying: dict[int, list[Storage]] = {}
     for storage in (one for group in created for one in group):

@@ -11,11 +11,9 @@ from shardweave.planners.oases.chain import (
     Chain,
     ChainCosts,
     Matrix,
-    check_budget,
     linearise,
     no_fit,
 )
-from shardweave.planners.plan.plan_parts import PlanError
 
 _TOLERANCE = 1e-12
 """What a path must save, as a share of the time, to count as better: more than rounding does."""
@@ -52,58 +50,44 @@ class _Relaxed:
     """The Lagrangian min(time + weight * memory), by block and choice.
 
     weight: seconds a byte. togo_s[i][a]: its least value over all blocks after i, if block i has
-    choice a. path: the one that reaches the least of all; None if there is no path.
+    choice a. path: the one that reaches the least of all.
     """
 
     weight: float
     togo_s: list[list[float]]
-    path: tuple[int, ...] | None
+    path: tuple[int, ...]
 
 
 def solve_chain(
     chain: Chain,
     budget_bytes: float = math.inf,
     *,
-    max_switches: int | None = None,
     costs: ChainCosts | None = None,
 ) -> Solution:
     """The degrees of least time whose memory is at most `budget_bytes`.
 
-    max_switches: how often the degree may change along the chain. Objective: `costs`, by default
-    (3) + (4) in seconds, subject to (6). Exact. Raises PlanError, with the smallest shortfall in
-    GiB, if nothing fits.
+    Objective: `costs`, by default (3) + (4) in seconds, subject to (6). Exact. Raises PlanError,
+    with the smallest shortfall in GiB, if nothing fits.
 
     A label is the (time, memory) of a way to reach a choice of a block. One that another beats
     in both is dropped, and so is one that by the Lagrangian cannot end below the best path known
-    to fit. k blocks with D degrees and at most S switches have k D (S + 1) states (k D without a
-    limit). A Lagrangian takes O(k D^2), and about ten are needed; the labels take
-    O(k D^2 l log l), with l of them a state: exponential in the worst case, where all memories
-    differ; a few hundred for the equal layers of a transformer.
+    to fit. For k blocks with D degrees a Lagrangian takes O(k D^2), and about ten are needed; the
+    labels take O(k D^2 l log l), with l of them a choice: exponential in the worst case, where all
+    memories differ; a few hundred for the equal layers of a transformer.
     """
-    check_budget(budget_bytes)
     costs = costs or linearise(chain)
-    states = costs if max_switches is None else _with_switches(costs, chain, max_switches)
-    wide, num_labels = solve_costs(states, budget_bytes)
-    widths = [len(block.choices) for block in chain.blocks]
-    # A state is a choice once per number of switches.
-    path = tuple(a % width for a, width in zip(wide, widths, strict=True))
+    path, num_labels = _solved(costs, budget_bytes)
     if costs.memory(path) > budget_bytes:
         raise no_fit(chain, path, budget_bytes)
     return Solution(path, chain.degrees(path), costs.time_s(path), costs.memory(path), num_labels)
 
 
-def solve_costs(costs: ChainCosts, budget_bytes: float) -> tuple[tuple[int, ...], int]:
+def _solved(costs: ChainCosts, budget_bytes: float) -> tuple[tuple[int, ...], int]:
     """The path of least time within the budget, or else of least memory; and labels kept."""
     fastest = _relax(costs, 0.0)
-    if fastest.path is None:
-        raise PlanError(
-            "no degrees for all blocks change as rarely as asked; allow more switches, or give "
-            "the blocks more degrees in common."
-        )
     if costs.memory(fastest.path) <= budget_bytes:
         return fastest.path, 0
     lightest = _relax(_only_memory(costs), 0.0)
-    assert lightest.path is not None
     if costs.memory(lightest.path) > budget_bytes:
         return lightest.path, 0
     relaxed, best = _best_multiplier(costs, fastest, lightest.path, budget_bytes)
@@ -111,12 +95,9 @@ def solve_costs(costs: ChainCosts, budget_bytes: float) -> tuple[tuple[int, ...]
 
 
 def _only_memory(costs: ChainCosts) -> ChainCosts:
-    """The costs of finding the path of least memory; edges that cannot be taken stay."""
+    """The costs of finding the path of least memory."""
     unary = tuple(tuple(map(float, row)) for row in costs.memory_bytes)
-    edges = tuple(
-        tuple(tuple(0.0 if e < math.inf else e for e in row) for row in matrix)
-        for matrix in costs.edge_s
-    )
+    edges = tuple(tuple((0.0,) * len(row) for row in matrix) for matrix in costs.edge_s)
     return ChainCosts(unary, edges, costs.memory_bytes)
 
 
@@ -141,8 +122,6 @@ def _relax(costs: ChainCosts, weight: float) -> _Relaxed:
         steps.append(step)
     togo.reverse()
     totals = [node + rest for node, rest in zip(unary[0], togo[0], strict=True)]
-    if min(totals) == math.inf:
-        return _Relaxed(weight, togo, None)
     path = [totals.index(min(totals))]
     for step in reversed(steps):
         path.append(step[path[-1]])
@@ -158,7 +137,6 @@ def _best_multiplier(
     one that fits gives the next multiplier, whose path replaces one of them, until it lies on
     the line.
     """
-    assert fastest.path is not None
     large, small, relaxed = fastest.path, lightest, fastest
     best = small
     while True:
@@ -167,7 +145,6 @@ def _best_multiplier(
         weight = max(0.0, time_small - time_large) / (size_large - size_small)
         relaxed = _relax(costs, weight)
         path = relaxed.path
-        assert path is not None
         value = costs.time_s(path) + weight * costs.memory(path)
         on_line = value >= time_large + weight * size_large - _TOLERANCE * abs(time_large)
         fits = costs.memory(path) <= budget_bytes
@@ -190,7 +167,6 @@ def _close_gap(
     The Lagrangian bounds it from below. Few labels can end in the lowest part of the gap, where
     the best path mostly is, so that part is searched first, and then twice as much.
     """
-    assert relaxed.path is not None
     upper_s = costs.time_s(best) * (1 - _TOLERANCE)
     excess = costs.memory(relaxed.path) - budget_bytes
     lower_s = costs.time_s(relaxed.path) + relaxed.weight * excess
@@ -258,31 +234,3 @@ def _undominated(found: list[tuple[int, float, _Label]], choice: int) -> list[_L
             least_s = time_s
             kept.append(_Label(size, time_s, choice, before))
     return kept
-
-
-def _with_switches(costs: ChainCosts, chain: Chain, max_switches: int) -> ChainCosts:
-    """Costs over states (choice, switches so far), numbered switches * choices + choice."""
-    if max_switches < 0:
-        raise ValueError(f"max_switches is {max_switches}, expected 0 or more; use None for any.")
-    counts = range(max_switches + 1)
-    degrees = [[choice.degree for choice in block.choices] for block in chain.blocks]
-
-    def step(i: int, a: int, before: int, b: int, after: int) -> float:
-        switched = degrees[i][a] != degrees[i + 1][b]
-        return costs.edge_s[i][a][b] if after == before + switched else math.inf
-
-    edges = tuple(
-        tuple(
-            tuple(
-                step(i, a, before, b, after) for after in counts for b in range(len(degrees[i + 1]))
-            )
-            for before in counts
-            for a in range(len(degrees[i]))
-        )
-        for i in range(len(degrees) - 1)
-    )
-    unary = tuple(row * len(counts) for row in costs.unary_s)
-    # No switch has been made at the first block.
-    start = costs.unary_s[0] + (math.inf,) * (len(unary[0]) - len(costs.unary_s[0]))
-    memory = tuple(row * len(counts) for row in costs.memory_bytes)
-    return ChainCosts((start, *unary[1:]), edges, memory)

@@ -9,11 +9,9 @@ blocks of the fastest, until none is faster.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.program import Program
@@ -24,7 +22,6 @@ from shardweave.planners.lowering.lower import RECENT, Lowerings
 from shardweave.planners.oases.chain import MEMORY_PARTS, Chain, ChainCosts, linearise, runs
 from shardweave.planners.oases.degree import Axes, DegreeSpace, plan_of_degrees
 from shardweave.planners.oases.dp import Solution, solve_chain
-from shardweave.planners.oases.ilp import solve_chain_ilp
 from shardweave.planners.oases.program import ChainOptions, chain_of_program
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_parts import Candidate, Predicted
@@ -87,11 +84,8 @@ def best_paths(costs: ChainCosts, count: int) -> list[Path]:
             )[:count]
             for choice, node_s in enumerate(row)
         ]
-    whole = sorted(one for paths in ends for one in paths if one[0] < math.inf)
+    whole = sorted(one for paths in ends for one in paths)
     return [path for _, path in whole[:count]]
-
-
-SOLVERS = ("dp", "highs", "cbc")
 
 
 def plan_oases(
@@ -104,9 +98,6 @@ def plan_oases(
     batch_split: int = 2,
     recompute: str = "after-communication",
     schedule: str = "cross-pass",
-    solver: str = "dp",
-    max_switches: int | None = None,
-    optimizer_multiplier: float | None = None,
     precision: str = "",
     memory_share: float = 0.95,
     refine: int = 0,
@@ -118,9 +109,8 @@ def plan_oases(
 
     Objective: seconds, the paper's (3) + (4) and the reduction of gradients; subject to (6), the
     memory of `memory_share` of the smallest device, in bytes, with the optimizer's state that the
-    plan's `precision` has, or `optimizer_multiplier` bytes per byte of parameters. Exact for this
-    model (`oases.dp`, or an ILP by `solver` highs or cbc). max_switches: how often the degree may
-    change. The model prices, at each degree, the program that runs if all blocks have it.
+    plan's `precision` has. Exact for this model (`oases.dp`). The model prices, at each degree, the
+    program that runs if all blocks have it.
 
     batch_split: 2, or 1 for a blocking step. refine: so many assignments of degrees are simulated,
     which the paper does not do: the best of the model, and changes of single blocks of the fastest
@@ -129,15 +119,14 @@ def plan_oases(
     Raises ValueError for options that are no such and a program without parallel pairs, PlanError
     if no degrees fit into memory.
     """
-    _check(batch_split, solver, memory_share)
+    _check(batch_split, memory_share)
     check_plan_precision(precision)
     axes = Axes.of(mesh, tensor, data, batch_split)
-    options = ChainOptions(recompute, optimizer_multiplier, precision)
+    options = ChainOptions(recompute, precision)
     found = chain_of_program(program, axes, cluster, options)
     devices = cluster.device_types(mesh.num_devices)
     budget = memory_share * min(device.memory_bytes for device in devices)
-    solve = solve_chain if solver == "dp" else partial(solve_chain_ilp, solver=solver)
-    solution = solve(found.chain, budget, max_switches=max_switches)
+    solution = solve_chain(found.chain, budget)
     costs = linearise(found.chain)
     candidates = tuple(_candidates(found.chain, costs, solution, budget))
     step = Plan(recompute=recompute, schedule=schedule, precision=precision)
@@ -175,14 +164,12 @@ def _with_degrees(program: Program, space: DegreeSpace, degrees: Sequence[int], 
     )
 
 
-def _check(batch_split: int, solver: str, memory_share: float) -> None:
+def _check(batch_split: int, memory_share: float) -> None:
     if batch_split not in (1, 2):
         raise ValueError(
             f"batch_split={batch_split}, but the model is of two sub-batches that alternate; use "
             "2, or 1 for a blocking step."
         )
-    if solver not in SOLVERS:
-        raise ValueError(f"solver '{solver}' is unknown; use one of {', '.join(SOLVERS)}.")
     if not 0 < memory_share <= 1:
         raise ValueError(f"memory_share={memory_share}; give the share that may be used, 0 .. 1.")
 

@@ -32,11 +32,9 @@ from shardweave.planners.structure.structure import Pair, find_pairs
 
 @dataclass(frozen=True)
 class ChainOptions:
-    """How the step runs. recompute: a policy of `rematerialize`. optimizer_multiplier: bytes of
-    optimizer state per byte of parameters, in place of what `precision` says."""
+    """How the step runs. recompute: a policy of `rematerialize`."""
 
     recompute: str
-    optimizer_multiplier: float | None = None
     precision: str = ""
 
 
@@ -189,7 +187,7 @@ def _option(
 
 def _state_bytes(parameter: AnyTensor, options: ChainOptions) -> int:
     size, itemsize = num_bytes(parameter), dtype_of_type(parameter).itemsize
-    parts = state_bytes(size, itemsize, options.precision, options.optimizer_multiplier)
+    parts = state_bytes(size, itemsize, options.precision)
     return int(sum(parts.values()))
 
 

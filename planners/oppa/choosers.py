@@ -14,8 +14,8 @@ from typing import Protocol
 import numpy as np
 from scipy.special import ndtr
 
-from shardweave.planners.oppa.gp import Belief, Kernel, fit
-from shardweave.planners.oppa.prior import Form, MemoryPrior, Samples, ThroughputPrior
+from shardweave.planners.oppa.gp import Belief, fit
+from shardweave.planners.oppa.prior import Formula, MemoryPrior, Samples, ThroughputPrior
 from shardweave.planners.trials.space import Floats, SpaceTable
 from shardweave.planners.trials.trials import Record
 
@@ -33,10 +33,6 @@ FITTED_EVERY = 5
 
 MEMORY_NOISE = 0.01
 """Deviation of a measured peak, in shares of the memory."""
-
-
-Target = type[ThroughputPrior] | type[MemoryPrior]
-"""What a process is of."""
 
 
 @dataclass(frozen=True)
@@ -156,17 +152,17 @@ def random_instead(history: History, first: int, rng: np.random.Generator) -> Su
 class BayesianChooser:
     """Constrained expected improvement over Gaussian processes of throughput and memory.
 
-    form: of OPPA's formulas, around which the processes are; None is around a constant, which is
-    standard Bayesian optimisation. first: random trials at the start. The processes always know
-    all trials; the numbers of kernels and formulas are fitted anew after each of the first
+    throughput, memory: the formulas around which the processes are; None is around a constant,
+    which is standard Bayesian optimisation. first: random trials at the start. The processes always
+    know all trials; the numbers of kernels and formulas are fitted anew after each of the first
     `FITTED_EACH` trials, and after every `FITTED_EVERY`th from there on.
     """
 
-    form: Form | None = "extended"
-    kernel: Kernel = "ard"
+    throughput: Formula | None = field(default_factory=ThroughputPrior)
+    memory: Formula | None = field(default_factory=MemoryPrior)
     first: int = 5
-    _last: dict[Target, tuple[Sequence[Record], Belief]] = field(
-        default_factory=dict[Target, tuple[Sequence[Record], Belief]],
+    _last: dict[str, tuple[Sequence[Record], Belief]] = field(
+        default_factory=dict[str, tuple[Sequence[Record], Belief]],
         init=False,
         compare=False,
         repr=False,
@@ -193,31 +189,31 @@ class BayesianChooser:
         self, history: History, seen: Samples, there: SpaceTable
     ) -> tuple[tuple[Floats, Floats], tuple[Floats, Floats]]:
         """Mean and variance of the throughput (over `scale`) and memory (over a device's)."""
-        throughput = self._fit(history, seen, ThroughputPrior).at(there)
+        throughput = self._fit(history, seen, "throughputs", self.throughput).at(there)
         used = history.memories()
         if used is None:
             nothing = np.zeros(len(there.configurations))
             return throughput, (nothing, nothing)
-        return throughput, self._fit(history, used, MemoryPrior).at(there)
+        return throughput, self._fit(history, used, "memories", self.memory).at(there)
 
-    def _fit(self, history: History, samples: Samples, target: Target) -> Belief:
+    def _fit(
+        self, history: History, samples: Samples, what: str, formula: Formula | None
+    ) -> Belief:
         """What is believed of all samples, with the numbers of the last trial that has a fit.
 
         They follow from the trials alone, so that a search that was stopped goes on the same.
+        what: the method of `History` that gives the samples.
         """
-        known = history.first(_fitted_trials(len(history.records)))
-        of_known = known.throughputs() if target is ThroughputPrior else known.memories()
+        count = len(history.records)
+        known = history.first(count if count <= FITTED_EACH else count - count % FITTED_EVERY)
+        of_known: Samples | None = getattr(known, what)()
         if of_known is None:
-            return fit(samples, target(self.form) if self.form else None, self.kernel)
-        trials, belief = self._last.get(target, ((), None))
+            return fit(samples, formula)
+        trials, belief = self._last.get(what, ((), None))
         if belief is None or trials != known.records:
-            belief = fit(of_known, target(self.form) if self.form else None, self.kernel)
-            self._last[target] = (known.records, belief)
+            belief = fit(of_known, formula)
+            self._last[what] = (known.records, belief)
         return replace(belief, samples=samples)
-
-
-def _fitted_trials(count: int) -> int:
-    return count if count <= FITTED_EACH else count - count % FITTED_EVERY
 
 
 def _expectation(

@@ -1,8 +1,8 @@
 """Gaussian processes for throughput and memory, on botorch; which is imported when first used.
 
-Matern-5/2, either one product over all features (ARD) or a sum of one-dimensional kernels (the
-paper's (23)), around a mean that is a constant or a formula (`prior`). Its numbers and the
-kernel's are fitted together, by their posterior mode: they are believed log-normal.
+Matern-5/2, one product over all features (ARD, as in the released code), around a mean that is a
+constant or a formula (`prior`). Its numbers and the kernel's are fitted together, by their
+posterior mode: they are believed log-normal.
 """
 # gpytorch has no types.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -16,7 +16,7 @@ import warnings
 from dataclasses import dataclass, field
 from functools import cache
 from types import ModuleType
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -31,8 +31,6 @@ from shardweave.planners.oppa.prior import (
     fit_formula,
 )
 from shardweave.planners.trials.space import Floats, SpaceTable
-
-Kernel = Literal["ard", "additive"]
 
 
 @cache
@@ -79,7 +77,7 @@ class Belief:
         return mean.numpy(), variance.clamp_min(0.0).numpy()
 
 
-def fit(samples: Samples, formula: Formula | None, kernel: Kernel) -> Belief:
+def fit(samples: Samples, formula: Formula | None) -> Belief:
     """Fit a process to at least one sample, of order 1. formula: the mean, or a constant."""
     library = botorch()
     features = _inputs(samples.table)
@@ -91,7 +89,7 @@ def fit(samples: Samples, formula: Formula | None, kernel: Kernel) -> Belief:
             features,
             torch.tensor(samples.values)[:, None],
             torch.tensor(samples.variances)[:, None],
-            covar_module=_kernel(kernel, features.shape[1], mean is not None),
+            covar_module=_kernel(features.shape[1], 0.05 if mean is not None else 1.0),
             mean_module=mean,
             outcome_transform=None,
         )
@@ -108,32 +106,19 @@ def _inputs(table: SpaceTable) -> Tensor:
     return torch.tensor(table.features, dtype=torch.float64)
 
 
-def _kernel(kind: Kernel, features: int, has_formula: bool) -> Any:
-    """The residual of a good formula is smaller than the values themselves."""
-    from gpytorch.kernels import AdditiveKernel, MaternKernel, ScaleKernel
+def _kernel(features: int, size: float) -> Any:
+    """size: of the values; the residual of a good formula is smaller than the values themselves."""
+    from gpytorch.kernels import MaternKernel, ScaleKernel
     from gpytorch.priors import LogNormalPrior
 
-    def matern(dims: tuple[int, ...]) -> Any:
-        # Grows with the root of the dims, as distances do (Hvarfner et al. 2024).
-        centre = math.log(len(dims)) / 2 - 0.5
-        kernel: Any = MaternKernel(
-            nu=2.5,
-            ard_num_dims=len(dims),
-            active_dims=dims,
-            lengthscale_prior=LogNormalPrior(centre, 1.0),
-        )
-        kernel.lengthscale = math.exp(centre)
-        return kernel
-
-    def scaled(dims: tuple[int, ...], size: float) -> Any:
-        kernel = ScaleKernel(matern(dims), outputscale_prior=LogNormalPrior(math.log(size), 1.0))
-        kernel.outputscale = size
-        return kernel
-
-    size = 0.05 if has_formula else 1.0
-    if kind == "ard":
-        return scaled(tuple(range(features)), size)
-    return AdditiveKernel(*(scaled((dim,), size / features) for dim in range(features)))
+    # Grows with the root of the dims, as distances do (Hvarfner et al. 2024).
+    centre = math.log(features) / 2 - 0.5
+    prior = LogNormalPrior(centre, 1.0)
+    matern: Any = MaternKernel(nu=2.5, ard_num_dims=features, lengthscale_prior=prior)
+    matern.lengthscale = math.exp(centre)
+    kernel = ScaleKernel(matern, outputscale_prior=LogNormalPrior(math.log(size), 1.0))
+    kernel.outputscale = size
+    return kernel
 
 
 def _formula_mean(samples: Samples, formula: Formula) -> Any:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Protocol, cast, get_args
+from typing import ClassVar, Protocol
 
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.program import Program
@@ -14,9 +14,7 @@ from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.quantity import counted, gib
 from shardweave.planners.lowering.lower import RECENT, Lowerings
 from shardweave.planners.oppa.choosers import BayesianChooser, Chooser
-from shardweave.planners.oppa.gp import Kernel
 from shardweave.planners.oppa.joint import JointPlans
-from shardweave.planners.oppa.prior import Form
 from shardweave.planners.oppa.search import Found, run_trials
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_parts import Candidate, PlanError, Predicted
@@ -58,13 +56,9 @@ class TrialOptions:
 
 @dataclass(frozen=True)
 class OppaOptions(TrialOptions):
-    """first: random trials before anything is learned. form: of the formulas, `corrected`
-    or `extended`. kernel: `ard` or `additive`.
-    """
+    """first: random trials before anything is learned."""
 
     first: int = 5
-    form: str = "extended"
-    kernel: str = "ard"
 
 
 DEFAULTS = TrialOptions()
@@ -91,16 +85,9 @@ def plan_oppa(
 
     Raises PlanError if no trial ran within the memory, and for a file that cannot be used.
     """
-    for what, word, known in (
-        ("form", options.form, get_args(Form)),
-        ("kernel", options.kernel, get_args(Kernel)),
-    ):
-        if word not in known:
-            raise PlanError(f"oppa's {what} is '{word}'; use one of {', '.join(known)}.")
-    form, kernel = cast("Form", options.form), cast("Kernel", options.kernel)
-    chooser = BayesianChooser(form, kernel, options.first)
     if options.trials < 1:
         raise PlanError(f"oppa makes {counted(options.trials, 'trial')}; give 1 or more.")
+    chooser = BayesianChooser(first=options.first)
     return plan_by_trials(JointPlans("oppa", program, cluster, mesh), chooser, options, host)
 
 

@@ -15,22 +15,21 @@ it. Notation of the paper: n devices, dp, tp, pp degrees, mb micro-batches, mc c
 The size of a message and the seconds per byte are one number to a fit: `*_transfer` is b g or
 D b c, `*_latency` is a or D a.
 
-Two forms. "corrected" mends what is wrong in the above: in (11) tc is the work of a
-micro-batch, so that the whole step's is divided by mb; (14) sends the gradients of a device,
-g / (tp pp); (15) and (16) send the activations of a replica, c / dp, and a stage of (15) has D / pp
-layers; (16) is 0 for one stage. "extended" also says what the formulas leave out of the space:
-recomputation does part of the work again and keeps less; ZeRO shares out optimizer state (12 of
-16 bytes of a parameter), gradients (2) and weights (2) over dp; a stage keeps pp micro-batches at
-once; (14) has a latency for each bucket, and stages 2 and 3 of ZeRO reduce every micro-batch's
-gradients (half an all-reduce), stage 3 also gathers the weights twice (another one).
-
+What is wrong in the above is mended: in (11) tc is the work of a micro-batch, so that the whole
+step's is divided by mb; (14) sends the gradients of a device, g / (tp pp); (15) and (16) send the
+activations of a replica, c / dp, and a stage of (15) has D / pp layers; (16) is 0 for one stage.
+And they say what they leave out of the space: recomputation does part of the work again and keeps
+less; ZeRO shares out optimizer state (12 of 16 bytes of a parameter), gradients (2) and weights (2)
+over dp; a stage keeps pp micro-batches at once; (14) has a latency for each bucket, and stages 2
+and 3 of ZeRO reduce every micro-batch's gradients (half an all-reduce), stage 3 also gathers the
+weights twice (another one).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -44,8 +43,6 @@ Columns = Mapping[str, Tensor]
 
 Values = Mapping[str, Tensor]
 """The formula's numbers by name, all above 0."""
-
-Form = Literal["corrected", "extended"]
 
 STATES = (12 / 16, 2 / 16, 2 / 16)
 """Of a parameter's bytes: optimizer, gradient, weight (Rajbhandari et al. 2020, Sec. 3.1)."""
@@ -71,13 +68,10 @@ FIRST_GUESS: Mapping[str, float] = {
 class ThroughputPrior:
     """The logarithm of steps per second, of configurations; see the module for the formula."""
 
-    form: Form = "extended"
-
-    @property
-    def numbers(self) -> tuple[str, ...]:
-        ends = ("data", "tensor", "pipeline")
-        found = ("work", *(f"{end}_{what}" for end in ends for what in ("latency", "transfer")))
-        return (*found, "recomputed") if self.form == "extended" else found
+    numbers: ClassVar[tuple[str, ...]] = (
+        "work", "data_latency", "data_transfer", "tensor_latency", "tensor_transfer",
+        "pipeline_latency", "pipeline_transfer", "recomputed",
+    )  # fmt: skip
 
     def __call__(self, x: Columns, of: Values) -> Tensor:
         """-log seconds; the shape of the columns."""
@@ -86,11 +80,9 @@ class ThroughputPrior:
     def compute_s(self, x: Columns, of: Values) -> Tensor:
         """(11)."""
         micro_batches = x["micro_batches"]
-        work = of["work"] / micro_batches
-        if self.form == "extended":
-            work = work * (1 + of["recomputed"] * x["recomputed"])
+        work = of["work"] / micro_batches * (1 + of["recomputed"] * x["recomputed"])
         bubble = (x["pipeline"] - 1) / x["chunks"]
-        return work / _devices(x) * (micro_batches + bubble)
+        return work / devices_of(x) * (micro_batches + bubble)
 
     def communication_s(self, x: Columns, of: Values) -> Tensor:
         """(17): the sum of (14), (15) and (16)."""
@@ -100,17 +92,15 @@ class ThroughputPrior:
         """(14)."""
         share = 1 / (x["tensor"] * x["pipeline"])
         transfer = of["data_transfer"] * share
-        if self.form != "extended":
-            return _all_reduce(x["data"], of["data_latency"], transfer)
         bucket = torch.maximum(x["data_bucket_mib"], x["zero_bucket_mib"])
         messages = of["data_latency"] * share / bucket
-        return _passes(x) * _all_reduce(x["data"], messages, transfer)
+        return _passes(x) * all_reduce(x["data"], messages, transfer)
 
     def tensor_s(self, x: Columns, of: Values) -> Tensor:
         """(15)."""
         micro_batches = x["micro_batches"]
         size = of["tensor_transfer"] / micro_batches
-        one = _all_reduce(x["tensor"], of["tensor_latency"], size / x["data"])
+        one = all_reduce(x["tensor"], of["tensor_latency"], size / x["data"])
         return micro_batches * one / x["pipeline"]
 
     def pipeline_s(self, x: Columns, of: Values) -> Tensor:
@@ -129,23 +119,15 @@ class MemoryPrior:
     approached smoothly.
     """
 
-    form: Form = "extended"
+    numbers: ClassVar[tuple[str, ...]] = ("weights", "activations", "constant", "kept")
     cap: float = 1.2
-
-    @property
-    def numbers(self) -> tuple[str, ...]:
-        found = ("weights", "activations", "constant")
-        return (*found, "kept") if self.form == "extended" else found
 
     def __call__(self, x: Columns, of: Values) -> Tensor:
         """A share; the shape of the columns."""
-        weights = of["weights"] / (x["pipeline"] * x["tensor"])
-        activations = of["activations"] / (_devices(x) * x["micro_batches"])
-        if self.form == "extended":
-            weights = weights * _share_of_states(x)
-            kept = 1 - x["recomputed"] * (1 - of["kept"])
-            activations = activations * kept * x["pipeline"]
-        share = weights + activations + of["constant"]
+        weights = of["weights"] / (x["pipeline"] * x["tensor"]) * _share_of_states(x)
+        kept = 1 - x["recomputed"] * (1 - of["kept"])
+        activations = of["activations"] / (devices_of(x) * x["micro_batches"])
+        share = weights + activations * kept * x["pipeline"] + of["constant"]
         return self.cap - torch.nn.functional.softplus(self.cap - share, beta=20.0)
 
 
@@ -169,11 +151,11 @@ def _passes(x: Columns) -> Tensor:
     return torch.where(x["zero"] < 2, 1.0, sharded)
 
 
-def _devices(x: Columns) -> Tensor:
+def devices_of(x: Columns) -> Tensor:
     return x["data"] * x["tensor"] * x["pipeline"] * x["context"]
 
 
-def _all_reduce(ranks: Tensor, latency: Tensor, transfer: Tensor) -> Tensor:
+def all_reduce(ranks: Tensor, latency: Tensor, transfer: Tensor) -> Tensor:
     """(13)."""
     return latency * torch.log2(ranks) + (ranks - 1) / ranks * transfer
 

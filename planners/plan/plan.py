@@ -56,7 +56,8 @@ class Plan:
     or a file) is the one it orders for. pipeline: stages, None for one. zero: how much of
     parameters is also sharded over the data axis: 1 optimizer state, 2 gradients too, 3 parameters
     too. precision: `fp32`, `bf16-mixed` or `fp16-mixed`, for the memory of the optimizer
-    (`cost.memory`); without it the parameters' dtype has it all.
+    (`cost.memory`); without it the parameters' dtype has it all. update: the class of torch.optim
+    whose update and state are predicted; empty: a step without its update, and Adam's state.
 
     predicted: what a step is expected to take. reasons: why this plan, and why not the next
     best. candidates: the best plans that were looked at, this one first.
@@ -83,6 +84,7 @@ class Plan:
     pipeline: Pipeline | None = None
     zero: int = 0
     precision: str = ""
+    update: str = ""
     predicted: Predicted | None = None
     reasons: tuple[str, ...] = ()
     candidates: tuple[Candidate, ...] = ()
@@ -209,6 +211,7 @@ _READERS: dict[str, parts.Reader] = {
     "pipeline": parts.optional(parts.pipeline),
     "zero": parts.at_least(0, 3),
     "precision": parts.one_of(parts.PRECISIONS),
+    "update": parts.text,
     "predicted": parts.optional(parts.predicted),
     "reasons": parts.list_of(parts.text, "strings"),
     "candidates": parts.list_of(parts.candidate, "candidates"),

@@ -84,7 +84,8 @@ class Predicted:
 
     time_s: of the whole step, in seconds. compute_s: of the compute in it. communication_s: by
     mesh axes, joined by commas. exposed_s: communication that nothing hides. bubble_s: waiting
-    for other pipeline stages. memory_bytes: by part, such as parameters, gradients, optimizer,
+    for other pipeline stages. update_s: of the optimizer's update, which `time_s` includes; 0 if
+    the plan names no optimizer. memory_bytes: by part, such as parameters, gradients, optimizer,
     activations, workspace, of the stage that takes the largest share of its devices' memory.
     capacity_bytes: of the smallest of these devices. source: one of `SOURCES`.
     """
@@ -97,6 +98,7 @@ class Predicted:
     memory_bytes: Mapping[str, float] = field(default_factory=dict[str, float])
     capacity_bytes: float = 0.0
     source: str = ""
+    update_s: float = 0.0
 
     @property
     def peak_bytes(self) -> float:
@@ -149,13 +151,13 @@ def factor(value: object, where: str) -> float:
     return float(cast("float", value))
 
 
-def one_of(words: Iterable[str]) -> Reader:
-    """One of some words."""
+def one_of(words: Iterable[object]) -> Reader:
+    """One of some words, or other values."""
     known = tuple(words)
 
     def read(value: object, where: str) -> Any:
         if value not in known:
-            shown = ", ".join(word or '""' for word in known)
+            shown = ", ".join(str(word) or '""' for word in known)
             raise PlanError(f"{where} is {value!r}; use one of {shown}.")
         return value
 
@@ -265,6 +267,7 @@ predicted: Reader = record_of(
         "communication_s": object_of(number, "seconds"),
         "exposed_s": number,
         "bubble_s": number,
+        "update_s": number,
         "memory_bytes": object_of(number, "bytes"),
         "capacity_bytes": number,
         "source": one_of(SOURCES),

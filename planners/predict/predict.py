@@ -11,6 +11,7 @@ from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.program import Program
 from shardweave.ir.program.staged import is_staged
 from shardweave.planners.cost.cluster import Cluster
+from shardweave.planners.cost.memory import peak_memory
 from shardweave.planners.cost.model import CostModel
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.cost.quantity import gib, seconds_text
@@ -23,7 +24,6 @@ from shardweave.planners.predict.pipeline.runs import simulate_runs
 from shardweave.planners.predict.pipeline.simulation import PipelineSimulation
 from shardweave.planners.simulate.simulate import simulate
 from shardweave.planners.simulate.simulation import Simulation
-from shardweave.planners.simulate.update_cost import UpdateCost
 
 _ROUNDING = 1e-9
 """Share of a step by which equal sums may differ that were added up in another order."""
@@ -47,11 +47,12 @@ def predicted_of(simulation: Simulation | PipelineSimulation) -> Predicted:
         communication_s = {",".join(axes): t for axes, t in busiest.communication_s.items()}
         memory_bytes = {part: size for part, size in busiest.memory.parts.items() if size}
     return Predicted(
-        time_s=simulation.time_s,
+        time_s=simulation.step_s,
         compute_s=busiest.compute_s + busiest.slowdown_s + host_s,
         communication_s=communication_s,
         exposed_s=busiest.exposed_communication_s,
         bubble_s=bubble_s,
+        update_s=simulation.update_s,
         memory_bytes=memory_bytes,
         capacity_bytes=simulation.memory_bytes,
         source="simulated",
@@ -82,7 +83,7 @@ def simulation_of(
         optimizer_multiplier=optimizer_multiplier,
         precision=plan.precision,
         pipeline=plan.pipeline,
-        update=update,
+        update=update or plan.update,
     )
 
 
@@ -112,7 +113,7 @@ def simulate_step(
         precision: As in a plan, "fp32", "bf16-mixed" or "fp16-mixed"; with a plan, the plan's.
         pipeline: Of the plan that a staged program was cut by, for the name of its schedule.
         update: A class of torch.optim by name, whose update is simulated too, and whose state is
-            counted in place of `optimizer_multiplier` unless the precision is a mixed one.
+            counted in place of `optimizer_multiplier`; with a plan, in place of the plan's.
 
     Raises ValueError for a plan that does not fit, and for another mesh than that of a staged
     program.
@@ -125,15 +126,10 @@ def simulate_step(
             program, plan, goal, optimizer_multiplier=optimizer_multiplier, update=update
         )
     if not is_staged(program):
-        cost = _update_cost(program, cluster, mesh, update) if update else None
-        if cost is not None and not precision.endswith("-mixed"):
-            optimizer_multiplier = cost.state_bytes / max(1, _parameter_bytes(program))
         simulation = simulate(
             program, cluster, mesh, optimizer_multiplier=optimizer_multiplier, precision=precision
         )
-        return replace(simulation, update=cost)
-    if update:
-        raise ValueError("the update of a program of stages is not simulated; leave it out.")
+        return _with_update(simulation, program, update, precision) if update else simulation
     if mesh is not None and mesh != program.mesh:
         raise ValueError(
             f"the program is for mesh {program.mesh}, not for {mesh}; leave the mesh out."
@@ -144,16 +140,23 @@ def simulate_step(
         pipeline,
         optimizer_multiplier=optimizer_multiplier,
         precision=precision,
+        update=update,
     )
 
 
-def _update_cost(
-    program: Program, cluster: Cluster | str | Path, mesh: Mesh | None, optimizer: str
-) -> UpdateCost:
+def _with_update(
+    simulation: Simulation, program: Program, update: str, precision: str
+) -> Simulation:
     from shardweave.planners.simulate.update import simulate_update  # traces, which loads slowly
 
-    model = CostModel(find_cluster(cluster), program.mesh or mesh or Mesh())
-    return simulate_update(program, optimizer, model)
+    model = CostModel(simulation.cluster, simulation.mesh)
+    cost = simulate_update([program], update, model, precision)
+    memory = peak_memory(
+        program,
+        optimizer_multiplier=cost.state_bytes / max(1, _parameter_bytes(program)),
+        update_bytes=cost.temporary_bytes,
+    )
+    return replace(simulation, update=cost, memory=memory)
 
 
 def _parameter_bytes(program: Program) -> int:
@@ -242,7 +245,7 @@ def check_some_fit(
 
 
 def time_parts(predicted: Predicted) -> dict[str, float]:
-    """Seconds that add up to the step: compute, exposed communication, bubble, by name.
+    """Seconds that add up to the step: compute, exposed communication, bubble, update, by name.
 
     Of several axes, what is exposed is dealt out in proportion to their communication.
     """
@@ -250,4 +253,5 @@ def time_parts(predicted: Predicted) -> dict[str, float]:
     share = predicted.exposed_s / total if total else 0.0
     parts = {"compute": predicted.compute_s}
     parts |= {axes: share * seconds for axes, seconds in predicted.communication_s.items()}
-    return parts | ({"bubble": predicted.bubble_s} if predicted.bubble_s else {})
+    rest = {"bubble": predicted.bubble_s, "update": predicted.update_s}
+    return parts | {name: seconds for name, seconds in rest.items() if seconds}

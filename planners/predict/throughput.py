@@ -16,7 +16,7 @@ from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.quantity import seconds_text
 from shardweave.planners.cost.workload import batch_of, parameter_dtype
 from shardweave.planners.plan.plan import Plan
-from shardweave.planners.plan.plan_parts import PlanError
+from shardweave.planners.plan.plan_parts import PlanError, Predicted
 
 
 def model_flops(program: Program) -> float:
@@ -43,6 +43,7 @@ class Throughput:
 
     seq: tokens of a sample; 0 for a model that reads none. flops: of the model, in a step; again:
     what is computed again. peak_flops_s: of a device, in the parameters' dtype; 0 if it has none.
+    update_s: of `time_s` the optimizer's update, which has no part in MFU.
     """
 
     batch: int
@@ -52,16 +53,19 @@ class Throughput:
     flops: float
     peak_flops_s: float
     again: float = 0.0
+    update_s: float = 0.0
 
     @staticmethod
-    def of(program: Program, cluster: Cluster, plan: Plan, time_s: float) -> Throughput | None:
+    def of(
+        program: Program, cluster: Cluster, plan: Plan, predicted: Predicted
+    ) -> Throughput | None:
         """The throughput of a step under a plan. None for a program whose inputs have no batch, or
         that takes no time."""
         try:
             batch = batch_of(program)
         except PlanError:
             return None
-        if not time_s:
+        if not predicted.time_s:
             return None
         tokens = [
             shape_of(slot.value)[1]
@@ -76,11 +80,12 @@ class Throughput:
         return Throughput(
             batch,
             max(tokens, default=0),
-            time_s,
+            predicted.time_s,
             devices,
             model_flops(program),
             min(peaks),
             recomputed_flops(program, plan),
+            predicted.update_s,
         )
 
     @property
@@ -94,7 +99,7 @@ class Throughput:
         return self._share(self.flops + self.again)
 
     def _share(self, flops: float) -> float:
-        peak = self.time_s * self.devices * self.peak_flops_s
+        peak = (self.time_s - self.update_s) * self.devices * self.peak_flops_s
         return flops / peak if peak else 0.0
 
     def __str__(self) -> str:
@@ -107,8 +112,9 @@ class Throughput:
         peak = f"{self.devices} x {self.peak_flops_s / 1e12:,.0f} TFLOP/s"
         words += (
             f"; MFU {self.mfu:.1%} = {self.flops:.3g} FLOPs of the model / "
-            f"({seconds_text(self.time_s)} x {peak})"
+            f"({seconds_text(self.time_s - self.update_s)} x {peak})"
         )
+        words += ", without the update" if self.update_s else ""
         if self.again:
             words += f"; HFU {self.hfu:.1%}, with {self.again:.3g} FLOPs that are computed again"
         return words

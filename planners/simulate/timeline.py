@@ -51,7 +51,7 @@ class Event(NamedTuple):
 class Timeline:
     """A simulated step, in seconds. lower_bound_s: no order of the same work beats it.
 
-    update: of the optimizer, which comes after `time_s`; None if it is not simulated.
+    time_s: without the update of the optimizer, which comes after it; None if it is not simulated.
     """
 
     cluster: Cluster
@@ -66,25 +66,34 @@ class Timeline:
         """How many times longer than the lower bound the step takes."""
         return self.time_s / self.lower_bound_s if self.lower_bound_s else 1.0
 
+    @property
+    def update_s(self) -> float:
+        """Seconds of the optimizer's update, if it is simulated."""
+        return 0.0 if self.update is None else self.update.seconds
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of the step with the update."""
+        return self.time_s + self.update_s
+
     def headline(self) -> str:
         """The first line of a summary: seconds, mesh and devices."""
         cluster, mesh = self.cluster, self.mesh
         devices = f"{mesh.num_devices} of {cluster.num_devices} devices of {cluster.name}"
-        return f"iteration      {seconds_text(self.time_s)} on mesh {mesh}, {devices}"
+        return f"iteration      {seconds_text(self.step_s)} on mesh {mesh}, {devices}"
 
     def update_lines(self) -> list[str]:
         """A line of a summary, if the update was simulated."""
         if self.update is None:
             return []
-        total = seconds_text(self.time_s + self.update.seconds)
-        return [f"update         {self.update.line()}; {total} with the step"]
+        return [f"update         {self.update.line()}; {seconds_text(self.time_s)} without it"]
 
     def record(self) -> dict[str, Any]:
         """The numbers of a step as JSON data."""
         return {
             "cluster": self.cluster.name,
             "mesh": {axis.name: axis.size for axis in self.mesh.axes},
-            "time_s": self.time_s,
+            "time_s": self.step_s,
             "lower_bound_s": self.lower_bound_s,
             "ratio": self.ratio,
             **({} if self.update is None else {"update": self.update.record()}),

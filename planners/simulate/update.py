@@ -6,10 +6,11 @@ from which one all-to-all of all matrices goes (`backends/optimizers`).
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from functools import cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,119 +23,160 @@ from shardweave.ir.capture.update.reads import Sizes, calls_of, run_step
 from shardweave.ir.dialects.types import dtype_of_value
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.mesh.placement import Sharding
-from shardweave.ir.program.program import Program
+from shardweave.ir.program.program import Program, Slot
+from shardweave.ir.program.staged import StagePlaces, functions_of, is_staged
 from shardweave.ir.torch_private import pytree
-from shardweave.planners.cost.memory import peak_memory
+from shardweave.planners.cost.memory import is_mixed, peak_memory
 from shardweave.planners.cost.model import CostModel
-from shardweave.planners.simulate.update_cost import UpdateCost
+from shardweave.planners.simulate.update_cost import UpdateCost, optimizer_class
 
 FOR_THE_REST = "AdamW"
 """Torch's class for parameters that are no matrices, where another takes matrices alone."""
 
+_MASTER = torch.float32
+"""The dtype in which an optimizer updates a copy of parameters of 16 bits, in mixed precision."""
 
-class _Stored(NamedTuple):
-    """A parameter: its full shape, that of a shard, and by rank which shard it has."""
 
-    shape: tuple[int, ...]
-    local: tuple[int, ...]
-    dtype: torch.dtype
+@dataclass(frozen=True, eq=False)
+class _Layout:
+    """By rank, which shard of a parameter it has, and how many elements."""
+
     shards: dict[int, tuple[int, ...]]
+    elements: dict[int, int]
 
     @property
     def is_replicated(self) -> bool:
         return len(set(self.shards.values())) == 1
 
 
+class _Stored(NamedTuple):
+    """A parameter: its full shape and that of a shard, and the dtype of what is updated."""
+
+    shape: tuple[int, ...]
+    local: tuple[int, ...]
+    dtype: torch.dtype
+    layout: _Layout
+    copy_bytes: int
+    """Bytes of the copy of a shard that is updated in its place, if there is one."""
+
+
 @dataclass(frozen=True)
-class _Kind:
-    """The update of parameters that are alike. shards_s: of a rank. core_s: of the owner."""
+class _Captured:
+    """The update of a parameter, cut. states: shape and dtype of those with dims."""
 
     parts: CutUpdate
-    shards_s: float
-    core_s: float
+    states: tuple[tuple[tuple[int, ...], torch.dtype], ...]
+    numbers: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class _Priced:
+    """The update of a parameter as programs: on a rank's shard before and behind the core.
+
+    held_bytes: of full values that the core reads and gives, on its owner. extra_bytes: of what
+    lives beside them, or beside shards, while this update runs.
+    """
+
+    parts: CutUpdate
+    on_shards: tuple[Program, Program]
+    core: Program
     state_bytes: int
-    temporary_bytes: int
+    held_bytes: int
+    extra_bytes: int
 
 
-def simulate_update(program: Program, optimizer: str, model: CostModel) -> UpdateCost:
+def simulate_update(
+    programs: Sequence[Program],
+    optimizer: str,
+    model: CostModel,
+    precision: str = "",
+    times: Sequence[float] = (),
+) -> UpdateCost:
     """The update of all parameters of a program by a class of torch.optim, in a later step.
 
-    program: of one rank, or for one device. Parameters that are no matrices are updated by AdamW
-    where the class takes matrices alone. Raises ValueError for another class, and for one that
-    decides by values of tensors.
+    programs: of one rank, of stages, or for one device; and of a deep model's stages a second with
+    more blocks, whose further parameters stage i has times[i] times. Parameters that are no
+    matrices are updated by AdamW where the class takes matrices alone. precision: as for
+    `state_bytes`. Raises ValueError for another class, and for one that decides by values of
+    tensors.
     """
-    stored = _stored(program)
-    kinds: dict[int, _Kind] = {}
-    for name, indices in _groups(optimizer, stored).items():
-        kinds |= _kinds(name, [stored[i] for i in indices], indices, model)
-    costs = _Costs(model, stored, kinds)
-    return costs.total(optimizer)
+    name = optimizer_class(optimizer).__name__
+    stored = _counts(programs[0], precision)
+    for further in programs[1:]:
+        for stage, more in _counts(further, precision).items():
+            few = stored[stage]
+            stored[stage] = Counter(
+                {one: few[one] + round(times[stage] * (more[one] - few[one])) for one in more}
+            )
+    flat = [one for counts in stored.values() for one in counts.elements()]
+    kinds = [_priced(_class_for(name, one), *one[:3]) for one in flat]
+    return _Costs(model, flat, kinds).total(name)
 
 
-def _stored(program: Program) -> list[_Stored]:
-    mesh = program.mesh or Mesh()
-    stored: list[_Stored] = []
-    for slot in program.arguments:
-        if slot.kind == "param":
-            sharding, shape = program.sharding_of_slot(slot), program.global_shape_of(slot)
-            local = sharding.local_shape(shape)
-            dtype = dtype_of_value(slot.value)
-            stored.append(_Stored(shape, local, dtype, _shards(sharding, mesh)))
-    return stored
+def _class_for(name: str, stored: _Stored) -> str:
+    return FOR_THE_REST if name == "Muon" and len(stored.shape) != 2 else name
 
 
-def _shards(sharding: Sharding, mesh: Mesh) -> dict[int, tuple[int, ...]]:
-    axes = [axis.name for axis in mesh.device_axes if axis.name in sharding.axes]
-    at = {rank: mesh.coordinates(rank) for rank in range(max(1, mesh.num_devices))}
-    return {rank: tuple(place[axis] for axis in axes) for rank, place in at.items()}
+# Parameters and their shards
 
 
-def _groups(name: str, stored: Sequence[_Stored]) -> dict[str, list[int]]:
-    """The parameters of each class."""
-    if name != "Muon":
-        return {name: list(range(len(stored)))}
-    matrices = [i for i, each in enumerate(stored) if len(each.shape) == 2]
-    return {name: matrices, FOR_THE_REST: [i for i in range(len(stored)) if i not in matrices]}
-
-
-def _kinds(
-    name: str, stored: Sequence[_Stored], indices: Sequence[int], model: CostModel
-) -> dict[int, _Kind]:
-    """The update of each parameter, captured once for those that are alike."""
-    made = _after_one_step(name, stored)
-    parameters: list[Tensor] = made.param_groups[0]["params"] if made else []
-    sizes = [Sizes(each.shape, each.local, each.local) for each in stored]
-    first: dict[tuple[Any, ...], int] = {}
-    for position, each in enumerate(stored):
-        first.setdefault(each[:3], position)
-    if made is None:
-        return {}
-    chosen = set(first.values())
-    calls = calls_of(made, parameters, sizes, [i in chosen for i in range(len(stored))])
-    kinds: dict[tuple[Any, ...], _Kind] = {}
-    for key, position in first.items():
-        update = capture_update(made, parameters, sizes, position, calls[position])
-        parts = cut_update(update, torch.device("meta"))
-        states = [x for x in pytree.tree_leaves(calls[position].state) if isinstance(x, Tensor)]
-        kinds[key] = _kind(stored[position], parts, states, update.numbers or (), model)
-    return {index: kinds[each[:3]] for index, each in zip(indices, stored, strict=True)}
-
-
-def _after_one_step(name: str, stored: Sequence[_Stored]) -> Optimizer | None:
-    """An optimizer that has states, on the meta device; None of no parameters."""
-    cls = getattr(torch.optim, name, None)
-    if not (isinstance(cls, type) and issubclass(cls, Optimizer)) or cls is Optimizer:
-        raise ValueError(
-            f"'{name}' is no optimizer of torch.optim; use the name of one, such as AdamW or Muon."
+def _counts(program: Program, precision: str) -> dict[int, Counter[_Stored]]:
+    """By stage, the parameters that are alike and how many there are."""
+    counts: dict[int, Counter[_Stored]] = {}
+    for stage, slot, ranks in _parameters(program):
+        shape, sharding = program.global_shape_of(slot), program.sharding_of_slot(slot)
+        dtype, local = dtype_of_value(slot.value), sharding.local_shape(shape)
+        has_copy = dtype.itemsize == 2 and is_mixed(dtype.itemsize, precision)
+        layout = _layout(sharding, tuple(shape), program.mesh or Mesh(), ranks)
+        copy_bytes = torch.Size(local).numel() * _MASTER.itemsize if has_copy else 0
+        stored = _Stored(
+            tuple(shape), tuple(local), _MASTER if has_copy else dtype, layout, copy_bytes
         )
-    if not stored:
-        return None
-    parameters = [
-        nn.Parameter(torch.empty(each.shape, dtype=each.dtype, device="meta")) for each in stored
-    ]
-    made: Optimizer = cls(parameters)  # pyright: ignore[reportCallIssue]
-    for parameter in parameters:
-        parameter.grad = torch.empty_like(parameter)
+        counts.setdefault(stage, Counter())[stored] += 1
+    return counts
+
+
+def _parameters(program: Program) -> Iterator[tuple[int, Slot, tuple[int, ...]]]:
+    """Each parameter with its first stage, and the ranks that hold it."""
+    mesh = program.mesh or Mesh()
+    everywhere = tuple(range(max(1, mesh.num_devices)))
+    if not is_staged(program):
+        yield from ((0, s, everywhere) for s in program.arguments if s.kind == "param")
+        return
+    places, axis = StagePlaces.of(program), mesh.stage_axis
+    slots: dict[str, tuple[int, Slot]] = {}
+    held: defaultdict[str, set[int]] = defaultdict(set)
+    for function in functions_of(program).values():
+        for slot in function.arguments:
+            if slot.kind == "param":
+                slots.setdefault(slot.name, (function.stage, slot))
+                held[slot.name].update(places.of_stage[function.stage])
+    place = {r: mesh.coordinates(r)[axis.name] if axis else 0 for r in everywhere}
+    for name, (stage, slot) in slots.items():
+        yield stage, slot, tuple(rank for rank in everywhere if place[rank] in held[name])
+
+
+@cache
+def _layout(
+    sharding: Sharding, shape: tuple[int, ...], mesh: Mesh, ranks: tuple[int, ...]
+) -> _Layout:
+    axes = [axis.name for axis in mesh.device_axes if axis.name in sharding.axes]
+    at = {rank: mesh.coordinates(rank) for rank in ranks}
+    return _Layout(
+        {rank: tuple(place[axis] for axis in axes) for rank, place in at.items()},
+        {r: torch.Size(sharding.held_shape(shape, place)).numel() for r, place in at.items()},
+    )
+
+
+# The update of one parameter
+
+
+@cache
+def _captured(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> _Captured:
+    """The update of a parameter that has states, traced on the meta device."""
+    parameter = nn.Parameter(torch.empty(shape, dtype=dtype, device="meta"))
+    made: Optimizer = optimizer_class(name)([parameter])
+    parameter.grad = torch.empty_like(parameter)
     try:
         run_step(made)
     except (RuntimeError, NotImplementedError) as error:
@@ -142,107 +184,134 @@ def _after_one_step(name: str, stored: Sequence[_Stored]) -> Optimizer | None:
             f"the update of {name} cannot be simulated: it decides by values of tensors; use "
             f"another class of torch.optim."
         ) from error
-    return made
-
-
-def _kind(
-    stored: _Stored,
-    parts: CutUpdate,
-    states: Sequence[Tensor],
-    numbers: Sequence[float],
-    model: CostModel,
-) -> _Kind:
-    def on_meta(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        return torch.empty(tuple(shape), dtype=dtype, device="meta")
-
-    def local(shape: Sequence[int]) -> Sequence[int]:
-        return stored.local if tuple(shape) == stored.shape else shape
-
-    own = [on_meta(stored.local, stored.dtype)] * 2
-    own += [on_meta(local(x.shape), x.dtype) for x in states if x.is_meta]
-    gathered = [on_meta(x.shape, x.dtype) for x in parts.gathered]
-    back = [on_meta(local(x.shape), x.dtype) for x in parts.results]
-    before = program_of(parts.before, own, numbers)
-    core = program_of(parts.core, gathered, numbers)
-    after = program_of(parts.after, [*own, *back], numbers)
-    return _Kind(
-        parts,
-        _seconds(before, model) + _seconds(after, model),
-        _seconds(core, model),
-        sum(x.numel() * x.element_size() for x in own[2:]),
-        peak_memory(core).peak_bytes,
+    sizes = [Sizes(shape, shape, shape)]
+    calls = calls_of(made, [parameter], sizes, [True])[0]
+    update = capture_update(made, [parameter], sizes, 0, calls)
+    states = [x for x in pytree.tree_leaves(calls.state) if isinstance(x, Tensor) and x.is_meta]
+    return _Captured(
+        cut_update(update, torch.device("meta")),
+        tuple((tuple(x.shape), x.dtype) for x in states),
+        update.numbers or (),
     )
 
 
-def _seconds(program: Program, model: CostModel) -> float:
-    return sum(model.op_time_s(op) + model.issue_s for op in program.ops)
+@cache
+def _priced(
+    name: str, shape: tuple[int, ...], local: tuple[int, ...], dtype: torch.dtype
+) -> _Priced:
+    captured = _captured(name, shape, dtype)
+    parts, numbers = captured.parts, captured.numbers
+
+    def on_meta(full: tuple[int, ...], kind: torch.dtype) -> Tensor:
+        return torch.empty(local if full == shape else full, dtype=kind, device="meta")
+
+    states = [on_meta(*state) for state in captured.states]
+    own = [on_meta(shape, dtype), on_meta(shape, dtype), *states]
+    gathered = [torch.empty(x.shape, dtype=x.dtype, device="meta") for x in parts.gathered]
+    back = [on_meta(x.shape, x.dtype) for x in parts.results]
+    before = program_of(parts.before, own, numbers)
+    core = program_of(parts.core, gathered, numbers)
+    after = program_of(parts.after, [*own, *back], numbers)
+    held_bytes = sum(x.num_bytes for x in (*parts.gathered, *parts.results))
+    extra = peak_memory(core).peak_bytes - held_bytes
+    # New values of what is updated in place are written where the old ones are.
+    kept = sum(map(_size, own)) - _size(own[1])
+    for program, given in ((before, own), (after, [*own, *back])):
+        new = kept if program is after else 0
+        extra = max(extra, peak_memory(program).peak_bytes - sum(map(_size, given)) - new)
+    return _Priced(parts, (before, after), core, sum(map(_size, states)), held_bytes, max(0, extra))
+
+
+def _size(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+# All parameters
 
 
 @dataclass(frozen=True)
 class _Costs:
-    """Adds up the updates of all parameters."""
+    """Adds up the updates of all parameters, by rank."""
 
     model: CostModel
     stored: Sequence[_Stored]
-    kinds: dict[int, _Kind]
+    kinds: Sequence[_Priced]
     compute_s: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
-    held: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
-    there: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
-    back: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
+    held: Counter[int] = field(default_factory=Counter[int])
+    states: Counter[int] = field(default_factory=Counter[int])
+    there: Counter[int] = field(default_factory=Counter[int])
+    back: Counter[int] = field(default_factory=Counter[int])
+    _seconds: dict[int, float] = field(default_factory=dict[int, float])
 
     def total(self, name: str) -> UpdateCost:
-        owners = self._owners()
         ranks = range(max(1, self.model.mesh.num_devices))
-        for index, kind in self.kinds.items():
-            for rank in ranks:
-                self.compute_s[rank] += kind.shards_s
-            if index in owners:
-                self._own(index, owners[index])
-            else:
-                for rank in ranks if kind.parts.results else ():
-                    self._compute(rank, kind)
-        sent = [self.there[rank] + self.back[rank] for rank in ranks]
+        alike = Counter(zip(self.stored, map(id, self.kinds), strict=True))
+        by_id = {id(kind): kind for kind in self.kinds}
+        for (stored, key), count in alike.items():
+            kind = by_id[key]
+            seconds = count * sum(map(self._seconds_of, kind.on_shards))
+            for rank in stored.layout.shards:
+                self.compute_s[rank] += seconds
+                self.states[rank] += count * (kind.state_bytes + stored.copy_bytes)
+        owners = self._owners()
+        for index, kind in enumerate(self.kinds):
+            if kind.parts.results:
+                self._core(index, kind, owners.get(index))
         exchanges = [sums for sums in (self.there, self.back) if any(sums.values())]
+        extra = max((kind.extra_bytes for kind in self.kinds), default=0)
         return UpdateCost(
             name,
             max(self.compute_s.values(), default=0.0),
             sum(self._exchange_s(max(sums.values())) for sums in exchanges),
-            max(sent),
+            max(self.there[rank] + self.back[rank] for rank in ranks),
             len(exchanges),
-            sum(kind.state_bytes for kind in self.kinds.values()),
-            max(self.held.values(), default=0),
+            max(self.states.values(), default=0),
+            max(self.held.values(), default=0) + extra,
+            tuple(self.states[rank] for rank in ranks),
         )
+
+    def _seconds_of(self, program: Program) -> float:
+        key = id(program)
+        if key not in self._seconds:
+            model = self.model
+            self._seconds[key] = sum(model.op_time_s(op) + model.issue_s for op in program.ops)
+        return self._seconds[key]
 
     def _owners(self) -> dict[int, int]:
         flops = {
             index: kind.parts.flops
-            for index, kind in self.kinds.items()
+            for index, kind in enumerate(self.kinds)
             if kind.parts.results
-            and (not self.stored[index].is_replicated or self._is_worth_sending(kind))
+            and (not self.stored[index].layout.is_replicated or self._is_worth_sending(kind))
         }
-        return dealt_out(flops, {index: list(self.stored[index].shards) for index in flops})
+        return dealt_out(flops, {index: list(self.stored[index].layout.shards) for index in flops})
 
-    def _is_worth_sending(self, kind: _Kind) -> bool:
+    def _is_worth_sending(self, kind: _Priced) -> bool:
         if self.model.mesh.num_devices < 2:
             return False
-        return kind.core_s > self._exchange_s(sum(x.num_bytes for x in kind.parts.results))
+        sent = sum(x.num_bytes for x in kind.parts.results)
+        return self._seconds_of(kind.core) > self._exchange_s(sent)
 
-    def _own(self, index: int, owner: int) -> None:
-        kind, stored = self.kinds[index], self.stored[index]
-        count = len(set(stored.shards.values()))
-        read = sum(x.num_bytes for x in kind.parts.gathered if x.is_sharded)
-        for source in senders_of(stored.shards, owner):
+    def _core(self, index: int, kind: _Priced, owner: int | None) -> None:
+        """Count the core of an update, and its messages: all that have full values compute it if it
+        has no owner, and send what is no shard to the ranks of other stages."""
+        layout, parts = self.stored[index].layout, kind.parts
+        ranks = list(layout.shards)
+        for rank in ranks if owner is None else [owner]:
+            self.compute_s[rank] += self._seconds_of(kind.core)
+            self.held[rank] += kind.held_bytes
+        each = sum(x.dtype.itemsize for x in parts.gathered if x.is_sharded)
+        for source in senders_of(layout.shards, owner) if owner is not None else ():
             if source != owner:
-                self.there[source] += read // count
-        for sent in kind.parts.results:
-            others = len(stored.shards) - 1
-            share = sent.num_bytes // count if sent.is_sharded else sent.num_bytes
-            self.back[owner] += share * others
-        self._compute(owner, kind)
-
-    def _compute(self, rank: int, kind: _Kind) -> None:
-        self.compute_s[rank] += kind.core_s
-        self.held[rank] += kind.temporary_bytes
+                self.there[source] += layout.elements[source] * each
+        first = min(ranks) if owner is None else owner
+        for sent in parts.results:
+            if sent.is_sharded:
+                others = sum(layout.elements[rank] for rank in ranks if rank != owner)
+                self.back[first] += 0 if owner is None else others * sent.dtype.itemsize
+            else:
+                world = max(1, self.model.mesh.num_devices)
+                self.back[first] += sent.num_bytes * (world - (len(ranks) if owner is None else 1))
 
     def _exchange_s(self, sent: int) -> float:
         mesh = self.model.mesh

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
 from typing import Any
+
+import torch
+from torch.optim import Optimizer
 
 from shardweave.planners.cost.quantity import bytes_text, seconds_text
 
@@ -12,7 +16,8 @@ from shardweave.planners.cost.quantity import bytes_text, seconds_text
 class UpdateCost:
     """An optimizer's update, of the rank that takes longest, sends most and holds most.
 
-    state_bytes: of what the optimizer keeps. temporary_bytes: of full values during the update.
+    state_bytes: of what the optimizer keeps. temporary_bytes: of what lives during the update: full
+    values that a rank owns, and what one parameter's update makes at a time. states: by rank.
     """
 
     optimizer: str
@@ -22,6 +27,7 @@ class UpdateCost:
     messages: int = 0
     state_bytes: int = 0
     temporary_bytes: int = 0
+    states: tuple[int, ...] = field(default=(), repr=False)
 
     @property
     def seconds(self) -> float:
@@ -29,7 +35,8 @@ class UpdateCost:
 
     def record(self) -> dict[str, Any]:
         """The numbers as JSON data."""
-        return asdict(self) | {"time_s": self.seconds}
+        numbers = asdict(self) | {"time_s": self.seconds}
+        return {name: number for name, number in numbers.items() if name != "states"}
 
     def line(self) -> str:
         """A line of a summary."""
@@ -37,3 +44,14 @@ class UpdateCost:
         kept = f"state {bytes_text(self.state_bytes)}, temporary {bytes_text(self.temporary_bytes)}"
         times = f"{seconds_text(self.compute_s)} compute, {seconds_text(self.communication_s)}"
         return f"{seconds_text(self.seconds)} of {self.optimizer}: {times} in {sent}; {kept}"
+
+
+def optimizer_class(name: str) -> Callable[..., Optimizer]:
+    """A class of torch.optim by its name, in capitals or not. Raises ValueError for another."""
+    named = {key.lower(): value for key, value in vars(torch.optim).items()}
+    cls = named.get(name.lower())
+    if not (isinstance(cls, type) and issubclass(cls, Optimizer)) or cls is Optimizer:
+        raise ValueError(
+            f"'{name}' is no optimizer of torch.optim; use the name of one, such as AdamW or Muon."
+        )
+    return cls

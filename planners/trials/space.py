@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any, cast
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardweave.planners.plan.plan_parts import PlanError
-
 Floats = NDArray[np.float64]
-
-
-LATER = ("replica", "context", "sub_batches", "order", "recomputed_share")
-"""Keys that files of trials lack where they say nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +18,11 @@ class Configuration:
     zero: ZeRO stage. data_bucket_mib, zero_bucket_mib: largest message, in MiB, of gradients
     without and with ZeRO. micro_batches: of a replica's share of the batch. chunks: pieces of the
     model on each pipeline stage (interleaved stages). recompute, schedule: policies of the
-    passes `rematerialize` and `overlap-communication`; "none" is without them. `LATER` are of the
-    joint space alone: replica: how many of the data-parallel devices hold the same shards, where
-    ZeRO divides among fewer than all (`data` over it). context: the degree that cuts
-    sequences. sub_batches: of a micro-batch, interleaved. order: of micro-batches on stages.
-    recomputed_share: of the blocks of each stage, in which `recompute` is done.
+    passes `rematerialize` and `overlap-communication`; "none" is without them. replica: how many of
+    the data-parallel devices hold the same shards, where ZeRO divides among fewer than all (`data`
+    over it). context: the degree that cuts sequences. sub_batches: of a micro-batch, interleaved.
+    order: of micro-batches on stages. recomputed_share: of the blocks of each stage, in which
+    `recompute` is done.
     """
 
     data: int = 1
@@ -59,40 +52,10 @@ class Configuration:
 
     def __str__(self) -> str:
         """What differs from the least choice: `data 4, tensor 2, micro_batches 8`."""
+        own = {one.name: getattr(self, one.name) for one in fields(self)}
         least = Configuration()
-        parts = [
-            f"{name} {value}"
-            for name, value in self.to_dict().items()
-            if value != getattr(least, name)
-        ]
+        parts = [f"{name} {value}" for name, value in own.items() if value != getattr(least, name)]
         return ", ".join(parts) or "one device"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Its keys and values; of `LATER` those that are not as they are elsewhere."""
-        least = Configuration()
-        return {
-            name: value
-            for name, value in asdict(self).items()
-            if name not in LATER or value != getattr(least, name)
-        }
-
-    @staticmethod
-    def from_dict(data: object, where: str) -> Configuration:
-        """Raises PlanError naming `where` unless the data has exactly a configuration's keys, of
-        `LATER` those that it says."""
-        known: dict[str, type] = {one.name: type(one.default) for one in fields(Configuration)}
-        found = cast("dict[str, Any]", data) if isinstance(data, dict) else {}
-        for name in LATER:
-            if name not in found:
-                known.pop(name)
-        wrong = [name for name, kind in known.items() if type(found.get(name)) is not kind]
-        wrong += [name for name in found if name not in known]
-        if wrong:
-            raise PlanError(
-                f"{where}: '{wrong[0]}' of the configuration is {found.get(wrong[0])!r}, expected "
-                f"the keys {', '.join(known)} with the types of a configuration."
-            )
-        return Configuration(**found)
 
 
 NUMBERS = (

@@ -13,16 +13,17 @@ import statistics
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal, TypeVar, cast, get_args
 
+from shardweave.planners.plan import plan_parts as parts
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_parts import PlanError, Predicted
 from shardweave.planners.trials.space import Configuration
 
-FORMAT = "shardweave.trials/1"
+FORMAT = "shardweave.trials/2"
 
 Status = Literal["ok", "out_of_memory", "crashed", "timed_out"]
 
@@ -74,36 +75,34 @@ class Record:
     reason: str = ""
     seconds: float = 0.0
 
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "configuration": self.configuration.to_dict(),
-            **asdict(self.outcome),
-            "reason": self.reason,
-            "seconds": self.seconds,
-        }
 
-    @staticmethod
-    def from_dict(data: object, where: str) -> Record:
-        """Raises ValueError naming `where` for what is no trial."""
-        found = cast("dict[str, Any]", data) if isinstance(data, dict) else {}
-        missing = {"configuration", "status", "times_s", "peak_bytes"} - set(found)
-        if missing or found["status"] not in get_args(Status):
-            raise PlanError(
-                f"{where}: not a trial (missing {sorted(missing) or 'a known status'}); use a file "
-                "that a search has written."
-            )
-        outcome = Outcome(
-            found["status"],
-            tuple(float(t) for t in found["times_s"]),
-            found["peak_bytes"],
-            str(found.get("message", "")),
-        )
-        return Record(
-            Configuration.from_dict(found["configuration"], where),
-            outcome,
-            str(found.get("reason", "")),
-            float(found.get("seconds", 0.0)),
-        )
+_KINDS: dict[type, parts.Reader] = {
+    int: parts.at_least(0),
+    float: parts.number,
+    str: parts.text,
+    bool: parts.one_of((True, False)),
+}
+_read_configuration = parts.record_of(
+    Configuration, {one.name: _KINDS[type(one.default)] for one in fields(Configuration)}
+)
+_read_outcome = parts.record_of(
+    Outcome,
+    {
+        "status": parts.one_of(get_args(Status)),
+        "times_s": parts.list_of(parts.number, "seconds"),
+        "peak_bytes": parts.optional(parts.number),
+        "message": parts.text,
+    },
+)
+_read_record = parts.record_of(
+    Record,
+    {
+        "configuration": _read_configuration,
+        "outcome": _read_outcome,
+        "reason": parts.text,
+        "seconds": parts.number,
+    },
+)
 
 
 @dataclass(eq=False)
@@ -172,7 +171,7 @@ class TrialFile:
         self._check(self._json(lines[0], 1), problem)
         for number, line in enumerate(lines[1:], start=2):
             place = f"{self.path}:{number}"
-            self.records.append(Record.from_dict(self._json(line, number), place))
+            self.records.append(_read_record(self._json(line, number), place))
 
     def _json(self, line: str, number: int) -> Any:
         try:
@@ -199,7 +198,7 @@ class TrialFile:
                 )
 
     def add(self, record: Record) -> None:
-        self._append(record.to_dict())
+        self._append(asdict(record))
         self.records.append(record)
 
     def _append(self, data: Mapping[str, Any]) -> None:

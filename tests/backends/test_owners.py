@@ -7,12 +7,14 @@ import warnings
 from collections.abc import Sequence
 from typing import Any, cast
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
+import shardweave as sw
 from shardweave.backends.optimizers import hook, owned_step
 from shardweave.backends.optimizers.exchange import Layout, Message, layout_of, put, take
 from shardweave.backends.optimizers.shards import full_value
@@ -21,20 +23,20 @@ from shardweave.tests.spawn import run_ranks
 
 
 class Two(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, width: int = 32) -> None:
         super().__init__()
-        self.a = nn.Linear(16, 32, bias=False)
-        self.b = nn.Linear(32, 16, bias=False)
+        self.a = nn.Linear(16, width, bias=False)
+        self.b = nn.Linear(width, 16, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.b(self.a(x).relu()).square().mean()
 
 
-def muon(zero: int) -> tuple[float, list[int], list[str]]:
+def muon(zero: int, mesh: str = "data=2", width: int = 32) -> tuple[float, list[int], list[str]]:
     """The largest error after two steps, the bytes of the messages of each, and the notes."""
     torch.manual_seed(0)
-    model, x = Two().double(), torch.randn(8, 16, dtype=torch.float64)
-    step = compile_copy(model, (x,), mesh="data=2", zero=zero)
+    model, x = Two(width).double(), torch.randn(8, 16, dtype=torch.float64)
+    step = compile_copy(model, (x,), mesh=mesh, zero=zero)
     eager = copy.deepcopy(model)
     ours, theirs = (torch.optim.Muon(m.parameters(), lr=0.1) for m in (step, eager))
     sent: list[int] = []
@@ -81,6 +83,21 @@ def test_muon_on_full_values_sends_nothing_where_computing_takes_less() -> None:
     for error, sent, _ in run_ranks(muon, 2, 0):
         assert error < 1e-9
         assert sent == [0] * 4
+
+
+@pytest.mark.parametrize(("mesh", "width"), [("data=2", 33), ("stage=2", 32)])
+def test_bytes_and_messages_of_owners_are_those_predicted(mesh: str, width: int) -> None:
+    x = torch.randn(8, 16, dtype=torch.float64)
+    program = sw.capture(Two(width).double(), (x,))
+    plan = sw.Plan(mesh={"data": 2}, zero=3) if mesh == "data=2" else sw.Plan(mesh={"stage": 2})
+    told = sw.simulate(program, "testbed:rate=250mbit", plan=plan, update="muon").update
+    assert told is not None
+    zero = plan.zero
+    sums = [0, 0]
+    for rank, (_, sent, _) in enumerate(run_ranks(muon, 2, zero, mesh, width)):
+        sums[rank] = sent[0] + sent[1]
+        assert sum(size > 0 for size in sent[:2]) <= told.messages
+    assert max(sums) == told.sent_bytes
 
 
 def layouts() -> list[bool]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from shardweave.driver.report.plan import print_candidates
 from shardweave.ir.torch_private import FakeTensor
 from shardweave.planners.cost.cluster_file import save_cluster
 from shardweave.planners.cost.presets import find_cluster
+from shardweave.planners.cost.quantity import seconds_text
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_parts import Candidate, Pipeline, Predicted
 from shardweave.tests.marks import slow, slow_where
@@ -170,6 +172,30 @@ def test_rule_on_a_mesh_needs_no_cluster_and_others_say_that_they_do(
     assert Plan.load(file).mesh == {"tensor": 2}
     assert main(["plan", "no_such_file:model"]) == 1
     assert "planner 'auto' needs a cluster; give" in capsys.readouterr().err
+
+
+def test_update_that_a_plan_names_is_counted_by_every_command(
+    tmp_path: Path, capsys: Captured
+) -> None:
+    plan = planned(tmp_path, *OPTIONS["auto"], "--update", "adamw")
+    assert plan.update == "AdamW"
+    assert plan.predicted is not None
+    assert plan.predicted.update_s > 0
+    assert plan.predicted.memory_bytes["optimizer"] == 2 * plan.predicted.memory_bytes["parameters"]
+    program, file = str(tmp_path / "program.mlir"), str(tmp_path / "plan.json")
+    assert main(["capture", MODEL, "-o", program]) == 0
+    capsys.readouterr()
+    options = [program, "--cluster", CLUSTER, "--plan", file]
+    assert main(["simulate", *options, "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["time_s"] == plan.predicted.time_s
+    assert said["update"]["time_s"] == plan.predicted.update_s
+    assert main(["report", *options, "-o", str(tmp_path / "page.html")]) == 0
+    page = capsys.readouterr().out
+    assert page.splitlines()[1].startswith(f"iteration      {seconds_text(plan.predicted.time_s)} ")
+    assert f"update         {seconds_text(plan.predicted.update_s)} of AdamW" in page
+    assert main(["simulate", *options, "--json", "--update", "SGD"]) == 0
+    assert json.loads(capsys.readouterr().out)["update"]["state_bytes"] == 0
 
 
 def test_plan_says_how_parameters_are_stored_where_none_is_cut(capsys: Captured) -> None:

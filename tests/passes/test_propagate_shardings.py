@@ -6,7 +6,14 @@ import pytest
 
 from shardweave.ir.program.program import Program
 from shardweave.passes.pipeline import PassError, run_passes
-from shardweave.tests.ir_text import assert_lines, lines, shardings, step
+from shardweave.tests.ir_text import (
+    assert_lines,
+    assert_same_values,
+    collectives,
+    lines,
+    shardings,
+    step,
+)
 
 
 def propagated(text: str, mesh: str, expected: str) -> Program:
@@ -84,6 +91,29 @@ def test_sum_with_several_uses_is_scattered_where_one_further_down_holds_shards(
         %z = aten.add.Tensor(%s, %r) <[{"a"}, {}]> : tensor<4x4xf64>
         """,
     )
+
+
+def test_wish_of_all_uses_travels_back_to_the_product_that_they_share() -> None:
+    text = """
+        param %w : tensor<16x8xf64> [{SUMMED}, {}]
+        param %u : tensor<8x4xf64> [{"a"}, {}]
+        param %v : tensor<8x4xf64> [{"a"}, {}]
+        input %x : tensor<8x16xf64> [{ROWS}, {SUMMED}]
+        %y = aten.mm(%x, %w) : tensor<8x8xf64>
+        %r = aten.relu(%y) : tensor<8x8xf64>
+        %h = aten.mul.Scalar(%y, other = 2.0) : tensor<8x8xf64>
+        %t = aten.tanh(%h) : tensor<8x8xf64>
+        %o = aten.mm(%r, %u) : tensor<8x4xf64>
+        %p = aten.mm(%t, %v) : tensor<8x4xf64>
+        output 0 = %o
+        output 1 = %p
+        """
+    for rows, summed, message in (('"a"', "", "all_to_all"), ("", '"a"', "reduce_scatter")):
+        before = step(text.replace("ROWS", rows).replace("SUMMED", summed), "a=2")
+        after = run_passes(before, "propagate-shardings,insert-collectives,cse,dce")
+        sent = [line.split("dist.")[1].split("(")[0] for line in collectives(after)]
+        assert sent == [message, "all_reduce", "all_reduce"]
+        assert_same_values(before, after)
 
 
 def test_planned_weight_stays_where_it_is_however_large_the_activation() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from itertools import pairwise, product
+from itertools import product
 
 from shardweave.benchmarks.oases_literal import published_costs
 from shardweave.planners.cost.quantity import GIB
@@ -45,23 +45,15 @@ def random_budget(seed: int, chain: Chain) -> float:
     return max(GIB, random.Random(seed).uniform(1.1 * least - 0.1 * most, (least + most) / 2))
 
 
-def least_time(
-    chain: Chain, budget_bytes: float, *, literal: bool = False, max_switches: int | None = None
-) -> float | None:
+def least_time(chain: Chain, budget_bytes: float, *, literal: bool = False) -> float | None:
     """Seconds of the best path that fits, by trying all; None if none does."""
     costs = published_costs(chain) if literal else linearise(chain)
     times = [
         costs.time_s(path)
         for path in product(*(range(len(block.choices)) for block in chain.blocks))
         if costs.memory(path) <= budget_bytes
-        and (max_switches is None or switches(chain.degrees(path)) <= max_switches)
     ]
     return min(times, default=None)
-
-
-def switches(degrees: tuple[int, ...]) -> int:
-    """How often the degree changes."""
-    return sum(one != two for one, two in pairwise(degrees))
 
 
 def three_blocks() -> Chain:

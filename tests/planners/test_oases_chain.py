@@ -75,28 +75,6 @@ def test_runs_of_degrees_read_as_in_the_paper() -> None:
     assert runs_of([2, 2, 4, 4, 4, 2]) == "[2]*2 [4]*3 [2]*1"
 
 
-def test_chain_without_blocks_is_refused() -> None:
-    with pytest.raises(PlanError, match="no blocks"):
-        Chain((), ())
-
-
-def test_degrees_out_of_order_are_refused() -> None:
-    block = three_blocks().blocks[0]
-    with pytest.raises(PlanError, match=r"'a' has degrees \[2, 1\]"):
-        Chain((replace(block, choices=block.choices[::-1]),), ())
-
-
-def test_gathers_of_another_shape_are_refused() -> None:
-    chain = three_blocks()
-    with pytest.raises(PlanError, match=r"expected \[\(2, 2\), \(2, 2\)\]"):
-        Chain(chain.blocks, chain.gather_s[:1])
-
-
-def test_degree_that_a_block_cannot_have_is_named() -> None:
-    with pytest.raises(PlanError, match=r"'b' cannot have degree 3; use one of \[1, 2\]"):
-        three_blocks().path([1, 3, 1])
-
-
 def test_literal_costs_refuse_blocks_with_different_degrees() -> None:
     chain = three_blocks()
     narrow = replace(chain.blocks[2], choices=chain.blocks[2].choices[:1])

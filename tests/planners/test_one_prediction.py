@@ -49,6 +49,8 @@ PLANS = {
         "pipeline=2,data=2",
         {"pipeline": replace(TWO, micro_batches=1), "zero": 3},
     ),
+    "update": ("data=4", {"zero": 3, "update": "Muon"}),
+    "update of stages": ("pipeline=2,data=2", {"pipeline": TWO, "zero": 1, "update": "AdamW"}),
     "gpipe": ("pipeline=2,tensor=2", {"pipeline": replace(TWO, schedule="gpipe")}),
     "zero-bubble": (
         "pipeline=2,data=2",
@@ -77,17 +79,18 @@ def deep() -> tuple[Evaluator, Lowerings]:
 
 
 @pytest.mark.parametrize(
-    "point",
+    ("point", "update"),
     [
-        JointPoint(data=4, stages=2, micro_batches=2, zero=3),
-        JointPoint(data=2, stages=4, micro_batches=4, pipeline="gpipe", recompute="layer"),
-        JointPoint(data=1, tensor=2, stages=4, micro_batches=4, pipeline="zero-bubble"),
-        JointPoint(data=4, stages=2, micro_batches=2, pipeline="interleaved-1f1b", zero=1),
-        JointPoint(data=8, micro_batches=1, zero=3),
+        (JointPoint(data=4, stages=2, micro_batches=2, zero=3), ""),
+        (JointPoint(data=2, stages=4, micro_batches=4, pipeline="gpipe", recompute="layer"), ""),
+        (JointPoint(data=1, tensor=2, stages=4, micro_batches=4, pipeline="zero-bubble"), "AdamW"),
+        (JointPoint(data=4, stages=2, micro_batches=2, pipeline="interleaved-1f1b", zero=1), ""),
+        (JointPoint(data=8, micro_batches=1, zero=3), "AdamW"),
     ],
 )
-def test_step_of_a_few_blocks_in_each_stage_is_that_of_all(point: JointPoint) -> None:
+def test_step_of_a_few_blocks_in_each_stage_is_that_of_all(point: JointPoint, update: str) -> None:
     evaluator, lowerings = deep()
+    evaluator = replace(evaluator, maker=replace(evaluator.maker, update=update))
     assert evaluator.depths.is_deep
     found = evaluator.predict(point)
     assert found is not None, evaluator.problems

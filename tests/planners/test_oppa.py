@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from shardweave.benchmarks.baselines.random_trials import RandomChooser
+from shardweave.benchmarks.oppa_literal import CorrectedMemory, CorrectedThroughput
 from shardweave.benchmarks.oppa_space import BUCKETS_MIB, SearchSpace
 from shardweave.benchmarks.oppa_step_model import StepModel, Transformer
 from shardweave.benchmarks.oppa_trials import SimulatedTrial
@@ -105,17 +106,7 @@ def test_space_without_a_configuration_says_so() -> None:
         SearchSpace(8, 1, 1, 3).enumerate()
 
 
-def test_configuration_survives_json_and_a_wrong_one_is_named() -> None:
-    one = SMALL.enumerate()[-1]
-    assert Configuration.from_dict(one.to_dict(), "here") == one
-    joint = replace(one, context=2, sub_batches=2, order="gpipe")
-    assert Configuration.from_dict(joint.to_dict(), "here") == joint
-    assert "order" not in one.to_dict()
-    with pytest.raises(PlanError, match="here: 'data' of the configuration is 'x'"):
-        Configuration.from_dict({**one.to_dict(), "data": "x"}, "here")
-
-
-ONE = Configuration(2, 4, 2, 1, 1, 16, 8, 2, "layer")
+ONE = Configuration(2, 4, 2, 1, 1, 16, 8, 2, "layer", sequence_parallel=True)
 NUMBERS = {
     "work": 32.0, "recomputed": 0.5, "data_latency": 0.1, "data_transfer": 8.0,
     "tensor_latency": 0.01, "tensor_transfer": 4.0, "pipeline_latency": 0.02,
@@ -135,7 +126,7 @@ NUMBERS = {
 def test_formulas_of_throughput_equal_hand_worked_numbers(
     form: str, parts: tuple[float, ...]
 ) -> None:
-    prior = ThroughputPrior(form)  # pyright: ignore[reportArgumentType]
+    prior = {"corrected": CorrectedThroughput, "extended": ThroughputPrior}[form]()
     x = columns_of(SpaceTable.of([ONE]))
     of = {name: torch.tensor(value, dtype=torch.float64) for name, value in NUMBERS.items()}
     found = (prior.compute_s, prior.data_s, prior.tensor_s, prior.pipeline_s)
@@ -146,7 +137,7 @@ def test_formulas_of_throughput_equal_hand_worked_numbers(
 def test_formula_of_messages_between_stages_is_zero_for_one_stage() -> None:
     x = columns_of(SpaceTable.of([Configuration(4, 4)]))
     of = {name: torch.tensor(value, dtype=torch.float64) for name, value in NUMBERS.items()}
-    assert ThroughputPrior("corrected").pipeline_s(x, of).item() == 0
+    assert CorrectedThroughput().pipeline_s(x, of).item() == 0
 
 
 @pytest.mark.parametrize(
@@ -160,7 +151,7 @@ def test_formula_of_messages_between_stages_is_zero_for_one_stage() -> None:
 def test_formula_of_memory_equals_hand_worked_numbers_and_is_capped(
     form: str, share: float
 ) -> None:
-    prior = MemoryPrior(form)  # pyright: ignore[reportArgumentType]
+    prior = {"corrected": CorrectedMemory, "extended": MemoryPrior}[form]()
     values = {"weights": 3.2, "activations": 12.8, "constant": 0.1, "kept": 0.25}
     of = {name: torch.tensor(value, dtype=torch.float64) for name, value in values.items()}
     x = columns_of(SpaceTable.of([ONE]))
@@ -179,7 +170,7 @@ def test_expected_improvement_equals_monte_carlo() -> None:
 
 def test_fit_of_a_formula_finds_the_numbers_that_made_the_samples() -> None:
     table = SpaceTable.of(SMALL.enumerate()[::7])
-    prior = ThroughputPrior("corrected")
+    prior = CorrectedThroughput()
     made = {name: NUMBERS[name] for name in prior.numbers}
     values = predict(table, prior, made)
     found = fit_formula(Samples(table, values, np.full(len(values), 1e-6)), prior)
@@ -191,13 +182,12 @@ def machine() -> StepModel:
     return StepModel(MODEL, find_cluster("perlmutter:nodes=2"))
 
 
-@pytest.mark.parametrize("kernel", ["ard", "additive"])
-def test_process_predicts_as_gpytorch_itself_does(kernel: str) -> None:
+def test_process_predicts_as_gpytorch_itself_does() -> None:
     pytest.importorskip("botorch", exc_type=ImportError)
     table = SpaceTable.of(SMALL.enumerate())
     seen, there = table.rows(range(0, 300, 12)), table.rows(range(5, 300, 31))
     values = np.sin(3 * seen.features.sum(1))
-    belief = fit(Samples(seen, values, np.full(len(values), 1e-3)), None, kernel)  # pyright: ignore[reportArgumentType]
+    belief = fit(Samples(seen, values, np.full(len(values), 1e-3)), None)
     mean, variance = belief.at(there)
     posterior = belief.model.posterior(torch.tensor(there.features))
     assert mean == pytest.approx(posterior.mean[:, 0].detach().numpy(), abs=1e-5)
@@ -258,6 +248,15 @@ def test_trials_of_another_problem_or_search_are_refused(tmp_path: Path) -> None
     refuse({"cluster": "b"}, "another problem: its cluster is 'a', this one's is 'b'")
     path.write_text('{"no": 1}\n')
     refuse({}, "not a file of trials")
+
+
+def test_wrong_trial_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    with TrialFile.open(path, {}) as file:
+        file.add(Record(ONE, Outcome("ok", (1.0,))))
+    path.write_text(path.read_text().replace('"data": 2', '"data": "x"'))
+    with pytest.raises(PlanError, match=r":2.configuration.data must be a whole number, 0 or more"):
+        TrialFile.open(path, {}).__enter__()
 
 
 def test_variance_of_an_outcome_is_that_of_its_mean() -> None:
@@ -360,7 +359,6 @@ def test_joint_space_recomputes_quarters_of_the_layers() -> None:
             assert point.recompute_layers == one.recomputed_share % 1 * 4 / stages
         table = SpaceTable.of(found)
         assert set(table.columns["recomputed"]) == {0.0, *shares}
-        assert Configuration.from_dict(layer[1].to_dict(), "here") == layer[1]
 
 
 def test_no_trials_are_told(program: Program) -> None:

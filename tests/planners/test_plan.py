@@ -167,7 +167,7 @@ NO_JSON = "; a plan is JSON, as `shardweave plan -o` writes it."
             "parameters, passes, "
             "pipeline, planner, precision, predicted, projections, reasons, recompute, recompute_in, "
             "schedule, "
-            "used, zero.",
+            "update, used, zero.",
         ),
         ('{"format": "x/2"}', "p.json: format is 'x/2', expected 'shardweave.plan/1'."),
         ('{"mesh": 4}', "p.json: 'mesh' must be an object of axis sizes."),

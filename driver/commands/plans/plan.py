@@ -12,6 +12,7 @@ from shardweave.driver.commands.arguments import (
     add_flag,
     add_load,
     add_time_limit,
+    add_update,
     new_command,
 )
 from shardweave.planners.registry import DEFAULT_PLANNER, PLANNERS
@@ -53,6 +54,7 @@ def add_parser(commands: Commands) -> None:
         "--show-passes",
         "print the passes that carry the plan out, as a plan's 'passes' takes them",
     )
+    add_update(command)
     add_load(command)
     command.add_argument("--plot", metavar="FILE", help="draw the best plans there")
     command.add_argument("--dtype", choices=DTYPES, help=f"dtype of a model (default: {DTYPES[0]})")

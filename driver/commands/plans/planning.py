@@ -29,7 +29,7 @@ from shardweave.planners.lowering.plan_passes import PlanPasses
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_check import check_plan
 from shardweave.planners.plan.plan_parts import Candidate
-from shardweave.planners.planning import on_cluster, plan
+from shardweave.planners.planning import on_cluster, plan, with_update
 from shardweave.planners.predict.plan_plot import plot_candidates
 from shardweave.planners.registry import DEFAULT_PLANNER, PLANNERS, no_such_plan
 
@@ -59,7 +59,7 @@ def plan_program(options: argparse.Namespace) -> int:
     if options.explain:
         print_candidates(considered, out)
     if options.cluster and found.predicted is not None:
-        print_throughput(program, options.cluster, found, found.predicted.time_s, out)
+        print_throughput(program, options.cluster, found, found.predicted, out)
     print_plan(found, out)
     if options.show_passes:
         print(f"passes: {PlanPasses.of(found)}", file=out)
@@ -171,7 +171,15 @@ def _planned(
 ) -> Plan:
     model = None if is_text(options.file) else options.file
     host = host_of(model, dtype=options.dtype or DTYPES[0], tell=tell)
-    return plan(program, options.mesh or None, planner, cluster=options.cluster, host=host, **given)
+    return plan(
+        program,
+        options.mesh or None,
+        planner,
+        cluster=options.cluster,
+        host=host,
+        update=options.update,
+        **given,
+    )
 
 
 def _compare(options: argparse.Namespace, given: dict[str, Any], program: Program) -> int:
@@ -201,6 +209,7 @@ def _plan_named(
         raise ValueError(no_such_plan(name))
     found = Plan.load(name)
     check_plan(found, program)
+    found = with_update(found, options.update)
     return on_cluster(program, found, options.cluster) if options.cluster else found
 
 

@@ -11,6 +11,7 @@ from shardweave.driver.commands.arguments import (
     add_cluster,
     add_optimizer,
     add_program,
+    add_update,
     check_output,
     new_command,
     optimizer_state,
@@ -28,6 +29,7 @@ def add_parser(commands: Commands) -> None:
     )
     command.add_argument("-o", "--output", metavar="FILE", required=True, help="page to write")
     add_optimizer(command)
+    add_update(command)
     command.set_defaults(func=report_command)
 
 
@@ -41,7 +43,8 @@ def report_command(options: argparse.Namespace) -> int:
     from shardweave.planners.cost.quantity import bytes_text
     from shardweave.planners.plan.plan import Plan
     from shardweave.planners.plan.plan_check import check_followed
-    from shardweave.planners.predict.predict import simulate_step
+    from shardweave.planners.predict.predict import predicted_of, simulate_step
+    from shardweave.planners.simulate.simulation import Simulation
 
     check_output(options.output)
     program = read(options.file)
@@ -59,7 +62,11 @@ def report_command(options: argparse.Namespace) -> int:
         optimizer_multiplier=state,
         precision=precision,
         pipeline=plan.pipeline if plan else None,
+        update=options.update or (plan.update if plan else ""),
     )
+    if found.update is not None and isinstance(found, Simulation):
+        held = found.memory.parts
+        state = held["optimizer"] / max(1, held["parameters"])
     page = report_page(
         program,
         found,
@@ -71,7 +78,7 @@ def report_command(options: argparse.Namespace) -> int:
     )
     Path(options.output).write_text(page)
     if plan is not None and not captured.is_local:
-        print_throughput(captured, options.cluster, plan, found.time_s, sys.stdout)
+        print_throughput(captured, options.cluster, plan, predicted_of(found), sys.stdout)
     print(found.summary())
     print(f"wrote {options.output} ({bytes_text(len(page.encode()))})")
     return 0

@@ -13,6 +13,7 @@ from shardweave.driver.commands.arguments import (
     add_flag,
     add_load,
     add_optimizer,
+    add_update,
     check_output,
     check_picture,
     new_command,
@@ -44,12 +45,7 @@ def add_parser(commands: Commands) -> None:
     command.add_argument("--plot", metavar="FILE", help="write a picture of the streams there")
     add_flag(command, "--json", "print the numbers as JSON instead")
     add_optimizer(command)
-    command.add_argument(
-        "--update",
-        metavar="CLASS",
-        default="",
-        help="simulate the update of this class of torch.optim too, such as AdamW or Muon",
-    )
+    add_update(command)
     command.set_defaults(func=simulate_command)
 
 
@@ -59,6 +55,7 @@ def simulate_command(options: argparse.Namespace) -> int:
     from shardweave.driver.report.plan import print_throughput
     from shardweave.ir.verify.program import check
     from shardweave.planners.plan.plan import Plan
+    from shardweave.planners.predict.predict import predicted_of
 
     check_output(options.trace)
     check_picture(options.plot)
@@ -70,7 +67,7 @@ def simulate_command(options: argparse.Namespace) -> int:
     else:
         if options.plan is not None:
             plan = Plan.load(options.plan)
-            print_throughput(program, options.cluster, plan, found.time_s, sys.stdout)
+            print_throughput(program, options.cluster, plan, predicted_of(found), sys.stdout)
         print(found.summary())
     out = sys.stderr if options.json else sys.stdout
     if options.trace:

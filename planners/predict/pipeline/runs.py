@@ -43,6 +43,7 @@ from shardweave.planners.simulate.run_memory import (
 )
 from shardweave.planners.simulate.simulate import simulate
 from shardweave.planners.simulate.timeline import Event
+from shardweave.planners.simulate.update_cost import UpdateCost
 
 AXIS = "stage"
 """What the messages between stages are counted as."""
@@ -96,11 +97,13 @@ def simulate_runs(
     optimizer_multiplier: float | None = None,
     precision: str = "",
     deeper: Deeper | None = None,
+    update: str = "",
 ) -> PipelineSimulation:
     """Simulate a step of a staged program on a cluster. Linear in its ops and runs.
 
     pipeline: of the plan, for the name of its schedule. optimizer_multiplier, precision: as for
-    `state_bytes`. deeper: for a step of the same stages with more blocks. Raises ValueError
+    `state_bytes`. deeper: for a step of the same stages with more blocks. update: as for
+    `simulate_step`. Raises ValueError
     (ClusterError) for devices that the cluster does not have.
     """
     ranks = devices_of_places(program)
@@ -118,18 +121,15 @@ def simulate_runs(
         step.join(run, joined_s.pop(run.function, 0.0))
         step.run(run)
     time_s = max(place.now_s for place in places)
-    states = partial(
-        state_bytes,
-        itemsize=parameter_dtype(program).itemsize,
-        precision=precision,
-        optimizer_multiplier=optimizer_multiplier,
-    )
-    results = [
-        _result(
-            place, time_s, _memory(states(size), fullest(memory[index])), _in_flight(program, index)
-        )
-        for index, (place, size) in enumerate(zip(places, sizes, strict=True))
-    ]
+    cost = _update_cost(program, cluster, update, precision, deeper) if update else None
+    itemsize = parameter_dtype(program).itemsize
+    results: list[StageResult] = []
+    for index, (place, size) in enumerate(zip(places, sizes, strict=True)):
+        kept = None if cost is None else cost.states[_first_rank(program, index)] / max(1, size)
+        multiplier = optimizer_multiplier if kept is None else kept
+        states = state_bytes(size, itemsize, precision, multiplier)
+        parts = _memory(states, fullest(memory[index]), cost)
+        results.append(_result(place, time_s, parts, _in_flight(program, index)))
     axis = micro_axis(program)
     return PipelineSimulation(
         cluster=cluster,
@@ -140,7 +140,28 @@ def simulate_runs(
         micro_batches=axis.size if axis else 1,
         stages=tuple(results),
         events=tuple(sorted(step.events, key=lambda event: event.start_s)),
+        update=cost,
     )
+
+
+def _update_cost(
+    program: Program, cluster: Cluster, update: str, precision: str, deeper: Deeper | None
+) -> UpdateCost:
+    from shardweave.planners.simulate.update import simulate_update  # traces, which loads slowly
+
+    devices = program.devices
+    placed = on_devices(cluster, devices) if devices else cluster
+    model = CostModel(placed, program.needed_mesh())
+    if deeper is None:
+        return simulate_update([program], update, model, precision)
+    return simulate_update([program, deeper.program], update, model, precision, deeper.times)
+
+
+def _first_rank(program: Program, place: int) -> int:
+    """The first rank of a coordinate on the stage axis."""
+    mesh = program.needed_mesh()
+    axis = mesh.stage_axis
+    return mesh.rank({one.name: place if one is axis else 0 for one in mesh.device_axes})
 
 
 def _read_all(
@@ -336,9 +357,14 @@ class _Played:
                 self.places[goal].communication_s[AXIS] += seconds
 
 
-def _memory(states: Mapping[str, float], step: PlaceMemory) -> dict[str, float]:
+def _memory(
+    states: Mapping[str, float], step: PlaceMemory, update: UpdateCost | None
+) -> dict[str, float]:
     """Bytes by part, at most. Gradients are made within the step: there are none when it begins."""
     parts = {**states, **step.parts, "gradients": float(step.parts.get("gradients", 0))}
+    if update is not None:
+        behind = {**states, "update": float(update.temporary_bytes)}
+        parts = max(parts, behind, key=lambda parts: sum(parts.values()))
     return {part: float(size) for part, size in parts.items() if size}
 
 

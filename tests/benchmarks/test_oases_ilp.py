@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import pytest
 
+from shardweave.benchmarks.baselines.oases_ilp import solve_chain_ilp
 from shardweave.benchmarks.oases_literal import published_costs
 from shardweave.planners.cost.quantity import GIB
 from shardweave.planners.oases.dp import Solution, solve_chain
-from shardweave.planners.oases.ilp import solve_chain_ilp
 from shardweave.planners.plan.plan_parts import PlanError
 from shardweave.tests.planners.small_chains import random_budget, random_chain, three_blocks
 
@@ -20,14 +19,11 @@ SOLVERS = ("highs", "cbc")
 
 def check_agreement(seed: int, *, longest: int) -> None:
     chain = random_chain(seed, longest=longest)
-    options: dict[str, Any] = {
-        "costs": published_costs(chain) if seed % 3 == 0 else None,
-        "max_switches": (None, None, 1, 2)[seed % 4],
-    }
+    costs = published_costs(chain) if seed % 3 == 0 else None
     budget = random_budget(seed, chain)
-    wanted = solved(partial(solve_chain, chain, budget, **options))
+    wanted = solved(partial(solve_chain, chain, budget, costs=costs))
     for solver in SOLVERS:
-        found = solved(partial(solve_chain_ilp, chain, budget, solver=solver, **options))
+        found = solved(partial(solve_chain_ilp, chain, budget, solver=solver, costs=costs))
         if isinstance(wanted, Solution):
             assert isinstance(found, Solution), f"seed {seed}, {solver}"
             assert found.time_s == pytest.approx(wanted.time_s, rel=1e-6), f"seed {seed}, {solver}"

@@ -1,4 +1,4 @@
-"""Oases' chain as an integer linear program: the paper's own way, and the oracle of `oases_dp`."""
+"""Oases' chain as an integer linear program: the paper's own way, beside `oases.dp`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, cast
 import pulp  # pyright: ignore[reportMissingTypeStubs]
 from pulp.apis import coin_api  # pyright: ignore[reportMissingTypeStubs]
 
-from shardweave.planners.oases.chain import Chain, ChainCosts, check_budget, linearise
+from shardweave.planners.oases.chain import Chain, ChainCosts, linearise
 from shardweave.planners.oases.dp import Solution, solve_chain
 from shardweave.planners.plan.plan_parts import PlanError
 
@@ -22,12 +22,11 @@ def solve_chain_ilp(
     budget_bytes: float = math.inf,
     *,
     solver: str = "highs",
-    max_switches: int | None = None,
     costs: ChainCosts | None = None,
 ) -> Solution:
     """The degrees of least time whose memory is at most `budget_bytes`, by an ILP in PuLP.
 
-    Objective, options and errors are those of `oases_dp.solve_chain`. Exact up to
+    Objective, options and errors are those of `oases.dp.solve_chain`. Exact up to
     the solvers' tolerances, about a millionth of the time and of the budget. Raises ValueError
     for a solver that is unknown or not installed.
 
@@ -39,11 +38,10 @@ def solve_chain_ilp(
         minimise  sum_i sum_a unary_s[i][a] s[i,a]
                 + sum_{i<k} sum_{a,b} edge_s[i][a][b] e[i,a,b]           (3), (4)
 
-    `oases_chain.linearise` has put the maxima of (3) into these numbers, so that no variable
+    `oases.chain.linearise` has put the maxima of (3) into these numbers, so that no variable
     stands for a maximum and no big-M is needed. The e need not be integers: where s is, the row
     and column sums below leave them one value each.
     """
-    check_budget(budget_bytes)
     costs = costs or linearise(chain)
     # HiGHS and CBC judge by absolute tolerances, which seconds of microseconds would fall under.
     scale = 1.0 / max(max(map(max, costs.unary_s)), 1e-30)
@@ -54,16 +52,14 @@ def solve_chain_ilp(
     _edges_follow(problem, chosen, moved)
     if budget_bytes < math.inf:
         _memory(problem, costs, chosen, budget_bytes)
-    if max_switches is not None:
-        _switches(problem, chain, moved, max_switches)
     status: int = cast("Any", problem).solve(_solver(solver))
     if status == pulp.LpStatusInfeasible:
         # The exact solver knows which path is closest, and raises with what is missing.
-        solve_chain(chain, budget_bytes, max_switches=max_switches, costs=costs)
+        solve_chain(chain, budget_bytes, costs=costs)
     if status != pulp.LpStatusOptimal:
         raise PlanError(
             f"{solver} ended with status '{pulp.LpStatus[status]}', expected an optimum; use the "
-            "other solver, or `oases_dp.solve_chain`."
+            "other solver, or `oases.dp.solve_chain`."
         )
     path = tuple(
         max(range(len(row)), key=lambda a: float(cast("float", row[a].varValue))) for row in chosen
@@ -135,20 +131,6 @@ def _memory(
         for s, size in zip(row, sizes, strict=True)
     ]
     problem += pulp.LpAffineExpression(terms) <= 1
-
-
-def _switches(
-    problem: pulp.LpProblem, chain: Chain, moved: list[list[Row]], max_switches: int
-) -> None:
-    """The degree changes at most so often: sum_i sum of e[i,a,b] with unequal degrees <= limit."""
-    switching = [
-        e
-        for i, rows in enumerate(moved)
-        for left, row in zip(chain.blocks[i].choices, rows, strict=True)
-        for right, e in zip(chain.blocks[i + 1].choices, row, strict=True)
-        if left.degree != right.degree
-    ]
-    problem += pulp.lpSum(switching) <= max_switches
 
 
 def _solver(name: str) -> Any:

@@ -1,22 +1,28 @@
-"""What a model's code reads besides tensors, such as a dropout's probability, the hooks of its
-modules and parameters, and the changes of both.
+"""Settings of a model, such as a dropout's probability: plain attributes of its modules and of the
+objects that these hold, and hooks; and the changes of both.
 
-A program has in it what they were when it was captured.
+A program has in it what they were when it was captured. What else code reads (globals, closures,
+files) is not followed: `step.recompile()` captures the model anew.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import argparse
+import enum
+import sys
+import types
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.modules import module as all_modules
 from torch.utils.hooks import RemovableHandle
 
 from shardweave.backends.step.compiled_module import as_written
-from shardweave.driver.step.model.plain_values import ABSENT, SIMPLE, Finder, plain
 from shardweave.ir.capture.outputs import LossChoice
 
 HOOKS = {
@@ -42,6 +48,33 @@ EACH = 16
 """In each of so many calls hooks are looked for that were written into torch's dicts themselves."""
 
 
+class Absent:
+    """In place of a value: there is none."""
+
+
+ABSENT = Absent()
+
+OTHER = object()
+"""In place of a value that is not plain."""
+
+VALUES = (bool, int, float, complex, str, bytes, type(None), np.generic, enum.Enum)
+_BY_IDENTITY = (torch.dtype, torch.device, type, partial, types.FunctionType, types.MethodType)
+_BY_IDENTITY += (types.BuiltinFunctionType, nn.Module, Absent)
+SIMPLE = (*VALUES, *_BY_IDENTITY)
+"""Kinds of values that never change in place, or of which that does not matter."""
+
+MAX_ITEMS = 256
+"""Lists, tuples, sets and dicts of more items are not compared: it would be done at each call."""
+
+DEPTH = 3
+"""How deep plain objects, such as a config in a config, are looked into."""
+
+_OF_EVERY_MODULE = frozenset(vars(nn.Module())) | {"forward"}
+
+Held = tuple[Mapping[str, Any], str]
+"""The dict of an object or a class, and a name in it."""
+
+
 @dataclass(frozen=True, eq=False)
 class Snapshot:
     """Settings at one time.
@@ -65,8 +98,8 @@ class Snapshot:
 
 
 class Settings:
-    """The plain values among the attributes of a model's modules, and among the globals and
-    closures that their code and that of `loss` name; their hooks, and which modules there are.
+    """The plain values among the attributes of a model's modules, their hooks, and which modules
+    there are; and so of a loss that is a module.
 
     The mode is left out: a call has one.
     """
@@ -78,20 +111,15 @@ class Settings:
 
     def look(self) -> None:
         """Find out anew where settings are: a module or an attribute may have been put in."""
-        finder = Finder()
         with as_written(self._model):
-            finder.add_modules(self._model)
+            held = _attributes_of(self._model)
         if isinstance(self._loss, nn.Module):
-            finder.add_modules(self._loss, "loss")
-        else:
-            finder.add_function(self._loss)
+            held |= _attributes_of(self._loss, "loss")
         hooks: dict[str, Mapping[int, Any]] = {
             f"the number of {words} of all modules": getattr(all_modules, f"_global{name}")
             for name, words in HOOKS.items()
         }
         parameters: dict[str, tuple[Mapping[str, Any], str]] = {}
-        held = finder.held
-        self._beyond = finder.beyond()
         for path, module in self._model.named_modules():
             dot = f"{path}." if path else ""
             held |= {f"{dot}{name}": (module._modules, name) for name in module._modules}
@@ -116,11 +144,6 @@ class Settings:
             *(place for place in held if place in simple),
             *(place for place in held if place not in simple),
         )
-
-    @property
-    def beyond(self) -> list[str]:
-        """Notes on what code reads whose changes are not seen."""
-        return self._beyond
 
     def now(self) -> Snapshot:
         """The settings as they are. It is asked for at each call: a look-up for each of them."""
@@ -148,6 +171,76 @@ class Settings:
             found.append(Hooks(hooks) if hooks else NO_HOOKS)
         self._hooks = found
         self._has_hooks = any(found)
+
+
+def _attributes_of(root: nn.Module, prefix: str = "") -> dict[str, Held]:
+    """Where the plain values are that are attributes of a module, of those in it, of their classes,
+    and of objects such as a config; by a name for people."""
+    held: dict[str, Held] = {}
+    seen: set[int] = set()
+
+    def add(dot: str, owner: Any, depth: int) -> None:
+        own = vars(owner)
+        for kind in type(owner).__mro__:
+            for name, value in () if _is_of_libraries(kind) else vars(kind).items():
+                if isinstance(value, (*VALUES, list, tuple, dict)) and not name.startswith("__"):
+                    held[f"{kind.__qualname__}.{name}"] = vars(kind), name
+                    held[f"{dot}{name}"] = own, name
+        for name, value in own.items():
+            if name in _OF_EVERY_MODULE or plain(value) is OTHER:
+                continue
+            held[f"{dot}{name}"] = own, name
+            for key, inner in _objects(value) if depth else ():
+                if id(inner) not in seen:
+                    seen.add(id(inner))
+                    add(f"{dot}{name}{key}.", inner, depth - 1)
+
+    for path, module in root.named_modules(prefix=prefix):
+        dot = f"{path}." if path else ""
+        held[f"{dot}forward"] = vars(module), "forward"
+        add(dot, module, DEPTH)
+    return held
+
+
+def plain(value: Any) -> Any:
+    """What stays equal while nothing of a value changes; OTHER if that cannot be said of it.
+
+    Of plain objects it is which one it is: their attributes are settings of their own.
+    """
+    if isinstance(value, SIMPLE):
+        return value
+    if isinstance(value, list | tuple) and len(value) <= MAX_ITEMS:
+        return type(value).__name__, *map(plain, value)
+    if isinstance(value, dict) and len(value) <= MAX_ITEMS:
+        return "dict", *((key, plain(item)) for key, item in value.items())
+    if isinstance(value, set | frozenset) and len(value) <= MAX_ITEMS:
+        return "set", frozenset(map(plain, value))
+    return ("object", id(value)) if _is_plain_object(value) else OTHER
+
+
+def _objects(value: Any) -> Iterator[tuple[str, Any]]:
+    """The plain objects that a value is or holds, with the keys to each."""
+    if _is_plain_object(value):
+        yield "", value
+    elif isinstance(value, list | tuple | dict) and len(value) <= MAX_ITEMS:
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, item in items:
+            for inside, inner in _objects(item):
+                yield f"[{key!r}]{inside}", inner
+
+
+def _is_plain_object(value: Any) -> bool:
+    """Whether it is one of a user's or a package's class, such as a config, or a namespace."""
+    if isinstance(value, argparse.Namespace | types.SimpleNamespace):
+        return True
+    is_other = isinstance(value, (*SIMPLE, torch.Tensor)) or _is_of_libraries(type(value))
+    return not is_other and hasattr(value, "__dict__")
+
+
+def _is_of_libraries(kind: type) -> bool:
+    """Whether a class is of Python or a package without settings that a model may read."""
+    package = kind.__module__.partition(".")[0]
+    return package in sys.stdlib_module_names or package in ("torch", "numpy")
 
 
 def changes(before: Snapshot, now: Snapshot) -> dict[str, str]:

@@ -1,1 +1,0 @@
-"""What users do to the compiled model afterwards: settings, hooks, attributes."""

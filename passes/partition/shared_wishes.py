@@ -1,0 +1,143 @@
+"""Wishes that travel back: of what several uses want in other shards, the producer is moved once.
+
+Where ops read a value as it is made, but all that reads their results wants these in other shards,
+each result would be moved by itself. The wish is followed back through the ops, by their rules, to
+the value that they share. If it is cheaper to move that once, it is, and the ops between are cut
+as the wish says. An op never loses an axis by it: gathers stay where they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from xdsl.ir import Operation, SSAValue, Use
+
+from shardweave.ir.dialects.aten import AtenOp
+from shardweave.ir.dialects.types import dtype_of_value, shape_of
+from shardweave.ir.mesh.placement import Sharding
+from shardweave.ir.sharding.assignment import FREE, Assignment, Operand, Price, price_of, sum_of
+from shardweave.ir.sharding.flow import Flow
+
+LOOKAHEAD = 6
+"""Ops that a wish travels back through: an activation is cast, scaled and viewed on its way. More
+would only cost time on long chains."""
+
+
+@dataclass(frozen=True)
+class Wish:
+    """The shards in which a use would read a value, the ops cut anew for that, and what moving
+    their results costs as they are."""
+
+    sharding: Sharding
+    remade: tuple[tuple[AtenOp, Assignment], ...] = ()
+    price: Price = FREE
+
+
+@dataclass(frozen=True)
+class SharedWishes:
+    """Moves values at the producer that several uses share.
+
+    assignments: of all ops, which change. wishes: the shardings that the plan wants of results.
+    returned: in which shards the program returns a result, by index; None if in any.
+    """
+
+    flow: Flow
+    assignments: dict[AtenOp, Assignment]
+    wishes: Mapping[AtenOp, Sequence[Sharding | None]]
+    returned: Callable[[int], Sharding | None]
+
+    def travel_to(self, value: SSAValue) -> None:
+        """Let the uses of a value read it moved once, where that costs less than what they move."""
+        now, by_sharding = self.flow.sharding(value), dict[Sharding, list[Wish]]()
+        if now.unreduced:
+            return
+        for use in _one_each(value):
+            wish = self._of_use(use, now, LOOKAHEAD)
+            if wish is not None:
+                by_sharding.setdefault(wish.sharding, []).append(wish)
+        for wanted, wishes in by_sharding.items():
+            once = self._price(value, wanted)
+            if once is None:
+                continue
+            before = once if any(not wish.remade for wish in wishes) else FREE
+            for wish in wishes:
+                before = sum_of(before, wish.price)
+            if once < before and once[1] <= before[1]:  # many small messages may join later
+                for op, assignment in (pair for wish in wishes for pair in wish.remade):
+                    self.assignments[op] = assignment
+                    self.flow.versions[op.results[0]] = [assignment.results[0]]
+                self.flow.remember(value, wanted)
+
+    def _of_use(self, use: Use, now: Sharding, depth: int) -> Wish | None:
+        """What a use wishes a value were in that is in shards `now`; None if nothing else."""
+        op = use.operation
+        is_end = not isinstance(op, AtenOp)
+        read = self.returned(use.index) if is_end else self.assignments[op].operands[use.index]
+        if read is None or read.unreduced or read != now:
+            return Wish(read) if read and not read.unreduced else None
+        if is_end or depth == 0 or len(op.results) != 1 or self.wishes[op][0] is not None:
+            return None
+        (result,) = op.results
+        if self.flow.sharding(result) != self.assignments[op].results[0]:
+            return None  # a sum that is reduced where it is made
+        below = self._of_all_uses(result, depth - 1)
+        return None if below is None else self._through(op, use, below)
+
+    def _of_all_uses(self, value: SSAValue, depth: int) -> Wish | None:
+        """What all uses of a value wish it were in; None if they do not agree."""
+        now, remade = self.flow.sharding(value), list[tuple[AtenOp, Assignment]]()
+        price: Price = FREE
+        wanted: Sharding | None = None
+        is_moved = False
+        for use in _one_each(value):
+            wish = self._of_use(use, now, depth)
+            if wish is None or wanted not in (None, wish.sharding):
+                return None
+            wanted = wish.sharding
+            price = sum_of(price, wish.price)
+            remade += wish.remade
+            is_moved |= not wish.remade
+        own = self._price(value, wanted) if wanted is not None and is_moved else FREE
+        if wanted is None or own is None:
+            return None
+        return Wish(wanted, tuple(remade), sum_of(price, own))
+
+    def _through(self, op: AtenOp, use: Use, below: Wish) -> Wish | None:
+        """What a wish for an op's result is for the operand; None if the op cannot pass it on."""
+        value, old = op.operands[use.index], self.assignments[op]
+        if below.price[0] == 0 or not old.results[0].axes <= below.sharding.axes:
+            return None
+        rule = self.flow.rule(op)
+        dims = rule.carry(rule.results[0], rule.operands[use.index], below.sharding.dims)
+        if dims is None or dims == old.operands[use.index].dims:
+            return None
+        wanted = Sharding(dims)
+        new = self.flow.assign(op, [below.sharding], moved={value: wanted})
+        if new.results[0] != below.sharding:
+            return None
+        for operand, before, after in zip(op.operands, old.operands, new.operands, strict=True):
+            if operand is value:
+                if after != wanted:
+                    return None
+            elif after != before:
+                price = price_of(self.flow.mesh, self.flow.operand(operand), after)
+                if price is None or price[0] > 0:
+                    return None
+        return Wish(wanted, ((op, new), *below.remade), below.price)
+
+    def _price(self, value: SSAValue, wanted: Sharding) -> Price | None:
+        """What it costs to move a value from where it is made, whatever versions were there."""
+        made = (self.flow.sharding(value),)
+        operand = Operand(shape_of(value), dtype_of_value(value).itemsize, made)
+        return price_of(self.flow.mesh, operand, wanted)
+
+
+def _one_each(value: SSAValue) -> Iterator[Use]:
+    """The uses of a value, but one of an op that reads it several times alike."""
+    seen: set[Operation] = set()
+    for use in value.uses:
+        is_end = not isinstance(use.operation, AtenOp)
+        if is_end or use.operation not in seen:
+            seen.add(use.operation)
+            yield use
