@@ -77,7 +77,7 @@ def steps_of(op: dist.DistOp, mesh: Mesh) -> tuple[list[CollectiveStep], list[Co
 _SCALAR = tensor_type((), torch.int64)
 
 
-def position(
+def place_of_rank(
     add: Callable[[Operation], SSAValue],
     weights: Iterable[tuple[str, int]],
     total: SSAValue | None = None,
@@ -158,7 +158,7 @@ class TimeOps:
 
     def position(self, weights: Sequence[tuple[str, int]]) -> SSAValue | None:
         """Sum of this rank's coordinates on space axes, times their weights; None without axes."""
-        return position(lambda op: self._add(op, "index"), weights)
+        return place_of_rank(lambda op: self._add(op, "index"), weights)
 
     def plus(self, position: SSAValue | None, constant: int) -> SSAValue:
         """A position and a constant, added."""

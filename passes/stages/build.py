@@ -30,7 +30,7 @@ from shardweave.ir.dialects.types import (
 from shardweave.ir.mesh.placement import Sharding
 from shardweave.ir.program.program import Program, Slot, sharding_of
 from shardweave.ir.program.staged import TOTALS, name_of
-from shardweave.passes.partition.time_collectives import position, weighted
+from shardweave.passes.partition.time_collectives import place_of_rank, weighted
 from shardweave.passes.stages.members import Members
 
 Attributes = dict[str, Attribute]
@@ -277,6 +277,6 @@ class FunctionBuilder:
             return Builder.at_end(self.block, op).insert(new, "index").results[0]
 
         first = weighted(add, self.number, weights[axis])
-        total = position(add, [(name, weights[name]) for name in rest], first)
+        total = place_of_rank(add, [(name, weights[name]) for name in rest], first)
         assert total is not None
         return total
