@@ -84,6 +84,7 @@ _PLACES: dict[str, tuple[str, ...]] = {
     "ExportOutput": (f"{_EXPORT}:ExportTracerOutput",),
     "TrackedDict": ("torch.export._trace:_ExportModuleSpecTrackerDict",),
     "restore_state_dict": ("torch.export._trace:_restore_state_dict",),
+    "get_decompositions": ("torch._decomp:get_decompositions",),
     "joint_export": ("torch._functorch.aot_autograd:aot_export_joint_with_descriptors",),
     "aot": ("torch._functorch._aot_autograd.descriptors",),
     "OutputGraph": ("torch._dynamo.output_graph:OutputGraph",),
