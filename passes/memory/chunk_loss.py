@@ -20,7 +20,7 @@ from shardweave.ir.dialects.annotations import copy_of, describe, set_shardings
 from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.builder import Builder
 from shardweave.ir.dialects.dist import ReshardOp, create_dist
-from shardweave.ir.dialects.types import shape_of
+from shardweave.ir.dialects.types import num_bytes, shape_of, tensor_type_of
 from shardweave.ir.mesh.mesh import Axis, Mesh
 from shardweave.ir.mesh.placement import DimSharding, Placement, Sharding, fits, ordered
 from shardweave.ir.ops.registry import spec_of
@@ -120,8 +120,14 @@ class _Logits:
     sharding: Sharding
 
 
-def _logits_of(program: Program) -> _Logits:
-    """The largest of the products with a parameter that are nearest to the loss."""
+def logits_bytes(program: Program) -> int:
+    """Bytes of the logits from which a program computes its loss; 0 if there are none."""
+    heads = _heads_of(program)
+    return max((num_bytes(tensor_type_of(op.results[0])) for op, _ in heads), default=0)
+
+
+def _heads_of(program: Program) -> list[tuple[AtenOp, int]]:
+    """The products with a parameter that are nearest to the loss, and which operand that is."""
     losses = [s.value for s in program.results if s.kind == "output" and not shape_of(s.value)]
     made_of_parameters = {s.value for s in program.arguments if s.kind == "param"}
     for op in program.ops:
@@ -144,6 +150,12 @@ def _logits_of(program: Program) -> _Logits:
             heads.append((op, weights[0]))
         else:
             stack += [value.owner for value in op.operands]
+    return heads
+
+
+def _logits_of(program: Program) -> _Logits:
+    """The largest of the products with a parameter that are nearest to the loss."""
+    heads = _heads_of(program)
     if not heads:
         raise ValueError(
             "no product with a parameter leads to an output without dims, so there is no loss to "
