@@ -140,7 +140,8 @@ def test_forbidden_chunks_are_in_no_plan_and_other_orders_stay() -> None:
 
 
 def test_loss_is_cut_where_logits_keep_the_fastest_plan_from_fitting() -> None:
-    program = captured("gpt:layers=1,hidden=16,heads=2,vocab=512,seq=16,batch=8").program
+    case = captured("gpt:layers=1,hidden=16,heads=2,vocab=512,seq=16,batch=8")
+    program = case.program
     asked = "schedule=in-order,sub_batches=1,recompute=none,zero=0,micro_batches=1,stages=1"
     on = with_dtype(find_cluster("testbed:nodes=2"))
     options = {"fix": asked, "propose": False, "simulate": 4}
@@ -152,6 +153,7 @@ def test_loss_is_cut_where_logits_keep_the_fastest_plan_from_fitting() -> None:
     assert plan.predicted is not None
     assert plan.predicted.fits
     assert f"loss in {plan.loss_chunks} chunks" in plan.candidates[0].name
+    assert_equals_eager(partition(program, Mesh(**plan.mesh), plan), case)
     options["forbid"] = "loss_chunks=4,loss_chunks=16"
     with pytest.raises(PlanError, match="no plan"):
         call_planner("auto", program, Mesh(data=2), cluster=on, options=options)
