@@ -174,7 +174,7 @@ class BucketCollectivesPass(PassOnProgram):
     def run(self, program: Program) -> None:
         if not bucket_collectives(program, self.bytes, self.first_bytes, self.alone_bytes):
             note(
-                "no gradient is reduced on its own, and no weight gathered; run it behind "
+                "no gradient is reduced on its own, and no weight gathered; run it after "
                 "insert-collectives and before start-collectives, on a program whose batch is "
                 "sharded."
             )
