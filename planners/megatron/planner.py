@@ -61,9 +61,9 @@ def plan_megatron(
 
     Pairs are found by structure (`planners.structure.structure`); embeddings looked up by inputs,
     and an output projection whose logits only meet sums and maxima, are sharded along the
-    vocabulary, and the loss is computed on the shards. Everything else is whole. With `sequence_parallel`, what
-    lies between pairs is sharded along dim 1 over `tensor`: all-reduces become a reduce-scatter and
-    an all-gather, and norms run on shards.
+    vocabulary, and the loss is computed on the shards. Everything else is replicated. With
+    `sequence_parallel`, what lies between pairs is sharded along dim 1 over `tensor`: all-reduces
+    become a reduce-scatter and an all-gather, and norms run on shards.
 
     Where the mesh has an axis `context`, inputs are sharded along the sequence over it
     (`planners.megatron.sequence_cut`), and so is everything between them and the loss; attention
@@ -80,9 +80,9 @@ def plan_megatron(
 
     Objective: none, it is a rule (Shoeybi et al. 2019; Korthikanti et al. 2022; stripes of the
     sequence, Brandon et al. 2023). Exact on every mesh. What does not divide is sharded with
-    padding: more for the first devices than for the last; heads too, where there are more of them than
-    devices. Their weights are stored in plain shards, and gathered for use. What stays whole is
-    noted. Time: a few walks over the program.
+    padding: more for the first devices than for the last; heads too, where there are more of
+    them than devices. Their weights are stored in plain shards, and gathered for use. What stays
+    replicated is noted. Time: a few walks over the program.
     """
     if mesh is None:
         assert cluster is not None, "who calls gives a mesh or a cluster"

@@ -41,7 +41,8 @@ class Plan:
 
     batch_split: sub-batches run one after another (`split-batch`). attention_parts: parts of keys
     and values, where these are sharded along the sequence, that attention merges
-    (`split-attention`). loss_chunks: chunks of the loss along tokens, so that logits exist for one (`chunk-loss`).
+    (`split-attention`). loss_chunks: chunks of the loss along tokens, so that logits exist for one
+    (`chunk-loss`).
     expert_load: how many times the rows of a balanced routing each device is counted with, where
     experts are sharded (`block-experts`).
     projections: the weights of fused projections, such as that of queries, keys and values, each of
