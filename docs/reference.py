@@ -18,7 +18,6 @@ from shardweave.docs.figures import figures
 from shardweave.docs.papers import papers
 from shardweave.driver.cli import TASKS, command_line
 from shardweave.driver.commands.arguments import commands_of
-from shardweave.ir.ops.registry import specs
 from shardweave.passes.presets import PREFIX, PRESETS, SUMMARIES
 from shardweave.passes.registry import PASSES
 from shardweave.planners.registry import PLANNERS
@@ -246,16 +245,6 @@ def pass_table() -> str:
         for name, target in sorted(PASSES.items())
     ]
     return "\n".join(["| pass | what it does |", "| --- | --- |", *rows])
-
-
-def derived_table() -> str:
-    """The table of docs/ir.md of ops by the arguments that follow from their types."""
-    ops: dict[tuple[str, ...], list[str]] = {}
-    for spec in sorted(specs(), key=lambda spec: spec.name):
-        if spec.derived:
-            ops.setdefault(tuple(spec.derived), []).append(spec.name)
-    rows = (f"| `{'`, `'.join(each)}` | `{'`, `'.join(names)}` |" for each, names in ops.items())
-    return "\n".join(["| argument | of |", "| --- | --- |", *rows])
 
 
 def _loaded(target: str) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import shardweave as sw
-from shardweave.docs.reference import PAGES, derived_table, members_of, pass_table, read_by
+from shardweave.docs.reference import PAGES, members_of, pass_table, read_by
 from shardweave.driver.cli import TASKS
 from shardweave.passes.presets import PREFIX, PRESETS
 from shardweave.passes.registry import PASSES
@@ -46,10 +46,6 @@ def test_page_of_options_has_every_pass_preset_and_planner() -> None:
 
 def test_table_of_passes_is_made_of_their_docstrings() -> None:
     assert pass_table() in (ROOT / "docs" / "passes.md").read_text(), pass_table()
-
-
-def test_table_of_derived_arguments_is_made_of_the_records() -> None:
-    assert derived_table() in (ROOT / "docs" / "ir.md").read_text(), derived_table()
 
 
 @pytest.mark.parametrize("name", sw.__all__)

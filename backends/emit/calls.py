@@ -57,6 +57,12 @@ def random_numbers(
     return philox.numbers_at(state, positions, draw=draw, distribution=distribution, dtype=dtype)
 
 
+def scaled_mm(left: Tensor, right: Tensor, *scales: Tensor, **options: Any) -> Tensor:
+    """`torch._scaled_mm`; GPU kernels want dense rows of the left and columns of the right."""
+    overload = torch.ops.aten._scaled_mm.default
+    return overload(left.contiguous(), right.t().contiguous().t(), *scales, **options)
+
+
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     FLASH: flash_attention,
     FLASH_BACKWARD: flash_attention_backward,
@@ -69,6 +75,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     ROW_ROUTES: row_routes,
     OWN_ROWS: own_rows,
     ALL_ROWS: all_rows,
+    "aten._scaled_mm": scaled_mm,
 }
 """Ops that run as a function of ours."""
 

@@ -128,7 +128,7 @@ from math import inf, nan
 import torch
 
 from shardweave.backends.emit.attention import flash_attention, flash_attention_backward
-from shardweave.backends.emit.calls import random_numbers
+from shardweave.backends.emit.calls import random_numbers, scaled_mm
 from shardweave.backends.emit.grouped import (
     all_rows,
     grouped_mm,

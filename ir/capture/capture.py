@@ -13,11 +13,11 @@ import torch
 from shardweave.ir.capture.arguments import Form, check_batch, named_arguments
 from shardweave.ir.capture.fx_import import import_graph
 from shardweave.ir.capture.module_tree import block_paths
-from shardweave.ir.capture.outputs import Outputs
+from shardweave.ir.capture.outputs import Kind, Outputs
 from shardweave.ir.capture.site import CaptureError
-from shardweave.ir.capture.trace import Kind, Traced, called_again, trace
+from shardweave.ir.capture.trace import Traced, called_again, trace
 from shardweave.ir.dialects.annotations import describe
-from shardweave.ir.dialects.types import dtype_of_value
+from shardweave.ir.dialects.types import dtype_of_value, is_float8
 from shardweave.ir.notes import CaptureNote, warn
 from shardweave.ir.ops.registry import spec_of
 from shardweave.ir.program.blocks import store_blocks
@@ -141,7 +141,7 @@ def _check_dtypes_of_products(program: Program) -> None:
         if product is None:
             continue
         first, second = [dtype_of_value(op.operands[index]) for index in product.factors]
-        if first != second:
+        if first != second and not (is_float8(first) and is_float8(second)):
             raise CaptureError(
                 f"{describe(op)}: the factors of a product must have the same dtype, but are "
                 f"{first} and {second}; cast one of them, such as an input of the batch."

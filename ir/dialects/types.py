@@ -32,6 +32,11 @@ _ELEMENTS: dict[torch.dtype, Attribute] = {
     torch.int8: builtin.i8,
     torch.uint8: builtin.IntegerType(8, builtin.Signedness.UNSIGNED),
     torch.bool: builtin.i1,
+    torch.float8_e4m3fn: builtin.Float8E4M3FNType(),
+    torch.float8_e5m2: builtin.Float8E5M2Type(),
+    torch.float8_e4m3fnuz: builtin.Float8E4M3FNUZType(),
+    torch.float8_e5m2fnuz: builtin.Float8E5M2FNUZType(),
+    torch.float8_e8m0fnu: builtin.Float8E8M0FNUType(),
 }
 _DTYPES = {element: dtype for dtype, element in _ELEMENTS.items()}
 
@@ -39,6 +44,11 @@ _DTYPES = {element: dtype for dtype, element in _ELEMENTS.items()}
 def dtype_word(dtype: torch.dtype) -> str:
     """`float32`."""
     return str(dtype).removeprefix("torch.")
+
+
+def is_float8(dtype: torch.dtype) -> bool:
+    """Whether torch promotes the dtype to no other, and products have scales."""
+    return dtype.is_floating_point and dtype.itemsize == 1
 
 
 def form_of(tensor: torch.Tensor) -> str:

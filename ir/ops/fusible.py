@@ -9,7 +9,7 @@ from __future__ import annotations
 from xdsl.ir import Operation, SSAValue
 
 from shardweave.ir.dialects.aten import AtenOp
-from shardweave.ir.dialects.types import num_elements, shape_of
+from shardweave.ir.dialects.types import dtype_of_value, is_float8, num_elements, shape_of
 from shardweave.ir.ops.records.normalization import LAYER_NORM_BACKWARD
 from shardweave.ir.ops.records.reductions import reductions_over_dims
 from shardweave.ir.ops.registry import spec_of
@@ -35,7 +35,10 @@ def role_of(op: Operation) -> Role | None:
     spec = spec_of(op)
     if spec.role is None or not isinstance(op, AtenOp):
         return None
-    if not all(0 < num_elements(value) <= MAX_NUMEL for value in (*op.operands, *op.results)):
+    values = (*op.operands, *op.results)
+    if not all(0 < num_elements(value) <= MAX_NUMEL for value in values):
+        return None
+    if any(is_float8(dtype_of_value(value)) for value in values):
         return None
     return spec.role if spec.fits is None or spec.fits(op) else None
 

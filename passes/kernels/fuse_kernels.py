@@ -271,14 +271,7 @@ def _in_order(members: dict[Operation, int]) -> list[Operation]:
     return sorted(members, key=members.__getitem__)
 
 
-def grown_units(program: Program, *, matmul: bool) -> list[Unit]:
-    """The regions that a program's ops make, in order. matmul: whether with products."""
-    growth = Growth(program, matmul=matmul)
-    growth.grow()
-    return growth.regions()
-
-
-def write_region(unit: Unit) -> None:
+def _write_region(unit: Unit) -> None:
     """Move the ops of a unit into a region, at its place."""
     ops = _in_order(unit.ops)
     anchor = next(op for op in ops if unit.ops[op] == unit.place)
@@ -329,8 +322,10 @@ class FuseKernelsPass(PassOnProgram):
                 "the program is propagated but not partitioned, and a region of it would have no "
                 "sharding; run insert-collectives first."
             )
-        units = grown_units(program, matmul=self.matmul)
+        growth = Growth(program, matmul=self.matmul)
+        growth.grow()
+        units = growth.regions()
         for unit in units:
-            write_region(unit)
+            _write_region(unit)
         if not units:
             note("no two ops that a kernel can compute share data: nothing is fused; leave it out.")

@@ -178,11 +178,7 @@ def _part(
             local[value] = argument
             entries.append(entry)
     for op in ops:
-        copy = op.clone(local)
-        for old, new in zip(op.results, copy.results, strict=True):
-            new.name_hint = old.name_hint
-            local[old] = new
-        block.add_op(copy)
+        block.add_op(op.clone(local))  # which adds its results to `local`
     block.add_op(func.ReturnOp(*(local[value] for value in returned)))
     function = function_of("step", block, entries, [entry for _, entry in results])
     module = builtin.ModuleOp([function])

@@ -30,6 +30,7 @@ from shardweave.ir.dialects.dist import (
 from shardweave.ir.dialects.types import (
     dtype_of_value,
     dtype_word,
+    is_float8,
     num_bytes,
     number_of_type,
     shape_of,
@@ -268,8 +269,14 @@ def _row(value: SSAValue) -> int:
     return row
 
 
+FLOAT8 = "float8_e4m3fn"
+"""As which clusters name the peak of products of all kinds of float8."""
+
+
 def _peak(op: Operation, device: DeviceType) -> float:
     dtype = dtype_word(dtype_of_value(op.results[0]))
+    if op.operands and is_float8(dtype_of_value(op.operands[0])):
+        dtype = FLOAT8
     found = device.flops.get(dtype)
     if found is None:
         raise ValueError(

@@ -9,6 +9,7 @@ from xdsl.ir import SSAValue
 
 from shardweave.ir.dialects.annotations import phase_of
 from shardweave.ir.dialects.aten import AtenOp
+from shardweave.ir.dialects.types import shape_of
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.mesh.placement import DimSharding, Placement, Sharding, contiguous
 from shardweave.ir.ops.registry import spec_of, weight_of
@@ -68,7 +69,8 @@ class LinearMap:
         carried: Cut | None = cut
         for view in reversed(self.views):
             rule = rule_of(view)
-            carried = carried and rule.carry(rule.operands[0], rule.results[0], carried)
+            kept = rule.operands[_kept_operand(view) or 0]
+            carried = carried and rule.carry(kept, rule.results[0], carried)
         factors = carried and self.rule.factors_of(self.rule.operands[self.weight], carried)
         return bool(factors and factors[self.contracted])
 
@@ -107,21 +109,34 @@ def _sides(rule: Rule, weight: int) -> tuple[int, int] | None:
 def parameter_of(
     value: SSAValue, parameters: Collection[SSAValue]
 ) -> tuple[SSAValue, list[AtenOp]] | None:
-    """The parameter that a value is a view of, or a part, and the views, outermost first."""
+    """The parameter that a value is made of, such as a view, a part, or its numbers in float8.
+
+    And the ops that make it, the last first.
+    """
     views: list[AtenOp] = []
-    while isinstance(value.owner, AtenOp) and (
-        spec_of(value.owner).keeps_weight or value.owner.name == "aten.slice.Tensor"
-    ):
-        views.append(value.owner)
-        value = value.owner.operands[0]
+    while isinstance(op := value.owner, AtenOp) and (index := _kept_operand(op)) is not None:
+        views.append(op)
+        value = op.operands[index]
     return (value, views) if value in parameters else None
+
+
+def _kept_operand(op: AtenOp) -> int | None:
+    """The operand of which an op makes a view, or of which alone it changes each number."""
+    spec = spec_of(op)
+    if spec.keeps_weight or op.name == "aten.slice.Tensor":
+        return 0
+    if spec.rule != "pointwise":
+        return None
+    shape = shape_of(op.results[0])
+    whole = [index for index, value in enumerate(op.operands) if shape_of(value) == shape]
+    return whole[0] if len(whole) == 1 else None
 
 
 def back_through(views: Sequence[AtenOp], cut: Cut) -> Cut | None:
     """The cut of a parameter, given that of a view of it; None if the view loses it."""
     for view in views:
         rule = rule_of(view)
-        carried = rule.carry(rule.results[0], rule.operands[0], cut)
+        carried = rule.carry(rule.results[0], rule.operands[_kept_operand(view) or 0], cut)
         if carried is None or not any(carried):
             return None
         cut = carried

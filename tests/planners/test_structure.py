@@ -202,13 +202,15 @@ def test_parameter_is_found_behind_its_views() -> None:
         %t = aten.permute(%w, dims = [1, 0]) : tensor<16x8xf32>
         %c = aten._to_copy(%t) : tensor<16x8xf64>
         %r = aten.relu(%c) : tensor<16x8xf64>
-        output %r
+        %s = aten.add.Tensor(%r, %c) : tensor<16x8xf64>
+        output %s
     """
     program = step(text)
     weight = program.arguments[0].value
-    _, cast_op, relu = list(program.ops)
+    _, cast_op, relu, total = list(program.ops)
     found = parameter_of(cast_op.results[0], {weight})
     assert found is not None
     assert found[0] is weight
     assert [view.name for view in found[1]] == ["aten._to_copy", "aten.permute"]
-    assert parameter_of(relu.results[0], {weight}) is None
+    assert parameter_of(relu.results[0], {weight}) == (weight, [relu, *found[1]])
+    assert parameter_of(total.results[0], {weight}) is None

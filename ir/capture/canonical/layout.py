@@ -79,33 +79,6 @@ def _repeat(call: Call) -> Result:
     return b.view(wide, call.shape)
 
 
-@form("aten.pixel_shuffle", "aten.pixel_unshuffle")
-def _pixel_shuffle(call: Call) -> Result:
-    """`(c a b) h w -> c (h a) (w b)`, and back."""
-    b = call.builder
-    source = call["self"]
-    *batch, channels, height, width = shape_of(source)
-    at = len(batch)
-    if call.name == "aten.pixel_shuffle":
-        r = call["upscale_factor"]
-        apart, order = (channels // r**2, r, r, height, width), (0, 3, 1, 4, 2)
-    else:
-        r = call["downscale_factor"]
-        apart, order = (channels, height // r, r, width // r, r), (0, 2, 4, 1, 3)
-    parts = b.view(source, (*batch, *apart))
-    return b.view(b.permute(parts, [*range(at), *(at + dim for dim in order)]), call.shape)
-
-
-@form("aten.channel_shuffle")
-def _channel_shuffle(call: Call) -> Result:
-    """`n (g c) ... -> n (c g) ...`."""
-    b = call.builder
-    samples, channels, *rest = shape_of(call["self"])
-    parts = b.view(call["self"], (samples, call["groups"], channels // call["groups"], *rest))
-    order = [0, 2, 1, *range(3, 3 + len(rest))]
-    return b.view(b.permute(parts, order), call.shape)
-
-
 @form("aten.diagonal", "aten.unfold")
 def _copied_view(call: Call) -> Result:
     """A view that has no strides of its own here: its copy."""

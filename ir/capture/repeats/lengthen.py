@@ -33,6 +33,7 @@ from shardweave.ir.capture.repeats.rebuild import (
     rebuilt,
     renamed_stack,
 )
+from shardweave.ir.torch_private import pytree
 
 _ENDS = ("placeholder", "output")
 _CONSTANT = re.compile(r"_tensor_constant\d+(_\d+)?$")
@@ -163,16 +164,13 @@ class _Lengthening:
             raise Irregular(f"{one.name} and {other.name} have other operands")
 
     def _same_arguments(self, one: Any, other: Any) -> bool:
-        if isinstance(one, fx.Node) and isinstance(other, fx.Node):
-            return self._same_operand(one, other)
-        if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
-            pairs = zip(one, other, strict=False)
-            return len(one) == len(other) and all(self._same_arguments(a, b) for a, b in pairs)
-        if isinstance(one, dict) and isinstance(other, dict):
-            return list(one) == list(other) and all(
-                self._same_arguments(one[k], other[k]) for k in one
-            )
-        return same_constant(one, other)
+        (mine, spec), (theirs, other_spec) = map(pytree.tree_flatten, (one, other))
+        return spec == other_spec and all(
+            self._same_operand(a, b)
+            if isinstance(a, fx.Node) and isinstance(b, fx.Node)
+            else same_constant(a, b)
+            for a, b in zip(mine, theirs, strict=True)
+        )
 
     def _same_operand(self, one: fx.Node, other: fx.Node) -> bool:
         """Both from the same place, seen from their blocks."""

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from shardweave.ir.dialects.aten import AtenOp
-from shardweave.ir.dialects.types import dtype_of_value, shape_of
+from shardweave.ir.dialects.types import dtype_of_value, is_float8, shape_of
 from shardweave.ir.ops.spec import OpSpec, family, result_dtype
 
 _UNARY_POWERS = frozenset({-3, -2, -1, -0.5, 0.5, 1, 2, 3, 4})
@@ -25,8 +25,8 @@ def _fused(names: str, **facts: Any) -> tuple[OpSpec, ...]:
 def _linear_in_cast(op: AtenOp) -> tuple[int, ...]:
     given, wanted = dtype_of_value(op.operands[0]), dtype_of_value(op.results[0])
     # Terms rounded to a narrower type before they are added would lose digits of the sum.
-    exact = given.is_floating_point and torch.promote_types(given, wanted) == wanted
-    return (0,) if exact else ()
+    exact = given.is_floating_point and not (is_float8(given) or is_float8(wanted))
+    return (0,) if exact and torch.promote_types(given, wanted) == wanted else ()
 
 
 def _linear_in_dividend(op: AtenOp) -> tuple[int, ...]:

@@ -85,6 +85,7 @@ SPECS = (
     OpSpec(ROW_ROUTES),
     OpSpec(OWN_ROWS, rule="ragged_rows", ragged="begin"),
     OpSpec(ALL_ROWS, rule="ragged_rows", ragged="end"),
+    OpSpec("aten._scaled_mm", rule="scaled_product", product=Product((0, 1), weight=1)),
     OpSpec("aten.mv", notation="i k, k -> i", zero="any"),
     OpSpec("aten.dot", notation="k, k ->", zero="any"),
     OpSpec(

@@ -200,7 +200,7 @@ class Pieces:
             goal = kept[0]
             pieces = [self._part(op, operands, places, i, goal) for i in range(cut.count)]
             self._join(number, (goal, pieces), op)
-        elif product is not None and product.addend is None and number not in self.table.sums:
+        elif product and rule.factors[factor].reduction and number not in self.table.sums:
             pieces = [self._part(op, operands, places, i, None) for i in range(cut.count)]
             self.table.note_sum(number, pieces)
 

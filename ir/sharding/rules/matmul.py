@@ -41,6 +41,27 @@ def added_product(op: AtenOp) -> Rule:
 
 
 @rule
+def scaled_product(op: AtenOp) -> Rule:
+    """`i k, k j, i ., . j, j -> i j`: float8 factors, a scale for each or for each row and column.
+
+    k cannot be sharded beside a bias, which each shard would add.
+    """
+    rows, columns = shape_of(op.results[0])
+    texts = ["i k", "k j"]
+    for value, whole, text in zip(
+        op.operands[2:4], ((rows, 1), (1, columns)), ("i .", ". j"), strict=True
+    ):
+        shape = shape_of(value)
+        if math.prod(shape) > 1 and shape != whole:
+            return replicated_rule(op)
+        texts.append(text if math.prod(shape) > 1 else " ".join("." * len(shape)))
+    has_bias = op.tensor("bias") is not None
+    texts += ["j"] * has_bias + [""] * (len(op.operands) - 4 - has_bias)
+    text = f"{', '.join(texts)} -> i j"
+    return Notation(op, text).rule(reductions={"k": None} if has_bias else None)
+
+
+@rule
 def grouped(op: AtenOp) -> Rule:
     """`i k, e k j, e, e -> i j`, or `i k, i j, e, e -> e k j`: shards of e have their own groups.
 
