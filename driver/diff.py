@@ -34,7 +34,7 @@ Simulated = Simulation | PipelineSimulation
 
 @dataclass(frozen=True)
 class Diff:
-    """What changed. `print(diff)` says it; `save_html` writes it side by side.
+    """The difference of two programs. `print(diff)` says it; `save_html` writes it side by side.
 
     cluster: what both were simulated on.
     """
@@ -85,7 +85,7 @@ class Diff:
 
 
 def diff(a: Program, b: Program, *, cluster: Cluster | str | Path | None = None) -> Diff:
-    """What has to change in `a` to get `b`: ops added, removed, moved and changed.
+    """The changes that turn `a` into `b`: ops added, removed, moved and changed.
 
     Ops are matched by what they compute from what, not by text or names of values. With a
     cluster (a Cluster, a preset's name or a YAML file) both are simulated too.

@@ -198,7 +198,7 @@ class Mesh:
         return found
 
     def coordinates(self, rank: int) -> dict[str, int]:
-        """Where a rank stands on each axis of devices."""
+        """The coordinate of a rank on each axis of devices."""
         found: dict[str, int] = {}
         for axis in reversed(self.device_axes):
             rank, found[axis.name] = divmod(rank, axis.size)

@@ -132,7 +132,7 @@ def of_length(dim: DimSharding, dim_size: int) -> DimSharding:
 
 @dataclass(frozen=True)
 class Sharding:
-    """How one value is spread over a mesh.
+    """The layout of a value on a mesh.
 
     dims: for each dim its placements. unreduced: the axes over which each device holds one
     term of a sum (or of a max, as `reduction` says) instead of the value.
@@ -156,7 +156,7 @@ class Sharding:
 
     @staticmethod
     def replicated(rank: int) -> Sharding:
-        """That of a tensor of `rank` dims that every device holds whole."""
+        """The sharding of a tensor of `rank` dims that is replicated on every device."""
         return Sharding(((),) * rank)
 
     @cached_property
@@ -176,7 +176,7 @@ class Sharding:
 
     @cached_property
     def num_shards(self) -> int:
-        """How many different parts devices hold."""
+        """The number of different shards."""
         return math.prod(p.size for dim in self.dims for p in dim)
 
     def whole(self) -> Sharding:

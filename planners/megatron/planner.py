@@ -150,7 +150,7 @@ def _tensor_cut(program: Program, mesh: Mesh, tensor: str, experts: ExpertCut) -
     _cut_vocabulary(program, tensor, mesh, parameters)
     if not parameters:
         notes.append(
-            f"axis '{tensor}' of the mesh is idle: no parameter can be cut over "
+            f"axis '{tensor}' of the mesh is idle: no parameter can be sharded over "
             f"{tensor}={size}, and its ranks all compute the same"
         )
     return _TensorCut(parameters, projections, notes)

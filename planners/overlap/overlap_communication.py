@@ -223,6 +223,6 @@ class OverlapCommunicationPass(PassOnProgram):
         elif self.schedule in BETWEEN_SUB_BATCHES and all("copy" not in o.properties for o in ops):
             note(
                 f"schedule {self.schedule} lets sub-batches take turns, and the program has none; "
-                "run split-batch before propagate-shardings and unroll-time-axes behind "
+                "run split-batch before propagate-shardings and unroll-time-axes after "
                 "insert-collectives, or use schedule=list."
             )

@@ -173,7 +173,7 @@ class Plan:
         return Plan.from_json(text, str(path))
 
     def diff(self, other: Plan) -> list[str]:
-        """What changes from this plan to another, by name: `- key: old`, `+ key: new`."""
+        """The changes from this plan to another, by name: `- key: old`, `+ key: new`."""
         lines: list[str] = []
         for one in fields(Plan):
             before, after = _json(getattr(self, one.name)), _json(getattr(other, one.name))

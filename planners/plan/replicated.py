@@ -68,8 +68,8 @@ def can_be_cut(size: int, axes: Sequence[str], mesh: Mesh) -> bool:
 def idle_data(inputs: Mapping[str, str], mesh: Mesh, *axes: str) -> list[str]:
     """A note for each axis that cuts no input, of those that planners use for inputs alone."""
     return [
-        f"axis '{axis}' of the mesh is idle: no input can be cut over {axis}={mesh.size(axis)}, "
-        "and its ranks all compute the same"
+        f"axis '{axis}' of the mesh is idle: no input can be sharded over "
+        f"{axis}={mesh.size(axis)}, and its ranks all compute the same"
         for axis in axes
         if not inputs and axis in mesh.names and mesh.size(axis) > 1
     ]
