@@ -115,7 +115,7 @@ def full_tensor(outputs: Any) -> Any:
     """Gather every DTensor that a step returned, on every rank; other tensors stay as they are.
 
     outputs: a tensor, or tuples, lists and dicts of them, such as logits to compare with labels. On
-    the virtual mesh, and where nothing is cut, outputs are plain tensors already. Collective.
+    the virtual mesh, and where nothing is sharded, outputs are plain tensors already. Collective.
     """
     return pytree.tree_map_only(DTensor, lambda output: output.full_tensor(), outputs)
 

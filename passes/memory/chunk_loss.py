@@ -461,10 +461,10 @@ class ChunkLossPass(PassOnProgram):
     Cut are the ops from the product that makes the logits to the gradients of its operands, found
     by the rules of ops alone: the loss may be any in which the gradient of a row of logits depends
     on that row, and on what is not computed from logits. `unroll-time-axes` then writes the chunks
-    out, each one's backward ops behind its forward ops.
+    out, each one's backward ops after its forward ops.
 
     Requires: a propagated global program that returns its loss. Ensures: the mesh has the time
-    axis; numerics unchanged but for the order of sums. Linear in the ops.
+    axis; numerics unchanged except for the order of sums. Linear in the ops.
     """
 
     name = "chunk-loss"

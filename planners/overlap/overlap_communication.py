@@ -191,7 +191,7 @@ BETWEEN_SUB_BATCHES = ("sub-batch", "cross-pass")
 class OverlapCommunicationPass(PassOnProgram):
     """Reorder a step so that started collectives run beside compute.
 
-    `blocking`: each wait right behind its start (Megatron). `sub-batch`: sub-batches take
+    `blocking`: each wait right after its start (Megatron). `sub-batch`: sub-batches take
     turns inside each pass (Merak). `cross-pass`: recomputation and backward form one pass
     (Oases, Algorithms 1 and 2). `in-order`: compute as it is written, messages started where they
     are made and waited for where they are read, weights gathered a block ahead. `list`: list

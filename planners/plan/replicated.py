@@ -16,8 +16,8 @@ from shardweave.planners.plan.zero import DATA_AXIS, REPLICA_AXIS
 
 
 def plan_replicated(program: Program, mesh: Mesh, *, data: str = DATA_AXIS) -> Plan:
-    """Every parameter whole on every device; inputs cut along dim 0 over the `data` axis, and over
-    `replica` where the mesh has it.
+    """Replicate every parameter; shard inputs along dim 0 over the `data` axis, and over `replica`
+    where the mesh has it.
 
     Objective: none; plain data parallelism, the baseline of every comparison. Exact.
     Inputs whose first dim is too short stay whole, and a note says so.
