@@ -100,9 +100,9 @@ def _check(op: AtenOp, cut: DimSharding, parts: int) -> None:
         axes = ", ".join(f"{p.axis}={p.size}" for p in cut)
         stripes = ", ".join(f'"{p.axis}":1' for p in cut[:1])
         raise ValueError(
-            f"{describe(op)}: its {num_keys} keys, cut over {axes}, are not {parts} parts of which "
-            f"every device has a piece; cut inputs along the sequence in stripes, {{{stripes}}}, "
-            "and take a number of parts that divides."
+            f"{describe(op)}: its {num_keys} keys, sharded over {axes}, cannot be split in {parts} "
+            "parts with a piece of each on every device; shard inputs along the sequence in "
+            f"stripes, {{{stripes}}}, and choose a number of parts that divides."
         )
 
 
