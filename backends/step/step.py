@@ -222,12 +222,10 @@ class Step(ShardedState):
         into = self._gradients.into(bound) if call.grad else {}
         with self.failure_guard:
             results = bound.run(self, call.inputs, scale, into)
+        self._gradients.take(results, bound)
         of_inputs: dict[str, Tensor] = {}
-        for key, tensor in results.items():
-            kind, name = key
-            if kind == "grad":
-                self._gradients.add(name, tensor, bound.results[key])
-            elif name.startswith(INPUT_GRADIENT):
+        for (_, name), tensor in results.items():
+            if name.startswith(INPUT_GRADIENT):
                 given = name.removeprefix(INPUT_GRADIENT)
                 of_inputs[given] = self.of_input(tensor, bound, given, call.inputs[given])
         if of_inputs:
