@@ -94,8 +94,8 @@ def _makers(op: Operation) -> set[Operation]:
 def _check(program: Program, chunks: int) -> None:
     if program.is_local or not is_propagated(program):
         raise ValueError(
-            "the loss is cut in a global program whose shardings are chosen: run chunk-loss behind "
-            "propagate-shardings, before insert-collectives."
+            "the loss is split in a propagated global program; run chunk-loss after "
+            "propagate-shardings and before insert-collectives."
         )
     if chunks < 1:
         raise ValueError(f"chunks={chunks}; use chunks >= 1.")
@@ -146,8 +146,8 @@ def _logits_of(program: Program) -> _Logits:
             stack += [value.owner for value in op.operands]
     if not heads:
         raise ValueError(
-            "no product with a parameter leads to an output without dims, so there is no loss to "
-            "cut; let forward return the loss."
+            "no product with a parameter leads to a scalar output, so there is no loss to split; "
+            "let forward return the loss."
         )
     op, weight = max(heads, key=lambda head: prod(shape_of(head[0].results[0])))
     rule, (value,) = rule_of(op), op.results
@@ -159,7 +159,7 @@ def _logits_of(program: Program) -> _Logits:
         if names and not factors.intersection(names) and shape_of(value)[dim] > 1
     ]
     if len(columns) != 1 or not rows:
-        raise ValueError(f"{describe(op)} has no rows along which the loss could be cut.")
+        raise ValueError(f"{describe(op)} has no rows along which the loss could be split.")
     (sharding,) = shardings_of(op, program)
     assert sharding is not None
     return _Logits(op, value, tuple(rows), columns[0], sharding)
@@ -461,10 +461,10 @@ class ChunkLossPass(PassOnProgram):
     Cut are the ops from the product that makes the logits to the gradients of its operands, found
     by the rules of ops alone: the loss may be any in which the gradient of a row of logits depends
     on that row, and on what is not computed from logits. `unroll-time-axes` then writes the chunks
-    out, each one's backward ops behind its forward ops.
+    out, each one's backward ops after its forward ops.
 
     Requires: a propagated global program that returns its loss. Ensures: the mesh has the time
-    axis; numerics unchanged but for the order of sums. Linear in the ops.
+    axis; numerics unchanged except for the order of sums. Linear in the ops.
     """
 
     name = "chunk-loss"

@@ -365,7 +365,7 @@ class RematerializePass(PassOnProgram):
     they are in the program, so run it after `insert-collectives` (and `unroll-time-axes`),
     and before `fuse-kernels`.
     Ensures: numerics unchanged, bit for bit; clones carry phase recompute and `origin`, and
-    stand where their block's backward pass begins, or goes on behind a message. Linear in the
+    stand where their block's backward pass begins, or goes on after a message. Linear in the
     ops; `budget` tries O(log blocks) times.
     """
 
