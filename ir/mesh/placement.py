@@ -23,7 +23,9 @@ from typing import Literal
 
 from shardweave.ir.mesh.mesh import Mesh
 
-Reduction = Literal["sum", "max"]
+Reduction = Literal["sum", "max", "lse"]
+"""lse: results of attention over parts of the keys, which merge by their log-sum-exp; only parts
+that run one after another have it, so that no text says it."""
 
 
 @dataclass(frozen=True, order=True)
