@@ -183,6 +183,12 @@ class AtenOp(CallOp):
             raise VerifyException(f"{self.name} has no result; give its type after ':'")
 
 
+def maker(value: SSAValue, *names: str) -> AtenOp | None:
+    """The op that makes a value, if it has one of these names."""
+    op = value.owner
+    return op if isinstance(op, AtenOp) and op.name in names else None
+
+
 def _check_start(name: str, start: object) -> None:
     """The end of a slice follows from its start and its result type."""
     if start is not None and not (type(start) is int and start >= 0):

@@ -108,7 +108,6 @@ class OpSpec:
     is_direct: `torch.<name>` takes the same arguments and calls the same overload.
     needs_contiguous: Kernels read strided operands wrongly, or refuse them.
     float32_on_gpu: Results that GPU kernels give in float32 for operands in half precision.
-    is_checked_by_device: A device's kernel refuses operands that the meta kernel takes.
 
     In a generated kernel:
 
@@ -153,7 +152,6 @@ class OpSpec:
     is_direct: bool = False
     needs_contiguous: bool = False
     float32_on_gpu: tuple[int, ...] = ()
-    is_checked_by_device: bool = False
     role: Role | None = None
     fits: Callable[[AtenOp], bool] | None = None
     reductions: Callable[[AtenOp], tuple[Reduction, ...]] | None = None

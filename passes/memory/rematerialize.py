@@ -11,7 +11,14 @@ from xdsl.dialects.func import ReturnOp
 from xdsl.ir import Operation, SSAValue
 from xdsl.rewriter import InsertPoint, Rewriter
 
-from shardweave.ir.dialects.annotations import Copy, copy_of, phase_of, set_origin, set_phase
+from shardweave.ir.dialects.annotations import (
+    Copy,
+    copy_of,
+    follow_makers,
+    phase_of,
+    set_origin,
+    set_phase,
+)
 from shardweave.ir.dialects.dist import AllGatherOp, CollectiveOp
 from shardweave.ir.dialects.kernel import FusedOp
 from shardweave.ir.ops.registry import flops_of, is_attention, is_random, spec_of
@@ -303,10 +310,7 @@ class _Recomputation:
             changed = True
         if changed:
             op.operands = operands
-        makers = (value.owner for value in operands if isinstance(value.owner, Operation))
-        if phase_of(op) == "forward" and any(phase_of(maker) != "forward" for maker in makers):
-            # The backward pass computes it of forward values alone, of which it now reads clones.
-            set_phase(op, "backward")
+        follow_makers(op)  # what the backward pass computes of forward values, now clones
 
     def _insert(self, segment: Segment, before: Operation) -> None:
         """Clone a segment's ops before an op; segments that it reads come first."""
