@@ -14,7 +14,7 @@ from math import prod
 
 from xdsl.dialects.func import ReturnOp
 from xdsl.ir import Operation, OpResult, SSAValue
-from xdsl.rewriter import InsertPoint, Rewriter
+from xdsl.rewriter import InsertPoint
 
 from shardweave.ir.dialects.annotations import copy_of, describe, set_shardings
 from shardweave.ir.dialects.aten import AtenOp
@@ -39,13 +39,8 @@ Cut = tuple[DimSharding, ...]
 """The placements of a value's dims over the time axis alone."""
 
 
-def chunk_loss(program: Program, chunks: int) -> int:
-    """Cut the loss along its rows over a time axis; returns the number of chunks. Linear in ops.
-
-    It is the nearest one, preferably higher, into which the rows of a device can be cut. Raises
-    ValueError, naming the op, for a loss that is no sum over rows; the program stays as it is.
-    """
-    _check(program, chunks)
+def _cut_loss(program: Program, chunks: int) -> int:
+    """Cut the loss into the nearest number of chunks, preferably a higher one; returns that."""
     logits = _logits_of(program)
     pending = list(_candidates(logits, chunks))
     tried: set[_Candidate] = set()
@@ -89,18 +84,6 @@ def chunk_by_chunk(ops: Sequence[Operation], position: int) -> list[Operation]:
 
 def _makers(op: Operation) -> set[Operation]:
     return {value.owner for value in op.operands if isinstance(value.owner, Operation)}
-
-
-def _check(program: Program, chunks: int) -> None:
-    if program.is_local or not is_propagated(program):
-        raise ValueError(
-            "the loss is split in a propagated global program; run chunk-loss after "
-            "propagate-shardings and before insert-collectives."
-        )
-    if chunks < 1:
-        raise ValueError(f"chunks={chunks}; use chunks >= 1.")
-    if CHUNKS in program.needed_mesh().names:
-        raise ValueError(f"the mesh {program.mesh} has an axis '{CHUNKS}' already.")
 
 
 # Where the logits are
@@ -450,7 +433,7 @@ class _Chunks:
     ) -> SSAValue:
         op = create_dist(ReshardOp, [value], [value.type], why=why)
         set_shardings(op, [goal], [shape_of(value)])
-        Builder(lambda new: Rewriter.insert_op(new, point), like).insert(op, value)
+        Builder.at(point, like).insert(op, value)
         return op.results[0]
 
 
@@ -474,7 +457,16 @@ class ChunkLossPass(PassOnProgram):
         if self.chunks == 1:
             note("chunks=1 leaves the loss as it is; give chunks >= 2, or leave the pass out.")
             return
-        made = chunk_loss(program, self.chunks)
+        if program.is_local or not is_propagated(program):
+            raise ValueError(
+                "the loss is split in a propagated global program; run chunk-loss after "
+                "propagate-shardings and before insert-collectives."
+            )
+        if self.chunks < 1:
+            raise ValueError(f"chunks={self.chunks}; use chunks >= 1.")
+        if CHUNKS in program.needed_mesh().names:
+            raise ValueError(f"the mesh {program.mesh} has an axis '{CHUNKS}' already.")
+        made = _cut_loss(program, self.chunks)
         if made != self.chunks:
             note(f"the rows of a device divide into {made} chunks, not {self.chunks}.")
         if any(axis.kind == "stage" for axis in program.needed_mesh().axes):

@@ -71,29 +71,6 @@ Segment = tuple[str, Copy | None, int]
 """Block, sub-batch, and number of the stretch between kept results that is recomputed at once."""
 
 
-def rematerialize(
-    program: Program, policy: str = "layer", bytes: int | None = None, blocks: str = ""
-) -> int:
-    """Recompute by one of `POLICIES` in every block; `budget` takes the bytes to keep at most.
-
-    blocks: names or patterns of the blocks in which, with commas between; empty: in all.
-    Returns the number of clones.
-
-    Raises ValueError for an unknown policy, a block that there is not, and bytes without the policy
-    that takes them, or beside blocks.
-    """
-    if policy not in POLICIES:
-        raise ValueError(f"policy '{policy}' is unknown; use one of {', '.join(POLICIES)}.")
-    if (bytes is not None) != (policy == "budget"):
-        raise ValueError("give bytes=N with policy=budget, and only then.")
-    chosen = _chosen_blocks(program, blocks)
-    if bytes is None:
-        return recompute(program, lambda block: policy if block in chosen else "none")
-    if blocks:
-        raise ValueError("policy=budget chooses the blocks; leave blocks out.")
-    return recompute_to_fit(program, bytes)
-
-
 def _chosen_blocks(program: Program, text: str) -> Collection[str]:
     """The blocks that names and patterns stand for; all without any."""
     known = blocks_of(program).names
@@ -375,9 +352,22 @@ class RematerializePass(PassOnProgram):
     blocks: str = ""
 
     def run(self, program: Program) -> None:
-        count = rematerialize(program, self.policy, self.bytes, self.blocks)
-        if not count:
+        if not self.recompute(program):
             note(self._why_nothing(program))
+
+    def recompute(self, program: Program) -> int:
+        """Recompute as `run` does, without notes; returns the number of clones."""
+        if self.policy not in POLICIES:
+            known = ", ".join(POLICIES)
+            raise ValueError(f"policy '{self.policy}' is unknown; use one of {known}.")
+        if (self.bytes is not None) != (self.policy == "budget"):
+            raise ValueError("give bytes=N with policy=budget, and only then.")
+        chosen = _chosen_blocks(program, self.blocks)
+        if self.bytes is None:
+            return recompute(program, lambda block: self.policy if block in chosen else "none")
+        if self.blocks:
+            raise ValueError("policy=budget chooses the blocks; leave blocks out.")
+        return recompute_to_fit(program, self.bytes)
 
     def _why_nothing(self, program: Program) -> str:
         if self.policy == "none":
