@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
@@ -100,7 +100,8 @@ class Growth:
         units = sorted({id(u): u for u in self.units.values()}.values(), key=lambda u: u.place)
         for number, unit in enumerate(units):
             written = escaping_values(unit.ops)
-            if not written or computed_aside(_aten(unit.ops), written) != set(written):
+            members = [op for op in unit.ops if isinstance(op, AtenOp)]
+            if not written or computed_aside(members, written) != set(written):
                 continue
             near = [u for u in units[max(0, number - FEW) : number + FEW] if u is not unit]
             for other in sorted(near, key=lambda u: abs(u.place - unit.place)):
@@ -261,10 +262,6 @@ def keys_of_ops(program: Program) -> Iterator[tuple[Operation, tuple[object, ...
             phase = "backward"
         own = None if ragged.isdisjoint((*op.operands, *op.results)) else op
         yield op, (segment, copy, phase, own)
-
-
-def _aten(ops: Iterable[Operation]) -> list[AtenOp]:
-    return [op for op in ops if isinstance(op, AtenOp)]
 
 
 def _in_order(members: dict[Operation, int]) -> list[Operation]:

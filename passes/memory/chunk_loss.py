@@ -14,7 +14,7 @@ from math import prod
 
 from xdsl.dialects.func import ReturnOp
 from xdsl.ir import Operation, OpResult, SSAValue
-from xdsl.rewriter import InsertPoint, Rewriter
+from xdsl.rewriter import InsertPoint
 
 from shardweave.ir.dialects.annotations import copy_of, describe, set_shardings
 from shardweave.ir.dialects.aten import AtenOp
@@ -39,13 +39,8 @@ Cut = tuple[DimSharding, ...]
 """The placements of a value's dims over the time axis alone."""
 
 
-def chunk_loss(program: Program, chunks: int) -> int:
-    """Cut the loss along its rows over a time axis; returns the number of chunks. Linear in ops.
-
-    It is the nearest one, preferably higher, into which the rows of a device can be cut. Raises
-    ValueError, naming the op, for a loss that is no sum over rows; the program stays as it is.
-    """
-    _check(program, chunks)
+def _cut_loss(program: Program, chunks: int) -> int:
+    """Cut the loss into the nearest number of chunks, preferably a higher one; returns that."""
     logits = _logits_of(program)
     pending = list(_candidates(logits, chunks))
     tried: set[_Candidate] = set()
@@ -89,18 +84,6 @@ def chunk_by_chunk(ops: Sequence[Operation], position: int) -> list[Operation]:
 
 def _makers(op: Operation) -> set[Operation]:
     return {value.owner for value in op.operands if isinstance(value.owner, Operation)}
-
-
-def _check(program: Program, chunks: int) -> None:
-    if program.is_local or not is_propagated(program):
-        raise ValueError(
-            "the loss is cut in a global program whose shardings are chosen: run chunk-loss behind "
-            "propagate-shardings, before insert-collectives."
-        )
-    if chunks < 1:
-        raise ValueError(f"chunks={chunks}; use chunks >= 1.")
-    if CHUNKS in program.needed_mesh().names:
-        raise ValueError(f"the mesh {program.mesh} has an axis '{CHUNKS}' already.")
 
 
 # Where the logits are
@@ -158,8 +141,8 @@ def _logits_of(program: Program) -> _Logits:
     heads = _heads_of(program)
     if not heads:
         raise ValueError(
-            "no product with a parameter leads to an output without dims, so there is no loss to "
-            "cut; let forward return the loss."
+            "no product with a parameter leads to a scalar output, so there is no loss to split; "
+            "let forward return the loss."
         )
     op, weight = max(heads, key=lambda head: prod(shape_of(head[0].results[0])))
     rule, (value,) = rule_of(op), op.results
@@ -171,7 +154,7 @@ def _logits_of(program: Program) -> _Logits:
         if names and not factors.intersection(names) and shape_of(value)[dim] > 1
     ]
     if len(columns) != 1 or not rows:
-        raise ValueError(f"{describe(op)} has no rows along which the loss could be cut.")
+        raise ValueError(f"{describe(op)} has no rows along which the loss could be split.")
     (sharding,) = shardings_of(op, program)
     assert sharding is not None
     return _Logits(op, value, tuple(rows), columns[0], sharding)
@@ -462,7 +445,7 @@ class _Chunks:
     ) -> SSAValue:
         op = create_dist(ReshardOp, [value], [value.type], why=why)
         set_shardings(op, [goal], [shape_of(value)])
-        Builder(lambda new: Rewriter.insert_op(new, point), like).insert(op, value)
+        Builder.at(point, like).insert(op, value)
         return op.results[0]
 
 
@@ -473,10 +456,10 @@ class ChunkLossPass(PassOnProgram):
     Cut are the ops from the product that makes the logits to the gradients of its operands, found
     by the rules of ops alone: the loss may be any in which the gradient of a row of logits depends
     on that row, and on what is not computed from logits. `unroll-time-axes` then writes the chunks
-    out, each one's backward ops behind its forward ops.
+    out, each one's backward ops after its forward ops.
 
     Requires: a propagated global program that returns its loss. Ensures: the mesh has the time
-    axis; numerics unchanged but for the order of sums. Linear in the ops.
+    axis; numerics unchanged except for the order of sums. Linear in the ops.
     """
 
     name = "chunk-loss"
@@ -486,7 +469,16 @@ class ChunkLossPass(PassOnProgram):
         if self.chunks == 1:
             note("chunks=1 leaves the loss as it is; give chunks >= 2, or leave the pass out.")
             return
-        made = chunk_loss(program, self.chunks)
+        if program.is_local or not is_propagated(program):
+            raise ValueError(
+                "the loss is split in a propagated global program; run chunk-loss after "
+                "propagate-shardings and before insert-collectives."
+            )
+        if self.chunks < 1:
+            raise ValueError(f"chunks={self.chunks}; use chunks >= 1.")
+        if CHUNKS in program.needed_mesh().names:
+            raise ValueError(f"the mesh {program.mesh} has an axis '{CHUNKS}' already.")
+        made = _cut_loss(program, self.chunks)
         if made != self.chunks:
             note(f"the rows of a device divide into {made} chunks, not {self.chunks}.")
         if any(axis.kind == "stage" for axis in program.needed_mesh().axes):

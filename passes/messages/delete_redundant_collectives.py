@@ -111,8 +111,8 @@ class DeleteRedundantCollectivesPass(PassOnProgram):
         deleted = self._delete(program, redundant)
         if not redundant:
             note(
-                "no recomputed collective repeats an earlier one; run rematerialize before it, "
-                "behind insert-collectives, on a program that is sharded."
+                "no recomputed collective repeats an earlier one; run insert-collectives and then "
+                "rematerialize before it, on a program that is sharded."
             )
         elif not deleted:
             note(f"budget={self.budget} bytes keep none of {len(redundant)} results; give more.")

@@ -82,12 +82,12 @@ class ReduceInPass(PassOnProgram):
     """Set the dtype in which ranks sum gradients: `float32`, `bfloat16` or `float16`.
 
     Fewer digits send fewer bytes. Nothing else is added up in fewer digits than it has; what has
-    fewer than `dtype`, such as the bfloat16 terms of a product that tensor parallelism cuts, is
+    fewer than `dtype`, such as the bfloat16 terms of a product that tensor parallelism shards, is
     added up in `dtype` as well. Sums are cast back: that of a gradient before the return, so that
     messages can still be joined, and one to which a bias is added after that.
 
-    Requires: a local program, with blocking collectives. Ensures: the program's types; numerics but
-    for the rounding of sums. Linear.
+    Requires: a local program, with blocking collectives. Ensures: the program's types; numerics
+    except for the rounding of sums. Linear.
     """
 
     name = "reduce-in"

@@ -111,9 +111,9 @@ class _Partition:
         current, before = self.local[source], self.shardings[source]
         if source in self.ragged and before.dims[0] != goal.dims[0]:
             raise ValueError(
-                f"{describe(op)}: these rows are those of a device's own groups, as many as there "
-                "are, and cannot be put into other shards; let the plan leave them there, or run "
-                "no block-experts."
+                f"{describe(op)}: these are the rows of a device's own experts, which cannot be "
+                "resharded; leave their sharding out of the plan, or block-experts out of the "
+                "passes."
             )
         try:
             steps = reshard(shape_of(source), before, goal, self.mesh)

@@ -28,7 +28,7 @@ class SplitBatchPass(PassOnProgram):
     most stay whole.
 
     Requires: a global program before `propagate-shardings`. Ensures: the mesh has the time
-    axis, the inputs are cut over it inside each device's shard; numerics unchanged.
+    axis, the inputs are sharded over it inside each device's shard; numerics unchanged.
     """
 
     name = "split-batch"

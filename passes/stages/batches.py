@@ -116,10 +116,10 @@ class _Walk:
         elif result in self.of_weights or not self._is_told(op):
             raise JoinedMicroBatches(
                 f"{describe(op)} brings the samples of all micro-batches together",
-                "If the model compares samples with each other, as a contrastive loss does, use "
-                "one micro-batch, by a plan whose pipeline has micro_batches=1. If an op without a "
-                "factor rule is why (a note names it), mend that; if rows do not divide by the "
-                "devices and micro-batches that cut them, give as many as do.",
+                "If the model compares samples with each other, as a contrastive loss does, use a "
+                "plan whose pipeline has micro_batches=1. If a note names an op without a factor "
+                "rule, write its rule. Otherwise give as many rows as divide by the devices and "
+                "micro-batches.",
             )
         elif op.is_gather:
             self.found.whole[result] = None

@@ -169,8 +169,8 @@ class Membership:
             maker = cast(Operation, value.owner)
             raise ValueError(
                 f"{maker.name} (%{value.name_hint}) in layer '{layer_of(maker)}' is of the "
-                f"{sender.direction} pass, and the {members.direction} pass reads it, so that they "
-                "cannot be functions one after the other; run cut-stages before what moved it."
+                f"{sender.direction} pass, but the {members.direction} pass reads it, so "
+                "that neither can run first; run cut-stages before the pass that moved it."
             )
         sender.send(value, members.stage)
         members.received[value] = sender.stage

@@ -9,7 +9,7 @@ from xdsl.ir import SSAValue
 
 from shardweave.ir.capture.canonical.base import Call, Result, form, normalized
 from shardweave.ir.capture.canonical.grouped import gradient_of_lookup, is_zeros
-from shardweave.ir.dialects.aten import AtenOp
+from shardweave.ir.dialects.aten import maker
 from shardweave.ir.dialects.types import dtype_of_value, shape_of, shape_of_type, tensor_type
 
 
@@ -245,11 +245,9 @@ def _counted_dim(value: SSAValue, size: int) -> int | None:
     if len(wide) > 1 or (wide and shape[wide[0]] != size) or (not wide and size != 1):
         return None
     source = value
-    while isinstance(source.owner, AtenOp) and source.owner.name in ("aten.view", "aten.expand"):
-        source = source.owner.operands[0]
-    owner = source.owner
-    if not isinstance(owner, AtenOp) or owner.name != "aten.arange.start_step":
-        return None
-    counts = owner.value("start") == 0 and owner.value("step") == 1
+    while (shown := maker(source, "aten.view", "aten.expand")) is not None:
+        source = shown.operands[0]
+    made = maker(source, "aten.arange.start_step")
+    counts = made is not None and made.value("start") == 0 and made.value("step") == 1
     # Without a wide dim any dim will do: the last one keeps the order of dims.
     return (wide[0] if wide else len(shape) - 1) if counts else None

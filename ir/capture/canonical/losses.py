@@ -11,7 +11,8 @@ import torch
 from xdsl.ir import SSAValue
 
 from shardweave.ir.capture.canonical.base import Call, Result, form, normalized
-from shardweave.ir.dialects.aten import AtenOp
+from shardweave.ir.capture.canonical.grouped import is_zeros
+from shardweave.ir.dialects.aten import maker
 from shardweave.ir.dialects.types import dtype_of_value, shape_of
 
 _NONE, _MEAN, _SUM = 0, 1, 2
@@ -55,13 +56,11 @@ def _log_softmax_backward(call: Call) -> Result:
 
 def _row_gradient(grad: SSAValue, dim: int) -> tuple[SSAValue, SSAValue] | None:
     """If `grad` has one entry per row, scattered along `dim` into zeros: where, and the entries."""
-    owner = grad.owner
-    if not isinstance(owner, AtenOp) or owner.name != "aten.scatter_add":
+    scatter = maker(grad, "aten.scatter_add")
+    if scatter is None or not is_zeros(scatter.operands[0]) or scatter.value("dim") != dim:
         return None
-    into, (_, index, source) = owner.operands[0].owner, owner.operands
-    zeros = isinstance(into, AtenOp) and into.name == "aten.full" and into.value("fill_value") == 0
-    one = shape_of(source)[dim] == 1
-    return (index, source) if zeros and one and owner.value("dim") == dim else None
+    _, index, source = scatter.operands
+    return (index, source) if shape_of(source)[dim] == 1 else None
 
 
 def _target_column(call: Call, classes_dim: int) -> tuple[SSAValue, SSAValue]:
