@@ -163,7 +163,7 @@ def adapted(kind: str, **options: Any) -> Callable[[], Example]:
         return peft.get_peft_model(LlamaForCausalLM(config), adapter)
 
     def loss(model: nn.Module, tokens: Tensor) -> Tensor:
-        logits = model(input_ids=tokens[:, :-1]).logits
+        logits = model(input_ids=tokens[:, :-1]).logits[:, 1 - tokens.shape[1] :]
         return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 
     return case(make, loss, tokens())
@@ -189,7 +189,6 @@ STRANGERS: dict[str, Callable[[], Example]] = {
     "vit/PiT": vit("pit.PiT", **VIT | {"depth": (1, 1)}),
     "vit/ParallelViT": vit("parallel_vit.ViT", **VIT),
     "vit/ViTForSmallDataset": vit("vit_for_small_dataset.ViT", **VIT),
-    "vit/SimpleFlash": vit("simple_flash_attn_vit.SimpleViT", **VIT, use_flash=False),
     "vit/RegisterTokens": vit("simple_vit_with_register_tokens.SimpleViT", **VIT),
     "vit/QKNorm": vit("simple_vit_with_qk_norm.SimpleViT", **VIT),
     "vit/CCT": vit(
@@ -246,8 +245,8 @@ STRANGERS: dict[str, Callable[[], Example]] = {
         of("monai.losses.FocalLoss"), masks(1, 16, 16),
     ),
     "monai/VNet": judged(
-        of(f"{FLAT}.VNet", spatial_dims=2, in_channels=1, out_channels=1, dropout_prob_down=None,
-           dropout_prob_up=(None, None)),
+        of(f"{FLAT}.VNet", spatial_dims=2, in_channels=1, out_channels=1, dropout_prob_down=0.0,
+           dropout_prob_up=(0.0, 0.0)),
         of("monai.losses.GeneralizedDiceLoss", sigmoid=True), masks(1, 16, 16),
     ),
     "segmentation/Unet": judged(
@@ -285,7 +284,7 @@ STRANGERS: dict[str, Callable[[], Example]] = {
     "tables/FTTransformer": case(
         of("rtdl_revisiting_models.FTTransformer", n_cont_features=6, cat_cardinalities=[3, 3],
            d_out=2, n_blocks=2, d_block=32, attention_n_heads=4, attention_dropout=0.0,
-           ffn_d_hidden=48, ffn_dropout=0.0, residual_dropout=0.0),
+           ffn_d_hidden_multiplier=1.5, ffn_dropout=0.0, residual_dropout=0.0),
         _table, _columns,
     ),
     "peft/LoRA": adapted("LoraConfig", r=4, target_modules=["q_proj", "v_proj"]),
