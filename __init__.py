@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from shardweave.ir.plugins import load_plugins
 
 if TYPE_CHECKING:
-    from shardweave.backends.distributed.gradient_norm import clip_grad_norm_
     from shardweave.backends.optimizers.hook import OptimizerNote
     from shardweave.backends.reference.virtual_ranks import ReplicaMismatchError
     from shardweave.backends.registry import register_backend
@@ -98,7 +97,6 @@ __all__ = [
     "WorkerError",
     "capture",
     "choose_experts",
-    "clip_grad_norm_",
     "compile",
     "diff",
     "explore",
@@ -158,7 +156,6 @@ _HOMES = {
     "WorkerError": "driver.processes.launch:WorkerError",
     "capture": "ir.capture.capture:capture",
     "choose_experts": "driver.models.hf_experts:choose_experts",
-    "clip_grad_norm_": "backends.distributed.gradient_norm:clip_grad_norm_",
     "compile": "driver.step.compile:compile",
     "diff": "driver.diff:diff",
     "explore": "driver.explore:explore",

@@ -1,9 +1,10 @@
 """What compute and messages lose to each other: two factors, and their error on other rows.
 
 `python benchmarks/interference.py` fits `overlap_slowdown` and `link_slowdown` of the simulator
-(`planners/simulate/streams.py:beside_s`) to milliseconds of a GEMM and a transfer between GPUs,
-alone and together, for messages within a node and between nodes apart. Of the pairs a third is
-left out of the fit, by a hash of what they are; its error is printed beside that of no loss at all.
+(`planners/simulate/streams.py`, of which `beside_s` is the closed form) to milliseconds of a GEMM
+and a transfer between GPUs, alone and together, for messages within a node and between nodes apart.
+Of the pairs a third is left out of the fit, by a hash of what they are; its error is printed beside
+that of no loss at all.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from itertools import product
 from pathlib import Path
 from statistics import mean
 
-from shardweave.planners.simulate.streams import beside_s
+from shardweave.benchmarks.stages.events import beside_s
 
 FILE = Path(__file__).resolve().parent / "data" / "profiles" / "overlap_interference.csv"
 FACTORS = [1 + step / 50 for step in range(60)]

@@ -6,13 +6,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from shardweave.driver.report.diff.diff_text import (
+from shardweave.driver.report.diff_text import (
     Number,
-    page,
     plain_text,
     program_numbers,
     simulated_numbers,
 )
+from shardweave.driver.report.explorer.page import explorer_page
+from shardweave.driver.report.explorer.recorder import Recorder
 from shardweave.ir.inspect.diff import (
     Change,
     ChangeGroup,
@@ -33,9 +34,14 @@ Simulated = Simulation | PipelineSimulation
 
 @dataclass(frozen=True)
 class Diff:
-    """What changed. `print(diff)` says it; `save_html` writes it side by side."""
+    """The difference of two programs. `print(diff)` says it; `save_html` writes it side by side.
+
+    cluster: what both were simulated on.
+    """
 
     structure: StructuralDiff
+    programs: tuple[Program, Program]
+    cluster: Cluster | None = None
     simulations: tuple[Simulated, Simulated] | None = None
 
     @property
@@ -68,7 +74,10 @@ class Diff:
 
     def save_html(self, path: str | Path, names: tuple[str, str] = ("before", "after")) -> None:
         """Write a page that needs no other file. names: how to call the two programs."""
-        text = page(self.structure, self.numbers(), names)
+        recorder = Recorder(self.cluster)
+        for name, program in zip(names, self.programs, strict=True):
+            recorder.note(name, program)
+        text = explorer_page(recorder.moments, recorder.words, title=" and ".join(names))
         Path(path).write_text(text, encoding="utf-8")
 
     def __str__(self) -> str:
@@ -76,7 +85,7 @@ class Diff:
 
 
 def diff(a: Program, b: Program, *, cluster: Cluster | str | Path | None = None) -> Diff:
-    """What has to change in `a` to get `b`: ops added, removed, moved and changed.
+    """The changes that turn `a` into `b`: ops added, removed, moved and changed.
 
     Ops are matched by what they compute from what, not by text or names of values. With a
     cluster (a Cluster, a preset's name or a YAML file) both are simulated too.
@@ -88,10 +97,10 @@ def diff(a: Program, b: Program, *, cluster: Cluster | str | Path | None = None)
         check(program)
     structure = structural_diff(a, b)
     if cluster is None:
-        return Diff(structure)
+        return Diff(structure, (a, b))
     found = find_cluster(cluster)
     before, after = (simulate_step(program, found, optimizer_multiplier=0.0) for program in (a, b))
-    return Diff(structure, (before, after))
+    return Diff(structure, (a, b), found, (before, after))
 
 
 def _group_dict(group: ChangeGroup) -> dict[str, Any]:

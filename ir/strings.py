@@ -25,6 +25,8 @@ from xdsl.utils.mlir_lexer import (
     StringLiteral,
 )
 
+from shardweave.ir.by_identity import ByIdentity
+
 # What most of a program's tokens are; the rest is left to xDSL.
 _COMMON_TOKEN = re.compile(
     r"(?:\s|//[^\n]*\n?)*+"
@@ -115,19 +117,18 @@ class TextPrinter(Printer):
 
     def __init__(self, stream: StringIO, *, print_debuginfo: bool = False) -> None:
         super().__init__(stream, print_debuginfo=print_debuginfo)
-        # By id, as hashing the contents takes longer; holding the attribute keeps its id its own.
-        self._texts: dict[int, tuple[Attribute, str]] = {}
+        self._texts = ByIdentity[str]()
 
     def print_attribute(self, attribute: Attribute) -> None:
         if isinstance(attribute, BuiltinAttribute) and attribute.name != TensorType.name:
             super().print_attribute(attribute)
             return
-        known = self._texts.get(id(attribute))
-        if known is None:
+        text = self._texts.find(id(attribute))
+        if text is None:
             stream = StringIO()
             Printer(stream).print_attribute(attribute)
-            known = self._texts[id(attribute)] = attribute, stream.getvalue()
-        self.print_string(known[1])
+            text = self._texts.keep(id(attribute), stream.getvalue(), attribute)
+        self.print_string(text)
 
     def print_bytes_literal(self, bytestring: bytes) -> None:
         text = bytestring.decode("latin-1")

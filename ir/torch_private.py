@@ -61,6 +61,7 @@ _PLACES: dict[str, tuple[str, ...]] = {
     # Dispatch and autograd
     "is_under_transform": (f"{_C}_are_functorch_transforms_active",),
     "without_overrides": (f"{_C}DisableTorchFunctionSubclass",),
+    "make_wrapper": ("torch:Tensor._make_wrapper_subclass",),
     "HigherOrderOperator": ("torch._ops:HigherOrderOperator",),
     "backward_pass_number": (f"{_C}_current_graph_task_id",),
     "keeps_graph": ("torch._C._autograd:_get_current_graph_task_keep_graph",),
@@ -83,6 +84,7 @@ _PLACES: dict[str, tuple[str, ...]] = {
     "ExportOutput": (f"{_EXPORT}:ExportTracerOutput",),
     "TrackedDict": ("torch.export._trace:_ExportModuleSpecTrackerDict",),
     "restore_state_dict": ("torch.export._trace:_restore_state_dict",),
+    "get_decompositions": ("torch._decomp:get_decompositions",),
     "joint_export": ("torch._functorch.aot_autograd:aot_export_joint_with_descriptors",),
     "aot": ("torch._functorch._aot_autograd.descriptors",),
     "OutputGraph": ("torch._dynamo.output_graph:OutputGraph",),

@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 import sys
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from difflib import SequenceMatcher
-from itertools import takewhile
+from difflib import unified_diff
 from pathlib import Path
 from typing import TextIO
 
@@ -29,36 +28,14 @@ def changed_text(before: str, after: str) -> str:
     """The changed lines with `-` and `+`, between context; a hunk's head names layer and phase.
 
     Each argument of the function, and each result, counts as a line. Empty if nothing changed.
-    What both texts begin and end with costs nothing; the rest about its length times the number of
-    hunks, as lines of a program are nearly all distinct.
+    Takes the length of the texts times the number of hunks, as lines are nearly all distinct.
     """
-    old, new = _lines(before), _lines(after)
-    start = _num_equal(old, new)
-    end = min(_num_equal(old[::-1], new[::-1]), len(old) - start, len(new) - start)
-    start, end = max(start - CONTEXT, 0), max(end - CONTEXT, 0)
-    return "".join(
-        line + "\n" for line in _hunks(old[start : len(old) - end], new[start : len(new) - end])
-    )
-
-
-def _num_equal(old: Sequence[str], new: Sequence[str]) -> int:
-    """How many lines both begin with."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(old, new, strict=False)))
-
-
-def _hunks(old: Sequence[str], new: Sequence[str]) -> Iterator[str]:
-    matcher = SequenceMatcher(None, old, new, autojunk=False)
-    for group in matcher.get_grouped_opcodes(CONTEXT):
-        if all(tag == "equal" for tag, *_ in group):
-            continue
-        changes = [(old[i1:i2], new[j1:j2]) for tag, i1, i2, j1, j2 in group if tag != "equal"]
-        yield f"@@ {_where(line for pair in changes for lines in pair for line in lines)} @@"
-        for tag, i1, i2, j1, j2 in group:
-            if tag == "equal":
-                yield from (f" {line}" for line in old[i1:i2])
-                continue
-            yield from (f"-{line}" for line in old[i1:i2])
-            yield from (f"+{line}" for line in new[j1:j2])
+    lines = list(unified_diff(_lines(before), _lines(after), lineterm="", n=CONTEXT))[2:]
+    heads = [place for place, line in enumerate(lines) if line.startswith("@@")]
+    for head, end in zip(heads, [*heads[1:], len(lines)], strict=False):
+        changes = (line for line in lines[head + 1 : end] if not line.startswith(" "))
+        lines[head] = f"@@ {_where(changes)} @@"
+    return "".join(line + "\n" for line in lines)
 
 
 def _lines(text: str) -> list[str]:

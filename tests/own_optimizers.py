@@ -145,6 +145,24 @@ class SometimesNormed(Rule):
         p.sub_(grad / grad.norm() if state["step"] % 2 == 0 else grad, alpha=group["lr"])
 
 
+class ThroughViews(Rule):
+    """Decides by values, and writes through views of parameters and around them."""
+
+    def update(self, p: Tensor, grad: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+        flat, rate = p.view(-1), group["lr"]
+        if grad.abs().max().item() > 0 > grad.min().item():
+            flat.sub_(grad.reshape(-1), alpha=rate)
+        p.mul_(1 - 0.1 * rate)
+        flat[1:3].add_(p.sum() * 1e-3)
+        p.t().mul_(1 + rate * float(grad.var()))
+        if p.ndim == 2:
+            rows = state.setdefault("rows", torch.zeros(len(p), 1, dtype=p.dtype))
+            rows.lerp_(grad.amax(1, keepdim=True), 0.1)
+            p.sub_(rows * grad.mean(0), alpha=rate)
+            p[0].add_(torch.dot(flat, grad.flatten()) * rate)
+        p.data = p.data - rate * grad.sort(0).values.clamp(min=grad.norm(1).item() / p.numel())
+
+
 class AcrossParameters(Optimizer):
     """Signs, scaled by the norm of all gradients, and a count that the group keeps."""
 
@@ -222,6 +240,7 @@ OWN = (
     EightBit,
     BySize,
     SometimesNormed,
+    ThroughViews,
     AcrossParameters,
     Noisy,
     Joint,

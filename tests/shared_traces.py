@@ -24,7 +24,8 @@ from torch.nn.modules import module as module_hooks
 
 from shardweave.ir.capture import capture as captures
 from shardweave.ir.capture.arguments import Form
-from shardweave.ir.capture.trace import Kind, Traced, trace
+from shardweave.ir.capture.outputs import Kind
+from shardweave.ir.capture.trace import Traced, trace
 
 READ = ("val", "nn_module_stack", "fwd_nn_module_stack", "stack_trace")
 """The entries of a node's `meta` that a capture reads."""

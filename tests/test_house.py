@@ -249,7 +249,6 @@ KINDS = frozenset({"sum", "max", "min"})
 
 ALLOWED_TABLES = {
     "ir.library.pure_ops": ["CREATES"],  # what the dialect admits, which stands below the records
-    "ir.proof.steps.attention": ["SHARE"],  # the steps of one computation, in order
 }
 """Tables that say nothing of what an op is."""
 

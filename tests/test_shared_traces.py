@@ -7,7 +7,7 @@ import torch
 
 from shardweave.driver.models.models import build_example
 from shardweave.ir.capture.capture import capture
-from shardweave.ir.capture.trace import Kind
+from shardweave.ir.capture.outputs import Kind
 from shardweave.ir.program.text import print_module
 from shardweave.tests.shared_traces import SharedTraces
 from shardweave.tests.zoo import SPECS

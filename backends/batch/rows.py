@@ -141,8 +141,8 @@ class Rows:
         numbers of them."""
         if not self.is_even:
             raise ValueError(
-                f"accumulate={count}: ranks have {list(self.counts)} rows, of which micro-batches "
-                "would be made unlike; call the step for each micro-batch, under no_sync()."
+                f"accumulate={count} needs equally many rows on every rank, but ranks have "
+                f"{list(self.counts)}; call the step for each micro-batch, under no_sync()."
             )
         return replace(self, counts=tuple(number // count for number in self.counts))
 

@@ -39,9 +39,9 @@ def placements_of(sharding: Sharding, shape: Sequence[int], mesh: Mesh) -> tuple
     if not sharding.is_chunked(shape):
         found = ShardingAttr.of(sharding, tuple(shape))
         raise ValueError(
-            f"a tensor of shape {tuple(shape)} cannot be kept as {found}: DTensor cuts a dim that "
-            "does not divide over one mesh axis alone, in plain shards. Give it such a sharding, "
-            "and its uses (`used` of a plan) the other."
+            f"a tensor of shape {tuple(shape)} cannot be stored as {found}: DTensor shards a dim "
+            "that does not divide over one mesh axis alone, in plain shards. Store it so, and name "
+            "the other sharding under `used` in the plan."
         )
     placements: list[Placement] = []
     applied = Sharding.replicated(len(shape))

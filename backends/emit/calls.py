@@ -19,6 +19,7 @@ from shardweave.backends.emit.grouped import (
     row_routes,
 )
 from shardweave.backends.emit.positional_attention import (
+    merge_attention,
     positional_attention,
     positional_attention_backward,
 )
@@ -34,7 +35,11 @@ from shardweave.ir.library.grouped import (
     ROW_ROUTES,
 )
 from shardweave.ir.library.philox import RANDOM
-from shardweave.ir.library.positional_attention import ATTENTION, ATTENTION_BACKWARD
+from shardweave.ir.library.positional_attention import (
+    ATTENTION,
+    ATTENTION_BACKWARD,
+    MERGE_ATTENTION,
+)
 from shardweave.ir.ops.aten_args import arguments, overload_of
 from shardweave.ir.ops.records.attention import FLASH, FLASH_BACKWARD
 from shardweave.ir.ops.registry import spec_of
@@ -69,6 +74,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     RANDOM: random_numbers,
     ATTENTION: positional_attention,
     ATTENTION_BACKWARD: positional_attention_backward,
+    MERGE_ATTENTION: merge_attention,
     GROUPED_MM: grouped_mm,
     GROUPED_OUTER: grouped_outer,
     ROW_BOUNDS: row_bounds,

@@ -138,6 +138,7 @@ from shardweave.backends.emit.grouped import (
     row_routes,
 )
 from shardweave.backends.emit.positional_attention import (
+    merge_attention,
     positional_attention,
     positional_attention_backward,
 )

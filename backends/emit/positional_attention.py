@@ -53,11 +53,25 @@ def positional_attention(
             scale=scale,
         )
         before, total = rows[:, :, piece.queries], out[:, :, piece.queries]
-        merged = torch.logaddexp(before, own)
-        total.mul_((before - merged).exp_().unsqueeze(-1))
-        total.add_((own - merged).exp_().unsqueeze(-1) * part)
-        before.copy_(merged)
+        merged, both = merge_attention(total, before, part, own)
+        total.copy_(merged)
+        before.copy_(both)
     return out.to(query.dtype), rows
+
+
+def merge_attention(
+    out: Tensor, logsumexp: Tensor, other: Tensor, other_logsumexp: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The output and logsumexp of two parts of the keys together.
+
+    The share of the other part is exp(other - log(exp(logsumexp) + exp(other))) = sigmoid(other -
+    logsumexp). A query that sees no key of a part has -inf there; one that sees none of both has
+    zeros, whatever the share.
+    """
+    ahead = torch.nan_to_num(other_logsumexp - logsumexp, nan=0.0)
+    share, dtype = torch.sigmoid(ahead).unsqueeze(-1), logsumexp.dtype
+    merged = torch.lerp(out.to(dtype), other.to(dtype), share)
+    return merged, torch.logaddexp(logsumexp, other_logsumexp)
 
 
 def positional_attention_backward(
@@ -163,4 +177,5 @@ def _like(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 _LIBRARY = torch.library.Library("shardweave", "FRAGMENT")
 _LIBRARY.impl("attention", positional_attention, "CompositeExplicitAutograd")
+_LIBRARY.impl("merge_attention", merge_attention, "CompositeExplicitAutograd")
 _LIBRARY.impl("attention_backward", positional_attention_backward, "CompositeExplicitAutograd")

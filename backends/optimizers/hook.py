@@ -29,6 +29,7 @@ from shardweave.backends.optimizers.plain import PlainParameters
 from shardweave.backends.optimizers.random_state import shared_random_state
 from shardweave.backends.optimizers.repoint import check_not_replaced
 from shardweave.backends.optimizers.shards import is_everywhere, shapes_of_shards
+from shardweave.backends.optimizers.spread import GATHERED
 from shardweave.backends.optimizers.stand_ins import StandIns
 from shardweave.ir.capture.update.ops_seen import is_torchs
 from shardweave.ir.capture.update.reads import Reads, Sizes, reads_of
@@ -96,7 +97,7 @@ def _before(
         run_owned(optimizer, list(owned.values()))
         has_gradient = [has and i not in owned for i, has in enumerate(has_gradient)]
         reads = replace(reads, full=reads.full - owned.keys())
-    _note(optimizer, reads)
+    GATHERED.clear()
     stand_ins = StandIns(optimizer, PlainParameters(parameters, reads.full, has_gradient))
     random = shared_random_state(parameters[0].device) if reads.may_draw else None
     _RUNNING[:] = [_Running(stand_ins, random)]
@@ -109,10 +110,11 @@ def _before(
 
 
 def _after(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    del optimizer, kwargs
+    del kwargs
     if _RUNNING and _RUNNING[0].stand_ins.first is args[0]:
         running = _RUNNING.pop()
         running.stand_ins.give_back()
+        _note(optimizer)
         if running.random is not None:
             running.random()
 
@@ -187,13 +189,13 @@ def _settings(group: dict[str, Any]) -> tuple[Any, ...]:
 _NOTED: WeakSet[Optimizer] = WeakSet()
 
 
-def _note(optimizer: Optimizer, reads: Reads) -> None:
+def _note(optimizer: Optimizer) -> None:
     """Warn once of an optimizer that needs full values."""
-    if reads.full and optimizer not in _NOTED and dist.get_rank() == 0:
+    if GATHERED and optimizer not in _NOTED and dist.get_rank() == 0:
         warn(
-            f"{type(optimizer).__name__} updates {len(reads.full)} of its parameters on full "
-            f"values, which each rank gathers in every step: {reads.reason}.",
+            f"{type(optimizer).__name__} reads full values of parameters, which each rank gathers "
+            f"in every step, for {', '.join(dict.fromkeys(GATHERED))}.",
             OptimizerNote,
         )
-    if reads.full:
+    if GATHERED:
         _NOTED.add(optimizer)

@@ -1,7 +1,7 @@
 """Plain tensors that stand for the DTensor parameters of an optimizer during one step.
 
-They are shards, which share memory with those of the DTensors, or full values, which are gathered
-before the step; after it each rank keeps its shard of them.
+They are shards, which share memory with those of the DTensors, also where the step sees them as
+tensors of full shape (`spread`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from shardweave.backends.optimizers.shards import (
     full_value,
     in_placements_of,
     local_shape,
-    shard_of,
 )
+from shardweave.backends.optimizers.spread import Home, Spread, Whole, local_of
 from shardweave.ir.torch_private import local_part
 
 
@@ -27,8 +27,8 @@ class PlainParameters:
     """The plain tensors of one step.
 
     parameters: those of the optimizer, in order; those that are no DTensors stand for themselves.
-    full: by index, those whose full values the step needs. has_gradient: the same on all ranks.
-    Making it gathers full values, which is collective.
+    full: by index, those of which a step reads more than single elements. has_gradient: the same
+    on all ranks.
     """
 
     def __init__(
@@ -63,10 +63,9 @@ class PlainParameters:
         return plain
 
     def _value(self, real: DTensor, index: int) -> Tensor:
-        if index in self._full:
-            return full_value(cast("DTensor", real.detach()))
         local, shape = local_part(real).detach(), local_shape(real)
-        return local if local.shape == shape else local.view(shape)
+        local = local if local.shape == shape else local.view(shape)
+        return Spread(Home(local, real)) if index in self._full else local
 
     def _take_gradient(self, index: int) -> None:
         real, plain = self._sharded[index], self.made[id(self._sharded[index])]
@@ -91,7 +90,10 @@ class PlainParameters:
                 own = in_placements_of(value, sharded)
                 taken = self._value(own, index)
                 return self._keep(value, taken) if own is value else taken
-            return full_value(value) if isinstance(value, DTensor) else value
+            whole = full_value(value) if isinstance(value, DTensor) else value
+            if index not in self._full or not whole.ndim:
+                return whole
+            return self._keep(value, Whole(whole, sharded)) if whole is value else whole
 
         return plain
 
@@ -107,11 +109,16 @@ class PlainParameters:
 
         def stored(value: Tensor) -> Tensor:
             known = self.of.get(id(value))
+            if isinstance(value, Whole):
+                return value.value
+            if known is not None and isinstance(value, Spread):
+                value.home.read_views()
+                return known
             if not is_full and known is not None:
                 return known
             if not value.ndim or tuple(value.shape) != shape:
                 return value
-            local = shard_of(value, sharded).clone() if is_full else value
+            local = local_of(value, sharded) if is_full else value
             if isinstance(known, DTensor) and known.dtype == value.dtype:
                 _copy(local, known)
                 return known
@@ -141,10 +148,9 @@ class PlainParameters:
         """Write the plain values to the real parameters."""
         for index, plain in self._plain.items():
             real = self._sharded[index]
-            if index in self._full:
-                _copy(shard_of(plain.detach(), real), real)
-            elif plain.data_ptr() != local_part(real).data_ptr():  # its `.data` was set
-                _copy(plain.detach(), real)
+            local = local_of(plain, real) if index in self._full else plain.detach()
+            if local.data_ptr() != local_part(real).data_ptr():  # its `.data` was set
+                _copy(local, real)
 
     @torch.no_grad()
     def give_gradients(self) -> None:
@@ -153,10 +159,9 @@ class PlainParameters:
             real, gradient = self._sharded[index], plain.grad
             if gradient is None:
                 real.grad = None if self._has_gradient[index] else real.grad
-            elif real.grad is not None and (
-                index in self._full or gradient is not self._given[index]
-            ):
-                local = shard_of(gradient, real).clone() if index in self._full else gradient
+                continue
+            local = local_of(gradient, real) if index in self._full else gradient
+            if real.grad is not None and gradient is not self._given[index]:
                 real.grad = beside(local, real)
 
 

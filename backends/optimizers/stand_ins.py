@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from shardweave.backends.optimizers.plain import PlainParameters
+from shardweave.backends.optimizers.spread import Spread
+from shardweave.ir.capture.update.reads import FORMS
 from shardweave.ir.torch_private import pytree
 
 _OWN = ("param_groups", "state", "step")
@@ -48,7 +50,8 @@ class StandIns:
 
     def _group(self, group: dict[str, Any], by_identity: Mapping[int, Any]) -> dict[str, Any]:
         parameters = [by_identity.get(id(p), p) for p in group["params"]]
-        return {**group, "params": parameters}
+        forms = FORMS if any(isinstance(p, Spread) for p in parameters) else ()
+        return {**group, "params": parameters, **{key: False for key in forms if key in group}}
 
     def _state(self, real: Optimizer) -> defaultdict[Any, Any]:
         made: defaultdict[Any, Any] = defaultdict(dict)
@@ -94,7 +97,8 @@ class StandIns:
         self.plain.give_gradients()
         for real, made in self._pairs:
             for group, left in zip(real.param_groups, made.param_groups, strict=True):
-                group.update({key: value for key, value in left.items() if key != "params"})
+                kept = ("params", *FORMS)
+                group.update({key: value for key, value in left.items() if key not in kept})
             self._give_state(real, made)
             for name, value in vars(made).items():
                 if name not in _OWN:

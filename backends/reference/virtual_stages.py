@@ -187,8 +187,9 @@ def _check_same(slot: Slot, one: tuple[int, Tensor], other: tuple[int, Tensor]) 
     error = relative_difference(one[1], other[1])
     if error > TOLERANCES.get(one[1].dtype, 0.0):
         raise ReplicaMismatchError(
-            f"{slot.kind} '{slot.name}': stages {one[0]} and {other[0]} should have the same, but "
-            f"differ by {error:.3g} relative to its largest element; the program was cut wrongly."
+            f"{slot.kind} '{slot.name}' should be equal on stages {one[0]} and {other[0]}, but "
+            f"differs by {error:.3g} relative to its largest element; the program was changed "
+            "after cut-stages, or a pass is wrong (--validate names it)."
         )
 
 

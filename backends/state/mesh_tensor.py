@@ -9,6 +9,7 @@ steps out, each in its own way and in silence.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, cast
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement
 
+from shardweave.backends.distributed.in_flight import start_maximum
 from shardweave.backends.optimizers.shards import is_everywhere
 from shardweave.backends.state.on_whole import are_mixed, on_whole_tensors, whole_tensor
 from shardweave.ir.torch_private import dtensor_spec, local_part, pytree
@@ -59,6 +61,8 @@ class MeshTensor(DTensor):
         tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
         if len(tensors) > 1 and are_mixed(tensors):
             return on_whole_tensors(func, args, kwargs)
+        if (func in NORMS or name == "_foreach_norm") and _is_of_infinity(args, kwargs):
+            return _largest(args[0])
         if name.startswith("_foreach_"):
             return _by_mesh(partial(run, func, types), args, kwargs)
         result: Any = run(func, types, args, kwargs)
@@ -111,7 +115,7 @@ def full_tensor(outputs: Any) -> Any:
     """Gather every DTensor that a step returned, on every rank; other tensors stay as they are.
 
     outputs: a tensor, or tuples, lists and dicts of them, such as logits to compare with labels. On
-    the virtual mesh, and where nothing is cut, outputs are plain tensors already. Collective.
+    the virtual mesh, and where nothing is sharded, outputs are plain tensors already. Collective.
     """
     return pytree.tree_map_only(DTensor, lambda output: output.full_tensor(), outputs)
 
@@ -139,6 +143,26 @@ def _unscale(gradients: Sequence[Tensor], is_infinite: Tensor, inverse: Tensor) 
     parts = [local_part(g) if isinstance(g, DTensor) else g for g in gradients]
     UNSCALE([part for part in parts if part.numel()], is_infinite, inverse)
     dist.all_reduce(is_infinite, dist.ReduceOp.MAX)
+
+
+def _is_of_infinity(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Whether a call is of the infinity norm of whole tensors, of which no sum is pending."""
+    tensors: Any = args[0] if isinstance(args[0], list | tuple) else [args[0]]
+    return (
+        args[1:] == (math.inf,)
+        and not kwargs
+        and all(isinstance(one, DTensor) for one in tensors)
+        and not any(placement.is_partial() for one in tensors for placement in one.placements)
+    )
+
+
+def _largest(given: DTensor | Sequence[DTensor]) -> Any:
+    """The largest magnitude of each tensor; NaN if there is one, which torch's maximum loses."""
+    tensors = [given] if isinstance(given, DTensor) else given
+    parts = [local_part(one) for one in tensors]
+    own = [part.abs().amax() if part.numel() else part.new_zeros(()) for part in parts]
+    found = start_maximum(torch.stack(own)).wait().unbind()
+    return found[0] if isinstance(given, DTensor) else list(found)
 
 
 def _on_all_ranks(scalar: DTensor) -> Tensor:

@@ -214,7 +214,7 @@ def read_index(text: bytes, keys: Iterable[str]) -> SavedIndex:
         raise CheckpointError(f"its index cannot be read: {first_line(error)}") from error
     missing = {part.key for rows in parts.values() for part in rows} - {*keys}
     if missing:
-        raise CheckpointError(f"it has no tensor '{min(missing)}', of which its index speaks.")
+        raise CheckpointError(f"its index names tensor '{min(missing)}', but its files lack it.")
     return index
 
 

@@ -212,7 +212,7 @@ class ShardedState:
 
     @property
     def backend(self) -> Backend:
-        """Where the tensors are."""
+        """The backend that holds the tensors."""
         return self._backend
 
     @property
@@ -222,7 +222,7 @@ class ShardedState:
 
     @property
     def shardings(self) -> Mapping[Key, Sharding]:
-        """How they are sharded."""
+        """The shardings of the tensors, by kind and name."""
         return self._shardings
 
     @property

@@ -88,6 +88,22 @@ class Gradients:
                 found[key] = self.backend.local(parameter.grad)
         return found
 
+    def take(self, results: Mapping[Key, Tensor], bound: BoundProgram) -> None:
+        """Add the new gradients among a program's results. Collectives on gradients, as those of
+        their norm, need all ranks: of a parameter of another stage a rank has an empty part."""
+        for key, sharding in bound.results.items():
+            if key[0] != "grad":
+                continue
+            parameter = self._by_name[key[1]]
+            if key in results:
+                self.add(key[1], results[key], sharding)
+            elif parameter.grad is None and parameter.requires_grad:
+                parameter.grad = self.elsewhere(parameter)
+
+    def elsewhere(self, parameter: Tensor) -> Tensor:
+        """The gradient, on this rank, of a parameter of another stage."""
+        return self.backend.gradient(torch.empty_like(self.backend.local(parameter)), parameter)
+
     def add(self, name: str, gradient: Tensor, sharding: Sharding) -> None:
         """Add a new gradient in these shards, of which the memory is ours."""
         parameter = self._by_name[name]

@@ -15,17 +15,16 @@ from torch import Tensor, nn
 from shardweave.ir.torch_private import pytree
 
 _OF_LOSS = (
-    "backward ran in the step already: gradients are in the .grad of step.parameters(), and of "
-    "inputs that require one. Leave loss.backward() and torch.autograd.grad out; to scale the "
-    "loss, call step(.., loss_scale=..), and to accumulate, step(.., accumulate=k) or calls under "
-    "step.no_sync(). A term of the parameters alone, such as a penalty, may have a backward() of "
-    "its own."
+    "backward ran in the step already: gradients are in .grad. Leave loss.backward() and "
+    "torch.autograd.grad out; scale the loss by step(.., loss_scale=..), and accumulate by "
+    "step(.., accumulate=k) or calls under step.no_sync(). Only a term of the parameters alone, "
+    "such as a penalty, may have a backward() of its own."
 )
 
 _OF_OUTPUT = (
-    "an output of the step is asked for gradients, but the step ran backward in its call, of the "
-    "model's own loss. Compute this loss where the step does: in the model's forward, or by a "
-    "function of what that returns, sw.compile(.., loss=..); to only look at an output, detach it."
+    "an output of the step has no gradient: the step ran backward in its call, from the model's "
+    "own loss. Compute this loss in the model's forward, or by sw.compile(.., loss=function); "
+    "detach an output that you only look at."
 )
 
 

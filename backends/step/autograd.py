@@ -292,13 +292,10 @@ class _Recorded:
                 given.append(None)
             elif key in results:
                 given.append(step.backend.gradient(results[key], parameter))
-            else:  # it is on another stage, and this rank has an empty part of it
-                empty = torch.empty_like(step.backend.local(parameter))
-                given.append(step.backend.gradient(empty, parameter))
+            else:
+                given.append(step.gradients.elsewhere(parameter))
         if is_added:
-            for key, one in results.items():
-                if key[0] == "grad":
-                    step.gradients.add(key[1], one, bound.results[key])
+            step.gradients.take(results, bound)
             step.gradients.finish(is_synced=self.is_synced)
         else:
             step.gradients.note_sync(is_synced=True)

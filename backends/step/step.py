@@ -119,7 +119,7 @@ class Step(ShardedState):
 
     @property
     def programs(self) -> Programs:
-        """Where the programs of calls are found."""
+        """The programs that were compiled, by mode and shapes."""
         return self._programs
 
     @property
@@ -222,12 +222,10 @@ class Step(ShardedState):
         into = self._gradients.into(bound) if call.grad else {}
         with self.failure_guard:
             results = bound.run(self, call.inputs, scale, into)
+        self._gradients.take(results, bound)
         of_inputs: dict[str, Tensor] = {}
-        for key, tensor in results.items():
-            kind, name = key
-            if kind == "grad":
-                self._gradients.add(name, tensor, bound.results[key])
-            elif name.startswith(INPUT_GRADIENT):
+        for (_, name), tensor in results.items():
+            if name.startswith(INPUT_GRADIENT):
                 given = name.removeprefix(INPUT_GRADIENT)
                 of_inputs[given] = self.of_input(tensor, bound, given, call.inputs[given])
         if of_inputs:
@@ -412,7 +410,7 @@ class Step(ShardedState):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What there is to say of the plan: what it leaves whole, or idle."""
+        """Notes on the plan: what it leaves replicated, or idle."""
         return (*self._programs.notes, *self._notes)
 
     def note(self, text: str) -> None:
@@ -458,7 +456,7 @@ class Step(ShardedState):
         return self._bound.runners[0].runtime
 
     def explain(self) -> str:
-        """What runs each of its fused regions: its kernel, or ATen and why. A line for each."""
+        """A line for each fused region: the kernel that runs it, or ATen and why."""
         return "\n".join(runner.explain() for runner in self._bound.runners)
 
 

@@ -60,10 +60,9 @@ class FailureGuard:
             return
         if not self._is_on_all_ranks():
             raise RuntimeError(
-                f"an earlier call of the step failed on this rank ({self._error}), and other ranks "
-                "did not fail with it: they may wait for the rest of it, and what follows would be "
-                "added to that. Look at batches before the call (ids in range, no empty ones); end "
-                "the processes, and go on from the last checkpoint."
+                f"an earlier call of the step failed on this rank alone ({self._error}), so other "
+                "ranks may still wait for its messages. End the processes and resume from the last "
+                "checkpoint; check batches before the call (ids in range, no empty ones)."
             )
         self._error = self._line = ""
 

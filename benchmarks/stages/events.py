@@ -368,3 +368,12 @@ def _event(stage: int, task: Task, start_s: float, end_s: float) -> Event:
     phase = "forward" if task.is_forward else "backward"
     name = f"stage {stage:02}"
     return Event(phase, name, phase, (task.micro_batch,), name, start_s, end_s)
+
+
+def beside_s(
+    work_s: float, sent_s: float, slowdown: float, link_slowdown: float
+) -> tuple[float, float]:
+    """Seconds until work and communication that begin at once are done, and what work loses."""
+    both_s = min(work_s * slowdown, sent_s * link_slowdown)
+    left_s = max(work_s - both_s / slowdown, sent_s - both_s / link_slowdown)
+    return both_s + left_s, both_s - both_s / slowdown

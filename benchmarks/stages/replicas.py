@@ -7,7 +7,8 @@ from itertools import repeat
 from typing import Literal
 
 from shardweave.benchmarks.stages.events import Message
-from shardweave.planners.cost.links import nics_of
+from shardweave.planners.cost.cluster import Cluster
+from shardweave.planners.cost.links import Nic
 from shardweave.planners.cost.model import CostModel
 
 SyncStep = Literal["gather", "scatter", "sum"]
@@ -36,9 +37,8 @@ class ReplicaLinks:
         if not sent:
             return None
         seconds = sum(self.links.sync_time_s(*one) for one in sent)
-        ranks = range(self.links.cluster.num_devices)
         crosses = any(self.links.ring_over(axes).nodes > 1 for _, axes, _ in sent)
-        return Message(seconds, nics_of(self.links.cluster, ranks) if crosses else ())
+        return Message(seconds, _nics_of(self.links.cluster) if crosses else ())
 
     def _sent(self, step: SyncStep, size: float) -> tuple[str, tuple[str, ...], float]:
         """The collective of a step, its axes, and of how many bytes it is."""
@@ -53,3 +53,9 @@ class ReplicaLinks:
 
     def _in_mesh(self, axes: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(axis for axis in axes if axis in self.links.mesh.names)
+
+
+def _nics_of(cluster: Cluster) -> tuple[Nic, ...]:
+    """The NICs of all nodes, which rings of all ranks occupy both ways."""
+    nodes = sorted({cluster.place(rank)[0] for rank in range(cluster.num_devices)})
+    return (*(("out", node) for node in nodes), *(("in", node) for node in nodes))

@@ -13,6 +13,7 @@ from shardweave.benchmarks.stages.events import (
     StageTimes,
     Task,
     TaskPart,
+    beside_s,
     most_in_flight,
     order_of,
 )
@@ -34,7 +35,6 @@ from shardweave.planners.plan.zero import (
     divided,
     whole_for_a_while,
 )
-from shardweave.planners.simulate.streams import beside_s
 
 OVERLAPPING = ("sub-batch", "cross-pass", "list")
 """Schedules that start collectives before they wait for them."""

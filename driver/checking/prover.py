@@ -25,7 +25,6 @@ class Prover(Observer):
 
     def __init__(self) -> None:
         self.last: Proof | None = None
-        self.num_proofs = 0
         self._goal: Program | None = None
 
     def before(self, one: ModulePass, program: Program) -> None:
@@ -43,4 +42,3 @@ class Prover(Observer):
                 f"pass '{one.name}' gives a program that is not proved to compute what the one "
                 f"before the passes does: {error}"
             ) from error
-        self.num_proofs += 1

@@ -16,7 +16,7 @@ OURS = "shardweave"
 def choose_experts(
     module: nn.Module, *, capacity: float | None = None, groups: int = 1
 ) -> list[str]:
-    """Run a Hugging Face model's experts in a form that can be captured, and cut over devices.
+    """Run a Hugging Face model's experts in a form that can be captured, and sharded over devices.
 
     Without a capacity every expert computes every token (`mixture.every_expert`). With one, each
     has slots for the tokens of each of `groups` runs of the batch, such as its sequences

@@ -77,8 +77,8 @@ def experts_with_capacity(
     (tokens, hidden), choices, count = x.shape, chosen.shape[1], experts.up.shape[0]
     if tokens % groups:
         raise ValueError(
-            f"{tokens} tokens are not {groups} groups of equal length; give a number of groups "
-            "that divides them, such as that of the sequences."
+            f"{tokens} tokens do not divide into {groups} groups of equal length; choose another "
+            "number of groups, such as the number of sequences."
         )
     size = tokens // groups
     slots = slots_of(size, choices, count, capacity)

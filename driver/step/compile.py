@@ -90,7 +90,7 @@ def compile(request: Request) -> CompiledModule:
     gradients in their own; "bf16-true" casts the parameters too.
     reduce_dtype: in which ranks add up gradients, and what has fewer digits than it.
     batch: "local": each rank gives rows of its own, along the axes `data`, `replica`, and others
-    over which the plan cuts rows; ranks that do not differ in these give the same. Only the number
+    over which the plan shards rows; ranks that do not differ in these give the same. Only numbers
     of rows may differ. The global batch is all rows together, and a loss of the model is that of
     it on every rank. Of outputs with a row for each, a rank gets its own rows, and it
     differentiates its own loss of these, as in DDP: parameters get the mean, by rows. "global":

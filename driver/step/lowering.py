@@ -159,7 +159,7 @@ def capture_call(request: Request, call: StepCall) -> Captured:
     """The global program of a call, in its modes."""
     # Takes a second to import, which the ranks other than 0 need not spend.
     from shardweave.ir.capture.capture import capture_step, in_modes
-    from shardweave.ir.capture.trace import Kind
+    from shardweave.ir.capture.outputs import Kind
 
     device = device_of(request.model).type
     # Models on the meta device are traced as on the CPU.

@@ -101,7 +101,7 @@ def reducing_in(dtype: torch.dtype | str, passes: Passes) -> Passes:
     given = PassPipeline([passes] if isinstance(passes, str) else passes).passes
     if any(one.name == "insert-collectives" for one in given):
         raise ValueError(
-            "reduce_dtype is for the default passes; where `passes` has insert-collectives, put "
-            f"'reduce-in{{dtype=\"{name}\"}}' behind it, and leave reduce_dtype out."
+            "reduce_dtype changes the default passes, but `passes` has its own insert-collectives; "
+            f"leave reduce_dtype out, and put 'reduce-in{{dtype=\"{name}\"}}' after it."
         )
     return [ReduceInPass(name), *given]

@@ -10,7 +10,7 @@ import torch
 from xdsl.dialects.builtin import UnknownLoc
 from xdsl.ir import Attribute, Block, SSAValue
 
-from shardweave.ir.dialects.aten import AtenOp, create
+from shardweave.ir.dialects.aten import AtenOp, create, maker
 from shardweave.ir.dialects.syntax import Operands
 from shardweave.ir.dialects.types import (
     AnyTensor,
@@ -106,8 +106,8 @@ class ImportBuilder:
         would only hide that heads can be cut.
         """
         source = value
-        while isinstance(source.owner, AtenOp) and source.owner.name == "aten.view":
-            source = source.owner.operands[0]
+        while (view := maker(source, "aten.view")) is not None:
+            source = view.operands[0]
         type_ = tensor_type_of(source)
         wanted = with_shape(type_, shape)
         if wanted == type_:
@@ -119,13 +119,11 @@ class ImportBuilder:
 
     def _kept_apart(self, source: SSAValue, shape: Sequence[int]) -> SSAValue | None:
         """A view of a permutation of a view, without the merging of dims between; else None."""
-        permutation = source.owner
-        if not (isinstance(permutation, AtenOp) and permutation.name == "aten.permute"):
+        permutation = maker(source, "aten.permute")
+        view = permutation and maker(permutation.operands[0], "aten.view")
+        if permutation is None or view is None:
             return None
-        inner = permutation.operands[0]
-        if not (isinstance(inner.owner, AtenOp) and inner.owner.name == "aten.view"):
-            return None
-        origin = inner.owner.operands[0]
+        inner, origin = view.results[0], view.operands[0]
         order: list[int] = permutation.value("dims")
         runs = common_runs(shape_of(source), shape)
         if runs is None or refines(shape_of(inner), shape_of(origin)):
@@ -141,11 +139,10 @@ class ImportBuilder:
     def permute(self, value: SSAValue, dims: Sequence[int]) -> SSAValue:
         """The value with its dims permuted; permutations of permutations are folded."""
         order = list(dims)
-        owner = value.owner
-        if isinstance(owner, AtenOp) and owner.name == "aten.permute":
-            inner = owner.value("dims")
-            order = [inner[d] for d in order]
-            value = owner.operands[0]
+        inner = maker(value, "aten.permute")
+        if inner is not None:
+            order = [inner.value("dims")[d] for d in order]
+            value = inner.operands[0]
         if order == sorted(order):
             return value
         shape = shape_of(value)

@@ -13,9 +13,9 @@ import torch
 from shardweave.ir.capture.arguments import Form, check_batch, named_arguments
 from shardweave.ir.capture.fx_import import import_graph
 from shardweave.ir.capture.module_tree import block_paths
-from shardweave.ir.capture.outputs import Outputs
+from shardweave.ir.capture.outputs import Kind, Outputs
 from shardweave.ir.capture.site import CaptureError
-from shardweave.ir.capture.trace import Kind, Traced, called_again, trace
+from shardweave.ir.capture.trace import Traced, called_again, trace
 from shardweave.ir.dialects.annotations import describe
 from shardweave.ir.dialects.types import dtype_of_value, is_float8
 from shardweave.ir.notes import CaptureNote, warn

@@ -104,6 +104,32 @@ def _value_of(leaf: Any, values: Mapping[str, Any]) -> Any:
     return value
 
 
+@dataclass(frozen=True)
+class Kind:
+    """What is traced of a model.
+
+    train: False puts it in evaluation mode, True leaves the modes of its modules as they are.
+    grad: whether the backward pass is traced too; as `train` says, if it is None. loss: which
+    output is the loss. all_outputs: whether all outputs are traced, or the loss alone; with
+    only_loss, all outputs are those of steps without gradients. autocast: the device type and dtype
+    of torch.autocast around forward. tangents: the tensors among the outputs, by position, whose
+    gradients are inputs of the backward pass, in place of that of the loss; an empty tuple takes
+    the loss, or all differentiable tensors of a model without one; None takes the loss alone.
+    """
+
+    train: bool = True
+    grad: bool | None = None
+    loss: LossChoice = None
+    all_outputs: bool = False
+    only_loss: bool = False
+    autocast: tuple[str, torch.dtype] | None = None
+    tangents: tuple[int, ...] | None = None
+
+    @property
+    def has_gradients(self) -> bool:
+        return self.train if self.grad is None else self.grad
+
+
 class Wrapped(nn.Module):
     """Calls the model and returns the outputs of the step.
 
@@ -114,26 +140,11 @@ class Wrapped(nn.Module):
     assigns.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        grad: bool,
-        *,
-        loss: LossChoice = None,
-        all_outputs: bool = False,
-        only_loss: bool = False,
-        autocast: tuple[str, torch.dtype] | None = None,
-        tangents: tuple[int, ...] | None = None,
-        form: Form | None = None,
-    ) -> None:
+    def __init__(self, model: nn.Module, kind: Kind, form: Form | None = None) -> None:
         super().__init__()
         self.model = model
-        self.grad = grad
-        self.choice = loss
-        self.all_outputs = all_outputs
-        self.only_loss = only_loss
-        self.autocast = autocast
-        self.tangents = tangents
+        self.kind = kind
+        self.choice = kind.loss
         self.form = form
         self.assigned: dict[str, Site] = {}
         """Buffers that forward assigns, and where; their new values follow the output."""
@@ -141,13 +152,13 @@ class Wrapped(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if self.form is not None:
             args, kwargs = self.form.arguments(args)
-        if self.autocast is None:
+        if self.kind.autocast is None:
             output = self.model(*args, **kwargs)
         else:
-            device, dtype = self.autocast
+            device, dtype = self.kind.autocast
             with torch.autocast(device, dtype):
                 output = self.model(*args, **kwargs)
-        returned = self._everything(output) if self.all_outputs else (self._output(output),)
+        returned = self._everything(output) if self.kind.all_outputs else (self._output(output),)
         return (*returned, *(_new_value(self.model, name) for name in self.assigned))
 
     def _everything(self, output: Any) -> tuple[Any, ...]:
@@ -156,17 +167,17 @@ class Wrapped(nn.Module):
         if callable(self.choice):
             loss = self.choice(output)
             output = (loss, output)
-        elif self.grad and not self.tangents:
-            loss = chosen_loss(output, self.choice, is_needed=self.tangents is None)
-        if not self.grad:
+        elif self.kind.has_gradients and not self.kind.tangents:
+            loss = chosen_loss(output, self.choice, is_needed=self.kind.tangents is None)
+        if not self.kind.has_gradients:
             return (output,)
-        if self.tangents or (loss is None and self.tangents is not None):
+        if self.kind.tangents or (loss is None and self.kind.tangents is not None):
             return (self._cut(output),)
         if loss is None:
             raise ValueError(NO_LOSS)
         if loss.ndim:
             raise ValueError(f"the loss is of shape {tuple(loss.shape)}; make it a scalar.")
-        returned = loss if self.only_loss else output
+        returned = loss if self.kind.only_loss else output
         leaves = [leaf for leaf in pytree.tree_leaves(returned) if isinstance(leaf, Tensor)]
         _note_differentiable(tuple([leaf.requires_grad for leaf in leaves]))
         return loss, pytree.tree_map_only(Tensor, _detached, returned)
@@ -180,7 +191,7 @@ class Wrapped(nn.Module):
         for leaf in leaves:
             if isinstance(leaf, Tensor):
                 is_new = all(leaf is not other for other in known)
-                is_chosen = not self.tangents or len(flags) in self.tangents
+                is_chosen = not self.kind.tangents or len(flags) in self.kind.tangents
                 flags.append(leaf.requires_grad)
                 known.append(leaf)
                 is_leaf = leaf.requires_grad and is_new and is_chosen
@@ -194,7 +205,7 @@ class Wrapped(nn.Module):
         loss = chosen_loss(output, self.choice)
         if loss is not None:
             return loss
-        if self.grad:
+        if self.kind.has_gradients:
             raise ValueError(NO_LOSS)
         if isinstance(output, (Tensor, tuple, list)):
             return output

@@ -31,7 +31,7 @@ from shardweave.ir.capture.observed.state import assigned_buffers, check_settles
 from shardweave.ir.capture.observed.value_checks import drop_unread_numbers
 from shardweave.ir.capture.outputs import (
     LOSS,
-    LossChoice,
+    Kind,
     Outputs,
     Wrapped,
     are_cut,
@@ -42,18 +42,11 @@ from shardweave.ir.capture.recorded.trusted import random_numbers_kept, recorded
 from shardweave.ir.capture.repeats import joint_graph, repeats_of
 from shardweave.ir.capture.site import CaptureError, Site, qualified, site_of_node
 from shardweave.ir.capture.substitutes.boolean_rows import replace_boolean_rows
+from shardweave.ir.capture.substitutes.decomposed import decompositions
 from shardweave.ir.capture.substitutes.dense_attention import replace_attention
-from shardweave.ir.capture.substitutes.huggingface import (
-    eager_masks,
-    masks_as_in_eager,
-    noting_inner_outputs,
-    padded_labels,
-    without_cache,
-    without_leaf_inputs,
-)
+from shardweave.ir.capture.substitutes.huggingface import as_in_eager
 from shardweave.ir.capture.substitutes.meta_device import off_meta
 from shardweave.ir.capture.substitutes.stand_ins import replace_calls
-from shardweave.ir.capture.substitutes.trl import fused_heads_written_out
 from shardweave.ir.program.program import INPUT_GRADIENT, TANGENT
 from shardweave.ir.torch_private import (
     aot,
@@ -88,32 +81,6 @@ class Traced:
     """Constants of the model's code that are buffers of the model from now on."""
 
 
-@dataclass(frozen=True)
-class Kind:
-    """What is traced of a model.
-
-    train: False puts it in evaluation mode, True leaves the modes of its modules as they are.
-    grad: whether the backward pass is traced too; as `train` says, if it is None. loss: which
-    output is the loss. all_outputs: whether all outputs are traced, or the loss alone; with
-    only_loss, all outputs are those of steps without gradients. autocast: the device type and dtype
-    of torch.autocast around forward. tangents: the tensors among the outputs, by position, whose
-    gradients are inputs of the backward pass, in place of that of the loss; an empty tuple takes
-    the loss, or all differentiable tensors of a model without one; None takes the loss alone.
-    """
-
-    train: bool = True
-    grad: bool | None = None
-    loss: LossChoice = None
-    all_outputs: bool = False
-    only_loss: bool = False
-    autocast: tuple[str, torch.dtype] | None = None
-    tangents: tuple[int, ...] | None = None
-
-    @property
-    def has_gradients(self) -> bool:
-        return self.train if self.grad is None else self.grad
-
-
 def trace(
     model: torch.nn.Module,
     args: Sequence[Any],
@@ -132,31 +99,15 @@ def trace(
     if form is None:
         _check_signature(model, args, kwargs)
     check_hooks(model)
-    has_gradients = kind.has_gradients
-    wrapped = Wrapped(
-        model,
-        has_gradients,
-        loss=kind.loss,
-        all_outputs=kind.all_outputs,
-        only_loss=kind.only_loss,
-        autocast=kind.autocast,
-        tangents=kind.tangents,
-        form=form,
-    )
+    wrapped = Wrapped(model, kind, form)
     tensors = tuple(map(_as_input, args))
     named = {name: _as_input(value) for name, value in kwargs.items()}
     names = _input_names(tensors, named) if form is None else list(form.names)
     try:
         blocks = {path: model.get_submodule(path) for path in block_paths(model)}
         with (
-            settings(model, kind.train, has_gradients),
-            eager_masks(names),
-            without_cache(model, kind.all_outputs),
-            noting_inner_outputs(model),
-            padded_labels(),
-            masks_as_in_eager(),
-            fused_heads_written_out(),
-            without_leaf_inputs(model),
+            settings(model, kind.train, kind.has_gradients),
+            as_in_eager(model, names, is_step=kind.all_outputs),
             noting_outputs(),
             observed() as seen,
             random_numbers_kept(),
@@ -207,7 +158,9 @@ def _trace(
     seen: Observation,
 ) -> Traced:
     exported = _exported(wrapped, args, kwargs, seen)
-    run_again = _read_in_checkpoints(exported.graph) if wrapped.grad else frozenset[str]()
+    run_again = (
+        _read_in_checkpoints(exported.graph) if wrapped.kind.has_gradients else frozenset[str]()
+    )
     graph, joint = joint_graph(exported, partial(_joint, args=args, kwargs=kwargs))
     returned, plain = _returned(graph.output_node(), wrapped, joint.meta["out_spec"])
     inputs = tuple(
@@ -261,7 +214,8 @@ def _first_names(model: torch.nn.Module) -> dict[str, str]:
 
 def _joint(exported: Any, args: Any, kwargs: Any) -> Any:
     with contextlib.ExitStack() as stack:
-        described = joint_export(stack, exported, args, kwargs, decompositions=None)
+        table = decompositions()
+        described = joint_export(stack, exported, args, kwargs, decompositions=table)
     joint = described.graph_module
     joint.meta["out_spec"] = described.out_spec
     return joint
@@ -362,9 +316,9 @@ def _returned(
     descs, nodes = output.meta["desc"], cast("Sequence[Any]", output.args[0])
     plain = [n for n, d in zip(nodes, descs, strict=True) if isinstance(d, aot.PlainAOTOutput)]
     plain = plain[: len(plain) - len(wrapped.assigned)]
-    if not wrapped.all_outputs:
+    if not wrapped.kind.all_outputs:
         return None, [str(index) for index in range(len(plain))]
-    first = 1 if wrapped.grad and not are_cut() else 0
+    first = 1 if wrapped.kind.has_gradients and not are_cut() else 0
     loss = plain[0] if first else None
     returned, names = outputs_of(children_of(spec)[first], plain[first:], loss)
     return returned, [*([LOSS] if first else []), *names]

@@ -70,6 +70,13 @@ def set_phase(op: Operation, phase: str) -> None:
     op.properties["phase"] = PhaseAttr.of(phase)
 
 
+def follow_makers(op: Operation) -> None:
+    """Put a forward op that reads what a later phase makes into the backward pass."""
+    makers = (value.owner for value in op.operands if isinstance(value.owner, Operation))
+    if phase_of(op) == "forward" and any(phase_of(maker) != "forward" for maker in makers):
+        set_phase(op, "backward")
+
+
 def origin_of(op: Operation) -> str | None:
     """The name of the value whose op a recomputed op was cloned from; None for an original."""
     origin = op.properties.get("origin")

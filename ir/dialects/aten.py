@@ -34,7 +34,11 @@ from shardweave.ir.library.grouped import (
     ROW_ROUTES,
 )
 from shardweave.ir.library.philox import RANDOM
-from shardweave.ir.library.positional_attention import ATTENTION, ATTENTION_BACKWARD
+from shardweave.ir.library.positional_attention import (
+    ATTENTION,
+    ATTENTION_BACKWARD,
+    MERGE_ATTENTION,
+)
 from shardweave.ir.library.pure_ops import NOT_PURE, is_pure, pure_ops
 from shardweave.ir.torch_private import OpOverload, schema_of
 
@@ -46,6 +50,7 @@ OWN_OPS = (
     RANDOM,
     ATTENTION,
     ATTENTION_BACKWARD,
+    MERGE_ATTENTION,
     GROUPED_MM,
     GROUPED_OUTER,
     ROW_BOUNDS,
@@ -176,6 +181,12 @@ class AtenOp(CallOp):
             _check_start(self.name, self.value("start"))
         if not self.results:
             raise VerifyException(f"{self.name} has no result; give its type after ':'")
+
+
+def maker(value: SSAValue, *names: str) -> AtenOp | None:
+    """The op that makes a value, if it has one of these names."""
+    op = value.owner
+    return op if isinstance(op, AtenOp) and op.name in names else None
 
 
 def _check_start(name: str, start: object) -> None:

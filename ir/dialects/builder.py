@@ -9,7 +9,12 @@ from typing import TypeVar
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 from xdsl.rewriter import InsertPoint, Rewriter
 
-from shardweave.ir.dialects.annotations import annotate, properties_without
+from shardweave.ir.dialects.annotations import (
+    annotate,
+    properties_without,
+    set_sharding_attrs,
+    sharding_attrs_of,
+)
 from shardweave.ir.dialects.aten import create
 from shardweave.ir.dialects.literals import Literal, to_attribute
 from shardweave.ir.dialects.syntax import Operands
@@ -81,3 +86,13 @@ def remade(
     return type(op).create(
         operands=operands, result_types=result_types, properties=properties, location=op.location
     )
+
+
+def on_some(op: _Op, indices: Sequence[int]) -> _Op:
+    """An op on some of its operands, which gives the results of these; not inserted."""
+    some = remade(op, [op.operands[i] for i in indices], [op.results[i].type for i in indices])
+    shardings = sharding_attrs_of(op)
+    set_sharding_attrs(some, shardings and [shardings[i] for i in indices])
+    for index, result in zip(indices, some.results, strict=True):
+        result.name_hint = op.results[index].name_hint
+    return some

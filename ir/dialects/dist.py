@@ -40,7 +40,7 @@ from shardweave.ir.dialects.dist_base import (
 )
 from shardweave.ir.dialects.dist_rows import AddRowsOp, FetchRowsOp
 from shardweave.ir.dialects.literals import Literal, to_attribute
-from shardweave.ir.dialects.types import TENSOR, dtype_of_value, num_elements, shape_of
+from shardweave.ir.dialects.types import TENSOR, dtype_of_value, num_elements
 from shardweave.ir.mesh.effect import Effect
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.mesh.placement import Reduction
@@ -103,10 +103,6 @@ class AllReduceOp(CollectiveOp):
     def effect(self) -> Effect:
         return Effect(reduces=cast(Reduction, self.reduction))
 
-    @staticmethod
-    def sent(elements: int, ranks: int) -> float:
-        return 2 * elements * (ranks - 1) / ranks
-
 
 @irdl_op_definition
 class ReduceScatterOp(AlongDimOp, CollectiveOp):
@@ -122,10 +118,6 @@ class ReduceScatterOp(AlongDimOp, CollectiveOp):
     @property
     def effect(self) -> Effect:
         return Effect(reduces="sum", shards=self.blocks)
-
-    @staticmethod
-    def sent(elements: int, ranks: int) -> float:
-        return elements * (ranks - 1) / ranks
 
 
 @irdl_op_definition
@@ -143,8 +135,8 @@ class AllGatherOp(AlongDimOp, CollectiveOp):
     def effect(self) -> Effect:
         return Effect(gathers=self.blocks)
 
-    @staticmethod
-    def sent(elements: int, ranks: int) -> float:
+    @classmethod
+    def sent(cls, elements: int, ranks: int) -> float:
         return float(elements * (ranks - 1))
 
 
@@ -175,10 +167,6 @@ class AllToAllOp(AlongDimOp, CollectiveOp):
     def effect(self) -> Effect:
         return Effect(gathers=(self.from_dim, self.from_block), shards=self.blocks)
 
-    @staticmethod
-    def sent(elements: int, ranks: int) -> float:
-        return elements * (ranks - 1) / ranks
-
 
 @irdl_op_definition
 class SliceOp(AlongDimOp):
@@ -195,9 +183,6 @@ class ShardIndexOp(OverAxesOp):
 
     name = "dist.shard_index"
     index = result_def(TensorType(i64, ()))
-
-    def expected_shapes(self, mesh: Mesh) -> list[tuple[int, ...]]:
-        return [()]
 
     def on_shards(self, members: Sequence[Tensor]) -> list[Tensor]:
         return [torch.tensor(index) for index in range(len(members))]
@@ -253,9 +238,6 @@ class RecvOp(DistOp):
     message_attr = prop_def(WORDS, prop_name="name")
     value = result_def(TENSOR)
 
-    def expected_shapes(self, mesh: Mesh) -> list[tuple[int, ...]]:
-        return [shape_of(self.results[0])]
-
     @property
     def source(self) -> int:
         return self.from_attr.value.data
@@ -278,9 +260,6 @@ class RunOp(DistOp):
     at_attr = prop_def(NUMBER, prop_name="at")
     micro_batch_attr = opt_prop_def(NUMBER, prop_name="micro_batch")
     made = var_result_def(RangeOf(TENSOR))
-
-    def expected_shapes(self, mesh: Mesh) -> list[tuple[int, ...]]:
-        return [shape_of(result) for result in self.results]
 
     @property
     def function(self) -> str:

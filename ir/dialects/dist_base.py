@@ -57,7 +57,9 @@ class DistOp(DefinedOp):
         return None
 
     def expected_shapes(self, mesh: Mesh) -> list[tuple[int, ...]]:
-        """Result shapes that follow from the operands."""
+        """Result shapes that follow from the operands; without operands any will do."""
+        if not self.operands:
+            return [shape_of(result) for result in self.results]
         ranks = mesh.sizes(self.axes)
         return [self.expected_shape(shape_of(operand), ranks) for operand in self.operands]
 
@@ -99,8 +101,8 @@ class DistOp(DefinedOp):
             raise ValueError(_no_effect(self, "on_shards"))
         return self.effect.on_shards(members)
 
-    @staticmethod
-    def sent(elements: int, ranks: int) -> float:
+    @classmethod
+    def sent(cls, elements: int, ranks: int) -> float:
         """Elements that one of `ranks` ranks sends, if its operands have `elements`."""
         del elements, ranks
         return 0.0
@@ -128,9 +130,10 @@ class OverAxesOp(DistOp):
 class CollectiveOp(OverAxesOp):
     """Base of the ops that communicate. `register_collective` makes a subclass known.
 
-    A subclass defines `name` (under `dist.`), its operands and results, `sent`, and `effect`. One
-    whose effect is none of these defines `after`, `expected_shape` and `on_shards` instead; its
-    programs then cannot be proved, and have no time axes.
+    A subclass defines `name` (under `dist.`), its operands and results, `effect`, and `sent`,
+    unless each rank keeps its share of the operands and sends the rest. One whose effect is none
+    of these defines `after`, `expected_shape` and `on_shards` instead; its programs then cannot be
+    proved, and have no time axes.
 
     ALL_PAIRS: whether each rank sends to all others, instead of along a ring. ROUNDS: how many
     times a ring passes each byte on. JOINS_OPERANDS: whether its result is made of all operands
@@ -140,6 +143,10 @@ class CollectiveOp(OverAxesOp):
     ALL_PAIRS: ClassVar[bool] = False
     ROUNDS: ClassVar[int] = 1
     JOINS_OPERANDS: ClassVar[bool] = False
+
+    @classmethod
+    def sent(cls, elements: int, ranks: int) -> float:
+        return cls.ROUNDS * elements * (ranks - 1) / ranks
 
     def over_members(self, members: Sequence[Sequence[Tensor]]) -> list[Tensor]:
         """The results of the ranks of one group, by position, given all operands of each."""

@@ -14,6 +14,7 @@ from io import StringIO
 from xdsl.ir import Attribute, Operation, Region, SSAValue
 from xdsl.printer import Printer
 
+from shardweave.ir.by_identity import ByIdentity
 from shardweave.ir.dialects.annotations import copy_of, layer_of, phase_of
 from shardweave.ir.program.blocks import Blocks, blocks_of
 from shardweave.ir.program.program import Program, Slot
@@ -57,19 +58,16 @@ class Interner:
     """Numbers for labels. Attributes are looked up by identity first: hashing one is slow."""
 
     numbers: dict[Hashable, int] = field(default_factory=dict[Hashable, int])
-    by_id: dict[int, tuple[Attribute, int]] = field(
-        default_factory=dict[int, tuple[Attribute, int]]
-    )
+    by_id: ByIdentity[int] = field(default_factory=ByIdentity[int])
 
     def number(self, key: Hashable) -> int:
         return self.numbers.setdefault(key, len(self.numbers))
 
     def attribute(self, attribute: Attribute) -> int:
-        known = self.by_id.get(id(attribute))
+        known = self.by_id.find(id(attribute))
         if known is None:
-            # Holding the attribute keeps its id from being given to another one.
-            known = self.by_id[id(attribute)] = attribute, self.number(attribute)
-        return known[1]
+            known = self.by_id.keep(id(attribute), self.number(attribute), attribute)
+        return known
 
 
 @dataclass(frozen=True)

@@ -57,8 +57,7 @@ def padded_rows(num_rows: int, devices: int, load: float = 1.0) -> int:
     return min(math.ceil(num_rows * load / devices), num_rows) * devices
 
 
-def _check(starts: Tensor, ends: Tensor, groups: int, *spread: int) -> None:
-    _check_spread(*spread)
+def _check(starts: Tensor, ends: Tensor, groups: int) -> None:
     if starts.dim() != 1 or starts.shape != ends.shape:
         raise ValueError("starts and ends are one number for each group")
     if {starts.dtype, ends.dtype} - {torch.int32, torch.int64}:
@@ -67,32 +66,36 @@ def _check(starts: Tensor, ends: Tensor, groups: int, *spread: int) -> None:
         raise ValueError(f"there are {starts.shape[0]} groups, but groups = {groups}")
 
 
-def _check_spread(blocks: int, parts: int, shards: int) -> None:
+def _devices(blocks: int = 1, parts: int = 1, shards: int = 1) -> tuple[int, int]:
+    """The devices that rows are spread over, and how many of them the op is for."""
     if min(blocks, parts, shards) < 1 or (blocks * parts) % shards:
         raise ValueError(f"{shards} shards do not divide {blocks} blocks of {parts} parts")
+    return blocks * parts, shards
 
 
 def _meta_mm(
-    rows: Tensor, weights: Tensor, starts: Tensor, ends: Tensor, bounds: Tensor | None = None,
-    index: Tensor | None = None, *, groups: int, blocks: int = 1, parts: int = 1, shards: int = 1,
+    rows: Tensor, weights: Tensor, starts: Tensor, ends: Tensor, *_: Tensor | None, groups: int,
+    **spread: int,
 ) -> Tensor:  # fmt: skip
     if rows.dim() != 2 or weights.dim() != 3 or weights.shape[0] != starts.shape[0]:
         raise ValueError("rows are M x K, weights groups x K x N, one for each start")
     if weights.shape[1] != rows.shape[1] or weights.dtype != rows.dtype:
         raise ValueError("weights have the K and the dtype of the rows")
-    _check(starts, ends, groups, blocks, parts, shards)
+    _devices(**spread)
+    _check(starts, ends, groups)
     return rows.new_empty((rows.shape[0], weights.shape[2]))
 
 
 def _meta_outer(
-    rows: Tensor, grads: Tensor, starts: Tensor, ends: Tensor, bounds: Tensor | None = None,
-    index: Tensor | None = None, *, groups: int, blocks: int = 1, parts: int = 1, shards: int = 1,
+    rows: Tensor, grads: Tensor, starts: Tensor, ends: Tensor, *_: Tensor | None, groups: int,
+    **spread: int,
 ) -> Tensor:  # fmt: skip
     if rows.dim() != 2 or grads.dim() != 2 or rows.shape[0] != grads.shape[0]:
         raise ValueError("rows are M x K, gradients M x N")
     if rows.dtype != grads.dtype:
         raise ValueError("gradients have the dtype of the rows")
-    _check(starts, ends, groups, blocks, parts, shards)
+    _devices(**spread)
+    _check(starts, ends, groups)
     return rows.new_empty((starts.shape[0], rows.shape[1], grads.shape[1]))
 
 
@@ -111,23 +114,21 @@ def _meta_routes(numbers: Tensor, bounds: Tensor, *, tokens: int, places: list[i
 
 
 def _meta_own(
-    rows: Tensor, bounds: Tensor, index: Tensor | None = None, *, load: float = 1.0,
-    blocks: int = 1, parts: int = 1, shards: int = 1,
-) -> Tensor:  # fmt: skip
-    _check_spread(blocks, parts, shards)
-    if bounds.shape != (blocks * parts + 1,):
-        raise ValueError(f"bounds are those of {blocks} x {parts} devices")
-    own = padded_rows(rows.shape[0], blocks * parts, load) // shards
+    rows: Tensor, bounds: Tensor, *_: Tensor | None, load: float = 1.0, **spread: int
+) -> Tensor:
+    devices, shards = _devices(**spread)
+    if bounds.shape != (devices + 1,):
+        raise ValueError(f"bounds are those of {devices} devices")
+    own = padded_rows(rows.shape[0], devices, load) // shards
     return rows.new_empty((own, *rows.shape[1:]))
 
 
 def _meta_all(
-    rows: Tensor, bounds: Tensor, index: Tensor | None = None, *, num_rows: int, load: float = 1.0,
-    blocks: int = 1, parts: int = 1, shards: int = 1,
-) -> Tensor:  # fmt: skip
-    _check_spread(blocks, parts, shards)
-    if rows.shape[0] * shards != padded_rows(num_rows, blocks * parts, load):
-        raise ValueError(f"the rows are no shard of {num_rows} over {blocks} x {parts} devices")
+    rows: Tensor, bounds: Tensor, *_: Tensor | None, num_rows: int, load: float = 1.0, **spread: int
+) -> Tensor:
+    devices, shards = _devices(**spread)
+    if rows.shape[0] * shards != padded_rows(num_rows, devices, load):
+        raise ValueError(f"the rows are no shard of {num_rows} over {devices} devices")
     return rows.new_empty((num_rows, *rows.shape[1:]))
 
 

@@ -27,6 +27,10 @@ _LIBRARY.define(
     "-> (Tensor, Tensor)"
 )
 _LIBRARY.define(
+    "merge_attention(Tensor out, Tensor logsumexp, Tensor other, Tensor other_logsumexp) "
+    "-> (Tensor, Tensor)"
+)
+_LIBRARY.define(
     "attention_backward(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor out, "
     "Tensor logsumexp, Tensor? attn_mask=None, Tensor? query_positions=None, "
     "Tensor? key_positions=None, *, float? scale=None) -> (Tensor, Tensor, Tensor)"
@@ -34,6 +38,7 @@ _LIBRARY.define(
 
 ATTENTION = "dist.attention"
 ATTENTION_BACKWARD = "dist.attention_backward"
+MERGE_ATTENTION = "dist.merge_attention"
 """The ops' names in programs."""
 
 
@@ -100,7 +105,18 @@ def _meta_backward(
     return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
 
 
+def _meta_merge(
+    out: Tensor, logsumexp: Tensor, other: Tensor, other_logsumexp: Tensor
+) -> tuple[Tensor, Tensor]:
+    if out.shape != other.shape or logsumexp.shape != other_logsumexp.shape:
+        raise ValueError("the results of two parts have the same shapes")
+    if logsumexp.shape != out.shape[:-1]:
+        raise ValueError("there is one logsumexp for each row of an output")
+    return torch.empty_like(out, dtype=logsumexp.dtype), torch.empty_like(logsumexp)
+
+
 _LIBRARY.impl("attention", _meta, "Meta")
+_LIBRARY.impl("merge_attention", _meta_merge, "Meta")
 _LIBRARY.impl("attention_backward", _meta_backward, "Meta")
 
 

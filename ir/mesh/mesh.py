@@ -26,7 +26,7 @@ STAGES = ("stage", "pipeline")
 @dataclass(frozen=True)
 class Axis:
     """One mesh axis. `space` axes are devices that share work; `time` axes are sub-batches run in
-    turn; `stage` axes are devices that hold other layers, so that no value is cut over them.
+    turn; `stage` axes are devices that hold other layers, so that no value is sharded over them.
 
     Raises ValueError for a name that is not a word, or a size below 1.
     """
@@ -117,7 +117,7 @@ class Mesh:
 
     @property
     def space_axes(self) -> tuple[Axis, ...]:
-        """The axes that values may be cut over."""
+        """The axes that values may be sharded over."""
         return tuple(axis for axis in self.axes if axis.kind == "space")
 
     @property
@@ -198,7 +198,7 @@ class Mesh:
         return found
 
     def coordinates(self, rank: int) -> dict[str, int]:
-        """Where a rank stands on each axis of devices."""
+        """The coordinate of a rank on each axis of devices."""
         found: dict[str, int] = {}
         for axis in reversed(self.device_axes):
             rank, found[axis.name] = divmod(rank, axis.size)

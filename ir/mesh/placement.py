@@ -23,7 +23,9 @@ from typing import Literal
 
 from shardweave.ir.mesh.mesh import Mesh
 
-Reduction = Literal["sum", "max"]
+Reduction = Literal["sum", "max", "lse"]
+"""lse: results of attention over parts of the keys, which merge by their log-sum-exp; only parts
+that run one after another have it, so that no text says it."""
 
 
 @dataclass(frozen=True, order=True)
@@ -132,7 +134,7 @@ def of_length(dim: DimSharding, dim_size: int) -> DimSharding:
 
 @dataclass(frozen=True)
 class Sharding:
-    """How one value is spread over a mesh.
+    """The layout of a value on a mesh.
 
     dims: for each dim its placements. unreduced: the axes over which each device holds one
     term of a sum (or of a max, as `reduction` says) instead of the value.
@@ -156,12 +158,12 @@ class Sharding:
 
     @staticmethod
     def replicated(rank: int) -> Sharding:
-        """That of a tensor of `rank` dims that every device holds whole."""
+        """The sharding of a tensor of `rank` dims that is replicated on every device."""
         return Sharding(((),) * rank)
 
     @cached_property
     def placed_axes(self) -> frozenset[str]:
-        """The axes that cut a dim."""
+        """The axes that shard a dim."""
         return frozenset(p.axis for dim in self.dims for p in dim)
 
     @cached_property
@@ -176,7 +178,7 @@ class Sharding:
 
     @cached_property
     def num_shards(self) -> int:
-        """How many different parts devices hold."""
+        """The number of different shards."""
         return math.prod(p.size for dim in self.dims for p in dim)
 
     def whole(self) -> Sharding:
@@ -199,7 +201,7 @@ class Sharding:
         return Sharding(dims, self.unreduced, self.reduction)
 
     def seat_of(self, axis: str) -> tuple[int, Placement] | None:
-        """The dim that an axis cuts, and its placement there; None if it cuts none."""
+        """The dim that an axis shards, and its placement there; None if it shards none."""
         placed = ((dim, p) for dim, placements in enumerate(self.dims) for p in placements)
         return next(((dim, p) for dim, p in placed if p.axis == axis), None)
 
@@ -212,7 +214,7 @@ class Sharding:
         return tuple([padded_size(dim, size) for size, dim in zip(shape, self.dims, strict=True)])
 
     def without_padding(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """Inverse of `padded_shape`; dims that are cut unevenly say their `length`."""
+        """Inverse of `padded_shape`; dims that are sharded unevenly say their `length`."""
         return tuple(
             max((p.length for p in dim), default=0) or size
             for size, dim in zip(shape, self.dims, strict=True)
@@ -228,12 +230,12 @@ class Sharding:
         return all(is_even(dim, size) for size, dim in zip(shape, self.dims, strict=True))
 
     def global_shape(self, local: Sequence[int]) -> tuple[int, ...]:
-        """Inverse of `local_shape`; dims that are cut unevenly say their `length`."""
+        """Inverse of `local_shape`; dims that are sharded unevenly say their `length`."""
         pairs = zip(local, self.dims, strict=True)
         return self.without_padding([size * math.prod(p.size for p in dim) for size, dim in pairs])
 
     def is_chunked(self, shape: Sequence[int]) -> bool:
-        """Whether dims that are cut unevenly are cut over one axis as `torch.chunk` cuts them.
+        """Whether uneven dims are sharded over one axis as `torch.chunk` splits them.
 
         So DTensor does; other parts it cannot keep.
         """

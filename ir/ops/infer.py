@@ -11,7 +11,6 @@ import torch
 from shardweave.ir.dialects.aten import AtenOp, OpKey, key_of_op
 from shardweave.ir.dialects.types import AnyTensor, dtype_of_value, shape_of, tensor_type
 from shardweave.ir.ops.aten_args import arguments, overload_of
-from shardweave.ir.ops.registry import spec_of
 from shardweave.ir.torch_private import (
     DynamicOutputShapeException,
     FakeTensorMode,
@@ -23,9 +22,6 @@ from shardweave.ir.torch_private import (
 correct_attention_types()
 
 _inferred: dict[OpKey, tuple[AnyTensor, ...] | str] = {}
-
-
-_HALF = frozenset({torch.float16, torch.bfloat16})
 
 
 @lru_cache(maxsize=1)
@@ -40,11 +36,6 @@ _REFUSALS = (RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, 
 
 
 @lru_cache(maxsize=16384)
-def _meta(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    return torch.empty(shape, dtype=dtype, device="meta")
-
-
-@lru_cache(maxsize=16384)
 def _fake(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     with _fake_mode():
         return torch.empty(shape, dtype=dtype)
@@ -56,34 +47,10 @@ def infer_types(op: AtenOp) -> tuple[AnyTensor, ...] | str:
     Computed once per distinct name, types and arguments. Masked-off results are left out.
     """
     signature = key_of_op(op)
-    found = _inferred.get(signature)
-    if found is None:
-        # Where the two kinds differ, the CPU's is what runs (an embedding bag's, whose meta kernel
-        # is a GPU's); so what meta tensors say counts only if it is what the op says.
-        stated = tuple(result.type for result in op.results)
-        on_meta = _run_on_meta(op) if stated else None
-        found = on_meta if on_meta is not None and on_meta == stated else _run_on_fake(op)
-        _inferred[signature] = found
-    return found
-
-
-def _run_on_meta(op: AtenOp) -> tuple[AnyTensor, ...] | None:
-    """As `_run_on_fake`, four times faster; None if only that can say.
-
-    A tensor on the meta device takes the types that GPU kernels give, which are others for half
-    precision (float32 statistics of a layer norm). An op without operands would make its result
-    on the CPU. Why operands are refused is told by fake tensors in the words of the CPU.
-    """
-    dtypes = {dtype_of_value(value) for value in (*op.operands, *op.results)}
-    is_checked = spec_of(op).is_checked_by_device
-    if not op.operands or is_checked or not dtypes.isdisjoint(_HALF):
-        return None
-    overload = overload_of(op)
-    try:
-        args, kwargs = arguments(op, lambda v: _meta(shape_of(v), dtype_of_value(v)))
-        return _types_of(overload(*args, **kwargs))
-    except (NotImplementedError, *_REFUSALS):
-        return None
+    types = _inferred.get(signature)
+    if types is None:
+        types = _inferred[signature] = _run_on_fake(op)
+    return types
 
 
 def _run_on_fake(op: AtenOp) -> tuple[AnyTensor, ...] | str:

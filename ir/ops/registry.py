@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import cache
+from importlib import import_module
+from pkgutil import iter_modules
 from typing import TypeGuard
 
 import torch
@@ -12,30 +14,8 @@ from xdsl.ir import Operation
 from shardweave.ir.dialects.aten import AtenOp, overload_named
 from shardweave.ir.dialects.types import num_elements, shape_of
 from shardweave.ir.library.pure_ops import is_custom, pure_ops
-from shardweave.ir.ops.records import (
-    attention,
-    creation,
-    images,
-    indexing,
-    normalization,
-    pointwise,
-    products,
-    reductions,
-    views,
-)
+from shardweave.ir.ops import records
 from shardweave.ir.ops.spec import OpSpec
-
-FAMILIES = (
-    attention,
-    creation,
-    images,
-    indexing,
-    normalization,
-    pointwise,
-    products,
-    reductions,
-    views,
-)
 
 _UNKNOWN = OpSpec("")
 
@@ -70,8 +50,8 @@ def torch_functions() -> frozenset[str]:
     return frozenset(filter(None, (spec.torch_function for spec in specs())))
 
 
-for _family in FAMILIES:
-    for _spec in _family.SPECS:
+for _family in iter_modules(records.__path__, f"{records.__name__}."):
+    for _spec in import_module(_family.name).SPECS:
         register_op(_spec)
 
 

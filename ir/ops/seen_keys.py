@@ -7,11 +7,10 @@ that has early and late positions alike; of the last of plain pieces it is nearl
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Mapping
+from functools import cache, reduce
 from itertools import product
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -24,70 +23,36 @@ from shardweave.ir.library.positional_attention import pieces_of
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.ops.registry import is_positional
 
-
-@dataclass(frozen=True)
-class _Range:
-    start: int
-    step: int
-    length: int
-
-
-@dataclass(frozen=True)
-class _Sum:
-    terms: tuple[_Positions, ...]
-
-
-@dataclass(frozen=True)
-class _Multiple:
-    of: _Positions
-    times: int
-
-
-@dataclass(frozen=True)
-class _ShardIndex:
-    axes: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class _Slice:
-    of: _Positions
-    axes: tuple[str, ...]
-    block: int
-
-
-_Positions: TypeAlias = "_Range | _Sum | _Multiple | _ShardIndex | _Slice"
-"""How positions are computed on each rank, as data."""
+_Positions: TypeAlias = tuple[Any, ...]
+"""How positions are computed on each rank, as data: ("range", start, step, length), ("sum", terms),
+("multiple", of, times), ("index", axes) of a shard, or ("slice", of, axes, block)."""
 
 
 def seen_share(op: AtenOp, mesh: Mesh) -> float:
     """The share of products of queries by keys that is computed, on the device where it is most."""
     if not is_positional(op):
         return 0.5 if op.value("is_causal") else 1.0
-    queries, keys = op.tensor("query_positions"), op.tensor("key_positions")
-    if not (isinstance(queries, SSAValue) and isinstance(keys, SSAValue)):
+    if not is_causal(op):
         return 1.0
-    own, whole = _read(queries), _read(keys)
+    own, whole = _read_positions(op)
     return 0.5 if own is None or whole is None else _share(own, whole, mesh)
 
 
 def num_pieces(op: AtenOp, mesh: Mesh) -> int:
     """How many pieces an attention by positions is computed in, on the first device; 1 where a mask
     says what queries see."""
-    queries, keys = op.tensor("query_positions"), op.tensor("key_positions")
-    if not (isinstance(queries, SSAValue) and isinstance(keys, SSAValue)):
+    if not is_causal(op) or op.tensor("attn_mask") is not None:
         return 1
-    own, whole = _read(queries), _read(keys)
-    if own is None or whole is None or op.tensor("attn_mask") is not None:
-        return 1
-    return _num_pieces(own, whole, mesh)
+    own, whole = _read_positions(op)
+    return 1 if own is None or whole is None else _num_pieces(own, whole, mesh)
 
 
 @cache
 def _num_pieces(queries: _Positions, keys: _Positions, mesh: Mesh) -> int:
-    first = dict.fromkeys({*_axes(queries), *_axes(keys)}, 0)
-    own, whole = ([int(n) for n in _values(one, first, mesh)] for one in (queries, keys))
-    found = pieces_of(own, whole)
-    return 1 if found is None else len(found)
+    first = dict.fromkeys(_axes(queries) | _axes(keys), 0)
+    own, whole = ([int(n) for n in _values(each, first, mesh)] for each in (queries, keys))
+    pieces = pieces_of(own, whole)
+    return 1 if pieces is None else len(pieces)
 
 
 def is_causal(op: AtenOp) -> bool:
@@ -102,64 +67,71 @@ def are_counted(positions: SSAValue) -> bool:
     return _read(positions) is not None
 
 
+def _read_positions(op: AtenOp) -> list[_Positions | None]:
+    """How the positions of an attention's queries and keys are computed."""
+    given = op.tensor("query_positions"), op.tensor("key_positions")
+    return [_read(value) if isinstance(value, SSAValue) else None for value in given]
+
+
 def _read(value: SSAValue) -> _Positions | None:
     """How positions are computed; None if by other ops."""
     op = value.owner
     if isinstance(op, ShardIndexOp):
-        return _ShardIndex(tuple(op.axes))
+        return "index", op.axes
     if isinstance(op, SliceOp):
         whole = _read(op.operands[0])
-        return None if whole is None else _Slice(whole, tuple(op.axes), op.block)
+        return None if whole is None else ("slice", whole, op.axes, op.block)
     if not isinstance(op, AtenOp):
         return None
     if op.name == "aten.arange.start_step":
-        return _Range(int(op.value("start")), int(op.value("step")), shape_of(value)[0])
-    inner = [found for operand in op.operands if (found := _read(operand)) is not None]
+        return "range", int(op.value("start")), int(op.value("step")), shape_of(value)[0]
+    inner = [read for operand in op.operands if (read := _read(operand)) is not None]
     if len(inner) < len(op.operands):
         return None
     if op.name == "aten.add.Tensor":
-        return _Sum(tuple(inner))
-    return _Multiple(inner[0], int(op.value("other"))) if op.name == "aten.mul.Scalar" else None
+        return "sum", tuple(inner)
+    is_multiple = op.name == "aten.mul.Scalar"
+    return ("multiple", inner[0], int(op.value("other"))) if is_multiple else None
 
 
 @cache
 def _share(queries: _Positions, keys: _Positions, mesh: Mesh) -> float:
-    axes = sorted({*_axes(queries), *_axes(keys)})
+    axes = sorted(_axes(queries) | _axes(keys))
     most = 0.0
     for place in product(*(range(mesh.size(axis)) for axis in axes)):
         coordinates = dict(zip(axes, place, strict=True))
-        own, whole = (_values(one, coordinates, mesh) for one in (queries, keys))
+        own, whole = (_values(each, coordinates, mesh) for each in (queries, keys))
         seen = torch.searchsorted(whole.sort().values, own.contiguous(), right=True)
         most = max(most, seen.double().mean().item() / len(whole))
     return most
 
 
-def _axes(positions: _Positions) -> Iterator[str]:
-    if isinstance(positions, _ShardIndex | _Slice):
-        yield from positions.axes
-    if isinstance(positions, _Multiple | _Slice):
-        yield from _axes(positions.of)
-    if isinstance(positions, _Sum):
-        for term in positions.terms:
-            yield from _axes(term)
+def _axes(positions: _Positions) -> set[str]:
+    match positions:
+        case "index", axes:
+            return set(axes)
+        case "slice", of, axes, _:
+            return _axes(of) | set(axes)
+        case "multiple", of, _:
+            return _axes(of)
+        case "sum", terms:
+            return set[str]().union(*map(_axes, terms))
+        case _:
+            return set()
 
 
 def _values(positions: _Positions, coordinates: Mapping[str, int], mesh: Mesh) -> Tensor:
     """The positions of the device at some coordinates."""
     match positions:
-        case _Range(start, step, length):
+        case "range", start, step, length:
             return start + step * torch.arange(length)
-        case _Sum((first, *rest)):
-            total = _values(first, coordinates, mesh)
-            for term in rest:
-                total = total + _values(term, coordinates, mesh)
-            return total
-        case _Multiple(of, times):
+        case "sum", terms:
+            return reduce(torch.add, [_values(term, coordinates, mesh) for term in terms])
+        case "multiple", of, times:
             return _values(of, coordinates, mesh) * times
-        case _ShardIndex(axes):
+        case "index", axes:
             return torch.tensor(mesh.position(axes, coordinates))
-        case _Slice(of, axes, block):
+        case _:
+            _, of, axes, block = positions
             blocks = _values(of, coordinates, mesh).view(-1, mesh.sizes(axes), block)
             return blocks[:, mesh.position(axes, coordinates)].flatten()
-        case _:
-            raise AssertionError("a sum has terms")

@@ -95,7 +95,8 @@ class OpSpec:
         that nobody has written.
     works_in_parts: A part of the result is the op on parts of its operands.
     sign: For an elementwise sum of two tensors, the sign of the second.
-    merge: The reduction that the op does of its two operands, element by element.
+    merge: The reduction that the op does of two values, element by element: of one operand, or of
+        a value's several results, in the first and second half of the operands.
     neutral: The number which, as second operand, leaves the first as it is.
     counts: An integer operand is a count or a flag, not an index.
     attention: For fused attention, forward or backward.
@@ -107,7 +108,6 @@ class OpSpec:
     is_direct: `torch.<name>` takes the same arguments and calls the same overload.
     needs_contiguous: Kernels read strided operands wrongly, or refuse them.
     float32_on_gpu: Results that GPU kernels give in float32 for operands in half precision.
-    is_checked_by_device: A device's kernel refuses operands that the meta kernel takes.
 
     In a generated kernel:
 
@@ -143,7 +143,7 @@ class OpSpec:
     overwrites: bool = False
     works_in_parts: bool = False
     sign: Literal[1, -1] | None = None
-    merge: Literal["sum", "max"] | None = None
+    merge: Literal["sum", "max", "lse"] | None = None
     neutral: int | None = None
     counts: bool = False
     attention: AttentionKind | None = None
@@ -152,7 +152,6 @@ class OpSpec:
     is_direct: bool = False
     needs_contiguous: bool = False
     float32_on_gpu: tuple[int, ...] = ()
-    is_checked_by_device: bool = False
     role: Role | None = None
     fits: Callable[[AtenOp], bool] | None = None
     reductions: Callable[[AtenOp], tuple[Reduction, ...]] | None = None

@@ -227,7 +227,10 @@ def _matmul_space(
     rows, columns = shape_of(product.results[0])
     if any(num_elements(value) != rows * columns for value in written):
         return "what leaves a matrix product's kernel has the product's elements"
-    before = _before(product, members)
+    facts = spec_of(product).product
+    assert facts is not None
+    needed = ancestors([product.operands[index] for index in facts.factors], members)
+    before = [op for op in members if not needed.isdisjoint(op.results)]
     after = [op for op in members if op not in before and op is not product]
     if any(role_of(op) not in ("pointwise", "view") or op.name == "aten.permute" for op in after):
         return "only pointwise ops follow a matrix product"
@@ -236,21 +239,6 @@ def _matmul_space(
     if any(r in written for op in before for r in op.results):
         return "what precedes a matrix product is computed more than once"
     return IterationSpace("matmul", rows, columns)
-
-
-def _before(product: AtenOp, members: list[AtenOp]) -> set[AtenOp]:
-    """The members that the product's factors are computed from."""
-    inside = set(members)
-    found: set[AtenOp] = set()
-    facts = spec_of(product).product
-    assert facts is not None
-    pending = [product.operands[index].owner for index in facts.factors]
-    while pending:
-        owner = pending.pop()
-        if isinstance(owner, AtenOp) and owner in inside and owner not in found:
-            found.add(owner)
-            pending += [value.owner for value in owner.operands]
-    return found
 
 
 def _reduction_space(

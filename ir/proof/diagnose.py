@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
-from itertools import dropwhile
 
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
@@ -21,34 +19,13 @@ from shardweave.ir.proof.model.expressions import Expressions
 from shardweave.ir.proof.model.local_forms import FormsOf
 from shardweave.ir.proof.ops import named
 from shardweave.ir.proof.relations.held import (
-    AttentionPart,
     Local,
     RankNumber,
     Relation,
     Row,
     Value,
 )
-from shardweave.ir.proof.steps.attention import SHARE, compared
 from shardweave.ir.proof.walk import Walk
-
-
-def is_begun(value: Value, forms: FormsOf) -> bool:
-    """Whether a value may be such a step. forms: the ops of the global program."""
-    return compared_parts(value) is not None or is_of_sum(value, forms)
-
-
-def compared_parts(value: Value) -> tuple[AttentionPart, AttentionPart] | None:
-    """The log-sum-exps of which a value is a step towards the share of the first, if they may have
-    one: of blocks behind those of the other."""
-    if not isinstance(value, Local):
-        return None
-    steps = list(dropwhile(lambda step: step.name != value.name, SHARE))
-    rows, _ = compared(value, steps)
-    new, old = rows if len(rows) == 2 else (None, None)
-    if not isinstance(new, AttentionPart) or not isinstance(old, AttentionPart):
-        return None
-    is_fitting = new.index == 1 and replace(new, of=old.of) == old
-    return (new, old) if is_fitting and max(old.of) < min(new.of) else None
 
 
 def is_of_sum(value: Value, forms: FormsOf) -> bool:
@@ -141,7 +118,10 @@ def _fault_of(walk: Walk, value: SSAValue) -> str | None:
 def shards_of(value: Relation) -> str:
     """In which shards a value is, in words."""
     held = value.held
-    text = str(ShardingAttr.of(held.sharding, held.shape)) if held.layout is None else "moved parts"
+    is_part = held.sharding.reduction == "lse"
+    said = held.sharding.whole() if is_part else held.sharding
+    text = str(ShardingAttr.of(said, held.shape)) if held.layout is None else "moved parts"
+    text += " over some keys" if is_part else ""
     times = [f"{axis} {sorted(which)}" for axis, which in value.at]
     return text + (f" of {', '.join(times)}" if times else "")
 
@@ -226,7 +206,7 @@ def _contains_local(value: Value, walk: Walk) -> bool:
     if isinstance(value, Row):
         return any(_contains_local(piece, walk) for piece, _ in value.pieces)
     if isinstance(value, Local):
-        return value not in walk.steps and not is_begun(value, walk.table.known)
+        return value not in walk.steps and not is_of_sum(value, walk.table.known)
     return isinstance(value, Relation) and value.held.number >= walk.table.num_read
 
 
@@ -248,21 +228,11 @@ def _likely_problem(walk: Walk, op: Operation) -> str:
         return f"operand {refusal.operand} (%{name}) {refusal.problem}{tail}"
     if isinstance(op, dist.DistOp):
         return _problem_of_collective(op, values)
-    if op.name == "aten.lerp.Tensor" and compared_parts(values[2]) is not None:
-        return f"merges other parts than those whose share {_comparing(op.operands[2])} gives"
     read = [
         f"%{operand.name_hint} = {_said(walk, operand, value)}"
         for operand, value in zip(op.operands, values, strict=True)
     ]
     return f"the model computes no such {op.name} of {', '.join(read) or 'nothing'}"
-
-
-def _comparing(share: SSAValue) -> str:
-    """How messages name the op that compares two parts of an attention, for the share of one."""
-    owner = share.owner
-    while isinstance(owner, Operation) and owner.name != "aten.sub.Tensor":
-        owner = owner.operands[0].owner
-    return named(owner) if isinstance(owner, Operation) else "an op outside of the region"
 
 
 def _problem_of_collective(op: dist.DistOp, values: list[Value]) -> str:

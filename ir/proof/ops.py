@@ -76,8 +76,8 @@ def check_order(op: Operation, made: Mapping[SSAValue, object], in_flight: set[S
     missing = [value for value in op.operands if value not in made]
     if missing:
         raise ProofError(
-            f"{named(op)} reads %{missing[0].name_hint} before it is made; put it behind the op "
-            "that makes it."
+            f"{named(op)} reads %{missing[0].name_hint} before it is computed; move it after the "
+            "op that computes it."
         )
     if isinstance(op, dist.StartedOp):
         in_flight.update(op.results)

@@ -29,7 +29,14 @@ from shardweave.ir.proof.ops import (
     rule_of_sum,
     signs_of,
 )
-from shardweave.ir.proof.relations.cuts import Applied, added_terms, apply_rule, family_of, united
+from shardweave.ir.proof.relations.cuts import (
+    Applied,
+    added_terms,
+    apply_rule,
+    family_of,
+    merged_terms,
+    united,
+)
 from shardweave.ir.proof.relations.held import (
     FREE,
     SUB_BATCH,
@@ -171,9 +178,7 @@ class Walk:
             return self._on_part_of_keys(op, operands)
         if op.name == SCALED:
             return self._sum_in_one(op, operands)
-        whole = attention.merged_parts(op, operands)
-        if whole is None and op.name == FILL:
-            whole = masked(op, operands, self.table)
+        whole = masked(op, operands, self.table) if op.name == FILL else None
         if whole is None:
             return moves.moved(op, operands, self.axes)
         for operand in operands:
@@ -246,8 +251,7 @@ class Walk:
         reduction = spec_of(op).merge
         if reduction is None or (reduction == "sum" and op.value("alpha") != 1):
             return None
-        merged = added_terms(parts[0], parts[1], self.axes, reduction)
-        return None if merged is None else (merged,)
+        return merged_terms(parts, self.axes, reduction)
 
     def _as_form(
         self, op: AtenOp, form: OpForm, parts: tuple[Relation, ...], key: Key, is_template: bool

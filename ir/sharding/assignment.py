@@ -89,8 +89,8 @@ class _Question:
         if not candidates:
             pending = sorted({axis for goal in self.goals if goal for axis in goal.unreduced})
             raise UnreachableSharding(
-                f"its result is wanted unreduced over {pending}, but no cut of its operands makes "
-                "it such a sum; leave 'unreduced' out of the annotation."
+                f"its result is wanted unreduced over {pending}, but no sharding of its operands "
+                "makes it such a sum; leave 'unreduced' out of the annotation."
             )
         return min(candidates, key=lambda choice: choice.cost)
 

@@ -41,17 +41,17 @@ class Flow:
         self.stored: dict[SSAValue, Sharding] = {}
         self.pinned: set[SSAValue] = set()
         # Noted before the program changes: reshards take over uses, and operands of views.
-        self.views: dict[SSAValue, tuple[AtenOp, SSAValue]] = {
-            op.results[0]: (op, op.operands[0])
-            for op in program.ops
-            if isinstance(op, AtenOp) and spec_of(op).is_rearrangement
-        }
-        self.read_twice = {
-            value for op in program.ops for value in op.operands if value.has_more_than_one_use()
-        }
+        self.views: dict[SSAValue, tuple[AtenOp, SSAValue]] = {}
+        self.read_twice: set[SSAValue] = set()
+        for op in program.ops:
+            if isinstance(op, AtenOp) and spec_of(op).is_rearrangement:
+                self.views[op.results[0]] = op, op.operands[0]
+            self.read_twice.update(r for r in op.results if r.has_more_than_one_use())
         for slot in program.arguments:
             self.versions[slot.value] = [program.sharding_of_slot(slot, used=True)]
             self.stored[slot.value] = program.sharding_of_slot(slot)
+            if slot.value.has_more_than_one_use():
+                self.read_twice.add(slot.value)
             if slot.kind == "param" and not self.stored[slot.value].is_replicated:
                 self.pinned.add(slot.value)
 

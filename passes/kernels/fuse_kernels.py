@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
@@ -100,7 +100,8 @@ class Growth:
         units = sorted({id(u): u for u in self.units.values()}.values(), key=lambda u: u.place)
         for number, unit in enumerate(units):
             written = escaping_values(unit.ops)
-            if not written or computed_aside(_aten(unit.ops), written) != set(written):
+            members = [op for op in unit.ops if isinstance(op, AtenOp)]
+            if not written or computed_aside(members, written) != set(written):
                 continue
             near = [u for u in units[max(0, number - FEW) : number + FEW] if u is not unit]
             for other in sorted(near, key=lambda u: abs(u.place - unit.place)):
@@ -263,22 +264,11 @@ def keys_of_ops(program: Program) -> Iterator[tuple[Operation, tuple[object, ...
         yield op, (segment, copy, phase, own)
 
 
-def _aten(ops: Iterable[Operation]) -> list[AtenOp]:
-    return [op for op in ops if isinstance(op, AtenOp)]
-
-
 def _in_order(members: dict[Operation, int]) -> list[Operation]:
     return sorted(members, key=members.__getitem__)
 
 
-def grown_units(program: Program, *, matmul: bool) -> list[Unit]:
-    """The regions that a program's ops make, in order. matmul: whether with products."""
-    growth = Growth(program, matmul=matmul)
-    growth.grow()
-    return growth.regions()
-
-
-def write_region(unit: Unit) -> None:
+def _write_region(unit: Unit) -> None:
     """Move the ops of a unit into a region, at its place."""
     ops = _in_order(unit.ops)
     anchor = next(op for op in ops if unit.ops[op] == unit.place)
@@ -329,8 +319,10 @@ class FuseKernelsPass(PassOnProgram):
                 "the program is propagated but not partitioned, and a region of it would have no "
                 "sharding; run insert-collectives first."
             )
-        units = grown_units(program, matmul=self.matmul)
+        growth = Growth(program, matmul=self.matmul)
+        growth.grow()
+        units = growth.regions()
         for unit in units:
-            write_region(unit)
+            _write_region(unit)
         if not units:
             note("no two ops that a kernel can compute share data: nothing is fused; leave it out.")

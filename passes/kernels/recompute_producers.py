@@ -34,27 +34,6 @@ LAUNCH_BYTES = 1 << 20
 """What it is worth that a kernel need not run: a GPU moves more in the 2 us that one begins in."""
 
 
-def recompute_producers(program: Program, *, matmul: bool) -> int:
-    """Clone values' producers into the kernels that read them; returns the number of clones.
-
-    matmul: whether products will be in kernels. A value is looked at once, in order, so that one
-    which is recomputed from another sees whether that one is stored. Linear in the ops, but for
-    growing the regions.
-    """
-    _compute_masks_early(program)
-    growth = Growth(program, matmul=matmul)
-    growth.grow()
-    places = {op: place for place, op in enumerate(program.ops)}
-    count = 0
-    for op in list(program.ops):
-        if _is_cheap(op) and op in growth.units:
-            plan = _plan_for(op.results[0], growth)
-            if plan is not None and plan.saved_bytes > 0:
-                count += plan.carry_out(growth, places)
-    remove_dead_ops(program)
-    return count
-
-
 def _compute_masks_early(program: Program) -> None:
     """Move small integers and masks to where their phase, or the time after a message, begins.
 
@@ -272,5 +251,17 @@ class RecomputeProducersPass(PassOnProgram):
 
     def run(self, program: Program) -> None:
         require_no_regions(program)
-        if not recompute_producers(program, matmul=self.matmul):
+        _compute_masks_early(program)
+        growth = Growth(program, matmul=self.matmul)
+        growth.grow()
+        places = {op: place for place, op in enumerate(program.ops)}
+        count = 0
+        # In order, so that what is recomputed from another value sees whether that is stored.
+        for op in list(program.ops):
+            if _is_cheap(op) and op in growth.units:
+                plan = _plan_for(op.results[0], growth)
+                if plan is not None and plan.saved_bytes > 0:
+                    count += plan.carry_out(growth, places)
+        remove_dead_ops(program)
+        if not count:
             note("nothing that kernels hand on is cheaper to compute again; leave the pass out.")

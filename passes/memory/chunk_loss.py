@@ -14,13 +14,13 @@ from math import prod
 
 from xdsl.dialects.func import ReturnOp
 from xdsl.ir import Operation, OpResult, SSAValue
-from xdsl.rewriter import InsertPoint, Rewriter
+from xdsl.rewriter import InsertPoint
 
 from shardweave.ir.dialects.annotations import copy_of, describe, set_shardings
 from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.builder import Builder
 from shardweave.ir.dialects.dist import ReshardOp, create_dist
-from shardweave.ir.dialects.types import shape_of
+from shardweave.ir.dialects.types import num_bytes, shape_of, tensor_type_of
 from shardweave.ir.mesh.mesh import Axis, Mesh
 from shardweave.ir.mesh.placement import DimSharding, Placement, Sharding, fits, ordered
 from shardweave.ir.ops.registry import spec_of
@@ -39,13 +39,8 @@ Cut = tuple[DimSharding, ...]
 """The placements of a value's dims over the time axis alone."""
 
 
-def chunk_loss(program: Program, chunks: int) -> int:
-    """Cut the loss along its rows over a time axis; returns the number of chunks. Linear in ops.
-
-    It is the nearest one, preferably higher, into which the rows of a device can be cut. Raises
-    ValueError, naming the op, for a loss that is no sum over rows; the program stays as it is.
-    """
-    _check(program, chunks)
+def _cut_loss(program: Program, chunks: int) -> int:
+    """Cut the loss into the nearest number of chunks, preferably a higher one; returns that."""
     logits = _logits_of(program)
     pending = list(_candidates(logits, chunks))
     tried: set[_Candidate] = set()
@@ -91,18 +86,6 @@ def _makers(op: Operation) -> set[Operation]:
     return {value.owner for value in op.operands if isinstance(value.owner, Operation)}
 
 
-def _check(program: Program, chunks: int) -> None:
-    if program.is_local or not is_propagated(program):
-        raise ValueError(
-            "the loss is cut in a global program whose shardings are chosen: run chunk-loss behind "
-            "propagate-shardings, before insert-collectives."
-        )
-    if chunks < 1:
-        raise ValueError(f"chunks={chunks}; use chunks >= 1.")
-    if CHUNKS in program.needed_mesh().names:
-        raise ValueError(f"the mesh {program.mesh} has an axis '{CHUNKS}' already.")
-
-
 # Where the logits are
 
 
@@ -120,8 +103,14 @@ class _Logits:
     sharding: Sharding
 
 
-def _logits_of(program: Program) -> _Logits:
-    """The largest of the products with a parameter that are nearest to the loss."""
+def logits_bytes(program: Program) -> int:
+    """Bytes of the logits from which a program computes its loss; 0 if there are none."""
+    heads = _heads_of(program)
+    return max((num_bytes(tensor_type_of(op.results[0])) for op, _ in heads), default=0)
+
+
+def _heads_of(program: Program) -> list[tuple[AtenOp, int]]:
+    """The products with a parameter that are nearest to the loss, and which operand that is."""
     losses = [s.value for s in program.results if s.kind == "output" and not shape_of(s.value)]
     made_of_parameters = {s.value for s in program.arguments if s.kind == "param"}
     for op in program.ops:
@@ -144,10 +133,16 @@ def _logits_of(program: Program) -> _Logits:
             heads.append((op, weights[0]))
         else:
             stack += [value.owner for value in op.operands]
+    return heads
+
+
+def _logits_of(program: Program) -> _Logits:
+    """The largest of the products with a parameter that are nearest to the loss."""
+    heads = _heads_of(program)
     if not heads:
         raise ValueError(
-            "no product with a parameter leads to an output without dims, so there is no loss to "
-            "cut; let forward return the loss."
+            "no product with a parameter leads to a scalar output, so there is no loss to split; "
+            "let forward return the loss."
         )
     op, weight = max(heads, key=lambda head: prod(shape_of(head[0].results[0])))
     rule, (value,) = rule_of(op), op.results
@@ -159,7 +154,7 @@ def _logits_of(program: Program) -> _Logits:
         if names and not factors.intersection(names) and shape_of(value)[dim] > 1
     ]
     if len(columns) != 1 or not rows:
-        raise ValueError(f"{describe(op)} has no rows along which the loss could be cut.")
+        raise ValueError(f"{describe(op)} has no rows along which the loss could be split.")
     (sharding,) = shardings_of(op, program)
     assert sharding is not None
     return _Logits(op, value, tuple(rows), columns[0], sharding)
@@ -450,7 +445,7 @@ class _Chunks:
     ) -> SSAValue:
         op = create_dist(ReshardOp, [value], [value.type], why=why)
         set_shardings(op, [goal], [shape_of(value)])
-        Builder(lambda new: Rewriter.insert_op(new, point), like).insert(op, value)
+        Builder.at(point, like).insert(op, value)
         return op.results[0]
 
 
@@ -461,10 +456,10 @@ class ChunkLossPass(PassOnProgram):
     Cut are the ops from the product that makes the logits to the gradients of its operands, found
     by the rules of ops alone: the loss may be any in which the gradient of a row of logits depends
     on that row, and on what is not computed from logits. `unroll-time-axes` then writes the chunks
-    out, each one's backward ops behind its forward ops.
+    out, each one's backward ops after its forward ops.
 
     Requires: a propagated global program that returns its loss. Ensures: the mesh has the time
-    axis; numerics unchanged but for the order of sums. Linear in the ops.
+    axis; numerics unchanged except for the order of sums. Linear in the ops.
     """
 
     name = "chunk-loss"
@@ -474,7 +469,16 @@ class ChunkLossPass(PassOnProgram):
         if self.chunks == 1:
             note("chunks=1 leaves the loss as it is; give chunks >= 2, or leave the pass out.")
             return
-        made = chunk_loss(program, self.chunks)
+        if program.is_local or not is_propagated(program):
+            raise ValueError(
+                "the loss is split in a propagated global program; run chunk-loss after "
+                "propagate-shardings and before insert-collectives."
+            )
+        if self.chunks < 1:
+            raise ValueError(f"chunks={self.chunks}; use chunks >= 1.")
+        if CHUNKS in program.needed_mesh().names:
+            raise ValueError(f"the mesh {program.mesh} has an axis '{CHUNKS}' already.")
+        made = _cut_loss(program, self.chunks)
         if made != self.chunks:
             note(f"the rows of a device divide into {made} chunks, not {self.chunks}.")
         if any(axis.kind == "stage" for axis in program.needed_mesh().axes):

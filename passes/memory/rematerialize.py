@@ -11,7 +11,14 @@ from xdsl.dialects.func import ReturnOp
 from xdsl.ir import Operation, SSAValue
 from xdsl.rewriter import InsertPoint, Rewriter
 
-from shardweave.ir.dialects.annotations import Copy, copy_of, phase_of, set_origin, set_phase
+from shardweave.ir.dialects.annotations import (
+    Copy,
+    copy_of,
+    follow_makers,
+    phase_of,
+    set_origin,
+    set_phase,
+)
 from shardweave.ir.dialects.dist import AllGatherOp, CollectiveOp
 from shardweave.ir.dialects.kernel import FusedOp
 from shardweave.ir.ops.registry import flops_of, is_attention, is_random, spec_of
@@ -62,29 +69,6 @@ NAMED: Mapping[str, Policy | None] = {
 
 Segment = tuple[str, Copy | None, int]
 """Block, sub-batch, and number of the stretch between kept results that is recomputed at once."""
-
-
-def rematerialize(
-    program: Program, policy: str = "layer", bytes: int | None = None, blocks: str = ""
-) -> int:
-    """Recompute by one of `POLICIES` in every block; `budget` takes the bytes to keep at most.
-
-    blocks: names or patterns of the blocks in which, with commas between; empty: in all.
-    Returns the number of clones.
-
-    Raises ValueError for an unknown policy, a block that there is not, and bytes without the policy
-    that takes them, or beside blocks.
-    """
-    if policy not in POLICIES:
-        raise ValueError(f"policy '{policy}' is unknown; use one of {', '.join(POLICIES)}.")
-    if (bytes is not None) != (policy == "budget"):
-        raise ValueError("give bytes=N with policy=budget, and only then.")
-    chosen = _chosen_blocks(program, blocks)
-    if bytes is None:
-        return recompute(program, lambda block: policy if block in chosen else "none")
-    if blocks:
-        raise ValueError("policy=budget chooses the blocks; leave blocks out.")
-    return recompute_to_fit(program, bytes)
 
 
 def _chosen_blocks(program: Program, text: str) -> Collection[str]:
@@ -303,10 +287,7 @@ class _Recomputation:
             changed = True
         if changed:
             op.operands = operands
-        makers = (value.owner for value in operands if isinstance(value.owner, Operation))
-        if phase_of(op) == "forward" and any(phase_of(maker) != "forward" for maker in makers):
-            # The backward pass computes it of forward values alone, of which it now reads clones.
-            set_phase(op, "backward")
+        follow_makers(op)  # what the backward pass computes of forward values, now clones
 
     def _insert(self, segment: Segment, before: Operation) -> None:
         """Clone a segment's ops before an op; segments that it reads come first."""
@@ -361,7 +342,7 @@ class RematerializePass(PassOnProgram):
     they are in the program, so run it after `insert-collectives` (and `unroll-time-axes`),
     and before `fuse-kernels`.
     Ensures: numerics unchanged, bit for bit; clones carry phase recompute and `origin`, and
-    stand where their block's backward pass begins, or goes on behind a message. Linear in the
+    stand where their block's backward pass begins, or goes on after a message. Linear in the
     ops; `budget` tries O(log blocks) times.
     """
 
@@ -371,9 +352,22 @@ class RematerializePass(PassOnProgram):
     blocks: str = ""
 
     def run(self, program: Program) -> None:
-        count = rematerialize(program, self.policy, self.bytes, self.blocks)
-        if not count:
+        if not self.recompute(program):
             note(self._why_nothing(program))
+
+    def recompute(self, program: Program) -> int:
+        """Recompute as `run` does, without notes; returns the number of clones."""
+        if self.policy not in POLICIES:
+            known = ", ".join(POLICIES)
+            raise ValueError(f"policy '{self.policy}' is unknown; use one of {known}.")
+        if (self.bytes is not None) != (self.policy == "budget"):
+            raise ValueError("give bytes=N with policy=budget, and only then.")
+        chosen = _chosen_blocks(program, self.blocks)
+        if self.bytes is None:
+            return recompute(program, lambda block: self.policy if block in chosen else "none")
+        if self.blocks:
+            raise ValueError("policy=budget chooses the blocks; leave blocks out.")
+        return recompute_to_fit(program, self.bytes)
 
     def _why_nothing(self, program: Program) -> str:
         if self.policy == "none":

@@ -123,27 +123,6 @@ ALONE_BYTES = 2**21
 own: with gloo one takes 0.7 ms of a core, and a copy of this size as much."""
 
 
-def bucket_collectives(
-    program: Program,
-    bytes: int = BUCKET_BYTES,
-    first_bytes: int = FIRST_BYTES,
-    alone_bytes: int = ALONE_BYTES,
-) -> int:
-    """Bucket the gathers of stored weights and the reductions of gradients. Linear.
-
-    Returns how many of both there were. Raises ValueError for sizes below one byte.
-    """
-    for name, size in (
-        ("bytes", bytes),
-        ("first_bytes", first_bytes),
-        ("alone_bytes", alone_bytes),
-    ):
-        if size < 1:
-            raise ValueError(f"{name}={size}; give at least 1 byte.")
-    weights = bucket_weights(program, bytes, alone_bytes)
-    return weights + bucket_gradients(program, bytes, first_bytes, alone_bytes)
-
-
 @dataclass(frozen=True)
 class BucketCollectivesPass(PassOnProgram):
     """Join the messages of small weights and gradients, and let large ones travel alone.
@@ -172,9 +151,14 @@ class BucketCollectivesPass(PassOnProgram):
     alone_bytes: int = ALONE_BYTES
 
     def run(self, program: Program) -> None:
-        if not bucket_collectives(program, self.bytes, self.first_bytes, self.alone_bytes):
+        for name in ("bytes", "first_bytes", "alone_bytes"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}; give at least 1 byte.")
+        count = bucket_weights(program, self.bytes, self.alone_bytes)
+        count += bucket_gradients(program, self.bytes, self.first_bytes, self.alone_bytes)
+        if not count:
             note(
-                "no gradient is reduced on its own, and no weight gathered; run it behind "
+                "no gradient is reduced on its own, and no weight gathered; run it after "
                 "insert-collectives and before start-collectives, on a program whose batch is "
                 "sharded."
             )

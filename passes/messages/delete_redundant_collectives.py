@@ -34,50 +34,6 @@ class _Redundant:
     is_read: bool
 
 
-def delete_redundant_collectives(
-    program: Program, budget: int | None = None, kind: str = ""
-) -> tuple[int, int]:
-    """Replace each recomputed collective of a local program by the kept result of its twin.
-
-    Returns how many were replaced, and how many there are.
-
-    budget: bytes on one device that may be kept beyond what is kept already; those that save most
-    traffic per byte go first. kind: as `all_gather`, of those alone. Raises ValueError for a
-    negative budget, a kind that there is not, and if collectives are started. Linear in the ops.
-    """
-    if kind and kind not in KINDS:
-        known = ", ".join(sorted(KINDS))
-        raise ValueError(f"kind '{kind}' is no collective; use one of {known}.")
-    if budget is not None and budget < 0:
-        raise ValueError(f"budget={budget} bytes; use a budget >= 0.")
-    if any(isinstance(op, StartedOp) for op in program.ops):
-        raise ValueError(
-            "collectives are started already; delete redundant ones before start-collectives."
-        )
-    found = [one for one in _find(program) if not kind or one.op.name == f"dist.{kind}"]
-    kept = set(kept_values(program))
-    found.sort(key=lambda r: -r.sent_bytes / max(_new_bytes(r, kept), 1))
-    total, saved, deleted = 0, 0.0, 0
-    for redundant in found:
-        extra = _new_bytes(redundant, kept)
-        if budget is not None and total + extra > budget:
-            continue
-        for old, new in zip(redundant.op.results, redundant.twin.results, strict=True):
-            old.replace_all_uses_with(new)
-            if redundant.is_read:
-                kept.add(storage_of(new))
-        total += extra
-        saved += redundant.sent_bytes
-        deleted += 1
-    removed = remove_dead_ops(program)
-    logger.info(
-        "deleted %d of %d recomputed collectives and %d ops that fed them: %d bytes kept, "
-        "%d bytes less to send per rank",
-        deleted, len(found), removed - deleted, total, saved,
-    )  # fmt: skip
-    return deleted, len(found)
-
-
 def _new_bytes(redundant: _Redundant, kept: set[SSAValue]) -> int:
     """Bytes kept for the backward pass only because of this deletion."""
     if not redundant.is_read:
@@ -141,11 +97,46 @@ class DeleteRedundantCollectivesPass(PassOnProgram):
     kind: str = ""
 
     def run(self, program: Program) -> None:
-        deleted, redundant = delete_redundant_collectives(program, self.budget, self.kind)
+        if self.kind and self.kind not in KINDS:
+            known = ", ".join(sorted(KINDS))
+            raise ValueError(f"kind '{self.kind}' is no collective; use one of {known}.")
+        if self.budget is not None and self.budget < 0:
+            raise ValueError(f"budget={self.budget} bytes; use a budget >= 0.")
+        if any(isinstance(op, StartedOp) for op in program.ops):
+            raise ValueError(
+                "collectives are started already; delete redundant ones before start-collectives."
+            )
+        wanted = f"dist.{self.kind}" if self.kind else None
+        redundant = [each for each in _find(program) if wanted in (None, each.op.name)]
+        deleted = self._delete(program, redundant)
         if not redundant:
             note(
-                "no recomputed collective repeats an earlier one; run rematerialize before it, "
-                "behind insert-collectives, on a program that is sharded."
+                "no recomputed collective repeats an earlier one; run insert-collectives and then "
+                "rematerialize before it, on a program that is sharded."
             )
         elif not deleted:
-            note(f"budget={self.budget} bytes keep none of {redundant} results; give more.")
+            note(f"budget={self.budget} bytes keep none of {len(redundant)} results; give more.")
+
+    def _delete(self, program: Program, redundant: list[_Redundant]) -> int:
+        """Replace collectives, those that save most traffic per byte first; returns how many."""
+        kept = set(kept_values(program))
+        redundant.sort(key=lambda r: -r.sent_bytes / max(_new_bytes(r, kept), 1))
+        total, saved, deleted = 0, 0.0, 0
+        for each in redundant:
+            extra = _new_bytes(each, kept)
+            if self.budget is not None and total + extra > self.budget:
+                continue
+            for old, new in zip(each.op.results, each.twin.results, strict=True):
+                old.replace_all_uses_with(new)
+                if each.is_read:
+                    kept.add(storage_of(new))
+            total += extra
+            saved += each.sent_bytes
+            deleted += 1
+        removed = remove_dead_ops(program)
+        logger.info(
+            "deleted %d of %d recomputed collectives and %d ops that fed them: %d bytes kept, "
+            "%d bytes less to send per rank",
+            deleted, len(redundant), removed - deleted, total, saved,
+        )  # fmt: skip
+        return deleted

@@ -39,7 +39,7 @@ class DispatchExpertsPass(PassOnProgram):
     message by its bytes, with balanced routing: a gather brings all tokens to each rank.
 
     Requires: a local program with blocking collectives, without time axes. Ensures: results
-    unchanged but for the order of sums. Nothing is dropped, whatever the routing. Linear.
+    unchanged except for the order of sums. Nothing is dropped, whatever the routing. Linear.
     """
 
     mode: Mode = "cheaper"

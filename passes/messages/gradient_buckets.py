@@ -14,10 +14,8 @@ from shardweave.ir.dialects.annotations import (
     layer_of,
     phase_of,
     set_layer,
-    set_sharding_attrs,
-    sharding_attrs_of,
 )
-from shardweave.ir.dialects.builder import remade
+from shardweave.ir.dialects.builder import on_some
 from shardweave.ir.dialects.types import dtype_of_value
 from shardweave.ir.ops.registry import spec_of
 from shardweave.ir.program.blocks import blocks_of
@@ -172,15 +170,11 @@ def _singles(op: dist.DistOp) -> list[dist.DistOp]:
     op.detach()
     if len(op.operands) == 1:
         return [op]
-    shardings = sharding_attrs_of(op)
-    found: list[dist.DistOp] = []
-    for index, (operand, result) in enumerate(zip(op.operands, op.results, strict=True)):
-        single = remade(op, [operand], [result.type])
-        set_sharding_attrs(single, None if shardings is None else [shardings[index]])
-        if isinstance(operand.owner, Operation) and layer_of(operand.owner):
-            set_layer(single, layer_of(operand.owner))
-        single.results[0].name_hint = result.name_hint
+    singles = [on_some(op, [index]) for index in range(len(op.operands))]
+    for single, result in zip(singles, op.results, strict=True):
+        maker = single.operands[0].owner
+        if isinstance(maker, Operation) and layer_of(maker):
+            set_layer(single, layer_of(maker))
         result.replace_all_uses_with(single.results[0])
-        found.append(single)
     op.erase()
-    return found
+    return singles

@@ -93,18 +93,6 @@ def merge_group(members: Sequence[dist.DistOp]) -> None:
         Rewriter.replace_op(member, [], [next(results) for _ in member.results])
 
 
-def merge_all_reduces(program: Program, bucket_bytes: int = BUCKET_BYTES) -> None:
-    """Join all-reduces over the same axes into messages of at most `bucket_bytes`. Linear."""
-    buckets = Buckets(bucket_bytes)
-    for op in [*program.ops, program.return_op]:
-        buckets.close_before(op)
-        if type(op) is dist.AllReduceOp:
-            dtype = dtype_of_value(op.operands[0])
-            buckets.add((op.axes, op.reduction, dtype, copy_of(op)), op)
-    for members in buckets.close():
-        merge_group(members)
-
-
 @dataclass(frozen=True)
 class MergeCollectivesPass(PassOnProgram):
     """Join all-reduces over the same axes into one message with several operands.
@@ -122,4 +110,11 @@ class MergeCollectivesPass(PassOnProgram):
     bucket_bytes: int = BUCKET_BYTES
 
     def run(self, program: Program) -> None:
-        merge_all_reduces(program, self.bucket_bytes)
+        buckets = Buckets(self.bucket_bytes)
+        for op in [*program.ops, program.return_op]:
+            buckets.close_before(op)
+            if type(op) is dist.AllReduceOp:
+                dtype = dtype_of_value(op.operands[0])
+                buckets.add((op.axes, op.reduction, dtype, copy_of(op)), op)
+        for members in buckets.close():
+            merge_group(members)

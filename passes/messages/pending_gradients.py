@@ -8,10 +8,9 @@ from xdsl.ir import Attribute, Block, Operation, OpResult, SSAValue
 from xdsl.rewriter import InsertPoint, Rewriter
 
 from shardweave.ir.dialects import dist
-from shardweave.ir.dialects.annotations import set_sharding_attrs, sharding_attrs_of
 from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.attributes import ShardingAttr
-from shardweave.ir.dialects.builder import remade
+from shardweave.ir.dialects.builder import on_some
 from shardweave.ir.dialects.types import shape_of
 from shardweave.ir.mesh.placement import Sharding
 from shardweave.ir.ops.registry import spec_of
@@ -126,12 +125,8 @@ def _keep(op: Operation, kept: Sequence[int]) -> None:
     if not kept:
         Rewriter.erase_op(op)
         return
-    operands = [op.operands[index] for index in kept]
-    fewer = remade(op, operands, [op.result_types[index] for index in kept])
-    shardings = sharding_attrs_of(op)
-    set_sharding_attrs(fewer, shardings and [shardings[index] for index in kept])
+    fewer = on_some(op, kept)
     Rewriter.insert_op(fewer, InsertPoint.before(op))
     for index, result in zip(kept, fewer.results, strict=True):
-        result.name_hint = op.results[index].name_hint
         op.results[index].replace_all_uses_with(result)
     Rewriter.erase_op(op)

@@ -24,33 +24,6 @@ from shardweave.passes.program_pass import PassOnProgram
 REDUCE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def reduce_in(program: Program, dtype: torch.dtype) -> int:
-    """Let ranks add gradients up in `dtype`, and nothing in fewer digits than that. Linear.
-
-    A term of another floating-point dtype is cast before the all-reduce or reduce-scatter, and the
-    sum is cast back: that of a gradient before the return, so that messages can still be joined,
-    and one to which a bias is added after that, as products with a bias do. Sums of other values
-    are never made in fewer digits than they have. Returns how many sums are made in another dtype.
-
-    Requires: a local program, with blocking collectives.
-    """
-    gradients = {slot.value for slot in program.results if slot.kind == "grad"}
-    gradients -= {slot.value for slot in program.results if slot.kind != "grad"}
-    count = 0
-    for op in list(program.ops):
-        is_sum = isinstance(op, dist.AllReduceOp) and op.reduction == "sum"
-        if not is_sum and not isinstance(op, dist.ReduceScatterOp):
-            continue
-        assert isinstance(op, dist.DistOp)
-        for index, term in enumerate(op.operands):
-            held = dtype_of_value(term)
-            is_gradient = _is_returned_alone(op.results[index], program, gradients)
-            if held != dtype and held.is_floating_point and (is_gradient or _widens(held, dtype)):
-                _cast_sum(op, index, dtype, program.return_op if is_gradient else None)
-                count += 1
-    return count
-
-
 def _widens(held: torch.dtype, dtype: torch.dtype) -> bool:
     return torch.finfo(dtype).eps < torch.finfo(held).eps
 
@@ -109,11 +82,12 @@ class ReduceInPass(PassOnProgram):
     """Set the dtype in which ranks sum gradients: `float32`, `bfloat16` or `float16`.
 
     Fewer digits send fewer bytes. Nothing else is added up in fewer digits than it has; what has
-    fewer than `dtype`, such as the bfloat16 terms of a product that tensor parallelism cuts, is
-    added up in `dtype` as well.
+    fewer than `dtype`, such as the bfloat16 terms of a product that tensor parallelism shards, is
+    added up in `dtype` as well. Sums are cast back: that of a gradient before the return, so that
+    messages can still be joined, and one to which a bias is added after that.
 
-    Requires: a local program, with blocking collectives. Ensures: the program's types; numerics but
-    for the rounding of sums. Linear.
+    Requires: a local program, with blocking collectives. Ensures: the program's types; numerics
+    except for the rounding of sums. Linear.
     """
 
     name = "reduce-in"
@@ -123,7 +97,21 @@ class ReduceInPass(PassOnProgram):
         if self.dtype not in REDUCE_DTYPES:
             known = ", ".join(REDUCE_DTYPES)
             raise ValueError(f"{self.name}: dtype '{self.dtype}' is unknown; use one of {known}.")
-        if not reduce_in(program, REDUCE_DTYPES[self.dtype]):
+        dtype, count = REDUCE_DTYPES[self.dtype], 0
+        gradients = {slot.value for slot in program.results if slot.kind == "grad"}
+        gradients -= {slot.value for slot in program.results if slot.kind != "grad"}
+        for op in list(program.ops):
+            if not (isinstance(op, dist.AllReduceOp) and op.reduction == "sum"):
+                if not isinstance(op, dist.ReduceScatterOp):
+                    continue
+            for index, term in enumerate(op.operands):
+                held = dtype_of_value(term)
+                is_gradient = _is_returned_alone(op.results[index], program, gradients)
+                is_sent_so = is_gradient or _widens(held, dtype)
+                if held != dtype and held.is_floating_point and is_sent_so:
+                    _cast_sum(op, index, dtype, program.return_op if is_gradient else None)
+                    count += 1
+        if not count:
             note(
                 f"{self.name} found nothing to do: no gradient is added up over ranks in another "
                 f"dtype than {self.dtype}."

@@ -14,22 +14,6 @@ from shardweave.passes.notes import note
 from shardweave.passes.program_pass import PassOnProgram
 
 
-def start_collectives(program: Program) -> int:
-    """Replace each collective by a start and a wait; returns how many. ValueError for time axes."""
-    times = list(program.mesh.time_names) if program.mesh else []
-    if times and not isinstance(program, StageFunction):
-        raise ValueError(
-            f"the sub-batches of the time axes {times} are not written out; run "
-            "unroll-time-axes first."
-        )
-    count = 0
-    for op in list(program.ops):
-        if isinstance(op, DistOp) and type(op) in STARTS:
-            _start(op, STARTS[type(op)])
-            count += 1
-    return count
-
-
 def _start(op: DistOp, kind: type[DistOp]) -> None:
     start = kind.create(
         operands=op.operands,
@@ -56,7 +40,16 @@ class StartCollectivesPass(PassOnProgram):
     name = "start-collectives"
 
     def run(self, program: Program) -> None:
-        if not start_collectives(program):
+        times = list(program.mesh.time_names) if program.mesh else []
+        if times and not isinstance(program, StageFunction):
+            raise ValueError(
+                f"the sub-batches of the time axes {times} are not written out; run "
+                "unroll-time-axes first."
+            )
+        blocking = [op for op in program.ops if isinstance(op, DistOp) and type(op) in STARTS]
+        for op in blocking:
+            _start(op, STARTS[type(op)])
+        if not blocking:
             note(
                 "the program has no collective that blocks; shard it first (apply-plan or "
                 "plan-<planner>, then preset:partition)."

@@ -39,26 +39,6 @@ from shardweave.passes.notes import is_heard, note
 from shardweave.passes.program_pass import PassOnProgram
 
 
-def make_local(program: Program) -> None:
-    """Make a propagated global program local. Linear in the ops.
-
-    Raises ValueError without a mesh, for a program that is local or not propagated, and where an
-    op's operands do not fit it.
-    """
-    program.needed_mesh()
-    if program.is_local:
-        raise ValueError(
-            "the program is local already: its collectives are inserted; give the pass the global "
-            "program, or leave it out."
-        )
-    if not is_propagated(program) and any(True for _ in program.ops):
-        raise ValueError(
-            "no op of the program says in which shards its results are; run propagate-shardings "
-            "first."
-        )
-    _Partition(program).run()
-
-
 class _Partition:
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -131,9 +111,9 @@ class _Partition:
         current, before = self.local[source], self.shardings[source]
         if source in self.ragged and before.dims[0] != goal.dims[0]:
             raise ValueError(
-                f"{describe(op)}: these rows are those of a device's own groups, as many as there "
-                "are, and cannot be put into other shards; let the plan leave them there, or run "
-                "no block-experts."
+                f"{describe(op)}: these are the rows of a device's own experts, which cannot be "
+                "resharded; leave their sharding out of the plan, or block-experts out of the "
+                "passes."
             )
         try:
             steps = reshard(shape_of(source), before, goal, self.mesh)
@@ -227,6 +207,17 @@ class InsertCollectivesPass(PassOnProgram):
     name = "insert-collectives"
 
     def run(self, program: Program) -> None:
-        make_local(program)
+        program.needed_mesh()
+        if program.is_local:
+            raise ValueError(
+                "the program is local already: its collectives are inserted; give the pass the "
+                "global program, or leave it out."
+            )
+        if not is_propagated(program) and any(True for _ in program.ops):
+            raise ValueError(
+                "no op of the program says in which shards its results are; run "
+                "propagate-shardings first."
+            )
+        _Partition(program).run()
         for text in notes_on_padding(program) if is_heard() else ():
             note(text)

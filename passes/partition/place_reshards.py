@@ -17,7 +17,13 @@ from xdsl.dialects import func
 from xdsl.ir import Operation, SSAValue
 from xdsl.rewriter import InsertPoint, Rewriter
 
-from shardweave.ir.dialects.annotations import phase_of, set_phase, set_shardings, set_wanted_attrs
+from shardweave.ir.dialects.annotations import (
+    follow_makers,
+    phase_of,
+    set_phase,
+    set_shardings,
+    set_wanted_attrs,
+)
 from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.builder import Builder
 from shardweave.ir.dialects.dist import ReshardOp, create_dist
@@ -106,10 +112,7 @@ class _Placing:
         operands = self._operands(op)
         if operands != list(op.operands):
             op.operands = operands
-        makers = (value.owner for value in operands if isinstance(value.owner, Operation))
-        if phase_of(op) == "forward" and any(phase_of(maker) != "forward" for maker in makers):
-            # The backward pass computes it of forward values alone, in shards that it asked for.
-            set_phase(op, "backward")
+        follow_makers(op)  # what the backward pass computes of forward values, in shards of its own
         set_wanted_attrs(op, None)
         self._define(op, op, chosen.assignment.results)
         assert op.next_op is not None

@@ -122,11 +122,7 @@ class Propagation:
         else:
             raise AssertionError(f"propagation still changes after {MAX_SWEEPS} sweeps")
         shared = SharedWishes(self.flow, self.assignments, self.wishes, self._returned)
-        for op in reversed(self.ops):
-            for result in op.results:
-                shared.travel_to(result)
-        for value in self.arguments.values():
-            shared.travel_to(value)
+        shared.travel(self.ops, self.program.return_op.operands)
 
     def _backward(self) -> bool:
         """One sweep against program order; whether it changed anything."""
@@ -221,7 +217,7 @@ class Propagation:
 
     def _returned(self, index: int) -> Sharding | None:
         """How a result is returned; None if it is as it is made."""
-        slot = self.program.results[index]
+        slot = self.seats.result_slots[index]
         annotated = None if slot.sharding_attr is None else self.program.sharding_of_slot(slot)
         return annotated or self._stored_for(slot)
 

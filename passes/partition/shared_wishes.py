@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from xdsl.ir import Operation, SSAValue, Use
+from xdsl.ir import Block, Operation, SSAValue, Use
 
 from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.types import dtype_of_value, shape_of
@@ -47,7 +47,31 @@ class SharedWishes:
     wishes: Mapping[AtenOp, Sequence[Sharding | None]]
     returned: Callable[[int], Sharding | None]
 
-    def travel_to(self, value: SSAValue) -> None:
+    def travel(self, ops: Sequence[AtenOp], returned: Sequence[SSAValue]) -> None:
+        """Let wishes travel back through a program. Linear in the ops."""
+        moved = {v for i, v in enumerate(returned) if self._is_moved(v, self.returned(i))}
+        for op in reversed(ops):
+            for result in op.results:
+                if result in moved:
+                    self._travel_to(result)
+            if len(op.results) == 1 and op.results[0] in moved:
+                moved.update(op.operands)
+                continue
+            for value, read in zip(op.operands, self.assignments[op].operands, strict=True):
+                if self._is_moved(value, read):
+                    moved.add(value)
+        for value in moved:
+            if isinstance(value.owner, Block):
+                self._travel_to(value)
+
+    def _is_moved(self, value: SSAValue, read: Sharding | None) -> bool:
+        """Whether a use moves a value at some cost, and leaves it cut over all its axes."""
+        now = self.flow.versions[value][0]
+        if read is now or read is None or not now.axes or read.dims == now.dims:
+            return False
+        return now.axes <= read.axes
+
+    def _travel_to(self, value: SSAValue) -> None:
         """Let the uses of a value read it moved once, where that costs less than what they move."""
         now, by_sharding = self.flow.sharding(value), dict[Sharding, list[Wish]]()
         if now.unreduced:

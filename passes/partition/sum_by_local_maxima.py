@@ -107,10 +107,10 @@ def _rewrite(found: _SumOfPowers) -> None:
 class SumByLocalMaximaPass(PassOnProgram):
     """Sum exponentials relative to each shard's maximum, and scale the sums once all are known.
 
-    A kernel then reads the logits of a cut vocabulary once before the message, and not again after
-    it. Nothing changes where softmaxes are of whole rows.
+    A kernel then reads the logits of a sharded vocabulary once before the message, and not again
+    after it. Nothing changes where softmaxes are of whole rows.
 
-    Requires: a local program without regions. Ensures: numerics unchanged, but for how sums are
+    Requires: a local program without regions. Ensures: numerics unchanged except for how sums are
     rounded: once more, by factors exp(m - max) of at most 1. Linear in the ops.
     """
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import groupby
@@ -74,6 +74,30 @@ def steps_of(op: dist.DistOp, mesh: Mesh) -> tuple[list[CollectiveStep], list[Co
     return steps[:num_time], steps[num_time:]
 
 
+_SCALAR = tensor_type((), torch.int64)
+
+
+def place_of_rank(
+    add: Callable[[Operation], SSAValue],
+    weights: Iterable[tuple[str, int]],
+    total: SSAValue | None = None,
+) -> SSAValue | None:
+    """`total`, and this rank's coordinates on some axes, times their weights, by ops that are
+    given to `add`."""
+    for axis, weight in weights:
+        index = add(dist.create_dist(dist.ShardIndexOp, [], [_SCALAR], axes=[axis]))
+        part = weighted(add, index, weight)
+        total = part if total is None else add(create("aten.add.Tensor", [total, part], [_SCALAR]))
+    return total
+
+
+def weighted(add: Callable[[Operation], SSAValue], value: SSAValue, weight: int) -> SSAValue:
+    """A position times a weight."""
+    if weight == 1:
+        return value
+    return add(create("aten.mul.Scalar", [value], [_SCALAR], {"other": weight}))
+
+
 class TimeOps:
     """Adds ops to a block, with the annotations of `source`, for the sub-batch `copy`."""
 
@@ -134,24 +158,11 @@ class TimeOps:
 
     def position(self, weights: Sequence[tuple[str, int]]) -> SSAValue | None:
         """Sum of this rank's coordinates on space axes, times their weights; None without axes."""
-        scalar = tensor_type((), torch.int64)
-        total: SSAValue | None = None
-        for axis, weight in weights:
-            part = self._add(
-                dist.create_dist(dist.ShardIndexOp, [], [scalar], axes=[axis]), "index"
-            )
-            if weight > 1:
-                scaled = create("aten.mul.Scalar", [part], [scalar], {"other": weight})
-                part = self._add(scaled, "index")
-            if total is not None:
-                part = self._add(create("aten.add.Tensor", [total, part], [scalar]), "index")
-            total = part
-        return total
+        return place_of_rank(lambda op: self._add(op, "index"), weights)
 
     def plus(self, position: SSAValue | None, constant: int) -> SSAValue:
         """A position and a constant, added."""
-        scalar = tensor_type((), torch.int64)
         if position is None:
-            return self._add(create("aten.full", [], [scalar], {"fill_value": constant}), "index")
-        added = create("aten.add.Scalar", [position], [scalar], {"other": constant})
+            return self._add(create("aten.full", [], [_SCALAR], {"fill_value": constant}), "index")
+        added = create("aten.add.Scalar", [position], [_SCALAR], {"other": constant})
         return self._add(added, "index")

@@ -72,10 +72,12 @@ class WantedSeats:
         return None
 
     def _at(self, user: AtenOp, index: int, axis: str, depth: int) -> Seat | None:
-        rule = self.flow.rule(user)
-        for other, dims in zip(user.operands, rule.operands, strict=True):
+        rule, operands = self.flow.rule(user), tuple(user.operands)
+        for other, dims in zip(operands, rule.operands, strict=True):
+            if other is operands[index]:
+                continue
             versions = self.flow.versions.get(other)
-            if versions is None or other is user.operands[index] or other in self.flow.pinned:
+            if versions is None or not versions[0].placed_axes or other in self.flow.pinned:
                 continue
             held = versions[0].seat_of(axis)
             if held is not None:

@@ -26,7 +26,7 @@ class AddPendingSumsPass(PassWithAnalyses):
     reduced before it meets the residual; added to each other first, they leave one sum to reduce.
 
     Requires: a global program with a mesh, before `propagate-shardings`. Ensures: numerics
-    unchanged but for the order of additions. Linear in the ops.
+    unchanged except for the order of additions. Linear in the ops.
     """
 
     name = "add-pending-sums"

@@ -14,13 +14,6 @@ from shardweave.ir.program.program import Program
 from shardweave.passes.program_pass import PassOnProgram
 
 
-def merge_equal_ops(program: Program) -> None:
-    """Replace each op by an earlier one of the same name, operands, arguments and types. Linear."""
-    # Equal from outside, regions may hold different ops.
-    ops = [op for op in program.ops if not op.regions and not is_random(op)]
-    merge_where_equal(ops, _distinguishing)
-
-
 def _distinguishing(op: Operation) -> tuple[str, ...]:
     return ("copy", "origin", "phase") if phase_of(op) == "recompute" else ("copy", "origin")
 
@@ -54,4 +47,6 @@ class CsePass(PassOnProgram):
     name = "cse"
 
     def run(self, program: Program) -> None:
-        merge_equal_ops(program)
+        # Equal from outside, regions may hold different ops.
+        ops = [op for op in program.ops if not op.regions and not is_random(op)]
+        merge_where_equal(ops, _distinguishing)

@@ -35,6 +35,7 @@ from shardweave.ir.dialects.types import (
 from shardweave.ir.library.positional_attention import (
     ATTENTION,
     ATTENTION_BACKWARD,
+    MERGE_ATTENTION,
     logsumexp_dtype,
 )
 from shardweave.ir.mesh.placement import DimSharding, Sharding, fits, is_even
@@ -99,9 +100,9 @@ def _check(op: AtenOp, cut: DimSharding, parts: int) -> None:
         axes = ", ".join(f"{p.axis}={p.size}" for p in cut)
         stripes = ", ".join(f'"{p.axis}":1' for p in cut[:1])
         raise ValueError(
-            f"{describe(op)}: its {num_keys} keys, cut over {axes}, are not {parts} parts of which "
-            f"every device has a piece; cut inputs along the sequence in stripes, {{{stripes}}}, "
-            "and take a number of parts that divides."
+            f"{describe(op)}: its {num_keys} keys, sharded over {axes}, cannot be split in {parts} "
+            "parts with a piece of each on every device; shard inputs along the sequence in "
+            f"stripes, {{{stripes}}}, and choose a number of parts that divides."
         )
 
 
@@ -161,46 +162,18 @@ class _Forward(_Split):
     def run(self) -> None:
         out, rows = self.op.results
         dtype = logsumexp_dtype(dtype_of_value(out))
-        wide, narrow = _with_dtype(out, dtype), out.type
-        per_row = tensor_type(shape_of(rows), dtype)
-        merged: tuple[SSAValue, SSAValue] | None = None
+        types = [_with_dtype(out, dtype), _with_dtype(rows, dtype)]
+        total: list[SSAValue] = []
         for part in range(self.parts):
             key, value, more = self.operands_of(part)
             operands: Operands = [self.query, key, value, *more]
-            own = self.add(ATTENTION, operands, [narrow, per_row], self.values)
-            if narrow != wide:
-                own[0] = self._cast(own[0], wide)
-            merged = (own[0], own[1]) if merged is None else self._merged(*merged, *own)
-        assert merged is not None
-        total = list(merged)
-        if narrow != wide:
-            total[0] = self._cast(total[0], narrow)
-        if per_row != rows.type:
-            total[1] = self._cast(total[1], rows.type)
-        for old, new in zip((out, rows), total, strict=True):
-            new.name_hint = old.name_hint
+            own = self.add(ATTENTION, operands, [out.type, types[1]], self.values)
+            total = self.add(MERGE_ATTENTION, [*total, *own], types) if total else own
+        for index, old in enumerate((out, rows)):
+            if total[index].type != old.type:
+                total[index] = self.new.aten("aten._to_copy", total[index:][:1], old.type, "out")
+            total[index].name_hint = old.name_hint
         Rewriter.replace_op(self.op, [], total)
-
-    def _cast(self, value: SSAValue, type_: Attribute) -> SSAValue:
-        return self.new.aten("aten._to_copy", [value], type_, "_to_copy")
-
-    def _merged(
-        self, out: SSAValue, rows: SSAValue, new: SSAValue, new_rows: SSAValue
-    ) -> tuple[SSAValue, SSAValue]:
-        """The output and logsumexp of two parts.
-
-        The new part's share is exp(new - log(exp(rows) + exp(new))) = sigmoid(new - rows). A query
-        that sees no key of a part has -inf there; one that sees none of both has zeros, whatever
-        its share.
-        """
-        add = self.new.aten
-        ahead = add("aten.sub.Tensor", [new_rows, rows])
-        ahead = add("aten.nan_to_num", [ahead], nan=0.0)
-        share = add("aten.sigmoid", [ahead])
-        column = tensor_type((*shape_of(rows), 1), dtype_of_value(rows))
-        share = add("aten.view", [share], column)
-        merged = add("aten.lerp.Tensor", [out, new, share])
-        return merged, add("aten.logaddexp", [rows, new_rows])
 
 
 class _Backward(_Split):

@@ -18,27 +18,32 @@ from shardweave.passes.notes import note
 from shardweave.passes.program_pass import PassOnProgram
 
 
-def split_batch(program: Program, n: int, dim: int = 0, axis: str = "batch") -> None:
+@dataclass(frozen=True)
+class SplitBatchPass(PassOnProgram):
     """Shard dim `dim` of the inputs over a new time axis: `n` sub-batches that run in turn.
 
-    Raises ValueError for a program that is propagated or local, and sizes that do not divide.
+    A sub-batch is a virtual rank: propagation and partitioning treat the axis like any other,
+    so any mix of tensor, data and sequence parallelism splits, for any model, and stays exact;
+    `unroll-time-axes` then writes the sub-batches out. Inputs whose dim has another size than
+    most stay whole.
+
+    Requires: a global program before `propagate-shardings`. Ensures: the mesh has the time
+    axis, the inputs are sharded over it inside each device's shard; numerics unchanged.
     """
-    _Splitter(n, dim, axis).run(program)
 
-
-@dataclass(frozen=True)
-class _Splitter:
-    n: int
-    dim: int
-    axis: str
+    name = "split-batch"
+    n: int = 2
+    dim: int = 0
+    axis: str = "batch"
 
     def run(self, program: Program) -> None:
-        check_not_propagated(program, "split-batch")
+        check_not_propagated(program, self.name)
         if self.n < 1:
             raise ValueError(f"n={self.n} sub-batches; use n >= 1.")
         if self.dim < 0:
             raise ValueError(f"dim={self.dim}; count dims from 0.")
         if self.n == 1:
+            note("n=1 leaves the batch as it is; give n >= 2, or leave the pass out.")
             return
         mesh = program.mesh or Mesh()
         if self.axis in mesh.names:
@@ -115,27 +120,3 @@ class _Splitter:
                 f"divide into {self.n} sub-batches; use n in {divisors}."
             )
         return placed
-
-
-@dataclass(frozen=True)
-class SplitBatchPass(PassOnProgram):
-    """Shard dim `dim` of the inputs over a new time axis: `n` sub-batches that run in turn.
-
-    A sub-batch is a virtual rank: propagation and partitioning treat the axis like any other,
-    so any mix of tensor, data and sequence parallelism splits, for any model, and stays exact;
-    `unroll-time-axes` then writes the sub-batches out. Inputs whose dim has another size than
-    most stay whole.
-
-    Requires: a global program before `propagate-shardings`. Ensures: the mesh has the time
-    axis, the inputs are cut over it inside each device's shard; numerics unchanged.
-    """
-
-    name = "split-batch"
-    n: int = 2
-    dim: int = 0
-    axis: str = "batch"
-
-    def run(self, program: Program) -> None:
-        split_batch(program, self.n, self.dim, self.axis)
-        if self.n == 1:
-            note("n=1 leaves the batch as it is; give n >= 2, or leave the pass out.")

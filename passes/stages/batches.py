@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from xdsl.ir import BlockArgument, Operation, SSAValue
+from xdsl.ir import Operation, SSAValue
 
 from shardweave.ir.dialects import dist
 from shardweave.ir.dialects.annotations import describe, sharding_attrs_of
@@ -116,10 +116,10 @@ class _Walk:
         elif result in self.of_weights or not self._is_told(op):
             raise JoinedMicroBatches(
                 f"{describe(op)} brings the samples of all micro-batches together",
-                "If the model compares samples with each other, as a contrastive loss does, use "
-                "one micro-batch, by a plan whose pipeline has micro_batches=1. If an op without a "
-                "factor rule is why (a note names it), mend that; if rows do not divide by the "
-                "devices and micro-batches that cut them, give as many as do.",
+                "If the model compares samples with each other, as a contrastive loss does, use a "
+                "plan whose pipeline has micro_batches=1. If a note names an op without a factor "
+                "rule, write its rule. Otherwise give as many rows as divide by the devices and "
+                "micro-batches.",
             )
         elif op.is_gather:
             self.found.whole[result] = None
@@ -180,21 +180,26 @@ def _check_single(op: dist.DistOp) -> None:
 def _check_inputs_alone(value: SSAValue, program: Program) -> None:
     """What micro-batches need of all micro-batches can be made before the first one."""
     slots = {slot.value: slot for slot in program.arguments}
-    stack, seen = [value], {value}
-    while stack:
-        source = stack.pop()
-        if isinstance(source, BlockArgument):
-            if slots[source].kind in _OF_DATA:
-                continue
+    for slot in (slots[source] for source in arguments_behind(value)):
+        if slot.kind not in _OF_DATA:
             assert isinstance(value.owner, Operation)
             raise JoinedMicroBatches(
                 f"{describe(value.owner)} is a sum over all micro-batches that depends on "
-                f"{slots[source].kind} '{slots[source].name}', and each micro-batch needs it to go "
-                "on, as batch norm does in training",
+                f"{slot.kind} '{slot.name}', and each micro-batch needs it to go on, as batch norm "
+                "does in training",
                 "Use one micro-batch, by a plan whose pipeline has micro_batches=1, or another "
                 "norm.",
             )
-        assert isinstance(source.owner, Operation)
-        fresh = [v for v in source.owner.operands if v not in seen]
+
+
+def arguments_behind(value: SSAValue) -> Iterator[SSAValue]:
+    """The arguments of the program of which a value is made."""
+    stack, seen = [value], {value}
+    while stack:
+        source = stack.pop()
+        if not isinstance(source.owner, Operation):
+            yield source
+            continue
+        fresh = [operand for operand in source.owner.operands if operand not in seen]
         seen.update(fresh)
         stack += fresh

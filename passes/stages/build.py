@@ -17,7 +17,6 @@ from shardweave.ir.dialects.annotations import (
     set_sharding_attrs,
     sharding_attrs_of,
 )
-from shardweave.ir.dialects.aten import create
 from shardweave.ir.dialects.attributes import ShardingAttr
 from shardweave.ir.dialects.builder import Builder, remade
 from shardweave.ir.dialects.types import (
@@ -31,6 +30,7 @@ from shardweave.ir.dialects.types import (
 from shardweave.ir.mesh.placement import Sharding
 from shardweave.ir.program.program import Program, Slot, sharding_of
 from shardweave.ir.program.staged import TOTALS, name_of
+from shardweave.passes.partition.time_collectives import place_of_rank, weighted
 from shardweave.passes.stages.members import Members
 
 Attributes = dict[str, Attribute]
@@ -236,10 +236,7 @@ class FunctionBuilder:
         if axis is not None and isinstance(op, dist.DistOp) and axis in op.axes:
             self._over_micro_batches(op, axis)
             return
-        copy = op.clone(self.local)
-        for old, new in zip(op.results, copy.results, strict=True):
-            new.name_hint = old.name_hint
-            self.local[old] = new
+        copy = op.clone(self.local)  # which adds its results to `local`
         if self.is_after:
             self._drop_axis(op, copy)
         self.block.add_op(copy)
@@ -267,28 +264,19 @@ class FunctionBuilder:
 
     def _index(self, op: dist.ShardIndexOp, axis: str, rest: Sequence[str]) -> SSAValue:
         """The position on axes of which one is that of micro-batches."""
-        scalar = tensor_type((), torch.int64)
-        mesh = self.values.program.needed_mesh()
         if self.number is None:
             entry: Attributes = {
                 "dist.kind": builtin.StringAttr("micro_batch"),
                 "dist.name": builtin.StringAttr(axis),
             }
-            self.number = self._argument(scalar, entry, axis)
-        total = self.number
+            self.number = self._argument(tensor_type((), torch.int64), entry, axis)
+        mesh = self.values.program.needed_mesh()
         weights = {name: mesh.sizes(op.axes[i + 1 :]) for i, name in enumerate(op.axes)}
-        total = self._scaled(total, weights[axis], op)
-        for name in rest:
-            index = dist.create_dist(dist.ShardIndexOp, [], [scalar], axes=[name])
-            part = self._scaled(self._added(index, op), weights[name], op)
-            total = self._added(create("aten.add.Tensor", [total, part], [scalar]), op)
+
+        def add(new: Operation) -> SSAValue:
+            return Builder.at_end(self.block, op).insert(new, "index").results[0]
+
+        first = weighted(add, self.number, weights[axis])
+        total = place_of_rank(add, [(name, weights[name]) for name in rest], first)
+        assert total is not None
         return total
-
-    def _scaled(self, value: SSAValue, weight: int, op: Operation) -> SSAValue:
-        if weight == 1:
-            return value
-        scalar = tensor_type((), torch.int64)
-        return self._added(create("aten.mul.Scalar", [value], [scalar], {"other": weight}), op)
-
-    def _added(self, new: Operation, source: Operation) -> SSAValue:
-        return Builder.at_end(self.block, source).insert(new, "index").results[0]

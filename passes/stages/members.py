@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -12,7 +12,7 @@ from shardweave.ir.dialects.annotations import layer_of, phase_of
 from shardweave.ir.dialects.types import shape_of
 from shardweave.ir.program.program import Program
 from shardweave.ir.program.staged import Direction
-from shardweave.passes.stages.batches import MicroBatches
+from shardweave.passes.stages.batches import MicroBatches, arguments_behind
 from shardweave.passes.stages.places import Places
 
 
@@ -169,8 +169,8 @@ class Membership:
             maker = cast(Operation, value.owner)
             raise ValueError(
                 f"{maker.name} (%{value.name_hint}) in layer '{layer_of(maker)}' is of the "
-                f"{sender.direction} pass, and the {members.direction} pass reads it, so that they "
-                "cannot be functions one after the other; run cut-stages before what moved it."
+                f"{sender.direction} pass, but the {members.direction} pass reads it, so "
+                "that neither can run first; run cut-stages before the pass that moved it."
             )
         sender.send(value, members.stage)
         members.received[value] = sender.stage
@@ -242,16 +242,3 @@ class Membership:
             (slot.kind, slot.name): tuple(sorted(stages.get(slot.value, ())))
             for slot in self.program.arguments
         }
-
-
-def arguments_behind(value: SSAValue) -> Iterator[SSAValue]:
-    """The arguments of the program of which a value is made."""
-    stack, seen = [value], {value}
-    while stack:
-        one = stack.pop()
-        if not isinstance(one.owner, Operation):
-            yield one
-            continue
-        fresh = [operand for operand in one.owner.operands if operand not in seen]
-        seen.update(fresh)
-        stack += fresh

@@ -17,10 +17,8 @@ from shardweave.ir.dialects import dist
 from shardweave.ir.dialects.annotations import (
     phase_of,
     set_layer,
-    set_sharding_attrs,
-    sharding_attrs_of,
 )
-from shardweave.ir.dialects.builder import remade
+from shardweave.ir.dialects.builder import on_some
 from shardweave.ir.ops.registry import spec_of
 from shardweave.ir.program.program import INPUT_GRADIENT, TANGENT, Program, Slot
 from shardweave.ir.program.staged import is_staged
@@ -102,16 +100,12 @@ def _separated(program: Program) -> Program:
 
 def _in_two(op: Operation, is_late: Sequence[bool]) -> list[SSAValue]:
     """Put two messages in the place of one; returns the results of the later one."""
-    shardings = sharding_attrs_of(op)
     results: list[SSAValue] = list(op.results)
     made: list[SSAValue] = []
     for wanted in (False, True):
         chosen = [index for index, flag in enumerate(is_late) if flag == wanted]
-        operands = [op.operands[index] for index in chosen]
-        part = remade(op, operands, [results[index].type for index in chosen])
+        part = on_some(op, chosen)
         set_layer(part, "")
-        if shardings:
-            set_sharding_attrs(part, [shardings[index] for index in chosen])
         Rewriter.insert_op(part, InsertPoint.before(op))
         made = list(part.results)
         for index, result in zip(chosen, made, strict=True):
@@ -178,11 +172,7 @@ def _part(
             local[value] = argument
             entries.append(entry)
     for op in ops:
-        copy = op.clone(local)
-        for old, new in zip(op.results, copy.results, strict=True):
-            new.name_hint = old.name_hint
-            local[old] = new
-        block.add_op(copy)
+        block.add_op(op.clone(local))  # which adds its results to `local`
     block.add_op(func.ReturnOp(*(local[value] for value in returned)))
     function = function_of("step", block, entries, [entry for _, entry in results])
     module = builtin.ModuleOp([function])

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from shardweave.passes.memory.chunk_loss import logits_bytes
 from shardweave.passes.messages.merge_collectives import BUCKET_BYTES
 from shardweave.planners.auto.reader import REPEATING, CostReader, PieceCost
 from shardweave.planners.auto.space.point import BUCKETED, JointPoint, ReplicaCut
@@ -30,6 +31,9 @@ from shardweave.planners.simulate.update_cost import UpdateCost
 
 WEIGHTS_SHARE = 0.5
 """Of a backward pass, what computes gradients of weights, behind which other messages hide."""
+
+LOGITS = 2
+"""How many values as large as logits live at once where the loss is computed."""
 
 FITS_SURELY = 0.8
 """Share of the memory up to which an estimate is trusted to fit."""
@@ -84,6 +88,14 @@ class Estimator:
         whole_s = 0.0 if self._update is None else self._update.seconds
         copies = point.replica if point.zero else point.replicas
         return whole_s * copies / (point.tensor * point.stages * point.replicas)
+
+    @cached_property
+    def _logits_bytes(self) -> int:
+        return LOGITS * logits_bytes(self.reader.depths.read)
+
+    def chunked_bytes(self, point: JointPoint) -> float:
+        """Bytes of a device's logits and their gradients, which chunks of the loss may spare."""
+        return 0.0 if point.is_staged else self._logits_bytes / point.pieces / point.within
 
     def cost_of(self, point: JointPoint) -> PieceCost:
         return self.reader.cost(point.cut, self.reader.batch // point.pieces, point.recompute)
@@ -275,6 +287,7 @@ class Estimator:
         kept *= point.sub_batches * in_flight / point.stages
         kept += sums["largest kept"] if point.recompute in REPEATING else 0.0
         whole = whole_for_a_while(point.zero) * sums["largest parameters"]
+        whole -= (1 - 1 / point.loss_chunks) * self.chunked_bytes(point)
         return state + kept + sums["workspace"] + whole, state
 
 

@@ -13,9 +13,12 @@
 6. Other points are simulated in order of their estimates, until their bounds exceed the fastest;
    then 5 is done again.
 
+Before 5, and where nothing fits after 2, the fastest points that only logits keep from fitting are
+simulated with chunks of the loss.
+
 It can stop at any time with the best so far. If step 6 ends by itself, what was found is the
-fastest of the whole space, as far as the bounds hold, but for the number of layers in step 5 and
-for orders of a single micro-batch, of which 1f1b stands for all.
+fastest of the whole space, as far as the bounds hold, but for the number of layers in step 5, for
+chunks, and for orders of a single micro-batch, of which 1f1b stands for all.
 """
 
 from __future__ import annotations
@@ -36,50 +39,41 @@ from shardweave.planners.cost.quantity import counted, seconds_text
 from shardweave.planners.plan.plan_parts import Predicted
 
 STARTS = 3
-"""From how many of the fastest points neighbours are looked at: more find what one start misses,
-for a few simulations each. Not tuned."""
+"""From how many of the fastest points neighbours are looked at: more find what one misses."""
 
 MAY_FIT = 2.0
 """How many times the memory an estimate may need and the point still be simulated: of small models
 estimates are up to 1.4 times what the simulator counts."""
-
 
 LIKELY_FITS, UNSURE = 1.25, 1.15
 """How many times the memory the estimate of a small model may need and the point not come behind
 all others, and how much slower it then counts as: a GPT of one layer with little memory had its
 fastest plans among points whose estimates are 1.2 times the memory."""
 
-
 NEAR = 1.3
 """Points this many times slower than the fastest, or larger than the memory, are tried under other
 schedules too: of a small GPT under a tight memory the best was an order that another point hid."""
 
-
 FAR = 1.2
 """A value of a dimension whose best estimate is so many times the best of all is not simulated to
 begin with, which leaves more of the points that may be simulated to the neighbours of the best."""
-
 
 TRUSTED = 1.1
 """A deep model's ops are large, so that estimates of its points are at most some 10% above their
 steps: values of a dimension, and neighbours of the fastest, whose estimates are further off wait
 until all others were seen."""
 
-
 COLLECT_EACH, COLLECT_EACH_DEEP = 16, 64
 """Simulations between two collections of garbage. Left to itself Python collects while programs
 are made, of which most are alive: a third of the time of a small model's simulation. Programs have
 cycles, so that never to collect would keep all. Those of a few blocks of a deep model are small."""
 
-
 FILLED_LATE = ("1f1b", "gpipe")
 """Orders that fill and drain their stages with whole passes."""
-
 
 FILLING = "zero-bubble"
 """The order that fills bubbles of two stages or more: neighbours that have bubbles are tried with
 it at once, since by their estimates, which are those of 1f1b, they come late."""
-
 
 BALANCED = "zero-bubble-v"
 """The order that puts the first stage and the last on one device, so that no device has most of
@@ -87,15 +81,20 @@ what the model ends in: near points with stages that do not fit are tried with i
 with a large vocabulary in 1 GiB had its fastest plans there; those without stages took a sixth
 longer."""
 
-
 PATIENCE = 4
 """While nothing fits, so many times the simulations are allowed: of a U-Net in little memory two of
 1,729 plans fit. No plan is worse than a wait."""
 
-
 LATE = 8
 """An eighth of the simulations are added after each that found a faster plan: of a GPT in little
 memory the 64th found the first good plan with stages, and the next but one its best order."""
+
+
+LOSS_CHUNKS = (4, 16)
+"""Chunks of the loss that are tried: fewer compute faster, more take less memory."""
+
+NOTABLE = 0.05
+"""Share of the memory from which on logits are worth chunks of the loss."""
 
 
 class OutOfTime(Exception):
@@ -151,11 +150,13 @@ class JointSearch:
             self._refine()
             self._cut_sequences()
             self._refine()
+            self._chunk_loss()
             self._recompute_less()
             self._see_rest()
         except OutOfTime as reason:
             self.stopped = str(reason)
             self._see_one()
+        self._chunk_loss()
         self._recompute_less()
 
     @property
@@ -264,6 +265,8 @@ class JointSearch:
             if self.estimates[point].time_s <= far * least_s and self._may_win(point):
                 self._simulate(point)
         if self.best is None:
+            self._chunk_loss()
+        if self.best is None:
             # Memory decides: what needs least comes first.
             rest = sorted(order, key=lambda p: self.estimates[p].memory_bytes)
             for point in rest:
@@ -300,7 +303,7 @@ class JointSearch:
         near: dict[JointPoint, None] = {}
         meshes: dict[tuple[object, ...], JointPoint] = {}
         for other in self._by_estimate(self.estimates):
-            changed = _changed(other, like)
+            changed = other.changed_from(like)
             if len(changed) == 1 and "mesh" not in changed:
                 near[other] = None
             if changed == {"mesh"} or changed == {"mesh", "micro_batches"}:
@@ -351,6 +354,26 @@ class JointSearch:
                 middle = (low + high) // 2
                 found = self.evaluator.predict(fewer[middle])
                 low, high = (low, middle) if found is not None and found.fits else (middle, high)
+
+    def _chunk_loss(self) -> None:
+        """Of points faster than the best that logits keep from fitting, the fastest with chunks of
+        the loss: a few simulations more than are allowed, while there is time."""
+        limit_s = self.best[1].time_s if self.best else math.inf
+        pool: list[tuple[float, JointPoint]] = []
+        for point, estimate in self.estimates.items():
+            seen, spared = self.evaluator.found.get(point), self.estimator.chunked_bytes(point)
+            peak = seen.peak_bytes if seen else estimate.memory_bytes
+            time_s = seen.time_s if seen else estimate.time_s
+            is_notable = spared > NOTABLE * self.capacity and point.loss_chunks == 1
+            if is_notable and time_s < limit_s and peak - spared <= self.capacity < peak:
+                pool.append((time_s, point))
+        for _, point in sorted(pool, key=lambda item: item[0])[:STARTS]:
+            for chunks in LOSS_CHUNKS:
+                other = point.with_value(loss_chunks=chunks)
+                if time.monotonic() <= self.deadline_s and self.space.constraints.allows(other):
+                    found = self.evaluator.predict(other)
+                    if found is None or found.fits:
+                        break
 
     def _see_rest(self) -> None:
         """Simulate what may win, and what waits with its twins last: it takes long to estimate."""
@@ -475,10 +498,3 @@ def _plainness(point: JointPoint) -> tuple[int, str]:
     usual = JointPoint()
     odd = sum(point.value(name) != usual.value(name) for name in DIMENSIONS if name not in MESH)
     return odd, str(point)
-
-
-def _changed(one: JointPoint, other: JointPoint) -> set[str]:
-    """The dimensions in which two points differ, but for schedules; the degrees are one."""
-    names = (n for n in DIMENSIONS if n not in ORDERS)
-    found = {name for name in names if getattr(one, name) != getattr(other, name)}
-    return {"mesh" if name in MESH else name for name in found}

@@ -47,7 +47,7 @@ def plan_axonn(
     keep_gathered: bool = False,
     precision: str = "",
 ) -> Plan:
-    """A grid of x, y, z and data, and each weight cut by x and y and stored over z.
+    """A grid of x, y, z and data, and each weight sharded by x and y and stored over z.
 
     Objective: seconds of communication of one step by AxoNN's model (`axonn.model`), among all
     grids of the cluster's devices that divide the program and fit into memory; exact for the

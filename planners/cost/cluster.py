@@ -159,7 +159,7 @@ class Cluster:
         return (is_inside and self.node_overlap_slowdown) or self.overlap_slowdown
 
     def message_work_s(self, size_bytes: float) -> float:
-        """What a device spends on sending a message to another stage, or on taking one."""
+        """Seconds that a device spends on sending or receiving a message between stages."""
         if not self.message_overhead_s and not self.message_bandwidth_bytes_s:
             return self.start_overhead_s
         bandwidth = self.message_bandwidth_bytes_s

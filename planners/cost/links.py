@@ -109,14 +109,6 @@ def hops_at_once(cluster: Cluster, pairs: Sequence[tuple[int, int]]) -> list[tup
     ]
 
 
-def nics_of(cluster: Cluster, ranks: Sequence[int]) -> tuple[Nic, ...]:
-    """The NICs that rings of some ranks occupy, both ways; none within a node."""
-    nodes = sorted({cluster.place(rank)[0] for rank in ranks})
-    if len(nodes) == 1:
-        return ()
-    return (*(("out", node) for node in nodes), *(("in", node) for node in nodes))
-
-
 def _hops(group: Sequence[int], all_pairs: bool) -> Iterable[tuple[int, int]]:
     if len(group) == 1:
         return []

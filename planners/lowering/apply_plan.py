@@ -200,7 +200,7 @@ class ApplyPlanPass(PassOnProgram):
 
     The plan is read from `file`, or given as JSON text in `json`. A program without a mesh
     takes the plan's. A parameter's sharding is how it is stored. How ops read it (`dist.used`,
-    where that is another) is what the plan's `used` says; without an entry, axes that cut the
+    where that is another) is what the plan's `used` says; without an entry, axes that shard the
     batch, dim 0 of an input, are gathered before use, as in FSDP. A pattern is for the
     parameters with as many dims as its sharding.
 

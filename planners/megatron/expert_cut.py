@@ -63,7 +63,7 @@ def _why_idle(program: Program, axis: str) -> str:
     """Why no experts are cut."""
     counts = {_experts(one) for one in linear_maps(program) if _is_of_experts(one)}
     why = (
-        f"{max(counts)} experts cannot be cut over {axis}"
+        f"{max(counts)} experts cannot be sharded over {axis}"
         if counts
         else "no product reads a parameter of experts x inputs x outputs (one that is looked up "
         "for each token, as by Hugging Face's batched_mm, is none)"

@@ -60,17 +60,17 @@ def plan_megatron(
     mesh has it (further replicas, among which ZeRO divides nothing).
 
     Pairs are found by structure (`planners.structure.structure`); embeddings looked up by inputs,
-    and an output projection whose logits only meet sums and maxima, are cut along the vocabulary,
-    and the loss is computed on the shards. Everything else is whole. With `sequence_parallel`, what
-    lies between pairs is cut along dim 1 over `tensor`: all-reduces become a reduce-scatter and
-    an all-gather, and norms run on shards.
+    and an output projection whose logits only meet sums and maxima, are sharded along the
+    vocabulary, and the loss is computed on the shards. Everything else is replicated. With
+    `sequence_parallel`, what lies between pairs is sharded along dim 1 over `tensor`: all-reduces
+    become a reduce-scatter and an all-gather, and norms run on shards.
 
-    Where the mesh has an axis `context`, inputs are cut along the sequence over it
+    Where the mesh has an axis `context`, inputs are sharded along the sequence over it
     (`planners.megatron.sequence_cut`), and so is everything between them and the loss; attention
     gathers keys and values, with `attention_parts` in so many parts that it merges
     (`split-attention`).
 
-    Where it has an axis `expert`, the weights of experts are cut over it, each expert on one
+    Where it has an axis `expert`, the weights of experts are sharded over it, each expert on one
     device, and what is not of experts takes it for a part of `data`: each device has tokens of
     its own, which travel to the experts and back (`planners.megatron.expert_cut`). Each device is
     counted with `expert_load` times the rows of a balanced routing.
@@ -79,10 +79,10 @@ def plan_megatron(
     over which anything divides, and `data` the rest (AMP, Sec. 4.1, without stages).
 
     Objective: none, it is a rule (Shoeybi et al. 2019; Korthikanti et al. 2022; stripes of the
-    sequence, Brandon et al. 2023). Exact on every mesh. What does not divide is cut with padding:
-    more for the first devices than for the last; heads too, where there are more of them than
-    devices. Their weights are stored in plain shards, and gathered for use. What stays whole is
-    noted. Time: a few walks over the program.
+    sequence, Brandon et al. 2023). Exact on every mesh. What does not divide is sharded with
+    padding: more for the first devices than for the last; heads too, where there are more of
+    them than devices. Their weights are stored in plain shards, and gathered for use. What stays
+    replicated is noted. Time: a few walks over the program.
     """
     if mesh is None:
         assert cluster is not None, "who calls gives a mesh or a cluster"
@@ -150,7 +150,7 @@ def _tensor_cut(program: Program, mesh: Mesh, tensor: str, experts: ExpertCut) -
     _cut_vocabulary(program, tensor, mesh, parameters)
     if not parameters:
         notes.append(
-            f"axis '{tensor}' of the mesh is idle: no parameter can be cut over "
+            f"axis '{tensor}' of the mesh is idle: no parameter can be sharded over "
             f"{tensor}={size}, and its ranks all compute the same"
         )
     return _TensorCut(parameters, projections, notes)

@@ -104,7 +104,7 @@ def plan_oases(
 ) -> Plan:
     """The degrees of least time for a step of two sub-batches, and the whole step as a plan.
 
-    The tensor axis is factored into digits. A block of degree p is cut over the last digits,
+    The tensor axis is factored into digits. A block of degree p is sharded over the last digits,
     which multiply to p, and its batch over `data` and the other digits.
 
     Objective: seconds, the paper's (3) + (4) and the reduction of gradients; subject to (6), the

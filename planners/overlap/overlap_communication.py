@@ -191,7 +191,7 @@ BETWEEN_SUB_BATCHES = ("sub-batch", "cross-pass")
 class OverlapCommunicationPass(PassOnProgram):
     """Reorder a step so that started collectives run beside compute.
 
-    `blocking`: each wait right behind its start (Megatron). `sub-batch`: sub-batches take
+    `blocking`: each wait right after its start (Megatron). `sub-batch`: sub-batches take
     turns inside each pass (Merak). `cross-pass`: recomputation and backward form one pass
     (Oases, Algorithms 1 and 2). `in-order`: compute as it is written, messages started where they
     are made and waited for where they are read, weights gathered a block ahead. `list`: list
@@ -223,6 +223,6 @@ class OverlapCommunicationPass(PassOnProgram):
         elif self.schedule in BETWEEN_SUB_BATCHES and all("copy" not in o.properties for o in ops):
             note(
                 f"schedule {self.schedule} lets sub-batches take turns, and the program has none; "
-                "run split-batch before propagate-shardings and unroll-time-axes behind "
+                "run split-batch before propagate-shardings and unroll-time-axes after "
                 "insert-collectives, or use schedule=list."
             )

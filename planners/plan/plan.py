@@ -35,18 +35,19 @@ class Plan:
     mesh: axis sizes that the plan was made for. parameters: qualified parameter names to
     shardings in the text form of `dist.sharding`, `[{"tensor"}, {}]`, as they are stored. used:
     the same as ops read them, where they are gathered before use; without an entry, axes that
-    cut the batch, dim 0 of an input, store a parameter and are gathered. inputs: argument names
+    shard the batch, dim 0 of an input, store a parameter and are gathered. inputs: argument names
     to shardings. activations: layer names to the sharding of the layer's forward output.
     notes: what the planner decided and why.
 
     batch_split: sub-batches run one after another (`split-batch`). attention_parts: parts of keys
-    and values, where these are cut along the sequence, that attention merges (`split-attention`).
-    loss_chunks: chunks of the loss along tokens, so that logits exist for one (`chunk-loss`).
+    and values, where these are sharded along the sequence, that attention merges
+    (`split-attention`). loss_chunks: chunks of the loss along tokens, so that logits exist for one
+    (`chunk-loss`).
     expert_load: how many times the rows of a balanced routing each device is counted with, where
     experts are sharded (`block-experts`).
     projections: the weights of fused projections, such as that of queries, keys and values, each of
     whose parts is computed by a linear map of its own (`split-projections`), so that heads that do
-    not divide can be cut.
+    not divide can be sharded.
     passes: what follows `apply-plan`, as the text of a pipeline (`cse,dce,..`), your own passes
     among them; empty: derived from the other fields (`shardweave plan --show-passes`).
     alone_bytes: a weight or a gradient of so many bytes or more travels in a message of its own,
@@ -113,7 +114,7 @@ class Plan:
         return self.pipeline is not None and self.pipeline.schedule == "list"
 
     def to_json(self) -> str:
-        """The plan as JSON text; what is not decided is left out, but for the shardings."""
+        """The plan as JSON text; what is not decided is left out, except for the shardings."""
         empty = Plan()
         data: dict[str, Any] = {"format": FORMAT}
         for one in fields(Plan):
@@ -173,7 +174,7 @@ class Plan:
         return Plan.from_json(text, str(path))
 
     def diff(self, other: Plan) -> list[str]:
-        """What changes from this plan to another, by name: `- key: old`, `+ key: new`."""
+        """The changes from this plan to another, by name: `- key: old`, `+ key: new`."""
         lines: list[str] = []
         for one in fields(Plan):
             before, after = _json(getattr(self, one.name)), _json(getattr(other, one.name))

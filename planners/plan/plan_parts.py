@@ -229,8 +229,8 @@ def _checked_pipeline(value: object, where: str) -> Pipeline:
         raise PlanError(f"{where}.stages must be lists of layer names, none of them empty.")
     if found.shares and len(found.stages) % len(found.shares):
         raise PlanError(
-            f"{where}.shares has {len(found.shares)} entries, of which the {len(found.stages)} "
-            "stages are no multiple; give one for each stage, or for the first of each rank's."
+            f"{where}.shares has {len(found.shares)} entries, which do not divide the "
+            f"{len(found.stages)} stages; give one for each stage, or for the first of each rank's."
         )
     for key in ("devices", "ranks"):
         count = len(getattr(found, key))

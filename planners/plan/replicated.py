@@ -16,8 +16,8 @@ from shardweave.planners.plan.zero import DATA_AXIS, REPLICA_AXIS
 
 
 def plan_replicated(program: Program, mesh: Mesh, *, data: str = DATA_AXIS) -> Plan:
-    """Every parameter whole on every device; inputs cut along dim 0 over the `data` axis, and over
-    `replica` where the mesh has it.
+    """Replicate every parameter; shard inputs along dim 0 over the `data` axis, and over `replica`
+    where the mesh has it.
 
     Objective: none; plain data parallelism, the baseline of every comparison. Exact.
     Inputs whose first dim is too short stay whole, and a note says so.
@@ -68,8 +68,8 @@ def can_be_cut(size: int, axes: Sequence[str], mesh: Mesh) -> bool:
 def idle_data(inputs: Mapping[str, str], mesh: Mesh, *axes: str) -> list[str]:
     """A note for each axis that cuts no input, of those that planners use for inputs alone."""
     return [
-        f"axis '{axis}' of the mesh is idle: no input can be cut over {axis}={mesh.size(axis)}, "
-        "and its ranks all compute the same"
+        f"axis '{axis}' of the mesh is idle: no input can be sharded over "
+        f"{axis}={mesh.size(axis)}, and its ranks all compute the same"
         for axis in axes
         if not inputs and axis in mesh.names and mesh.size(axis) > 1
     ]

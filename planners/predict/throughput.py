@@ -11,7 +11,7 @@ from shardweave.ir.ops.registry import flops_of, is_attention
 from shardweave.ir.ops.seen_keys import seen_share
 from shardweave.ir.program.blocks import split_at_backward
 from shardweave.ir.program.program import Program
-from shardweave.passes.memory.rematerialize import rematerialize
+from shardweave.passes.memory.rematerialize import RematerializePass
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.quantity import seconds_text
 from shardweave.planners.cost.workload import batch_of, parameter_dtype
@@ -33,7 +33,7 @@ def recomputed_flops(program: Program, plan: Plan) -> float:
     if plan.recompute == "none":
         return 0.0
     target = program.clone()
-    rematerialize(target, plan.recompute, blocks=",".join(plan.recompute_in))
+    RematerializePass(plan.recompute, blocks=",".join(plan.recompute_in)).recompute(target)
     return float(sum(flops_of(op) for op in target.ops if phase_of(op) == "recompute"))
 
 

@@ -147,8 +147,8 @@ def read_shares(text: str) -> tuple[tuple[int, ...], ...]:
     parts = [one.split(",") for one in text.split("/")]
     if not all(word.strip().isdecimal() for one in parts for word in one):
         raise ValueError(
-            f"shares '{text}': expected numbers of micro-batches by stage, as 8/5,3 for two stages "
-            "of which the second is at two ranks."
+            f"shares '{text}': expected numbers of micro-batches by stage, such as 8/5,3 for two "
+            "stages, the second at two ranks."
         )
     return tuple(tuple(map(int, one)) for one in parts)
 

@@ -176,12 +176,3 @@ class Streams:
         for flight in waiting:
             if flight.start_s < 0 and all(self._queues[r][0] is flight for r in flight.resources):
                 self._begin(flight)
-
-
-def beside_s(
-    work_s: float, sent_s: float, slowdown: float, link_slowdown: float
-) -> tuple[float, float]:
-    """Seconds until work and communication that begin at once are done, and what work loses."""
-    both_s = min(work_s * slowdown, sent_s * link_slowdown)
-    left_s = max(work_s - both_s / slowdown, sent_s - both_s / link_slowdown)
-    return both_s + left_s, both_s - both_s / slowdown

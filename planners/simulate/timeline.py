@@ -63,7 +63,7 @@ class Timeline:
 
     @property
     def ratio(self) -> float:
-        """How many times longer than the lower bound the step takes."""
+        """The time of the step, relative to its lower bound."""
         return self.time_s / self.lower_bound_s if self.lower_bound_s else 1.0
 
     @property

@@ -126,11 +126,10 @@ def _separable(
         )
         for op in forward:
             analysis.visit(op)
-        if assumed.hold_in(analysis):
+        if assumed.hold_in(analysis, uneven):
             for op in analysis.ended:  # the parts of a fused projection are cut each for itself
                 uneven.pop(op, None)
             return analysis
-        assumed.correct(analysis, uneven)
 
 
 @dataclass
@@ -148,29 +147,26 @@ class _Assumptions:
     _groups: dict[AtenOp, int] = field(default_factory=dict[AtenOp, int])
     _stacks: set[AtenOp] = field(default_factory=set[AtenOp])
 
-    def hold_in(self, analysis: _Analysis) -> bool:
-        """Whether all maps turned out separable, in the parts that were assumed."""
-        return not self._newly_met(analysis) and not self._failed(analysis)
-
-    def correct(self, analysis: _Analysis, uneven: Mapping[AtenOp, str]) -> None:
-        """Assume what an analysis met; without anything new, leave out what failed."""
-        met = self._newly_met(analysis)
+    def hold_in(self, analysis: _Analysis, uneven: Mapping[AtenOp, str]) -> bool:
+        """Whether all maps turned out separable, in the parts that were assumed. If not, what the
+        analysis met is assumed; without anything new, what failed is left out."""
+        met, failed = self._newly_met(analysis), self._failed(analysis)
         self.parts |= met
         self._groups |= analysis.met_strides
         self._stacks |= met.keys() & uneven.keys()
-        if met:
-            return
+        if met or not failed:
+            return not met
         # What was taken for a stack of projections, and is none, fails without the others: its
         # parts may be groups, some more for the first devices than for the last.
-        failed = self._failed(analysis)
         failed = (failed & self._stacks) or (failed & self.strides.keys()) or failed
         grouped = failed & self._groups.keys() - self.strides.keys()
         if not grouped:
             self.maps = {op: one for op, one in self.maps.items() if op not in failed}
-            return
+            return False
         self.strides |= {op: self._groups[op] for op in grouped}
         self.parts = {op: count for op, count in self.parts.items() if op not in grouped}
         self._stacks -= grouped
+        return False
 
     def _newly_met(self, analysis: _Analysis) -> dict[AtenOp, int]:
         return {op: n for op, n in analysis.met_parts.items() if op not in self.parts}

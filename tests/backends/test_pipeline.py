@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,6 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from shardweave.backends.distributed.gradient_norm import clip_grad_norm_
 from shardweave.backends.distributed.mail import ExpectedMessage, Mail
 from shardweave.backends.distributed.runtime import Runtime
 from shardweave.backends.step.compiled_module import CompiledModule
@@ -64,14 +64,19 @@ def train(module: nn.Module, batch: dict[str, Tensor], *, is_step: bool) -> list
     return losses
 
 
-def clipped(spec: str, plan: Plan) -> tuple[float, float, float]:
-    """The norm of the gradients of a step and of the model, and how far apart they are clipped."""
+def clipped(spec: str, plan: Plan, backward: str) -> tuple[float, float, float]:
+    """The norm of the gradients of two calls of a step and of the model, and how far apart they are
+    clipped."""
     torch.set_num_threads(1)
     example = build_example(spec, dtype=torch.float64)
-    step = compile_copy(example.module, kwargs=example.kwargs, plan=plan)
-    step(**example.kwargs)
-    scalar_loss(example.module(**example.kwargs)).backward()
-    found = clip_grad_norm_(step.parameters(), 0.1)
+    step = compile_copy(example.module, kwargs=example.kwargs, plan=plan, backward=backward)
+    for synced in (step.no_sync(), nullcontext()):
+        with synced:
+            loss = scalar_loss(step(**example.kwargs))
+            if backward == "autograd":
+                loss.backward()
+        scalar_loss(example.module(**example.kwargs)).backward()
+    found = nn.utils.clip_grad_norm_(step.parameters(), 0.1)
     expected = nn.utils.clip_grad_norm_(example.module.parameters(), 0.1)
     optimizers = [torch.optim.SGD(m.parameters(), lr=1.0) for m in (step, example.module)]
     for optimizer in optimizers:
@@ -79,9 +84,10 @@ def clipped(spec: str, plan: Plan) -> tuple[float, float, float]:
     return found.item(), expected.item(), error_of(step, example.module)
 
 
-def test_norm_over_all_stages_is_that_of_eager() -> None:
+@pytest.mark.parametrize("backward", ["autograd", "in_call"])
+def test_norm_over_all_stages_is_that_of_eager(backward: str) -> None:
     plan = plan_of(GPT, "stage=2", "1f1b", 4)
-    for found, expected, error in run_ranks(clipped, 2, GPT, plan):
+    for found, expected, error in run_ranks(clipped, 2, GPT, plan, backward):
         assert found == pytest.approx(expected, rel=1e-9)
         assert error < 1e-9
 

@@ -16,12 +16,13 @@ from shardweave.benchmarks.stages.events import (
     StageTimes,
     Task,
     TaskPart,
+    beside_s,
     most_in_flight,
     order_of,
     play,
 )
 from shardweave.planners.plan.plan_parts import PIPELINE_SCHEDULES
-from shardweave.planners.simulate.streams import Streams, beside_s
+from shardweave.planners.simulate.streams import Streams
 
 schedules = st.sampled_from(PIPELINE_SCHEDULES)
 seconds = st.sampled_from([0.0, 0.5, 1.0, 3.0])

@@ -113,7 +113,7 @@ def test_there_are_never_more_slots_than_tokens() -> None:
 def test_groups_of_unequal_length_are_refused(
     case: tuple[Tensor, Tensor, Tensor, Experts],
 ) -> None:
-    with pytest.raises(ValueError, match="24 tokens are not 5 groups of equal length"):
+    with pytest.raises(ValueError, match="24 tokens do not divide into 5 groups"):
         experts_with_capacity(*case, capacity=1.0, groups=5)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from shardweave.backends.optimizers.spread import GATHERED
 from shardweave.passes.pipeline import as_mesh
 from shardweave.tests.driver.optimizer_steps import cases, errors_of, errors_of_resumed
 from shardweave.tests.spawn import run_ranks
@@ -21,6 +22,9 @@ FEW = (
     "Noisy",
     "EightBit",
     "Lookahead",
+    "ThroughViews",
+    "Lamb",
+    "ASGD",
 )
 
 LAYOUTS: list[tuple[str, int, bool]] = [
@@ -30,6 +34,7 @@ LAYOUTS: list[tuple[str, int, bool]] = [
     ("tensor=2", 0, False),
     ("data=2,tensor=2", 3, True),
     ("stage=2", 0, False),
+    ("expert=2", 0, False),
 ]
 """Mesh, zero, and whether all sizes divide."""
 
@@ -48,6 +53,21 @@ def check(mesh: str, zero: int, is_even: bool, *names: str) -> None:
 
 def test_optimizers_that_read_more_than_elements_train_as_on_one_process() -> None:
     check("data=2", 3, False, *FEW)
+
+
+def gathered(names: list[str]) -> list[tuple[str, ...]]:
+    """The ops for which the last step of each optimizer has gathered full values."""
+    options, ops = {"mesh": "data=2", "zero": 3}, list[tuple[str, ...]]()
+    for case in cases():
+        if case[0] in names:
+            errors_of(options, [case], is_even=False)
+            ops.append(tuple(GATHERED))
+    return ops
+
+
+def test_scalars_and_vectors_travel_where_an_optimizer_decides_by_norms() -> None:
+    for ops in run_ranks(gathered, 2, ["Adafactor", "Lamb", "ASGD", "Noisy"]):
+        assert ops == [()] * 4
 
 
 def test_the_size_of_a_parameter_is_the_same_on_all_stages() -> None:

@@ -235,7 +235,7 @@ def test_what_has_no_effect_is_noted() -> None:
 @pytest.mark.parametrize(
     ("passes", "message"),
     [
-        ("chunk-loss", "run chunk-loss behind propagate-shardings"),
+        ("chunk-loss", "run chunk-loss after propagate-shardings"),
         (PARTITION.replace("chunks=3", "chunks=0"), "chunks=0; use chunks >= 1"),
         (PARTITION.replace(",insert", ",chunk-loss,insert"), "has an axis 'loss' already"),
     ],
@@ -253,7 +253,7 @@ def test_rows_that_devices_have_one_of_are_not_cut() -> None:
 @pytest.mark.parametrize(
     ("results", "message"),
     [
-        ("output %z", "leads to an output without dims"),
+        ("output %z", "leads to a scalar output"),
         ("output a = %s\n output b = %z", "gives output 'b', all logits"),
     ],
 )

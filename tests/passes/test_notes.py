@@ -86,7 +86,7 @@ CASES = {
     "none-recomputed": (
         local(SHARDED),
         "delete-redundant-collectives",
-        "no recomputed collective repeats an earlier one; run rematerialize before it",
+        "no recomputed collective repeats an earlier one; run insert-collectives and then rematerialize",
     ),
     "no-budget": (
         local(RECOMPUTED),

@@ -21,9 +21,12 @@ from shardweave.planners.auto.reader import CostReader, Depths
 from shardweave.planners.auto.space.constraints import Constraints, point_of
 from shardweave.planners.auto.space.point import JointPoint
 from shardweave.planners.auto.space.space import JointSpace, joint_space
+from shardweave.planners.call import call_planner
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.lowering.partition import partition
 from shardweave.planners.plan.plan import Plan
+from shardweave.planners.plan.plan_parts import PlanError
+from shardweave.tests.planners.small_clusters import with_dtype
 from shardweave.tests.zoo import assert_equals_eager, captured
 
 CLUSTER = find_cluster("perlmutter:nodes=1")  # 4 devices
@@ -134,3 +137,23 @@ def test_forbidden_chunks_are_in_no_plan_and_other_orders_stay() -> None:
     plan = planned(forbid="chunks=2,chunks=4", simulate=6)
     assert plan.pipeline is not None
     assert plan.pipeline.schedule != "interleaved-1f1b"
+
+
+def test_loss_is_cut_where_logits_keep_the_fastest_plan_from_fitting() -> None:
+    case = captured("gpt:layers=1,hidden=16,heads=2,vocab=512,seq=16,batch=8")
+    program = case.program
+    asked = "schedule=in-order,sub_batches=1,recompute=none,zero=0,micro_batches=1,stages=1"
+    on = with_dtype(find_cluster("testbed:nodes=2"))
+    options = {"fix": asked, "propose": False, "simulate": 4}
+    whole = call_planner("auto", program, Mesh(data=2), cluster=on, options=options).predicted
+    assert whole is not None
+    options["memory"] = f"{int(0.8 * whole.peak_bytes)}B"
+    plan = call_planner("auto", program, Mesh(data=2), cluster=on, options=options)
+    assert plan.loss_chunks > 1
+    assert plan.predicted is not None
+    assert plan.predicted.fits
+    assert f"loss in {plan.loss_chunks} chunks" in plan.candidates[0].name
+    assert_equals_eager(partition(program, Mesh(**plan.mesh), plan), case)
+    options["forbid"] = "loss_chunks=4,loss_chunks=16"
+    with pytest.raises(PlanError, match="no plan"):
+        call_planner("auto", program, Mesh(data=2), cluster=on, options=options)

@@ -101,7 +101,7 @@ def test_tokens_stay_in_their_groups() -> None:
     ("spec", "mesh", "reason"),
     [
         (SPECS["gpt"], "expert=2", "no product reads a parameter of experts x inputs x outputs"),
-        (f"{SLOTS}1", "expert=8", "4 experts cannot be cut over expert=8"),
+        (f"{SLOTS}1", "expert=8", "4 experts cannot be sharded over expert=8"),
     ],
 )
 def test_an_axis_that_cuts_no_experts_is_idle(spec: str, mesh: str, reason: str) -> None:

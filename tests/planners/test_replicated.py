@@ -36,7 +36,7 @@ def test_data_axis_that_cuts_no_input_is_idle_with_a_note() -> None:
     plan = plan_replicated(step(text), as_mesh("data=7"))
     assert plan.inputs == {}
     assert plan.notes[-1] == (
-        "axis 'data' of the mesh is idle: no input can be cut over data=7, and its ranks all "
+        "axis 'data' of the mesh is idle: no input can be sharded over data=7, and its ranks all "
         "compute the same"
     )
 

@@ -20,8 +20,8 @@ def add_parser(commands: Commands) -> None:
         "programs",
         metavar="PROGRAM",
         nargs="*",
-        help="measure the ops of these programs or models exactly; of one that is not a rank's, "
-        "those of all pieces into which plans for the processes cut it, along sequences too",
+        help="measure the ops of these programs or models exactly; a program that is not local is "
+        "first sharded in every way that a plan for the processes could, sequences too",
     )
     command.add_argument(
         "-o", "--output", metavar="FILE", default="cluster.yaml", help="default: cluster.yaml"

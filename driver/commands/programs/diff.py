@@ -61,7 +61,7 @@ def _diff(options: argparse.Namespace) -> bool:
 
     from shardweave.driver.commands.read_programs import note_what_is_simulated, read
     from shardweave.driver.diff import diff
-    from shardweave.driver.report.diff.diff_text import SHOWN, print_diff
+    from shardweave.driver.report.diff_text import SHOWN, print_diff
 
     check_output(options.html)
     if options.before == options.after == "-":

@@ -11,7 +11,7 @@ from typing import Any
 from xdsl.ir import Operation
 from xdsl.passes import ModulePass
 
-from shardweave.driver.report.diff.diff_text import (
+from shardweave.driver.report.diff_text import (
     Simulated,
     number_cells,
     program_numbers,
@@ -52,12 +52,16 @@ class Recorder(Observer):
     """Notes each program that a pipeline makes. `moments` are the data of the page, `words` its
     texts.
 
-    optimizer_multiplier: bytes of optimizer state per byte of parameters, for the memory; None:
-    Adam's, in `precision`, as a plan says it.
+    cluster: for times and memory; None: without. optimizer_multiplier: bytes of optimizer state per
+    byte of parameters, for the memory; None: Adam's, in `precision`, as a plan says it.
     """
 
     def __init__(
-        self, cluster: Cluster, *, optimizer_multiplier: float | None = 0.0, precision: str = ""
+        self,
+        cluster: Cluster | None,
+        *,
+        optimizer_multiplier: float | None = 0.0,
+        precision: str = "",
     ) -> None:
         self.cluster, self.precision = cluster, precision
         self.optimizer_multiplier = optimizer_multiplier
@@ -159,6 +163,8 @@ class Recorder(Observer):
     def _simulate(self, program: Program) -> tuple[Simulated, str]:
         """The step in the simulator, or None and why it has none."""
         mesh = program.mesh or Mesh()
+        if self.cluster is None:
+            return None, ""
         if not program.is_local and mesh.num_devices > 1:
             return None, (
                 "The program is global here: what one device does of it, and how long it takes, "

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 from xdsl.ir import SSAValue
 
-from shardweave.ir.capture.builder import ImportBuilder
 from shardweave.ir.capture.canonical.base import Call, Form, Result, form, normalized
-from shardweave.ir.capture.canonical.layout import sliced
 from shardweave.ir.dialects.types import dtype_of_value, shape_of, tensor_type
 from shardweave.ir.ops.registry import spec_named
 
@@ -109,27 +106,6 @@ def _least(call: Call) -> SSAValue:
     return call.builder.call(negative, _reduce(call, "aten.amax", negatives))
 
 
-@form("aten.aminmax")
-def _extremes(call: Call) -> Result:
-    """The least and the largest elements, each by itself."""
-    dim = call.arguments.get("dim")
-    each = replace(call, name="aten.amin")
-    each.arguments = {**call.arguments, "dim": [] if dim is None else [dim]}
-    least = _least(each)
-    assert isinstance(least, SSAValue)
-    return [least, _reduce(each, "aten.amax", call["self"])]
-
-
-@form("aten.nansum")
-def _sum_of_numbers(call: Call) -> Result:
-    """A sum that takes 0 for what is not a number."""
-    b, source = call.builder, call["self"]
-    if dtype_of_value(source).is_floating_point:
-        is_nan = b.call("aten.isnan", source)
-        source = b.call("aten.masked_fill.Scalar", source, is_nan, value=0)
-    return _reduce(call, "aten.sum.dim_IntList", b.cast(source, call.dtype))
-
-
 @form("aten.var.correction", "aten.var_mean.correction")
 def _variance(call: Call) -> Result:
     """The mean square distance from the global mean."""
@@ -145,52 +121,3 @@ def _variance(call: Call) -> Result:
     if call.name == "aten.var.correction":
         return result
     return [result, b.view(center, shape_of(result))]
-
-
-def log_sigmoid_of(b: ImportBuilder, source: SSAValue) -> SSAValue:
-    """min(x, 0) - log(1 + exp(-|x|))."""
-    power = b.call("aten.exp", b.call("aten.neg", b.call("aten.abs", source)))
-    below = b.call("aten.clamp", source, max=0.0)
-    return b.call("aten.sub.Tensor", below, b.call("aten.log1p", power))
-
-
-@form("aten.log_sigmoid_forward")
-def _log_sigmoid(call: Call) -> Result:
-    """The result; the buffer that eager keeps for backward is not kept."""
-    return [log_sigmoid_of(call.builder, call["self"]), None]
-
-
-@form("aten.log_sigmoid_backward")
-def _log_sigmoid_backward(call: Call) -> Result:
-    """grad * sigmoid(-x)."""
-    b = call.builder
-    slope = b.call("aten.sigmoid", b.call("aten.neg", call["self"]))
-    return b.call("aten.mul.Tensor", call["grad_output"], slope)
-
-
-@form("aten.glu")
-def _glu(call: Call) -> Result:
-    """The first half, times the sigmoid of the second."""
-    first, second = _halves(call)
-    return call.builder.call("aten.mul.Tensor", first, call.builder.call("aten.sigmoid", second))
-
-
-@form("aten.glu_backward")
-def _glu_backward(call: Call) -> Result:
-    b = call.builder
-    first, second = _halves(call)
-    gate = b.call("aten.sigmoid", second)
-    grad = call["grad_output"]
-    of_gate = b.call("aten.mul.Tensor", grad, first)
-    parts = [b.call("aten.mul.Tensor", grad, gate), b.call("aten.sigmoid_backward", of_gate, gate)]
-    return b.call("aten.cat", parts, dim=normalized(call["dim"], len(call.shape)))
-
-
-def _halves(call: Call) -> tuple[SSAValue, SSAValue]:
-    source = call["self"]
-    shape = list(shape_of(source))
-    dim = normalized(call["dim"], len(shape))
-    shape[dim] //= 2
-    size = tuple(shape)
-    first, second = (sliced(call, source, dim, start, 1, size) for start in (0, shape[dim]))
-    return first, second

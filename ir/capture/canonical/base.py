@@ -76,7 +76,7 @@ def form(*names: str) -> Callable[[Form], Form]:
 
 @cache
 def _load() -> None:
-    families = "layout creation arithmetic losses binary_losses batch_norm strided grouped"
+    families = "layout creation arithmetic losses strided grouped"
     for module in families.split():
         import_module(f"shardweave.ir.capture.canonical.{module}")
 

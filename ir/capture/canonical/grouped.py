@@ -14,7 +14,7 @@ from xdsl.ir import SSAValue
 
 from shardweave.ir.capture.builder import ImportBuilder
 from shardweave.ir.capture.canonical.base import Call, CanonicalError, Result, form
-from shardweave.ir.dialects.aten import AtenOp
+from shardweave.ir.dialects.aten import maker
 from shardweave.ir.dialects.types import dtype_of_value, shape_of, tensor_type
 from shardweave.ir.library.grouped import GROUPED_MM, GROUPED_OUTER
 
@@ -114,22 +114,18 @@ def gradient_of_lookup(call: Call, rows: SSAValue, source: SSAValue) -> Result:
 
 def is_zeros(value: SSAValue) -> bool:
     """Whether a value is zeros of a floating-point dtype, as it is made."""
-    owner = value.owner
-    if not isinstance(owner, AtenOp) or owner.name != "aten.full":
-        return False
-    return owner.value("fill_value") == 0 and dtype_of_value(value).is_floating_point
+    made = maker(value, "aten.full")
+    is_zero = made is not None and made.value("fill_value") == 0
+    return is_zero and dtype_of_value(value).is_floating_point
 
 
 def _rows_of(index: SSAValue) -> SSAValue | None:
     """The numbers of rows that an index of as many columns repeats in each; None if it does not."""
-    owner = index.owner
-    if not isinstance(owner, AtenOp) or owner.name != "aten.expand" or len(shape_of(index)) != 2:
+    expanded = maker(index, "aten.expand")
+    if expanded is None or len(shape_of(index)) != 2:
         return None
-    column = owner.operands[0]
-    num_rows = shape_of(index)[0]
+    column, num_rows = expanded.operands[0], shape_of(index)[0]
     if shape_of(column) != (num_rows, 1) or dtype_of_value(column) != torch.int64:
         return None
-    inner = column.owner
-    is_view = isinstance(inner, AtenOp) and inner.name == "aten.view"
-    flat = inner.operands[0] if isinstance(inner, AtenOp) and is_view else None
-    return flat if flat is not None and shape_of(flat) == (num_rows,) else None
+    view = maker(column, "aten.view")
+    return view.operands[0] if view and shape_of(view.operands[0]) == (num_rows,) else None

@@ -9,7 +9,7 @@ from xdsl.ir import SSAValue
 
 from shardweave.ir.capture.canonical.base import Call, Result, form, normalized
 from shardweave.ir.capture.canonical.grouped import gradient_of_lookup, is_zeros
-from shardweave.ir.dialects.aten import AtenOp
+from shardweave.ir.dialects.aten import maker
 from shardweave.ir.dialects.types import dtype_of_value, shape_of, shape_of_type, tensor_type
 
 
@@ -77,33 +77,6 @@ def _repeat(call: Call) -> Result:
     cut = b.view(call["self"], [n for size in shape for n in (1, size)])
     wide = b.expand(cut, [n for r, size in zip(repeats, shape, strict=True) for n in (r, size)])
     return b.view(wide, call.shape)
-
-
-@form("aten.pixel_shuffle", "aten.pixel_unshuffle")
-def _pixel_shuffle(call: Call) -> Result:
-    """`(c a b) h w -> c (h a) (w b)`, and back."""
-    b = call.builder
-    source = call["self"]
-    *batch, channels, height, width = shape_of(source)
-    at = len(batch)
-    if call.name == "aten.pixel_shuffle":
-        r = call["upscale_factor"]
-        apart, order = (channels // r**2, r, r, height, width), (0, 3, 1, 4, 2)
-    else:
-        r = call["downscale_factor"]
-        apart, order = (channels, height // r, r, width // r, r), (0, 2, 4, 1, 3)
-    parts = b.view(source, (*batch, *apart))
-    return b.view(b.permute(parts, [*range(at), *(at + dim for dim in order)]), call.shape)
-
-
-@form("aten.channel_shuffle")
-def _channel_shuffle(call: Call) -> Result:
-    """`n (g c) ... -> n (c g) ...`."""
-    b = call.builder
-    samples, channels, *rest = shape_of(call["self"])
-    parts = b.view(call["self"], (samples, call["groups"], channels // call["groups"], *rest))
-    order = [0, 2, 1, *range(3, 3 + len(rest))]
-    return b.view(b.permute(parts, order), call.shape)
 
 
 @form("aten.diagonal", "aten.unfold")
@@ -272,11 +245,9 @@ def _counted_dim(value: SSAValue, size: int) -> int | None:
     if len(wide) > 1 or (wide and shape[wide[0]] != size) or (not wide and size != 1):
         return None
     source = value
-    while isinstance(source.owner, AtenOp) and source.owner.name in ("aten.view", "aten.expand"):
-        source = source.owner.operands[0]
-    owner = source.owner
-    if not isinstance(owner, AtenOp) or owner.name != "aten.arange.start_step":
-        return None
-    counts = owner.value("start") == 0 and owner.value("step") == 1
+    while (shown := maker(source, "aten.view", "aten.expand")) is not None:
+        source = shown.operands[0]
+    made = maker(source, "aten.arange.start_step")
+    counts = made is not None and made.value("start") == 0 and made.value("step") == 1
     # Without a wide dim any dim will do: the last one keeps the order of dims.
     return (wide[0] if wide else len(shape) - 1) if counts else None

@@ -7,13 +7,12 @@ maxima cross the network: the logits never do.
 
 from __future__ import annotations
 
-import math
-
 import torch
 from xdsl.ir import SSAValue
 
 from shardweave.ir.capture.canonical.base import Call, Result, form, normalized
-from shardweave.ir.dialects.aten import AtenOp
+from shardweave.ir.capture.canonical.grouped import is_zeros
+from shardweave.ir.dialects.aten import maker
 from shardweave.ir.dialects.types import dtype_of_value, shape_of
 
 _NONE, _MEAN, _SUM = 0, 1, 2
@@ -57,13 +56,11 @@ def _log_softmax_backward(call: Call) -> Result:
 
 def _row_gradient(grad: SSAValue, dim: int) -> tuple[SSAValue, SSAValue] | None:
     """If `grad` has one entry per row, scattered along `dim` into zeros: where, and the entries."""
-    owner = grad.owner
-    if not isinstance(owner, AtenOp) or owner.name != "aten.scatter_add":
+    scatter = maker(grad, "aten.scatter_add")
+    if scatter is None or not is_zeros(scatter.operands[0]) or scatter.value("dim") != dim:
         return None
-    into, (_, index, source) = owner.operands[0].owner, owner.operands
-    zeros = isinstance(into, AtenOp) and into.name == "aten.full" and into.value("fill_value") == 0
-    one = shape_of(source)[dim] == 1
-    return (index, source) if zeros and one and owner.value("dim") == dim else None
+    _, index, source = scatter.operands
+    return (index, source) if shape_of(source)[dim] == 1 else None
 
 
 def _target_column(call: Call, classes_dim: int) -> tuple[SSAValue, SSAValue]:
@@ -133,69 +130,3 @@ def _nll_loss_backward(call: Call) -> Result:
     rows = _weighted(call, rows, _row_weights(call, index, counts, call.dtype))
     zeros = b.full(call.shape, 0.0, call.dtype)
     return b.call("aten.scatter_add", zeros, index, rows, dim=dim)
-
-
-@form("aten.mse_loss")
-def _mse_loss(call: Call) -> Result:
-    b = call.builder
-    distance = b.call("aten.sub.Tensor", call["self"], call["target"])
-    square = b.call("aten.mul.Tensor", distance, distance)
-    return reduced(call, square)
-
-
-@form("aten.mse_loss_backward")
-def _mse_loss_backward(call: Call) -> Result:
-    b = call.builder
-    distance = b.call("aten.sub.Tensor", call["self"], call["target"])
-    slope = b.call("aten.mul.Scalar", distance, other=2.0)
-    return b.call("aten.mul.Tensor", slope, spread(call, shape_of(distance)))
-
-
-@form("aten.huber_loss", "aten.smooth_l1_loss")
-def _huber_loss(call: Call) -> Result:
-    """c (d - c / 2) with d = |x - y| and c = d up to a limit; a smooth L1 is that, by the limit."""
-    b = call.builder
-    limit, scale = _limit_and_scale(call)
-    distance = b.call("aten.abs", b.call("aten.sub.Tensor", call["self"], call["target"]))
-    near = b.call("aten.clamp", distance, max=limit)
-    rest = b.call("aten.sub.Tensor", distance, b.call("aten.mul.Scalar", near, other=0.5))
-    return reduced(call, b.call("aten.mul.Tensor", _scaled(call, near, scale), rest))
-
-
-@form("aten.huber_loss_backward", "aten.smooth_l1_loss_backward")
-def _huber_loss_backward(call: Call) -> Result:
-    b = call.builder
-    limit, scale = _limit_and_scale(call)
-    distance = b.call("aten.sub.Tensor", call["self"], call["target"])
-    slope = _scaled(call, b.call("aten.clamp", distance, min=-limit, max=limit), scale)
-    return b.call("aten.mul.Tensor", slope, spread(call, shape_of(distance)))
-
-
-def _limit_and_scale(call: Call) -> tuple[float, float]:
-    """Up to which distance the loss is a square, and what it is divided by."""
-    if "delta" in call.arguments:
-        return float(call["delta"]), 1.0
-    return float(call["beta"]), float(call["beta"])
-
-
-def _scaled(call: Call, value: SSAValue, scale: float) -> SSAValue:
-    return value if scale == 1.0 else call.builder.call("aten.div.Scalar", value, other=scale)
-
-
-def reduced(call: Call, rows: SSAValue) -> SSAValue:
-    """The losses of all elements, their sum or their mean, as the call says."""
-    b = call.builder
-    shape = shape_of(rows)
-    if call["reduction"] == _NONE:
-        return rows
-    total = b.sum(rows, range(len(shape)))
-    if call["reduction"] == _MEAN:
-        return b.call("aten.div.Scalar", total, other=math.prod(shape))
-    return total
-
-
-def spread(call: Call, shape: tuple[int, ...]) -> SSAValue:
-    """The gradient of each element's loss."""
-    if call["reduction"] == _MEAN:
-        return call.builder.call("aten.div.Scalar", call["grad_output"], other=math.prod(shape))
-    return call["grad_output"]

@@ -17,7 +17,6 @@ from torch import fx
 from shardweave.ir.capture.arguments import children_of
 from shardweave.ir.capture.observed.constant_numbers import constant_numbers
 from shardweave.ir.capture.observed.value_checks import without_value_checks
-from shardweave.ir.capture.substitutes.dense_attention import traced_anywhere
 from shardweave.ir.capture.substitutes.written_out import written_out
 from shardweave.ir.program.text import without_gc
 from shardweave.ir.torch_private import (
@@ -91,11 +90,9 @@ _WORDS = {print, warnings.warn, logging.debug, logging.info, logging.warning, lo
 """Calls that say something and compute nothing, which a program leaves out."""
 
 
-def _fake_mode_of(model: torch.nn.Module) -> FakeTensorMode | None:
-    for tensor in model.parameters():
-        if isinstance(tensor, FakeTensor):
-            return tensor.fake_mode
-    return None
+def _fake_mode_of(model: torch.nn.Module) -> contextlib.AbstractContextManager[Any]:
+    modes = (tensor.fake_mode for tensor in model.parameters() if isinstance(tensor, FakeTensor))
+    return next(modes, contextlib.nullcontext())
 
 
 @contextlib.contextmanager
@@ -104,6 +101,7 @@ def _quiet() -> Iterator[None]:
     before torch 2.13 at a hook that forward registers, and at functions that keep what they found,
     which are traced as others are."""
     with silent_logs(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "TF32 acceleration on top of oneDNN")
         warnings.filterwarnings("ignore", ".* should not be instantiated", DeprecationWarning)
         warnings.filterwarnings("ignore", "Sparse .* support is in beta")  # refused with its line
         warnings.filterwarnings("ignore", "Dynamo does not know how to trace")  # refused, too
@@ -125,55 +123,6 @@ def _outside_of_modes() -> Iterator[None]:
                 if isinstance(mode, FakeTensorMode):
                     stack.enter_context(mode)
         yield
-
-
-@contextlib.contextmanager
-def _plain_encoders() -> Iterator[None]:
-    """nn.TransformerEncoder and nn.MultiheadAttention in evaluation as the ops of training.
-
-    Their fused kernels for inference are one op that nothing could cut.
-    """
-    was_enabled = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(was_enabled)
-
-
-@contextlib.contextmanager
-def _plain_recurrence() -> Iterator[None]:
-    """A float32 nn.LSTM as the ops of a float64 one.
-
-    Its kernel on the CPU is one op that nothing could cut, and keeps a workspace of no known size.
-    """
-    flags = torch.backends.mkldnn.flags(enabled=False)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "TF32 acceleration on top of oneDNN")
-        with flags:
-            yield
-
-
-@contextlib.contextmanager
-def _compiling() -> Iterator[None]:
-    """Code that asks is told that it is compiled, but not exported.
-
-    A program has fixed shapes. What a model does for the sake of other ones, such as a mask in
-    place of causal attention (Hugging Face), it is to leave.
-    """
-    with replaced({"is compiling": True}):
-        yield
-
-
-@contextlib.contextmanager
-def _without_effects() -> Iterator[None]:
-    """A graph does not order the assertions of linear algebra (that no matrix is singular)."""
-    with unordered("aten::_linalg_check_errors"):
-        yield
-
-
-def _no_header(frame: Any, lineno: int | None = None) -> str:
-    return ""
 
 
 class _FlatRoot(torch.nn.Module):
@@ -214,10 +163,6 @@ def _run_with_code(graph: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
     return graph(*args, **kwargs)
 
 
-def _unreadable(graph: fx.GraphModule, *args: Any, **kwargs: Any) -> str:
-    return ""
-
-
 @contextlib.contextmanager
 def _forgetting() -> Iterator[None]:
     """Torch leaves each traced function among the globals of its root, and with it the model's
@@ -234,35 +179,23 @@ def _forgetting() -> Iterator[None]:
 
 
 _REPLACED: dict[str, Any] = {
-    "export state": _compiling,
+    # Code that asks is told that it is compiled, but not exported: a program has fixed shapes, so
+    # that a model is to leave what it does for the sake of others (a mask for causal attention).
+    "export state": lambda: replaced({"is compiling": True}),
     # Shapes are fixed: the guards that would be made to check dynamic ones, a quarter of the
     # time that a small GPT takes, guard nothing.
     "shape guards": mock.DEFAULT,
     # It would keep a copy of each parameter, which cannot be made inside torch.vmap.
     "cloned input": lambda value, _: value,
     # Dynamo parses each source file for a line of a log that nobody reads.
-    "source lines": _no_header,
+    "source lines": lambda frame, lineno=None: "",
     "exported root": _root_of,
     "triton ops": lambda: True,  # they stay ops
+    # `flex_attention` is written out: it needs no GPU, nor head dims that its kernels take.
+    "flex device": lambda *tensors: None,
+    "flex width": lambda *tensors: None,
 }
 """What of torch's tracing does something else meanwhile, and what it does."""
-
-
-@contextlib.contextmanager
-def _patched() -> Iterator[None]:
-    """Meanwhile torch's tracing is as `_REPLACED` says."""
-    with (
-        replaced(_REPLACED),
-        mock.patch.object(fx.GraphModule, "recompile", _without_code),
-        # Dynamo writes the whole graph out to say why it cannot be stored.
-        mock.patch.object(fx.GraphModule, "print_readable", _unreadable),
-        # What is computed of a tensor that forward marks has no gradient by it outside; nobody asks
-        # for that of what a step returns.
-        marked_outputs_allowed(),
-        not_exporting(),
-        configured(allow_rnn=True, trace_autograd_ops=True, ignore_logging_functions=_WORDS),
-    ):
-        yield
 
 
 @contextlib.contextmanager
@@ -272,28 +205,41 @@ def settings(model: torch.nn.Module, train: bool, grad: bool) -> Iterator[None]:
     Recurrent layers are traced as the operations that they are made of.
     """
     was_training = {name: module.training for name, module in model.named_modules()}
+    mha = torch.backends.mha
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_quiet())
-        stack.enter_context(_outside_of_modes())
-        stack.enter_context(without_gc())
-        stack.enter_context(_forgetting())
-        stack.enter_context(_patched())
-        stack.enter_context(_without_effects())
-        stack.enter_context(traced_anywhere())
-        stack.enter_context(written_out())
-        stack.enter_context(without_value_checks())
-        stack.enter_context(constant_numbers())
-        stack.enter_context(exact_texts())
-        stack.enter_context(_plain_encoders())
-        stack.enter_context(_plain_recurrence())
-        mode = _fake_mode_of(model)
-        if mode is not None:
-            stack.enter_context(mode)
+        for context in (
+            _quiet(),
+            _outside_of_modes(),
+            without_gc(),
+            _forgetting(),
+            replaced(_REPLACED),
+            mock.patch.object(fx.GraphModule, "recompile", _without_code),
+            # Dynamo writes the whole graph out to say why it cannot be stored.
+            mock.patch.object(fx.GraphModule, "print_readable", return_value=""),
+            # What is computed of a tensor that forward marks has no gradient by it outside; nobody
+            # asks for that of what a step returns.
+            marked_outputs_allowed(),
+            not_exporting(),
+            configured(allow_rnn=True, trace_autograd_ops=True, ignore_logging_functions=_WORDS),
+            # A graph does not order the assertions of linear algebra (that no matrix is singular).
+            unordered("aten::_linalg_check_errors"),
+            written_out(),
+            without_value_checks(),
+            constant_numbers(),
+            exact_texts(),
+            # The kernel of a float32 nn.LSTM on the CPU is one op that nothing could cut.
+            torch.backends.mkldnn.flags(enabled=False),
+            _fake_mode_of(model),
+            # Whatever the caller is in: a step compiles programs in the middle of calls.
+            torch.inference_mode(mode=False),
+        ):
+            stack.enter_context(context)
+        # Encoders and attention in evaluation have kernels for inference that nothing could cut.
+        stack.callback(mha.set_fastpath_enabled, mha.get_fastpath_enabled())
+        mha.set_fastpath_enabled(False)
+        stack.enter_context(torch.set_grad_enabled(grad))
         if not train:
             model.eval()
-        # Whatever the caller is in: a step compiles programs in the middle of calls.
-        stack.enter_context(torch.inference_mode(mode=False))
-        stack.enter_context(torch.set_grad_enabled(grad))
         try:
             yield
         finally:

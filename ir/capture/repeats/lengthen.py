@@ -12,9 +12,10 @@ the whole graph is traced.
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -23,7 +24,13 @@ import torch
 from torch import fx
 
 from shardweave.ir.capture.repeats.alike import same_constant, tensor_facts
-from shardweave.ir.capture.repeats.chain import BlockChain, block_path_of
+from shardweave.ir.capture.repeats.chain import (
+    BlockChain,
+    block_path_of,
+    chains_of,
+    parameter_order,
+    without_blocks,
+)
 from shardweave.ir.capture.repeats.rebuild import (
     Entry,
     flat_results,
@@ -33,6 +40,11 @@ from shardweave.ir.capture.repeats.rebuild import (
     rebuilt,
     renamed_stack,
 )
+from shardweave.ir.torch_private import pytree
+
+Trace = Callable[[fx.GraphModule], fx.GraphModule]
+
+logger = logging.getLogger(__name__)
 
 _ENDS = ("placeholder", "output")
 _CONSTANT = re.compile(r"_tensor_constant\d+(_\d+)?$")
@@ -41,6 +53,20 @@ _NAME = re.compile(r"(.*?)(?:_(\d+))?$")
 
 class Irregular(Exception):
     """The blocks of a chain were not traced alike; the message says where."""
+
+
+def joint_graph(exported: fx.GraphModule, trace: Trace) -> tuple[fx.Graph, fx.GraphModule]:
+    """Dynamo's graph and constants as `trace` makes them; chains of equal blocks by their ends."""
+    chains = chains_of(exported.graph)
+    if chains:
+        with all_names() as names:
+            short = trace(without_blocks(exported, chains))
+        try:
+            return lengthened(short.graph, names, chains, parameter_order(exported)), short
+        except Irregular as reason:
+            logger.info("all blocks are traced, since a chain's came out unlike: %s", reason)
+    joint = trace(exported)
+    return joint.graph, joint
 
 
 @contextlib.contextmanager
@@ -163,16 +189,13 @@ class _Lengthening:
             raise Irregular(f"{one.name} and {other.name} have other operands")
 
     def _same_arguments(self, one: Any, other: Any) -> bool:
-        if isinstance(one, fx.Node) and isinstance(other, fx.Node):
-            return self._same_operand(one, other)
-        if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
-            pairs = zip(one, other, strict=False)
-            return len(one) == len(other) and all(self._same_arguments(a, b) for a, b in pairs)
-        if isinstance(one, dict) and isinstance(other, dict):
-            return list(one) == list(other) and all(
-                self._same_arguments(one[k], other[k]) for k in one
-            )
-        return same_constant(one, other)
+        (mine, spec), (theirs, other_spec) = map(pytree.tree_flatten, (one, other))
+        return spec == other_spec and all(
+            self._same_operand(a, b)
+            if isinstance(a, fx.Node) and isinstance(b, fx.Node)
+            else same_constant(a, b)
+            for a, b in zip(mine, theirs, strict=True)
+        )
 
     def _same_operand(self, one: fx.Node, other: fx.Node) -> bool:
         """Both from the same place, seen from their blocks."""

@@ -9,9 +9,8 @@ before the graph is differentiated; the functions of scores and masks become ops
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,24 +19,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from shardweave.ir.capture.site import CaptureError, site_of_node
-from shardweave.ir.torch_private import replaced
 
 Function = Callable[..., Tensor]
 """Of a score, or of none, and of four indices: sample, head, query, key; then of buffers."""
 
 FLEX = "flex_attention"
 VARLEN = "torch_attn._varlen_attn"
-
-
-@contextlib.contextmanager
-def traced_anywhere() -> Iterator[None]:
-    """`flex_attention` does not ask for a GPU, nor for head dims that its kernels take."""
-    with replaced({"flex device": _anything, "flex width": _anything}):
-        yield
-
-
-def _anything(*args: Tensor) -> None:
-    return None
 
 
 def replace_attention(exported: torch.fx.GraphModule) -> None:

@@ -12,53 +12,74 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from unittest import mock
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from shardweave.ir.capture.substitutes.trl import LogProbabilities
+
 
 @contextlib.contextmanager
-def eager_masks(inputs: Collection[str]) -> Iterator[None]:
-    """Without a mask for packed sequences, unless positions are given that may be packed.
+def as_in_eager(model: nn.Module, inputs: Collection[str], *, is_step: bool) -> Iterator[None]:
+    """Trace a model of Hugging Face, and what trainers of TRL add, by the code of eager mode.
 
-    Positions that a model makes itself count from 0, and eager mode finds that they are of one
-    sequence. inputs: the names of the model's inputs.
+    inputs: the names of the model's inputs. Positions that a model makes itself count from 0, and
+    eager mode finds that they are of one sequence; positions that are given may be packed. is_step:
+    whether keys and values for later tokens are left out: a step trains or evaluates, in one pass.
     """
-    masks = sys.modules.get("transformers.masking_utils")
-    if masks is None or "position_ids" in inputs:
-        yield
-        return
-    with mock.patch.object(masks, "find_packed_sequence_indices", _one_sequence):
+    configs = [c for m in model.modules() if (c := getattr(m, "config", None)) is not None]
+    losses = getattr(sys.modules.get("transformers.loss.loss_utils"), "LOSS_MAPPING", {})
+    with (
+        contextlib.ExitStack() as stack,
+        mock.patch.dict(losses, {"ForCTC": _ctc_loss} if "ForCTC" in losses else {}),
+        _without_flag(configs if is_step else (), "use_cache"),
+        # Encoders of sound mark their input as one that requires a gradient, for checkpoints that
+        # need it; nobody reads that gradient.
+        _without_flag(model.modules(), "_requires_grad"),
+        _noting_inner_outputs(model),
+    ):
+        for module, name, new in _REPLACED:
+            is_theirs = name == _PACKED and "position_ids" in inputs
+            if hasattr(sys.modules.get(module), name) and not is_theirs:
+                stack.enter_context(mock.patch.object(sys.modules[module], name, new))
         yield
 
 
-def _one_sequence(*args: object, **kwargs: object) -> None:
+@contextlib.contextmanager
+def _without_flag(holders: Iterable[object], name: str) -> Iterator[None]:
+    """Meanwhile an attribute of some objects that is True is False."""
+    flagged = [holder for holder in holders if getattr(holder, name, False) is True]
+    for holder in flagged:
+        setattr(holder, name, False)
+    try:
+        yield
+    finally:
+        for holder in flagged:
+            setattr(holder, name, True)
+
+
+def _none(*args: object, **kwargs: object) -> None:
     return None
 
 
-@contextlib.contextmanager
-def masks_as_in_eager() -> Iterator[None]:
-    """With the mask of ones that some relatives of T5 make when they are not traced, and read."""
-    with contextlib.ExitStack() as stack:
-        for name in _MASKED:
-            module = sys.modules.get(f"transformers.models.{name}.modeling_{name}")
-            if module is not None:
-                stack.enter_context(mock.patch.object(module, "is_torchdynamo_compiling", _no))
-        yield
-
-
-_MASKED = ("longt5", "switch_transformers")
-
-
-def _no() -> bool:
-    return False
+_PACKED = "find_packed_sequence_indices"
+_REPLACED: tuple[tuple[str, str, object], ...] = (
+    ("transformers.masking_utils", _PACKED, _none),
+    # The mask of ones that some relatives of T5 make when they are not traced, and read.
+    ("transformers.models.longt5.modeling_longt5", "is_torchdynamo_compiling", _none),
+    ("transformers.models.switch_transformers.modeling_switch_transformers",
+     "is_torchdynamo_compiling", _none),
+    ("trl.trainer.utils", "_ChunkedLogProbFunction", LogProbabilities),
+    ("trl.trainer.utils", "_use_triton", _none),
+)  # fmt: skip
+"""What of some modules, if they are loaded, does something else meanwhile, and what it does."""
 
 
 @contextlib.contextmanager
-def noting_inner_outputs(model: nn.Module) -> Iterator[None]:
+def _noting_inner_outputs(model: nn.Module) -> Iterator[None]:
     """With the hooks that note outputs of inner modules, where no call has installed them yet.
 
     They do nothing unless forward asks for such outputs, and are taken out again.
@@ -87,17 +108,6 @@ def noting_inner_outputs(model: nn.Module) -> Iterator[None]:
             vars(module).pop(_INSTALLED, None)
 
 
-@contextlib.contextmanager
-def padded_labels() -> Iterator[None]:
-    """With the loss of speech recognition on labels that stay N x S."""
-    losses = sys.modules.get("transformers.loss.loss_utils")
-    if losses is None or "ForCTC" not in losses.LOSS_MAPPING:
-        yield
-        return
-    with mock.patch.dict(losses.LOSS_MAPPING, {"ForCTC": _ctc_loss}):
-        yield
-
-
 def _ctc_loss(
     logits: Tensor,
     labels: Tensor,
@@ -108,6 +118,7 @@ def _ctc_loss(
     ignore_index: int = -100,
     **_: object,
 ) -> Tensor:
+    """The loss of speech recognition on labels that stay N x S."""
     is_read = (labels != ignore_index) & (labels != blank_token_id)
     first = (~is_read).long().argsort(dim=1, stable=True)
     scores = F.log_softmax(logits, dim=-1, dtype=torch.float32).transpose(0, 1)
@@ -120,25 +131,6 @@ def _ctc_loss(
         reduction=reduction,
         zero_infinity=zero_infinity,
     )
-
-
-@contextlib.contextmanager
-def without_leaf_inputs(model: nn.Module) -> Iterator[None]:
-    """Encoders of sound do not mark their input as one that requires a gradient.
-
-    They do so for checkpoints that need it; nobody reads that gradient.
-    """
-    marking = [part for part in model.modules() if getattr(part, _MARKS, False) is True]
-    for part in marking:
-        setattr(part, _MARKS, False)
-    try:
-        yield
-    finally:
-        for part in marking:
-            setattr(part, _MARKS, True)
-
-
-_MARKS = "_requires_grad"
 
 
 def _number_alike(module: nn.Module, before: Collection[int]) -> None:
@@ -155,17 +147,3 @@ _INSTALLED = "_output_capturing_hooks_installed"
 def _notes(module: nn.Module) -> bool:
     """Whether a model of Hugging Face has the hooks already."""
     return getattr(module, _INSTALLED, False)
-
-
-@contextlib.contextmanager
-def without_cache(model: nn.Module, is_step: bool) -> Iterator[None]:
-    """A step returns no keys and values for later tokens: it trains or evaluates, in one pass."""
-    configs = {id(c): c for m in model.modules() if (c := getattr(m, "config", None)) is not None}
-    caching = [c for c in configs.values() if is_step and getattr(c, "use_cache", False) is True]
-    for config in caching:
-        config.use_cache = False
-    try:
-        yield
-    finally:
-        for config in caching:
-            config.use_cache = True

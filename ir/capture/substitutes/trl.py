@@ -8,36 +8,14 @@ data. Written out it is a product and a softmax, that a plan shards, or puts in 
 
 from __future__ import annotations
 
-import contextlib
-import sys
-from collections.abc import Collection, Iterator
-from unittest import mock
+from collections.abc import Collection
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 
-@contextlib.contextmanager
-def fused_heads_written_out() -> Iterator[None]:
-    """With the head of TRL's trainers as ops of torch, on all rows."""
-    module = sys.modules.get("trl.trainer.utils")
-    if not hasattr(module, "_ChunkedLogProbFunction"):
-        yield
-        return
-    with (
-        mock.patch.object(module, "_ChunkedLogProbFunction", _LogProbabilities),
-        mock.patch.object(module, "_use_triton", _no),
-    ):
-        yield
-
-
-def _no(device: torch.device) -> bool:
-    del device
-    return False
-
-
-class _LogProbabilities:
+class LogProbabilities:
     """Stands for TRL's autograd function; autograd differentiates what it computes."""
 
     @staticmethod

@@ -126,8 +126,8 @@ def _padded(targets: Tensor, lengths: Lengths, samples: Tensor, is_one: bool) ->
         return targets.reshape(len(samples), -1)
     if isinstance(lengths, Tensor):
         raise ValueError(
-            "ctc_loss: how targets in one row are divided depends on the data; pad them to a "
-            "tensor of N x S, of which target_lengths say what counts"
+            "ctc_loss: target_lengths divide targets in one row by the data; pad the targets to a "
+            "tensor of N x S"
         )
     first = samples.cumsum(0) - samples
     index = first[:, None] + torch.arange(max(lengths), device=targets.device)

@@ -165,7 +165,7 @@ class MetaCopy:
         if is_torchs(optimizer):
             # Their fused and joint forms compute the same, as do those that a graph can capture.
             for group in self.optimizer.param_groups:
-                group.update({key: False for key in _FORMS if key in group})
+                group.update({key: False for key in FORMS if key in group})
 
     def _state(self, value: Tensor, index: int, size: Sizes, shape: tuple[int, ...]) -> Tensor:
         if not value.ndim:
@@ -227,7 +227,8 @@ def run_step(optimizer: Optimizer, *closure: Any) -> None:
         getattr(step, "__wrapped__", step)(optimizer, *closure)
 
 
-_FORMS = ("foreach", "fused", "capturable")
+FORMS = ("foreach", "fused", "capturable")
+"""Settings of torch's classes for forms that compute the same as the plain one."""
 
 
 def _agree(

@@ -6,7 +6,11 @@ import math
 
 from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.types import shape_of
-from shardweave.ir.library.positional_attention import ATTENTION, ATTENTION_BACKWARD
+from shardweave.ir.library.positional_attention import (
+    ATTENTION,
+    ATTENTION_BACKWARD,
+    MERGE_ATTENTION,
+)
 from shardweave.ir.ops.spec import AttentionKind, OpSpec
 
 FLASH = "aten._scaled_dot_product_flash_attention_for_cpu"
@@ -42,4 +46,5 @@ SPECS = (
     _backward(FLASH_BACKWARD),
     _forward(ATTENTION, FLASH),
     _backward(ATTENTION_BACKWARD, FLASH_BACKWARD),
+    OpSpec(MERGE_ATTENTION, notation="... ., ..., ... ., ... -> ... ., ...", merge="lse"),
 )

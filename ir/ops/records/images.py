@@ -22,7 +22,7 @@ SPECS = (
     *_windows(
         """
         upsample_nearest1d reflection_pad1d reflection_pad1d_backward replication_pad1d
-        replication_pad1d_backward _upsample_nearest_exact1d
+        replication_pad1d_backward _upsample_nearest_exact1d upsample_linear1d
         """,
         1,
     ),
@@ -35,7 +35,6 @@ SPECS = (
         """,
         2,
     ),
-    *_windows("upsample_linear1d", 1),
     *_windows(
         """
         upsample_nearest1d_backward upsample_linear1d_backward _upsample_nearest_exact1d_backward
@@ -51,7 +50,6 @@ SPECS = (
         2,
         derived={"input_size": result_shape},
     ),
-    *_windows("upsample_trilinear3d _upsample_nearest_exact3d adaptive_max_pool3d", 3),
     *_windows(
         """
         upsample_nearest3d_backward upsample_trilinear3d_backward _upsample_nearest_exact3d_backward
@@ -59,11 +57,13 @@ SPECS = (
         3,
         derived={"input_size": result_shape},
     ),
-    *_windows("max_unpool2d", 2, has_indices=True),
-    *_windows("max_unpool3d", 3, has_indices=True),
     *family("grid_sampler_2d grid_sampler_3d", rule="grid_sampler"),
     *family("grid_sampler_2d_backward grid_sampler_3d_backward", rule="grid_sampler_backward"),
-    *_windows("max_pool2d_with_indices_backward adaptive_max_pool2d_backward", 2, has_indices=True),
+    *_windows(
+        "max_unpool2d max_pool2d_with_indices_backward adaptive_max_pool2d_backward",
+        2,
+        has_indices=True,
+    ),
     *_windows("_adaptive_avg_pool2d upsample_nearest2d", 2, derived={"output_size": result_plane}),
     *_windows(
         "upsample_nearest2d_backward",
@@ -73,11 +73,12 @@ SPECS = (
     *_windows(
         """
         max_pool3d_with_indices avg_pool3d avg_pool3d_backward _adaptive_avg_pool3d
-        _adaptive_avg_pool3d_backward upsample_nearest3d
+        _adaptive_avg_pool3d_backward upsample_nearest3d upsample_trilinear3d
+        _upsample_nearest_exact3d adaptive_max_pool3d
         """,
         3,
     ),
-    *_windows("max_pool3d_with_indices_backward", 3, has_indices=True),
+    *_windows("max_unpool3d max_pool3d_with_indices_backward", 3, has_indices=True),
     *family("im2col col2im", rule="patches"),
     *_windows("adaptive_max_pool3d_backward", 3, has_indices=True, needs_contiguous=True),
     *family("fractional_max_pool2d_backward fractional_max_pool3d_backward", needs_contiguous=True),

@@ -110,14 +110,12 @@ SPECS = (
         "aten.convolution",
         rule="convolution",
         product=Product((0, 1), weight=1),
-        is_checked_by_device=True,
         flops=_convolution_flops,
     ),
     OpSpec(
         "aten.convolution_backward",
         rule="convolution_backward",
         derived={"bias_sizes": _bias_sizes},
-        is_checked_by_device=True,
         flops=_convolution_backward_flops,
     ),
     # Factors are those of the matrix as memory has it.

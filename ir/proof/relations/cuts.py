@@ -43,13 +43,13 @@ def family_of(held: Held) -> Hashable:
 def added_terms(
     first: Relation, second: Relation, axes: ProofAxes, reduction: str
 ) -> Relation | None:
-    """The sum (or maximum) of two sub-batches' terms of one value: whole once it has them all."""
+    """The reduction of two sub-batches' terms of one value: whole once it has them all."""
     held, left, right = first.held, dict(first.at), dict(second.at)
     differing = [axis for axis in left if left[axis] != right.get(axis)]
     if first.held != second.held or len(differing) != 1 or held.sharding.reduction != reduction:
         return None
     (axis,) = differing
-    held = held.filled(held.zeros())
+    held = held.filled(None if reduction == "lse" else held.zeros())
     if axis not in held.sharding.unreduced or axis not in right or left[axis] & right[axis]:
         return None
     both = left[axis] | right[axis]
@@ -58,6 +58,25 @@ def added_terms(
         whole = reduced_over(held, [axis])
         return None if whole is None else Relation(whole, rest)
     return Relation(held, tuple(sorted((*rest, (axis, both)))))
+
+
+def merged_terms(
+    parts: Sequence[Relation], axes: ProofAxes, reduction: str
+) -> tuple[Relation, ...] | None:
+    """What an op merges of the results of two terms, one term after the other: whole or not.
+
+    Results of one term are of the same rows, where there are several.
+    """
+    half = len(parts) // 2
+    for term in (parts[:half], parts[half:]):
+        rows = min((len(part.held.shape) for part in term), default=0)
+        alike = {(p.held.terms, p.at, p.held.layout, p.held.sharding.dims[:rows]) for p in term}
+        if len(alike) > 1:
+            return None
+    pairs = zip(parts[:half], parts[half:], strict=True)
+    made = [added_terms(first, second, axes, reduction) for first, second in pairs]
+    whole = tuple([part for part in made if part is not None])
+    return whole if len(whole) == half else None
 
 
 SizedAxes = tuple[tuple[str, int], ...]

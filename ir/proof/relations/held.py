@@ -223,22 +223,7 @@ class Local:
         return frozenset(found)
 
 
-@dataclass(frozen=True)
-class AttentionPart:
-    """A result of attention over some blocks of its keys.
-
-    whole: what it is over all keys. results: the numbers of these. index: of the result, an output
-    or a log-sum-exp. axis: of the blocks, with their number. of: which blocks.
-    """
-
-    whole: Relation
-    results: tuple[int, ...]
-    index: int
-    axis: tuple[str, int]
-    of: frozenset[int]
-
-
-Value: TypeAlias = "Relation | RankNumber | Row | AttentionPart | Local"
+Value: TypeAlias = "Relation | RankNumber | Row | Local"
 
 
 @dataclass

@@ -1,30 +1,26 @@
-"""Attention over a part of its keys, and how parts merge to that over all.
+"""Attention over a part of its keys: what it is of that over all.
 
-Of out_p and lse_p, the output of a part of the keys and the logarithm of its sum of exponentials,
-those of two parts together are lse = log(exp(lse_1) + exp(lse_2)) and out = out_1 + share * (out_2
-- out_1), where share = exp(lse_2 - lse) = sigmoid(lse_2 - lse_1). So a part is known by its keys;
-two that have none in common make one of both, and the one of all keys is the model's. Backward, a
-part of the keys gives its part of the gradients of keys and values, and a term of the queries'.
+Its output and log-sum-exp are terms of a reduction, `lse`: two of blocks that have no key in common
+make one of both, and the one of all keys is the model's. Backward, a part of the keys gives its
+part of the gradients of keys and values, and a term of the queries'.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from xdsl.ir import SSAValue
 
 from shardweave.ir.dialects.aten import AtenOp
-from shardweave.ir.dialects.literals import to_python
 from shardweave.ir.dialects.types import shape_of
-from shardweave.ir.mesh.placement import Placement, Sharding
+from shardweave.ir.mesh.placement import Placement, Reduction, Sharding
 from shardweave.ir.ops.registry import first_of_attention, global_name
 from shardweave.ir.proof.model.expressions import Expressions
 from shardweave.ir.proof.model.local_forms import FormsOf, OpForm
 from shardweave.ir.proof.relations.held import (
     SUB_BATCH,
-    AttentionPart,
-    Local,
+    Coordinates,
     RankNumber,
     Relation,
     Value,
@@ -32,23 +28,6 @@ from shardweave.ir.proof.relations.held import (
 )
 from shardweave.ir.proof.steps.masks import first_of_range
 from shardweave.ir.sharding.rules.attention import POSITIONS
-
-
-@dataclass(frozen=True)
-class ShareStep:
-    """An op of those that give the share of a part, and the arguments that it may have."""
-
-    name: str
-    arguments: Mapping[str, float]
-
-
-SHARE = (
-    ShareStep("aten.view", {}),
-    ShareStep("aten.sigmoid", {}),
-    ShareStep("aten.nan_to_num", {"nan": 0.0}),
-    ShareStep("aten.sub.Tensor", {"alpha": 1}),
-)
-"""The steps to the share of a part, the last first."""
 
 
 @dataclass(frozen=True)
@@ -139,70 +118,25 @@ def of_part(
     if first_of_attention(op):
         if related[0].held.sharding.unreduced:
             return None
-        return tuple([_gradient(cut, part, index, terms) for index, part in enumerate(related)])
+        query, *keys = related
+        return (_term(cut, query, "sum", terms), *(_block(cut, whole) for whole in keys))
     shapes = [part.held.local_shape for part in related]
     if shapes != [shape_of(result) for result in op.results]:
         return None
-    axis, of = (cut.placement.axis, cut.placement.size), frozenset({cut.coordinate})
-    numbers = cut.form.results
-    return tuple([AttentionPart(p, numbers, index, axis, of) for index, p in enumerate(related)])
+    return tuple([_term(cut, whole, "lse", terms) for whole in related])
 
 
-def _gradient(cut: KeyCut, whole: Relation, index: int, terms: int) -> Relation:
-    """A gradient on a block of keys: of the queries a term, of keys and values a block."""
-    axis, sharding = cut.placement.axis, whole.held.sharding
-    if index == 0:
-        sharding = replace(sharding, unreduced=(axis,), reduction="sum")
-    else:
-        sharding, terms = sharding.with_dim(POSITIONS, (cut.placement,)), whole.held.terms
-    at = tuple(sorted((*whole.at, (axis, frozenset({cut.coordinate})))))
-    return Relation(replace(whole.held, sharding=sharding, terms=terms), at)
+def _term(cut: KeyCut, whole: Relation, reduction: Reduction, terms: int) -> Relation:
+    """What a block of keys gives of a value that all keys give together."""
+    sharding = replace(whole.held.sharding, unreduced=(cut.placement.axis,), reduction=reduction)
+    return Relation(replace(whole.held, sharding=sharding, terms=terms), _at(cut, whole))
 
 
-def merged_parts(op: AtenOp, operands: Sequence[Value]) -> Value | None:
-    """What two parts give together, where an op merges outputs or log-sum-exps."""
-    if op.name not in ("aten.lerp.Tensor", "aten.logaddexp"):
-        return None
-    old, new, *share = operands
-    if not isinstance(old, AttentionPart) or not isinstance(new, AttentionPart):
-        return None
-    is_fitting = old.index == new.index == (0 if share else 1) and not old.of & new.of
-    if not is_fitting or replace(old, of=new.of) != new:
-        return None
-    if share and not _is_share(share[0], old, new, shape_of(op.operands[2])):
-        return None
-    both = replace(old, of=old.of | new.of)
-    return both.whole if len(both.of) == old.axis[1] else both
+def _block(cut: KeyCut, whole: Relation) -> Relation:
+    """The gradient of a block of keys, or of values."""
+    sharding = whole.held.sharding.with_dim(POSITIONS, (cut.placement,))
+    return Relation(replace(whole.held, sharding=sharding), _at(cut, whole))
 
 
-def _is_share(value: Value, old: AttentionPart, new: AttentionPart, shape: tuple[int, ...]) -> bool:
-    """Whether a value, of some shape, is the sigmoid of how far one part's log-sum-exp is ahead."""
-    rows, length = compared(value, SHARE)
-    wanted = [replace(part, index=1, whole=old.whole) for part in (new, old)]
-    found = [replace(p, whole=old.whole) for p in rows if isinstance(p, AttentionPart)]
-    # The same rows of each sub-batch: a log-sum-exp has the output's dims but the last.
-    held, rest = old.whole.held, old.whole.held.sharding.dims[:-1]
-    is_of_rows = held.layout is None and all(
-        p.whole.at == old.whole.at
-        and p.whole.held.layout is None
-        and p.whole.held.sharding.dims == rest
-        for p in rows
-        if isinstance(p, AttentionPart)
-    )
-    return is_of_rows and found == wanted and shape == (*length, 1)
-
-
-def compared(value: Value, steps: Sequence[ShareStep]) -> tuple[tuple[Value, ...], tuple[int, ...]]:
-    """The values that a share, or a step of one, compares, and their shape. steps: that
-    gave it, the last first. Nothing if other ops did."""
-    rows, length = (value,), ()
-    for step in steps:
-        (value, *_) = rows
-        if not isinstance(value, Local) or value.name != step.name:
-            return (), ()
-        given = {key: to_python(attribute) for key, attribute in value.arguments}
-        own = {key: argument for key, argument in given.items() if argument is not None}
-        if {**step.arguments, **own} != step.arguments:
-            return (), ()
-        rows, length = value.operands, value.types[0][0]
-    return rows, length
+def _at(cut: KeyCut, whole: Relation) -> Coordinates:
+    return tuple(sorted((*whole.at, (cut.placement.axis, frozenset({cut.coordinate})))))

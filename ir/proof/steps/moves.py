@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from shardweave.ir.dialects import dist
 from shardweave.ir.dialects.aten import AtenOp
@@ -12,7 +11,6 @@ from shardweave.ir.proof.ops import from_start
 from shardweave.ir.proof.relations.digits import cut, seen_as, turned, without_dim
 from shardweave.ir.proof.relations.held import (
     SUB_BATCH,
-    AttentionPart,
     Held,
     ProofAxes,
     RankNumber,
@@ -43,9 +41,6 @@ def _sent(op: dist.DistOp, value: Value, axes: ProofAxes) -> Value | None:
         sent = [(_sent(op, piece, axes), size) for piece, size in value.pieces]
         pieces = tuple([(piece, size) for piece, size in sent if piece is not None])
         return Row(value.dim, pieces) if len(pieces) == len(sent) else None
-    if isinstance(value, AttentionPart):
-        whole = _sent(op, value.whole, axes)
-        return replace(value, whole=whole) if isinstance(whole, Relation) else None
     if not isinstance(value, Relation):
         return None
     return value.with_held(_held_after(op, value.held, axes))

@@ -157,6 +157,7 @@ def point_of(plan: Plan) -> JointPoint:
         buckets=plan.alone_bytes // 2**20 or BUCKETS[0],
         chunks=chunks if schedule == INTERLEAVED else JointPoint.chunks,
         recompute_layers=_recomputed_layers(plan),
+        loss_chunks=plan.loss_chunks,
     )
 
 

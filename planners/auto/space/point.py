@@ -61,7 +61,8 @@ class JointPoint:
     several micro-batches. buckets: MiB from which on a weight or a gradient travels alone. chunks:
     into how many stages `interleaved-1f1b` cuts what a device has; other orders have their own.
     recompute_layers: in how many blocks of each stage, its first, policy `layer` recomputes; 0: in
-    all (Megatron-LM's `--recompute-num-layers`).
+    all (Megatron-LM's `--recompute-num-layers`). loss_chunks: of the loss along tokens, where no
+    schedule of micro-batches keeps the logits of one until its backward pass.
     """
 
     replica: int = 1
@@ -80,6 +81,7 @@ class JointPoint:
     buckets: int = BUCKETS[0]
     chunks: int = find_schedule(INTERLEAVED).chunks
     recompute_layers: int = 0
+    loss_chunks: int = 1
 
     @property
     def pieces(self) -> int:
@@ -90,6 +92,11 @@ class JointPoint:
     def replicas(self) -> int:
         """Over how many devices the batch is cut."""
         return self.replica * self.data * self.expert
+
+    @property
+    def within(self) -> int:
+        """Over how many devices the work on a sample is cut, but for stages."""
+        return self.tensor * self.context
 
     @property
     def cut(self) -> ReplicaCut:
@@ -120,6 +127,8 @@ class JointPoint:
             return self.stages > 1 and self.pipeline == INTERLEAVED
         if dimension == "recompute_layers":
             return self.recompute == "layer"
+        if dimension == "loss_chunks":
+            return not self.is_staged
         return dimension != "buckets" or self.joins_messages
 
     def value(self, dimension: str) -> str:
@@ -131,6 +140,12 @@ class JointPoint:
         """The point with other values: thousands are made, so without `replace`'s checks."""
         return JointPoint(**{**vars(self), **values})  # pyright: ignore[reportArgumentType]
 
+    def changed_from(self, other: JointPoint) -> set[str]:
+        """The dimensions in which two points differ, but for orders; degrees are `mesh`."""
+        mine, theirs = vars(self), vars(other)
+        changed = {n for n in DIMENSIONS if n not in ORDERS and mine[n] != theirs[n]}
+        return {"mesh" if name in MESH else name for name in changed}
+
     def __str__(self) -> str:
         """What differs from the least choice, after the degrees: `data=8, recompute layer`."""
         words = [",".join(f"{axis}={getattr(self, axis)}" for axis in MESH if self._is_told(axis))]
@@ -139,6 +154,7 @@ class JointPoint:
         words += [f"recompute {self._recomputed}"] if self.recompute != "none" else []
         words += [f"{self.micro_batches} micro-batches"] if self.micro_batches > 1 else []
         words += [f"{self.sub_batches} sub-batches"] if self.sub_batches > 1 else []
+        words += [f"loss in {self.loss_chunks} chunks"] if self.loss_chunks > 1 else []
         words += [self.schedule]
         words += [self.pipeline] if self.stages > 1 else []
         words += [f"{self.chunks} chunks"] if self.chunks != JointPoint.chunks else []

@@ -97,12 +97,14 @@ class JointSpace:
                 if not self._may("micro_batches", micro):
                     continue
                 zeros = _zeros(replica, data * cut.expert, micro)
+                chunks = int(self.constraints.fixed.get("loss_chunks", 1))
                 subs = [n for n in SUB_BATCHES if rows // micro % n == 0]
                 policies = self._recomputed(stages)
                 for zero, (recompute, layers), sub in product(zeros, policies, subs):
                     point = JointPoint(
                         replica, data, cut.tensor, cut.context, cut.expert, stages,
                         cut.sequence_parallel, zero, recompute, micro, sub, recompute_layers=layers,
+                        loss_chunks=chunks,
                     )  # fmt: skip
                     found = self._usual(point)
                     if found is not None:

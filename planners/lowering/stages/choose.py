@@ -168,6 +168,6 @@ def rows_of(plan: Plan, program: Program, mesh: Mesh) -> int:
     if found:
         return found
     raise PlanError(
-        "the program has no input with rows to cut into micro-batches; leave 'pipeline' out of the "
-        "plan, or give the model its batch as an input."
+        "no input has rows to split into micro-batches; leave 'pipeline' out of the plan, or "
+        "give the model its batch as an input."
     )

@@ -345,7 +345,7 @@ def test_dtypes_of_reductions_that_there_are_not_are_refused() -> None:
     options: dict[str, Any] = {"kwargs": inputs(), "mesh": "data=2", "backend": "reference"}
     with pytest.raises(ValueError, match=r"reduce_dtype=torch\.int8 is not supported; use one of"):
         compile_copy(Normed().float(), **options, reduce_dtype=torch.int8)
-    with pytest.raises(ValueError, match=r"put 'reduce-in\{dtype=\"bfloat16\"\}' behind it"):
+    with pytest.raises(ValueError, match=r"put 'reduce-in\{dtype=\"bfloat16\"\}' after it"):
         compile_copy(Normed().float(), **options, reduce_dtype=BF16, passes="preset:partition")
     with pytest.warns(PassNote, match="in another dtype than float32"):
         compile_copy(Normed().float(), **options, reduce_dtype=torch.float32)

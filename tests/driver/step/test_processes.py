@@ -199,7 +199,7 @@ def fail_while_running() -> None:
     with pytest.raises((ValueError, IndexError)) if dist.get_rank() else failing_message():
         step(ids + 9 * dist.get_rank())
     for _ in range(2):
-        with pytest.raises(RuntimeError, match=r"failed on this rank .*end the processes"):
+        with pytest.raises(RuntimeError, match=r"failed on this rank .*End the processes"):
             step(ids)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from shardweave.ir.capture import trace
 from shardweave.ir.capture.capture import CaptureError, capture
-from shardweave.ir.capture.repeats import joint, watch
+from shardweave.ir.capture.repeats import lengthen, watch
 
 
 class Block(nn.Module):
@@ -87,7 +87,7 @@ def both_ways(
     with pytest.MonkeyPatch.context() as patch:
         # Not one that the tests share: both ways are to be gone.
         patch.setattr("shardweave.ir.capture.capture.trace", trace.trace)
-        make, find = watch.Repeats, joint.chains_of
+        make, find = watch.Repeats, lengthen.chains_of
 
         def making(*given: Any, **named: Any) -> Any:
             seen.repeats = make(*given, **named)
@@ -99,7 +99,7 @@ def both_ways(
             return chains
 
         patch.setattr(watch, "Repeats", making)
-        patch.setattr(joint, "chains_of", finding)
+        patch.setattr(lengthen, "chains_of", finding)
         text = text_of(model, args, kwargs, train)
         seen.copied, seen.notes = list(seen.repeats.copied), list(seen.repeats.notes)
         patch.setattr(trace, "block_paths", lambda model: [])

@@ -115,7 +115,7 @@ OWN_FORMS = {
     *("nll_loss", "mse_loss", "smooth_l1_loss", "soft_margin_loss", "multilabel_margin_loss"),
     *("binary_cross_entropy", "binary_cross_entropy_with_logits"),
 }
-"""Losses that are written out in a form of ours; others torch makes of other ops."""
+"""Losses that are single ops when torch differentiates them; others torch makes of other ops."""
 
 ELSEWHERE = ("gaussian_nll_loss", "ctc_loss")
 """Those that `test_written_out` tries."""

@@ -5,14 +5,13 @@ from __future__ import annotations
 import pytest
 
 from shardweave.backends.reference.reference import run_reference
-from shardweave.ir.dialects.aten import AtenOp
+from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.mesh.placement import Placement, Sharding
 from shardweave.ir.program.program import Program
 from shardweave.ir.proof.ops import ProofError
 from shardweave.ir.proof.prove import prove
-from shardweave.ir.proof.relations.held import AttentionPart, Held, Local, Relation, Value
-from shardweave.ir.proof.steps.attention import merged_parts
-from shardweave.ir.proof.walk import key_of
+from shardweave.ir.proof.relations.cuts import merged_terms
+from shardweave.ir.proof.relations.held import Held, ProofAxes, Relation
 from shardweave.passes.pipeline import run_passes
 from shardweave.tests.ir.proof.cases import num_refused_slips
 from shardweave.tests.ir_text import random_values, step
@@ -38,23 +37,20 @@ def test_attention_in_parts_is_proved_and_what_is_wrong_in_it_is_not(text: str, 
     assert num_refused_slips(local, whole) > 8
 
 
-SUB, LERP = (
-    "aten.sub.Tensor(%attention_3, %attention_1)",
-    "aten.lerp.Tensor(%attention, %attention_2",
-)
+MERGE = "dist.merge_attention(%attention, %attention_1, %attention_2, %attention_3)"
+START = "start_step(start = 4)"
 
 MERGE_SLIPS = [
-    (SUB, "aten.sub.Tensor(%attention_1, %attention_3)", "sub"),
-    (LERP, "aten.lerp.Tensor(%attention_2, %attention", "lerp"),
-    ("aten.logaddexp(%attention_1, %attention_3)", "aten.logaddexp(%attention_1, %attention_1)",
-     "logaddexp"),
-    ("nan = 0.0", "nan = 1.0", "nan_to_num"),
-    ("aten.sigmoid(", "aten.tanh(", "tanh"),
-    ("aten.view(%sigmoid)", "aten.view(%nan_to_num)", "view"),
-    ("start_step(start = 4)", "start_step(start = 3)", "arange"),
-    ("start_step(start = 4)", "start_step(start = 0)", "attention"),
-]  # fmt: skip
-"""What is replaced, and the op that the message names."""
+    (
+        MERGE,
+        MERGE.replace("1, %attention_2, %attention_3", "3, %attention_2, %attention_1"),
+        "merge",
+    ),
+    (MERGE, MERGE.replace("%attention_2, %attention_3", "%attention, %attention_1"), "merge"),
+    (START, START.replace("4", "3"), "arange"),
+    (START, START.replace("4", "0"), "attention"),
+]
+"""What is replaced, and how the op begins that the message names."""
 
 
 @pytest.mark.parametrize(("right", "wrong", "name"), MERGE_SLIPS)
@@ -66,61 +62,56 @@ def test_slip_in_a_merge_is_refused_by_name(right: str, wrong: str, name: str) -
         prove(Program.parse(text.replace(right, wrong)), against=whole)
 
 
-def test_share_of_other_parts_names_both_the_merge_and_the_op_that_compares() -> None:
-    whole, local = split(TEXT, 4)
-    first, second, _ = [op for op in local.ops if op.name == "aten.sub.Tensor"]
-    second.operands[1] = first.operands[1]
-    second.results[0].name_hint = "slip"
-    with pytest.raises(ProofError, match=r"aten\.lerp.* than those whose share .*%slip"):
-        prove(local, against=whole)
-
-
 IN_SUB_BATCHES = (
     "split-batch{n=2},split-attention{parts=2},propagate-shardings,insert-collectives,"
     "unroll-time-axes,cse,dce"
 )
 
 
-def test_share_of_another_sub_batch_is_refused() -> None:
+@pytest.mark.parametrize("operands", [(2, 3), (3,)])
+def test_part_of_another_sub_batch_is_refused(operands: tuple[int, ...]) -> None:
     whole = step(TEXT, "context=2")
     local = run_passes(whole, IN_SUB_BATCHES)
     prove(local, against=whole)
-    first, second = [op for op in local.ops if op.name == "aten.lerp.Tensor"]
-    second.operands[2] = first.operands[2]
+    first, second = [op for op in local.ops if op.name == "dist.merge_attention"]
+    for index in operands:
+        second.operands[index] = first.operands[index]
     values = random_values(whole)
     right, wrong = [run_reference(program, values)["output", "0"] for program in (whole, local)]
     assert (right - wrong).abs().max() > 1e-3
-    with pytest.raises(ProofError, match=r"aten\.lerp\.Tensor"):
+    with pytest.raises(ProofError, match=r"dist\.merge_attention"):
         prove(local, against=whole)
 
 
-def cut_by(samples: str, heads: str, index: int, block: int) -> AttentionPart:
+def cut_by(samples: str, heads: str, index: int, block: int, terms: int = 1) -> Relation:
     """An output (0) or a log-sum-exp (1) on a block of keys, its samples and heads cut over axes."""
     shape = (2, 2, 8, 4)[: 4 - index]
     dims = (Placement(samples, 2, 1),), (Placement(heads, 2, 1),), *((),) * (2 - index)
-    whole = Relation(Held(5 + index, shape, Sharding(dims)))
-    return AttentionPart(whole, (5, 6), index, ("sub_batch.2", 2), frozenset({block}))
+    sharding = Sharding(dims, ("sub_batch.2",), "lse")
+    held = Held(5 + index, shape, sharding, terms)
+    return Relation(held, (("sub_batch.2", frozenset({block})),))
 
 
-@pytest.mark.parametrize(("axes", "is_merged"), [(("a", "b"), True), (("b", "a"), False)])
-def test_share_that_is_cut_otherwise_merges_nothing(axes: tuple[str, str], is_merged: bool) -> None:
-    program = step(
-        """
-        input %old : tensor<1x1x8x4xf64>
-        input %l0 : tensor<1x1x8xf64>
-        input %l1 : tensor<1x1x8xf64>
-        %d = aten.sub.Tensor(%l1, %l0) : tensor<1x1x8xf64>
-        %n = aten.nan_to_num(%d, nan = 0.0) : tensor<1x1x8xf64>
-        %s = aten.sigmoid(%n) : tensor<1x1x8xf64>
-        %share = aten.view(%s) : tensor<1x1x8x1xf64>
-        %o = aten.lerp.Tensor(%old, %old, %share) : tensor<1x1x8x4xf64>
-        output %o
-        """
-    )
-    *steps, lerp = program.ops
-    value: tuple[Value, ...] = (cut_by(*axes, 1, 1), cut_by(*axes, 1, 0))
-    for op in steps:
-        value = (Local(*key_of(op, value)),)
-    assert isinstance(lerp, AtenOp)
-    found = merged_parts(lerp, (cut_by("a", "b", 0, 0), cut_by("a", "b", 0, 1), *value))
-    assert found == (cut_by("a", "b", 0, 0).whole if is_merged else None)
+@pytest.mark.parametrize(
+    ("axes", "blocks", "terms", "is_merged"),
+    [
+        (("a", "b"), (0, 1), 1, True),
+        (("b", "a"), (0, 1), 1, False),
+        (("a", "b"), (1, 0), 1, False),
+        (("a", "b"), (0, 0), 1, False),
+        (("a", "b"), (0, 1), 2, False),
+    ],
+)
+def test_only_results_of_the_same_rows_and_parts_merge(
+    axes: tuple[str, str], blocks: tuple[int, int], terms: int, is_merged: bool
+) -> None:
+    proof_axes = ProofAxes(Mesh(a=2, b=2), {"sub_batch.2": 2})
+    outs = [cut_by("a", "b", 0, block) for block in (0, 1)]
+    rows = [cut_by(*axes, 1, block, terms) for block in blocks]
+    parts = outs[0], rows[0], outs[1], rows[1]
+    merged = merged_terms(parts, proof_axes, "lse")
+    assert (merged is not None) == is_merged
+    if merged is not None:
+        assert [part.at for part in merged] == [(), ()]
+        assert not any(part.held.sharding.unreduced for part in merged)
+    assert merged_terms(parts, proof_axes, "sum") is None

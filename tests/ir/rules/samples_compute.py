@@ -6,7 +6,11 @@ import torch
 from torch import Tensor
 
 from shardweave.ir.library.grouped import ALL_ROWS, GROUPED_MM, GROUPED_OUTER, OWN_ROWS
-from shardweave.ir.library.positional_attention import ATTENTION, ATTENTION_BACKWARD
+from shardweave.ir.library.positional_attention import (
+    ATTENTION,
+    ATTENTION_BACKWARD,
+    MERGE_ATTENTION,
+)
 from shardweave.tests.ir.rules.sharded_op import Sample, sample
 from shardweave.tests.ir.rules.tensors import above_one, booleans, integers, normal
 
@@ -177,6 +181,9 @@ BY_POSITIONS = tuple(
     attention_by_positions(mask, backward=backward, keys=keys)
     for backward in (False, True)
     for mask, keys in [(None, 4), (None, 2), (normal(2, 1, 8, 6), 4)]
+)
+MERGED = sample(
+    MERGE_ATTENTION, normal(2, 4, 8, 6), normal(2, 4, 8), normal(2, 4, 8, 6), normal(2, 4, 8)
 )
 
 OF_DIM = "all.dim any.dim argmax argmin max.dim min.dim median.dim nanmedian.dim mode prod.dim_int".split()
@@ -389,6 +396,7 @@ COMPUTE = (
     *CONVOLUTIONS,
     *POOLS,
     *FLASH_ATTENTION,
+    MERGED,
     *BY_POSITIONS,
     *REDUCTIONS,
     *NORMALIZATIONS,

@@ -83,7 +83,7 @@ class Instance:
 
     @property
     def is_ragged(self) -> bool:
-        """Whether it takes or gives rows of a device's own groups, which are put into no other
+        """Whether it takes or gives rows of a device's own experts, which are put into no other
         shards."""
         return bool(ragged_values([self.op]))
 
@@ -315,12 +315,12 @@ def check_equal(
     instance: Instance, mesh: Mesh, operands: Sequence[Sharding], results: Sequence[Sharding]
 ) -> None:
     """Whatever the shardings of operands and results: the op gives what torch gives, or, of rows of
-    a device's own groups, is refused."""
+    a device's own experts, is refused."""
     program = program_of(instance, mesh, operands, results, annotated=False)
     try:
         local = PARTITION.run(program)
     except PassError as error:
-        if instance.is_ragged and "a device's own groups" in str(error):
+        if instance.is_ragged and "the rows of a device's own experts" in str(error):
             return  # refused, as it should be
         raise
     where = f"{instance.op.name} from {operands} to {results} on {mesh}"

@@ -1,14 +1,12 @@
-"""A diff in a terminal, and as one page of HTML, side by side, that runs no script."""
+"""A diff in a terminal."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from html import escape
 from io import StringIO
 from itertools import groupby
-from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -206,58 +204,3 @@ def _numbers_table(numbers: list[Number]) -> Table:
         style = "bold" if number.before != number.after else "dim"
         table.add_row(*number_cells(number), style=style)
     return table
-
-
-OPEN_GROUPS = 8
-"""How many groups are unfolded when the page is opened."""
-
-_STYLE = (Path(__file__).parent / "diff.css").read_text()
-
-
-def page(diff: StructuralDiff, numbers: list[Number], names: tuple[str, str]) -> str:
-    """The page. names: how to call the two programs."""
-    title = escape(f"{names[0]} and {names[1]}")
-    groups = "\n".join(
-        _group(group, is_open=index < OPEN_GROUPS) for index, group in enumerate(diff.groups())
-    )
-    return (
-        f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f"<title>{title}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<h1>{title}</h1>\n"
-        f"<p>{escape(headline(diff))}</p>\n{_numbers(numbers, names)}\n{groups}\n</body>\n</html>\n"
-    )
-
-
-def _numbers(numbers: list[Number], names: tuple[str, str]) -> str:
-    heads = "".join(f"<th>{escape(head)}</th>" for head in ("", *names, "change"))
-    rows = [f"<tr>{heads}</tr>"]
-    for number in numbers:
-        cells = "".join(f"<td>{escape(cell)}</td>" for cell in number_cells(number))
-        kind = "same" if number.before == number.after else "differs"
-        rows.append(f'<tr class="{kind}">{cells}</tr>')
-    return '<table class="numbers">\n' + "\n".join(rows) + "\n</table>"
-
-
-def _group(group: ChangeGroup, *, is_open: bool) -> str:
-    rows: list[str] = []
-    for title, changes in groupby(group.changes, key=where):
-        rows.append(f'<tr class="where"><td colspan="2">{escape(title)}</td></tr>')
-        for change in changes:
-            rows += _rows(change)
-    body = "\n".join(rows)
-    return (
-        f"<details{' open' if is_open else ''}><summary>{escape(group_title(group))}</summary>\n"
-        f"<table>\n{body}\n</table></details>"
-    )
-
-
-def _rows(change: Change) -> Iterator[str]:
-    is_bare = not change.before and not change.after
-    sides = (change.op, change.op) if is_bare else (change.before, change.after)
-    cells = "".join(
-        f'<td class="line {side}">{escape(text)}</td>'
-        for side, text in zip(("before", "after"), sides, strict=True)
-    )
-    yield f'<tr class="{change.kind}">{cells}</tr>'
-    details = "<br>".join(map(escape, detail_lines(change)))
-    if details:
-        yield f'<tr class="details"><td colspan="2">{details}</td></tr>'

@@ -1,0 +1,298 @@
+"""Tensors of full shape of which each rank has a shard, for updates that owners cannot compute.
+
+An optimizer's own code runs on them, op by op: element by element on shards; sums, means, norms and
+extremes of shards are put together over all ranks, so that scalars and vectors travel and not
+matrices. What any other op reads is gathered for it. All ranks run the same ops.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from shardweave.backends.optimizers.exchange import Index, layout_of, put, take
+from shardweave.backends.optimizers.shards import beside, full_value, shard_of
+from shardweave.ir.capture.update.ops_seen import is_elementwise
+from shardweave.ir.ops.registry import spec_named
+from shardweave.ir.torch_private import (
+    OpOverload,
+    make_wrapper,
+    pytree,
+    schema_of,
+    version_of,
+    without_overrides,
+)
+
+GATHERED: list[str] = []
+"""The ops for which full values were gathered in the step that runs."""
+
+
+class Home:
+    """This rank's shard of a tensor. like: the parameter whose shards it has.
+
+    A view of other geometry is one of a full value, which is kept: what is written to either is
+    written to the other, at the next op that reads it.
+    """
+
+    def __init__(self, local: Tensor, like: DTensor) -> None:
+        self.local, self.like, self.layout = local, like, layout_of(like)
+        self._full: Tensor | None = None
+        self._views: list[Tensor] = []
+        self._versions: list[int] = []
+        shards, rank = self.layout.shards, dist.get_rank()
+        nothing = (range(0), *map(range, like.shape[1:]))
+        self.index: Index = shards[rank] if rank in shards else nothing
+        firsts = {index: at for at, index in reversed(shards.items())}
+        self.is_first = rank in firsts.values() and local.numel() > 0
+
+    def full(self, op: str) -> Tensor:
+        """The full value. Collective."""
+        if self._full is not None:
+            return self._full
+        GATHERED.append(op)
+        return full_value(beside(self.local, self.like))
+
+    def view(self, func: OpOverload[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Views of the full value. Collective."""
+        self._full = self.full(str(func))
+        views = func(self._full, *args, **kwargs)
+        self._views += pytree.tree_leaves(views)
+        self._versions = [version_of(view) for view in self._views]
+        return views
+
+    def write(self, full: Tensor) -> None:
+        """Take the shard of a full value."""
+        self.local.copy_(take(full, self.index))
+
+    def read_views(self) -> None:
+        """Take what was written to views."""
+        versions = [version_of(view) for view in self._views]
+        if self._full is not None and versions != self._versions:
+            self._versions = versions
+            self.write(self._full)
+
+    def write_views(self) -> None:
+        """Let views have what was written here. Collective, if there are any."""
+        if self._full is not None:
+            self._full.copy_(full_value(beside(self.local, self.like)))
+
+
+class _Seen(Tensor):
+    """A tensor whose ops are run by this module."""
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        with without_overrides():
+            if func == getattr(Tensor.data, "__set__"):  # noqa: B009 - types of torch lack it
+                return args[0].detach().copy_(args[1])
+            return func(*args, **(kwargs or {}))
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        wholes = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Whole)]
+        plain, options = pytree.tree_map_only(Whole, lambda x: x.value, (args, kwargs or {}))
+        if any(isinstance(x, Spread) for x in pytree.tree_leaves((plain, options))):
+            result = _Call(func, plain, options).run()
+        else:
+            result = func(*plain, **options)
+        for x in wholes:
+            if result is x.value:
+                return x
+            if type(result) is Tensor and result.shape == x.like.shape and result.ndim > 1:
+                return Spread(Home(shard_of(result, x.like).clone(), x.like))
+        return result
+
+
+class Spread(_Seen):
+    """A tensor in the shards of a parameter, whose full shape it has."""
+
+    home: Home
+
+    @staticmethod
+    def __new__(cls: type[Spread], home: Home) -> Spread:
+        local = home.local
+        return make_wrapper(cls, tuple(home.like.shape), dtype=local.dtype, device=local.device)
+
+    def __init__(self, home: Home) -> None:
+        self.home = home
+
+
+class Whole(_Seen):
+    """A state of another shape than its parameter's, the same on all ranks. What is computed of
+    such states alone and has the parameter's shape, as a product of rows and columns, is spread."""
+
+    value: Tensor
+    like: DTensor
+
+    @staticmethod
+    def __new__(cls: type[Whole], value: Tensor, like: DTensor) -> Whole:
+        return make_wrapper(cls, tuple(value.shape), dtype=value.dtype, device=value.device)
+
+    def __init__(self, value: Tensor, like: DTensor) -> None:
+        self.value, self.like = value, like
+
+
+class _Call:
+    """A call of an op with spread tensors."""
+
+    def __init__(
+        self, func: OpOverload[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        self.func, self.args, self.kwargs = func, args, kwargs
+        self.name = func.name().partition("::")[2].partition(".")[0]
+        leaves = pytree.tree_leaves((args, kwargs))
+        self.tensors = [x for x in leaves if isinstance(x, Tensor)]
+        self.spread = [x for x in self.tensors if isinstance(x, Spread)]
+        self.home = self.spread[0].home
+        self.shape = tuple(self.home.like.shape)
+        self.writes = schema_of(func).is_mutable
+
+    def run(self) -> Any:
+        for x in self.spread:
+            x.home.read_views()
+        if self.func.is_view:
+            return self._view()
+        if self._is_on_shards():
+            return self._on_shards()
+        if self.name.startswith("new_"):
+            return self._new()
+        kind = self._reduction()
+        reduced = self._reduced(kind) if kind else None
+        return self._on_full() if reduced is None else reduced
+
+    def _called(self, of: Callable[[Tensor], Any]) -> Any:
+        args, kwargs = pytree.tree_map_only(Tensor, of, (self.args, self.kwargs))
+        return self.func(*args, **kwargs)
+
+    # On shards
+
+    def _is_on_shards(self) -> bool:
+        if not is_elementwise(self.func) or (self.writes and not isinstance(self.args[0], Spread)):
+            return False
+        if torch.Tag.nondeterministic_seeded in self.func.tags or self.name.startswith("_foreach_"):
+            return False
+        if any(x.home.layout != self.home.layout for x in self.spread[1:]):
+            return False
+        return torch.broadcast_shapes(*(x.shape for x in self.tensors)) == self.shape
+
+    def _on_shards(self) -> Any:
+        result = self._called(self._part)
+        if self.writes:
+            self.args[0].home.write_views()
+            return self.args[0]
+        return self._spread(result)
+
+    def _part(self, x: Tensor) -> Tensor:
+        """What a shard reads of an operand."""
+        if isinstance(x, Spread):
+            return x.home.local
+        behind = len(self.shape) - x.ndim
+        own = zip(x.shape, self.shape[behind:], self.home.index[behind:], strict=True)
+        return take(x, tuple(index if n == size else range(n) for n, size, index in own))
+
+    def _spread(self, local: Tensor) -> Spread:
+        return Spread(Home(local, self.home.like))
+
+    def _new(self) -> Tensor:
+        """A new tensor, of this shape spread too."""
+        local, (_, size, *rest) = self.home.local, self.args
+        if tuple(size) == self.shape:
+            return self._spread(self.func(local, local.shape, *rest, **self.kwargs))
+        return Whole(self.func(local, size, *rest, **self.kwargs), self.home.like)
+
+    # Reductions
+
+    def _reduction(self) -> str:
+        """The kind of a reduction whose results ranks can put together: sum, mean, norm, max, min;
+        empty of other ops."""
+        if len(self.tensors) > 1 or self.writes or not self.home.local.is_floating_point():
+            return ""
+        if self.name in ("mean", "norm", "linalg_vector_norm"):
+            return self.name.rpartition("_")[2]
+        return spec_named(self.func.name().replace("::", ".")).combine or ""
+
+    def _reduced(self, kind: str) -> Tensor | None:
+        """The result of a reduction on all ranks; None for a norm of another kind."""
+        names = [argument.name for argument in schema_of(self.func).arguments]
+        given = dict(zip(names, self.args, strict=False)) | self.kwargs
+        order = given.get("ord", given.get("p", 2)) if kind == "norm" else 1
+        order = 2 if order is None else order
+        if not isinstance(order, int | float) or order <= 0:
+            return None
+        wanted = given.get("dim")
+        wanted = [wanted] if isinstance(wanted, int) else wanted or range(len(self.shape))
+        dims = [dim % len(self.shape) for dim in wanted]
+        dtype = given.get("dtype") or self.home.local.dtype
+        local = self.home.local.to(torch.promote_types(dtype, torch.float32))
+        local = local.abs() if kind == "norm" else -local if kind == "min" else local
+        is_max = kind in ("max", "min") or order == math.inf
+        whole = self._joined(local if is_max else local**order, dims, is_max=is_max)
+        if kind == "mean":
+            whole = whole / math.prod(self.shape[dim] for dim in dims)
+        whole = whole if is_max else whole ** (1 / order)
+        whole = (-whole if kind == "min" else whole).to(dtype)
+        return whole if given.get("keepdim") else whole.squeeze(dims)
+
+    def _joined(self, local: Tensor, dims: list[int], *, is_max: bool) -> Tensor:
+        """Sums or maxima over some dims, to which each different shard adds its own."""
+        shape = [1 if dim in dims else size for dim, size in enumerate(self.shape)]
+        whole = local.new_full(shape, -math.inf if is_max else 0.0)
+        if self.home.is_first:
+            own = (local.amax if is_max else local.sum)(dims, keepdim=True) if dims else local
+            index = tuple(range(1) if d in dims else x for d, x in enumerate(self.home.index))
+            put(whole, index, own)
+        dist.all_reduce(whole, dist.ReduceOp.MAX if is_max else dist.ReduceOp.SUM)
+        return whole
+
+    # On full values
+
+    def _view(self) -> Any:
+        source = self.args[0]
+        on_meta = torch.empty(self.shape, device="meta", dtype=source.dtype)
+        view = self.func(on_meta, *self.args[1:], **self.kwargs)
+        same = on_meta.shape, on_meta.stride()
+        if isinstance(view, Tensor) and (view.shape, view.stride()) == same:
+            return Spread(self.home)
+        return self.home.view(self.func, *self.args[1:], **self.kwargs)
+
+    def _on_full(self) -> Any:
+        made: dict[int, Tensor] = {}
+
+        def full(x: Tensor) -> Tensor:
+            if not isinstance(x, Spread):
+                return x
+            if id(x.home) not in made:
+                made[id(x.home)] = self._full(x)
+            return made[id(x.home)]
+
+        result = self._called(full)
+        if not self.writes:
+            return result
+        for x in {id(x.home): x for x in self.spread}.values():
+            x.home.write(made[id(x.home)])
+            x.home.write_views()
+        of = {id(made[id(x.home)]): x for x in self.spread}
+        return pytree.tree_map_only(Tensor, lambda x: of.get(id(x), x), result)
+
+    def _full(self, x: Spread) -> Tensor:
+        if self.name.endswith("_like"):  # random: of the shape alone
+            return x.home.local.new_empty(self.shape)
+        return x.home.full(str(self.func))
+
+
+def local_of(value: Tensor, like: DTensor) -> Tensor:
+    """The shard of a value, spread or full, with what was written to its views."""
+    if isinstance(value, Spread):
+        value.home.read_views()
+        return value.home.local
+    return shard_of(value, like).clone()

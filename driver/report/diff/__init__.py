@@ -1,1 +1,0 @@
-"""Differences of programs as text and HTML."""

@@ -1,0 +1,51 @@
+# pyright: basic
+"""Ops that torch writes out: batch norm as sums over the global batch, losses by elements."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache, wraps
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shardweave.ir.torch_private import get_decompositions
+
+_ATEN = torch.ops.aten
+_DECOMPOSED = (
+    _ATEN._native_batch_norm_legit, _ATEN._native_batch_norm_legit_functional,
+    _ATEN._native_batch_norm_legit_no_training, _ATEN._batch_norm_with_update_functional,
+    _ATEN.native_batch_norm, _ATEN.native_batch_norm_backward, _ATEN.batch_norm_backward,
+    _ATEN.binary_cross_entropy, _ATEN.binary_cross_entropy_backward,
+    _ATEN.binary_cross_entropy_with_logits, _ATEN.soft_margin_loss,
+    _ATEN.soft_margin_loss_backward, _ATEN.mse_loss, _ATEN.mse_loss_backward,
+    _ATEN.huber_loss, _ATEN.huber_loss_backward, _ATEN.smooth_l1_loss,
+    _ATEN.smooth_l1_loss_backward, _ATEN.log_sigmoid_forward, _ATEN.log_sigmoid_backward,
+    _ATEN.glu, _ATEN.glu_backward, _ATEN.aminmax, _ATEN.nansum, _ATEN.pixel_shuffle,
+    _ATEN.pixel_unshuffle, _ATEN.channel_shuffle,
+)  # fmt: skip
+
+
+@cache
+def decompositions() -> Mapping[Any, Any]:
+    """What torch makes of these ops, by overload."""
+    table = get_decompositions(_DECOMPOSED)
+    return {op: _widely(make) if _keeps_statistics(op) else make for op, make in table.items()}
+
+
+def _keeps_statistics(op: Any) -> bool:
+    return "batch_norm" in op.name() and "backward" not in op.name()
+
+
+def _widely(make: Callable[..., Any]) -> Callable[..., Any]:
+    """Keep statistics of a half-precision batch in float32, as eager does; torch rounds them."""
+
+    @wraps(make)
+    def made(input: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if input.dtype not in (torch.bfloat16, torch.float16):
+            return make(input, *args, **kwargs)
+        output, *statistics = make(input.float(), *args, **kwargs)
+        return output.to(input.dtype), *statistics
+
+    return made
