@@ -9,6 +9,7 @@ import torch
 
 from shardweave.benchmarks.cases_ops import OpModel, op_batch, op_cases
 from shardweave.benchmarks.cases_packages import PACKAGES
+from shardweave.benchmarks.cases_strangers import STRANGERS
 from shardweave.benchmarks.cases_structures import structure_cases
 from shardweave.benchmarks.cases_types import HF_TYPES, hf_example
 from shardweave.benchmarks.models_measure import NUM_STEPS, Example
@@ -25,6 +26,7 @@ def cases() -> dict[str, dict[str, Build]]:
         "packages": dict(PACKAGES),
         "ops": {name: (lambda op=op: _op(op)) for name, op in ops.items()},
         "structures": structure_cases(),
+        "strangers": dict(STRANGERS),
     }
 
 

@@ -52,13 +52,13 @@ def vision(make: Callable[[Any], nn.Module], size: int = 32) -> Callable[[], Exa
 
     def build() -> Example:
         made = make(import_torchvision())
-        _without_dropout(made)
+        without_dropout(made)
         return _example(made, _classify, lambda: _images(size))
 
     return build
 
 
-def _without_dropout(model: nn.Module) -> None:
+def without_dropout(model: nn.Module) -> None:
     """Random draws are not what is tried here."""
     for module in model.modules():
         for field in ("p", "drop_prob", "drop_rate", "dropout", "attn_drop", "dropout_rate"):
@@ -74,7 +74,7 @@ def timm_model(name: str, size: int = 64, **options: Any) -> Callable[[], Exampl
         import timm
 
         made = timm.create_model(name, num_classes=8, **options)
-        _without_dropout(made)
+        without_dropout(made)
         return _example(made, _classify, lambda: _images(size))
 
     return build

@@ -104,12 +104,12 @@ def measure(
 
 
 def _fill(row: Row, example: Example, configurations: Iterable[str]) -> None:
-    # Before anything runs; the model itself, not a copy, has the hooks of its parameters.
-    start = copy.deepcopy(example.module)
+    # The model itself, not a copy, has the hooks of its parameters.
     try:
         captured = sw.capture(example.module, kwargs=example.batches[0])
     except Exception as error:  # noqa: BLE001 - whatever it is, it is the row's
         captured = error
+    start = copy.deepcopy(example.module)  # with constants as buffers, before anything runs
     try:
         eager = _eager(example)
     except Exception as error:  # noqa: BLE001 - whatever it is, it is the row's

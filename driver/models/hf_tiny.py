@@ -47,6 +47,10 @@ _SIZES: dict[str, int] = {
     **dict.fromkeys("n_group topk_group mamba_n_groups".split(), 1),
     **dict.fromkeys("mamba_n_heads mamba_num_heads".split(), 2 * HEADS),
     **dict.fromkeys("mamba_d_head mamba_head_dim mamba_d_state".split(), HEAD_SIZE),
+    **dict.fromkeys("adapter_in_dim adapter_out_dim adapter_input_size".split(), HIDDEN),
+    **dict.fromkeys("encoder_hidden_dim audio_hidden_size".split(), HIDDEN),
+    "entity_vocab_size": VOCAB,
+    "entity_emb_size": HIDDEN,
     "pronunciation_embed_dim": HIDDEN,
     "pronunciation_vocab_size": VOCAB,
     "shape_embed_dim": HIDDEN,
@@ -72,6 +76,8 @@ _SOUND: dict[str, Any] = {
     "apply_spec_augment": False, "classifier_proj_size": 16,
 }  # fmt: skip
 
+_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+
 _BYTES = {"vocab_size": 260}
 """Bytes and special tokens, which hashes of patches count with."""
 
@@ -82,9 +88,11 @@ _BY_TYPE: dict[str, dict[str, Any]] = {
     "blt_local_decoder": {**_BYTES, "hidden_size_global": HIDDEN},
     "blt_local_encoder": {**_BYTES, "hidden_size_global": HIDDEN},
     "blt_patcher": _BYTES,
+    "cohere_compass_text": {"rope_parameters": {"full_attention": _ROPE}},
     "convnext": _STAGES | {"num_stages": 2},
     "convnextv2": _STAGES | {"num_stages": 2},
     "cvt": {"embed_dim": [16, 16, 32], "num_heads": [2, 2, 4], "depth": [1, 2, 3]},
+    "dbrx": {"attn_config": {"kv_n_heads": KEY_HEADS, "rope_theta": 10000.0, "clip_qkv": 8.0}},
     "deepseek_v2": {"num_key_value_heads": HEADS, "num_experts_per_tok": 2},
     "deepseek_v3": {"num_key_value_heads": HEADS, "first_k_dense_replace": 1},
     "detr": {
@@ -97,11 +105,16 @@ _BY_TYPE: dict[str, dict[str, Any]] = {
     },
     "esmc": {"num_key_value_heads": HEADS},
     "esm": {"vocab_size": VOCAB, "mask_token_id": 2, "pad_token_id": 1},
+    "falcon_h1": {"mamba_d_ssm": 2 * HIDDEN},
     "focalnet": {
         **_STAGES, "embed_dim": 16, "focal_levels": [2, 2], "focal_windows": [3, 3],
         "image_size": 32,
     },
     "funnel": {"block_sizes": [1, 1], "num_decoder_layers": 1},
+    "gemma3n_text": {
+        "num_kv_shared_layers": 0, "intermediate_size": 2 * HIDDEN,
+        "activation_sparsity_pattern": [0.5, 0.0], "hidden_size_per_layer_input": HEAD_SIZE,
+    },
     "gpt_neo": {"attention_types": [[["global", "local"], LAYERS // 2]], "window_size": 8},
     "hiera": {
         "depths": [1, 1], "num_heads": [2, 4], "embed_dim": 16, "num_query_pool": 1,
@@ -112,10 +125,16 @@ _BY_TYPE: dict[str, dict[str, Any]] = {
         "hidden_sizes": [16, 16, 32], "num_attention_heads": [2, 2, 4], "depths": [1, 1, 1],
         "key_dim": [8, 8, 8], "image_size": 64,
     },
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
+    "lw_detr_vit": {
+        "image_size": 128, "num_windows": 4, "num_attention_heads": HEADS,
+        "num_hidden_layers": LAYERS, "window_block_indices": [0], "out_features": ["stage2"],
+    },
     "mamba2": {"num_heads": 8, "head_dim": HEAD_SIZE, "state_size": 16, "n_groups": 2},
     "mobilevit": {"hidden_sizes": [16, 16, 32], "neck_hidden_sizes": [8, 8, 16, 16, 16, 16, 32],
                   "image_size": 64},
     "mobilevitv2": {"width_multiplier": 0.25, "image_size": 64, "n_attn_blocks": [1, 1, 1]},
+    "neomme": {"head_dim": 2 * HEAD_SIZE},
     "nemotron": {"num_key_value_heads": KEY_HEADS},
     "poolformer": {
         **_STAGES, "num_encoder_blocks": 2, "patch_sizes": [7, 3], "strides": [4, 2],
@@ -123,6 +142,9 @@ _BY_TYPE: dict[str, dict[str, Any]] = {
     },
     "pvt": {**_PYRAMID, "sequence_reduction_ratios": [2, 1], "image_size": 32},
     "pvt_v2": {**_PYRAMID, "sr_ratios": [2, 1], "image_size": [32, 32], "patch_sizes": [7, 3]},
+    "reformer": {
+        "attn_layers": ["local", "lsh"], "axial_pos_shape": [4, 4], "axial_pos_embds_dim": [16, 16],
+    },
     "regnet": {**_STAGES, "embedding_size": 16, "groups_width": 8},
     "resnet": {**_STAGES, "embedding_size": 16},
     "segformer": {**_PYRAMID, "sr_ratios": [2, 1], "patch_sizes": [7, 3],
@@ -161,4 +183,10 @@ def tiny_fields(defaults: Mapping[str, Any], renamed: Mapping[str, str]) -> dict
             fields[name] = min(value, size)
     if defaults.get("kv_lora_rank") and "num_key_value_heads" in fields:
         fields["num_key_value_heads"] = HEADS  # latent attention has keys for each head
+    if "rope_parameters" in defaults and not defaults["rope_parameters"]:
+        fields["rope_parameters"] = _ROPE
+    if "head_dim" in defaults and defaults["head_dim"] is None:
+        fields["head_dim"] = HEAD_SIZE
+    if "apply_spec_augment" in defaults:
+        fields["apply_spec_augment"] = False  # its masks are drawn by numpy
     return fields | by_type

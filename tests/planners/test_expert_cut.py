@@ -88,7 +88,7 @@ def test_every_expert_gathers_tokens_and_scatters_sums() -> None:
 def test_slots_travel_by_all_to_all() -> None:
     found = kinds(step_of(f"{SLOTS}1", "expert=2"), "expert")
     assert "all_gather" not in found
-    assert found["all_to_all"] == 6  # tokens to the slots, weights, outputs back; and gradients
+    assert found["all_to_all"] == 4  # tokens to the slots, outputs back; and gradients
 
 
 def test_tokens_stay_in_their_groups() -> None:

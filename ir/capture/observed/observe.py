@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch import Tensor
+
 from shardweave.ir.capture.site import CaptureError, Site, qualified, site_of_frames, site_of_node
 from shardweave.ir.torch_private import (
     AttributeMutationExisting,
@@ -49,8 +51,8 @@ class Write:
     after: Any
     is_read: bool
     owner: Any = None
-    """The object whose attribute this is; None for items, globals and the like."""
-    name: str = ""
+    """The object whose attribute this is, or the dict whose item; None for the like of lists."""
+    name: Any = ""
 
 
 @dataclass
@@ -144,7 +146,7 @@ def _writes(graph: Any) -> Iterator[Write]:
             if set(variable.items) != set(variable.original_items):
                 yield Write(qualified(source), site, UNKNOWN, UNKNOWN, True)
         elif isinstance(variable, ConstDictVariable):
-            yield from _written_items(variable, site, read)
+            yield from _written_items(variable, site, read, _outside(graph, source))
         elif not attributes:
             yield Write(qualified(source), site, UNKNOWN, UNKNOWN, True)
 
@@ -154,7 +156,15 @@ def _is_set_of_old(variable: Any) -> bool:
     return isinstance(variable, ConstDictVariable) and issubclass(variable.python_type(), set)
 
 
-def _written_items(variable: Any, site: Site, read: _Read) -> Iterator[Write]:
+def _outside(graph: Any, source: str) -> Any:
+    """What a source means outside the trace; None where that cannot be told."""
+    try:
+        return eval(source, {"G": graph.global_scope, "L": graph.local_scope})
+    except Exception:  # noqa: BLE001 - a source may be an expression of dynamo's own helpers
+        return None
+
+
+def _written_items(variable: Any, site: Site, read: _Read, owner: Any) -> Iterator[Write]:
     """Items of a dict that are other ones than before, or gone."""
     source = variable.source.name
     items = {_key(key): value for key, value in variable.items.items()}
@@ -167,7 +177,8 @@ def _written_items(variable: Any, site: Site, read: _Read) -> Iterator[Write]:
         before = UNKNOWN if key in olds else ABSENT
         after = ABSENT if value is None else _constant(value)
         is_read = before is ABSENT or after is ABSENT or read.item(source, key)
-        yield Write(qualified(place), site, before, after, is_read)
+        known = owner if type(owner) is dict and before is ABSENT else None
+        yield Write(qualified(place), site, before, after, is_read, known, key)
 
 
 def _key(key: Any) -> Any:
@@ -186,7 +197,14 @@ def _attribute(variable: Any, name: str) -> Any:
 def _constant(value: Any) -> Any:
     if type(value).__name__ == "DeletedVariable":
         return ABSENT
-    return value.as_python_constant() if value.is_python_constant() else UNKNOWN
+    if value.is_python_constant():
+        return value.as_python_constant()
+    if value.source is None:
+        return UNKNOWN
+    # From outside the trace, and not yet looked at, or an object.
+    is_lazy = hasattr(value, "original_value") and not value.is_realized()
+    outside = value.original_value() if is_lazy else vars(value.unwrap()).get("value", UNKNOWN)
+    return UNKNOWN if isinstance(outside, Tensor) else outside
 
 
 class _Read:

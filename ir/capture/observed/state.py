@@ -6,6 +6,7 @@ is gone by then, unless it is a tensor that the program returns.
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
@@ -77,15 +78,20 @@ def _can_be_set(write: Write) -> bool:
 @contextmanager
 def _set_to_after(writes: Sequence[Write]) -> Generator[None]:
     for write in writes:
-        setattr(write.owner, write.name, write.after)
+        _set(write, write.after)
     try:
         yield
     finally:
         for write in writes:
-            if write.before is ABSENT:
-                delattr(write.owner, write.name)
-            else:
-                setattr(write.owner, write.name, write.before)
+            _set(write, write.before)
+
+
+def _set(write: Write, value: Any) -> None:
+    is_item = type(write.owner) is dict
+    if value is ABSENT:
+        (operator.delitem if is_item else delattr)(write.owner, write.name)
+    else:
+        (operator.setitem if is_item else setattr)(write.owner, write.name, value)
 
 
 def _same(before: Any, after: Any) -> bool:

@@ -300,6 +300,32 @@ def test_python_state_that_is_only_written_or_settles_is_no_obstacle(
     assert_three_steps_equal_eager(Model(forward, state=state))
 
 
+_KINDS: dict[type, Counting] = {}
+_TALLY: dict[type, int] = {}
+_KIND = Counting()
+
+
+def test_object_that_is_kept_by_type_at_the_first_call_is_no_obstacle() -> None:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        weight = self.linear.weight
+        if type(weight) not in _KINDS:
+            _KINDS[type(weight)] = _KIND
+        return self.linear(x).square().sum() * (1 + _KINDS[type(weight)].n)
+
+    assert_three_steps_equal_eager(Model(forward))
+
+
+def test_count_that_is_kept_by_type_is_refused() -> None:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        kind = type(self.linear.weight)
+        _TALLY[kind] = _TALLY.get(kind, 0) + 1
+        return self.linear(x).square().sum() * _TALLY[kind]
+
+    with pytest.raises(CaptureError, match=r"forward changes `_TALLY\["):
+        capture(Model(forward), rows())
+    assert not _TALLY
+
+
 # Buffers that cannot be held.
 
 

@@ -27,6 +27,23 @@ PRODUCTS = (
 )
 
 
+FLOAT8 = torch.float8_e4m3fn
+
+
+def scaled_product(left_scale: Tensor, right_scale: Tensor, bias: Tensor | None = None) -> Sample:
+    """A product of factors in float8, which sums exactly what small whole numbers give."""
+    left, right = (integers(*shape, high=4).to(FLOAT8) for shape in ((16, 32), (16, 32)))
+    scales = left_scale.float(), right_scale.float()
+    return sample("_scaled_mm", left, right.t(), *scales, bias, None, torch.float32)
+
+
+SCALED = (
+    scaled_product(torch.tensor(0.5), torch.tensor(2.0)),
+    scaled_product(2.0 ** integers(16, 1), 2.0 ** integers(1, 16)),
+    scaled_product(torch.tensor(0.5), torch.tensor(2.0), integers(16).float()),
+)
+
+
 def convolution(
     x: Tensor, weight: Tensor, bias: Tensor | None, groups: int = 1, transposed: bool = False
 ) -> Sample:
@@ -392,6 +409,7 @@ RESAMPLED = (
 
 COMPUTE = (
     *PRODUCTS,
+    *SCALED,
     *GROUPED,
     *CONVOLUTIONS,
     *POOLS,
