@@ -298,7 +298,7 @@ def _on_each_rank(make: Callable[[], T]) -> T:
 
 
 def _tried(make: Callable[[], T]) -> T:
-    """Return the result of `make`; errors of files and of torch's checkpoints as CheckpointError."""
+    """The result of `make`; errors of files and of torch's checkpoints as CheckpointError."""
     try:
         return make()
     except CheckpointError:
