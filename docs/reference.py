@@ -213,7 +213,8 @@ def pass_options() -> str:
         "",
         "Reference for those who write pipelines of passes: every pass, preset and planner with "
         "its options and their defaults, as its docstring has them. [Passes](passes.md) shows "
-        "programs before and after the main passes, [Planners](planners.md) derives what planners compute.",
+        "programs before and after the main ones, [Planners](planners.md) derives what planners "
+        "compute.",
         "",
         "## Passes",
         "",
