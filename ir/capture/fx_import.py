@@ -19,7 +19,7 @@ from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 
 from shardweave.ir.capture.builder import ImportBuilder
 from shardweave.ir.capture.canonical import Call, lookup
-from shardweave.ir.capture.canonical.strided import check_strided
+from shardweave.ir.capture.canonical.strided import memory_order
 from shardweave.ir.capture.observed.layouts import refusal
 from shardweave.ir.capture.site import CaptureError, module_path, site_of_node, users_line
 from shardweave.ir.capture.substitutes.unwritten import Unwritten
@@ -93,15 +93,28 @@ class _Importer:
                 self.values[node] = self._constant(node)
             elif node.op == "call_function" and (node.users or node.meta.get("val") is not None):
                 # What gives nothing is an assertion.
-                check_strided(node)
+                order = memory_order(node)
                 self._annotate(node)
-                self.values[node] = self._call(node)
+                self.values[node] = (
+                    self._call(node) if order is None else self._strided(node, order)
+                )
                 self.unwritten.visit(node)
                 self._mark_phase(first_new)
         except CaptureError:
             raise
         except ValueError as error:  # no canonical form, or no such dtype in the IR
             raise CaptureError(f"{site_of_node(node)}: {error}") from error
+
+    def _strided(self, node: torch.fx.Node, order: list[int]) -> Any:
+        """A call that sees the memory of its first argument, whose dims are there in some order."""
+        (source, *written), back = node.all_input_nodes, sorted(order, key=order.index)
+        given = self.values[source]
+        self.values[source] = self.builder.permute(given, order)
+        try:
+            result = self._call(node)
+        finally:
+            self.values[source] = given
+        return self.builder.permute(result, back) if written else result
 
     # Arguments and constants
 

@@ -109,7 +109,8 @@ class Throughput:
         words = f"{rate:,.0f} {what}/s, {rate / self.devices:,.0f} a device, with {assumed}"
         if not self.mfu:
             return words
-        peak = f"{self.devices} x {self.peak_flops_s / 1e12:,.0f} TFLOP/s"
+        tera = self.peak_flops_s / 1e12
+        peak = f"{self.devices} x {f'{tera:,.0f}' if tera >= 10 else f'{tera:.2g}'} TFLOP/s"
         words += (
             f"; MFU {self.mfu:.1%} = {self.flops:.3g} FLOPs of the model / "
             f"({seconds_text(self.time_s - self.update_s)} x {peak})"

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from shardweave.ir.capture.site import CaptureError
 from shardweave.ir.capture.update.cut import CutUpdate, cut_update
 from shardweave.ir.capture.update.owners import dealt_out, senders_of
 from shardweave.ir.capture.update.program import capture_update, program_of
@@ -177,16 +178,16 @@ def _captured(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> _Capture
     parameter = nn.Parameter(torch.empty(shape, dtype=dtype, device="meta"))
     made: Optimizer = optimizer_class(name)([parameter])
     parameter.grad = torch.empty_like(parameter)
+    sizes = [Sizes(shape, shape, shape)]
     try:
         run_step(made)
-    except (RuntimeError, NotImplementedError) as error:
+        calls = calls_of(made, [parameter], sizes, [True])[0]
+        update = capture_update(made, [parameter], sizes, 0, calls)
+    except (RuntimeError, NotImplementedError, TypeError, CaptureError) as error:
         raise ValueError(
-            f"the update of {name} cannot be simulated: it decides by values of tensors; use "
-            f"another class of torch.optim."
+            f"the update of {name} cannot be simulated: it decides by values of tensors, calls a "
+            "closure, or makes tensors that are no state; use another class of torch.optim."
         ) from error
-    sizes = [Sizes(shape, shape, shape)]
-    calls = calls_of(made, [parameter], sizes, [True])[0]
-    update = capture_update(made, [parameter], sizes, 0, calls)
     states = [x for x in pytree.tree_leaves(calls.state) if isinstance(x, Tensor) and x.is_meta]
     return _Captured(
         cut_update(update, torch.device("meta")),

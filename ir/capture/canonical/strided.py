@@ -9,27 +9,29 @@ from xdsl.ir import SSAValue
 
 from shardweave.ir.capture.canonical.base import FORMS, Call, Result, form
 from shardweave.ir.capture.site import CaptureError, site_of_node
-from shardweave.ir.dialects.types import num_elements, tensor_type
+from shardweave.ir.dialects.types import num_elements, shape_of, tensor_type
 
 
-def check_strided(node: torch.fx.Node) -> None:
-    """Raises CaptureError for memory that is laid out otherwise than the elements in order.
+def memory_order(node: torch.fx.Node) -> list[int] | None:
+    """The dims of what an op reads by strides, as memory has them; None for other ops.
 
-    A program's values are contiguous, for all that a stride can tell.
+    Raises CaptureError for memory that holds more than the tensor, or not all of it.
     """
     if FORMS.get(str(node.target).removesuffix(".default")) not in (
         _as_strided,
         _as_strided_scatter,
     ):
-        return
+        return None
     source: Any = node.args[0]
     value = source.meta["val"]
-    if not value.is_contiguous() or value.storage_offset():
+    order = sorted(range(value.dim()), key=lambda dim: (-value.stride(dim), -value.shape[dim]))
+    if not value.permute(order).is_contiguous() or value.storage_offset():
         raise CaptureError(
             f"{site_of_node(node)}: as_strided reads memory that is laid out otherwise than the "
             f"tensor of shape {tuple(value.shape)} that it is given; call contiguous() before it, "
             "or write it with indexing (unfold, diagonal)."
         )
+    return order
 
 
 @form("aten.as_strided", "aten.as_strided_copy")
@@ -47,7 +49,7 @@ def _as_strided_scatter(call: Call) -> Result:
     flat = b.view(source, [num_elements(source)])
     places = _places(call)
     written = b.call("aten.index_put", flat, [places], call["src"], accumulate=False)
-    return b.view(written, call.shape)
+    return b.view(written, shape_of(source))
 
 
 def _places(call: Call) -> SSAValue:
