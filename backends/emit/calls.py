@@ -1,4 +1,4 @@
-"""How an ATen op is called: as torch's overload, but for kernels with holes in them."""
+"""Calls of ATen ops: torch's overloads, except kernels that lack some arguments or outputs."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class LocalTrials:
 def host_of(
     model: str | None, *, dtype: str = "float32", tell: Callable[[str], None] | None = None
 ) -> Host:
-    """What this machine offers to a planner. model: as `shardweave run` has it; None: no trials."""
+    """This machine's services for a planner. model: as in `shardweave run`; None: no trials."""
     return Host(LocalTrials(model, dtype) if model else None, tell)
 
 
