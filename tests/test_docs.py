@@ -145,8 +145,8 @@ def test_every_planner_is_in_the_table_of_planners(name: str) -> None:
     "name",
     [op.name for op in dist_dialect().operations if not op.name.startswith("dist.start_")],
 )
-def test_ops_that_the_page_on_programs_is_to_explain_are_there(name: str) -> None:
-    assert f"`{name}`" in (ROOT / "docs" / "ir.md").read_text()
+def test_ops_that_the_page_on_the_dialect_is_to_explain_are_there(name: str) -> None:
+    assert f"`{name}`" in (ROOT / "docs" / "dialect.md").read_text()
 
 
 def test_pages_build_as_a_site_without_a_warning(tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ class Validator(Observer):
         """Number of outputs, gradients and buffers that are compared after a pass."""
         return len(self._expected)
 
-    def before(self, one: ModulePass, program: Program) -> None:
+    def before(self, pass_: ModulePass, program: Program) -> None:
         if self._last is not None:
             return
         _check_size(program, self._limit)
@@ -120,19 +120,19 @@ class Validator(Observer):
             )
         self._last = program.clone()
 
-    def after(self, one: ModulePass, program: Program) -> None:
+    def after(self, pass_: ModulePass, program: Program) -> None:
         if program == self._last:
             return
         exact = in_float64(program)
         try:
             actual = self._run(exact)
         except ValueError as error:
-            raise ValidationError(f"pass '{one.name}' broke the program: {error}") from error
+            raise ValidationError(f"pass '{pass_.name}' broke the program: {error}") from error
         differences = find_differences(program, self._expected, actual)
         if differences:
             more = f" ({len(differences) - 1} more values differ)" if len(differences) > 1 else ""
             raise ValidationError(
-                f"pass '{one.name}' changed what the program computes: {differences[0]}{more}."
+                f"pass '{pass_.name}' changed what the program computes: {differences[0]}{more}."
             )
         self._last = program.clone()
 

@@ -54,8 +54,8 @@ class _Reshards(Observer):
     def __init__(self) -> None:
         self.rows: list[Row] = []
 
-    def before(self, one: ModulePass, program: Program) -> None:
-        if one.name == "insert-collectives":
+    def before(self, pass_: ModulePass, program: Program) -> None:
+        if pass_.name == "insert-collectives":
             self.rows = reshards_of(program)
 
 

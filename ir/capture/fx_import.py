@@ -310,7 +310,7 @@ class _Importer:
 
 
 def _no_op(node: torch.fx.Node) -> str:
-    """Why a call that is none of an op cannot be in a program, and what to do."""
+    """Explain why a call of something other than an op is refused, and what to do."""
     changed = next((str(arg) for arg in node.args if isinstance(arg, OpOverload)), "")
     if changed:
         return f"{changed} changes an argument in place; let the op return a new tensor."

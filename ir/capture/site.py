@@ -1,4 +1,4 @@
-"""Where in the user's code something stands, for errors that name the module and the line."""
+"""Places in the user's code, for errors that name the module and the line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is noted about an op beside its arguments: layer, phase, origin, copy, sharding, wanted.
+"""Annotations of an op beside its arguments: layer, phase, origin, copy, sharding, wanted.
 
 Any op may carry them. They are properties, as xDSL's rewriter drops discardable attributes. All
 reading and writing of them goes through the functions of this module.
@@ -169,7 +169,7 @@ def arguments_of(op: Operation, *annotations: str) -> frozenset[tuple[str, Attri
 
 
 def annotation_problem(op: Operation) -> str | None:
-    """Why an annotation of an op is not what it should be; None if all are."""
+    """Describe the first malformed annotation of an op; None if there is none."""
     for name, kind in (("layer", StringAttr), ("phase", PhaseAttr), ("origin", StringAttr)):
         value = op.properties.get(name)
         if value is not None and not isinstance(value, kind):
@@ -192,7 +192,7 @@ def _is_list(attribute: Attribute, kind: type[Attribute], length: int | None = N
 
 
 def describe(op: Operation) -> str:
-    """How messages name an op: its name, first result, layers, and line of the model's source."""
+    """Name an op for messages: its name, first result, layers, and line of the model's source."""
     layers = shortened([f"'{layer}'" for layer in joined_layers(op)])
     result = op.results[0].name_hint if op.results else None
     value = f" (%{result})" if result else ""

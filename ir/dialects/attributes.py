@@ -34,7 +34,7 @@ PHASES = ("forward", "recompute", "backward", "optimizer")
 
 @irdl_attr_definition
 class PhaseAttr(ParametrizedAttribute):
-    """Which part of the training step an op belongs to."""
+    """The part of the training step that an op belongs to."""
 
     name = "dist.phase"
     phase: StringAttr
@@ -232,7 +232,7 @@ class ShardingAttr(ParametrizedAttribute):
 _Read = Callable[[ShardingAttr, tuple[int, ...], Mesh], Sharding]
 
 _read = ByIdentity[Sharding]()
-"""What was read, by attribute and mesh."""
+"""Shardings read so far, by attribute and mesh."""
 
 
 def _kept(read: _Read, attr: ShardingAttr, shape: tuple[int, ...], mesh: Mesh) -> Sharding:

@@ -180,7 +180,7 @@ def position_runs(positions: Sequence[int]) -> list[Progression]:
 
 
 def pieces_of(query_positions: Sequence[int], key_positions: Sequence[int]) -> list[Piece] | None:
-    """What queries see, as pieces; None if positions do not rise, or there were too many pieces.
+    """The keys that queries see, in pieces; None if positions do not rise, or pieces are too many.
 
     Each pair of a query and a key at its position or before is in exactly one piece, and no other.
     """

@@ -27,7 +27,7 @@ def overload_of(op: AtenOp) -> OpOverload[..., Any]:
 
 
 def problem_of_arguments(op: AtenOp) -> str | None:
-    """What is wrong with the stored arguments of an op, by its schema; None if nothing is."""
+    """Check the stored arguments of an op against its schema: the problem, or None."""
     derived = spec_of(op).derived
     for parameter in op.signature.parameters:
         name, attribute = parameter.name, op.properties.get(parameter.name)

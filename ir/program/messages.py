@@ -33,7 +33,7 @@ def coming_messages(program: Program, place: int) -> dict[int, list[ComingMessag
         for name, function in functions.items()
     }
     seen: Counter[int] = Counter()
-    found: dict[int, list[ComingMessage]] = {}
+    coming: dict[int, list[ComingMessage]] = {}
     for _, run in runs_of(program):
         if run.at == place:
             continue
@@ -43,8 +43,8 @@ def coming_messages(program: Program, place: int) -> dict[int, list[ComingMessag
                 seen[run.at] += places.source(op.source, run.micro_batch) == place
             elif place in places.goals(run, stage, op.to):
                 message = ComingMessage(run, op, stage, seen[run.at])
-                found.setdefault(run.at, []).append(message)
-    return found
+                coming.setdefault(run.at, []).append(message)
+    return coming
 
 
 def places_that_talk(program: Program) -> list[tuple[int, int]]:
@@ -55,11 +55,11 @@ def places_that_talk(program: Program) -> list[tuple[int, int]]:
         name: {op.to for op in function.ops if isinstance(op, SendOp)}
         for name, function in functions.items()
     }
-    found = {
+    pairs = {
         (run.at, goal)
         for _, run in runs_of(program)
         for to in goals[run.function]
         for goal in places.goals(run, functions[run.function].stage, to)
         if goal != run.at
     }
-    return sorted(found)
+    return sorted(pairs)

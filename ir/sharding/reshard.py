@@ -1,4 +1,4 @@
-"""How a value moves from one sharding to another: a short list of collectives.
+"""Steps of a reshard: the short list of collectives from one sharding to another.
 
 Both the planners (to count bytes) and the partitioner (to emit ops) ask here, so that what
 is costed is what runs.

@@ -38,7 +38,7 @@ from shardweave.ir.verify.ops import is_known_right, problem_of_op
 from shardweave.ir.verify.stages import problems_of_stages
 
 Place = Operation | SSAValue | None
-"""What a problem is about."""
+"""The op or value that a problem is about."""
 
 
 class VerifyError(ValueError):
@@ -76,13 +76,13 @@ def located_problems(program: Program) -> list[tuple[str, Place]]:
         )
         return [(problem, None)]
     with without_gc():
-        found = [*_devices(program), *_Verifier(program).problems()]
+        problems = [*_devices(program), *_Verifier(program).problems()]
         if is_staged(program):
             for function in functions_of(program).values():
                 inside = _Verifier(function, STAGE_KINDS).problems()
-                found += [(f"@{function.name}: {message}", place) for message, place in inside]
-            found = found or list(problems_of_stages(program))
-        return found
+                problems += [(f"@{function.name}: {message}", place) for message, place in inside]
+            problems = problems or list(problems_of_stages(program))
+        return problems
 
 
 def _devices(program: Program) -> Iterator[tuple[str, Place]]:
@@ -408,7 +408,7 @@ class _Verifier:
 
 
 NOTHING = Sharding(())
-"""What is pending in a whole value."""
+"""The sharding of a scalar: nothing is sharded or unreduced."""
 
 
 def _linear_operands(op: AtenOp) -> frozenset[int]:
@@ -432,7 +432,7 @@ def _unreduced_problem(held: Sharding, promised: Sharding) -> str:
 
 
 def _origin(value: SSAValue) -> str:
-    """Where a value is from, as messages name it."""
+    """Name the origin of a value for messages."""
     if isinstance(value.owner, Operation):
         return f"the result of {describe(value.owner)}"
     return f"argument %{value.name_hint}"

@@ -245,7 +245,7 @@ class _Chunks:
         rank = len(shape_of(logits.value))
         rows = Sharding.replicated(rank).with_dim(candidate.dim, [candidate.placement]).dims
         self.rows: dict[SSAValue, Cut] = {logits.value: rows}
-        """How values are cut along the rows, those that are large first."""
+        """Cuts of values along the rows, those that are large first."""
         self.columns = {logits.value: logits.columns}
         """Large values, and their dims of columns."""
         self._spread(logits.value)
@@ -333,7 +333,7 @@ class _Chunks:
     def _factors(
         self, op: Operation, rule: Rule, known: Mapping[SSAValue, object]
     ) -> list[DimSharding]:
-        """How the rows of known operands and results cut the factors of an op."""
+        """The cuts of an op's factors by the rows of its known operands and results."""
         factors: list[DimSharding] = [()] * len(rule.factors)
         pairs = zip((*rule.operands, *rule.results), (*op.operands, *op.results), strict=True)
         for dims, value in pairs:

@@ -174,7 +174,7 @@ def _is_of_plain_rows(whole: Sequence[dist.DistOp]) -> bool:
 
 
 def _own_rows(op: Operation, table: SSAValue) -> AtenOp | None:
-    """What takes a device's own of all the numbers of rows that an op reads or adds to."""
+    """The op that slices a device's own row numbers from all that an op reads or adds to."""
     if not isinstance(op, AtenOp) or len(op.operands) != 2:
         return None
     is_lookup = op.name == "aten.index.Tensor" and op.operands[0] is table

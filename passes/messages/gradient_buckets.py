@@ -88,12 +88,12 @@ def _rounds(program: Program) -> list[list[dist.DistOp]]:
     rounds = [_last_reductions(program)]
     while rounds[0]:
         later = set(rounds[0])
-        found: list[dist.DistOp] = [
+        earlier: list[dist.DistOp] = [
             op
             for op in program.ops
             if _is_reduction(op) and all(_is_read_by(_at_end(v), later) for v in op.results)
         ]
-        rounds.insert(0, found)
+        rounds.insert(0, earlier)
     return rounds
 
 

@@ -44,7 +44,7 @@ from shardweave.passes.partition.propagate_shardings import propagated_forward
 from shardweave.passes.program_pass import Analyses, PassWithAnalyses
 
 Routing = tuple[SSAValue, SSAValue]
-"""Where the rows of each group start and end."""
+"""Start and end of the rows of each group."""
 
 
 @dataclass(frozen=True)

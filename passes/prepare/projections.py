@@ -48,14 +48,14 @@ class Place:
         names = rule.results[0][self.dim]
         if not names or rule.factors[names[0]].size % self.count or rule.localize is not None:
             return None
-        found: list[tuple[int, Place]] = []
+        sources: list[tuple[int, Place]] = []
         for index, dims in enumerate(rule.operands):
             for dim, own in enumerate(dims):
                 if names[0] in own[1:]:
                     return None  # it has parts of each index of another factor
                 if names[0] in own[:1]:
-                    found.append((index, Place(op.operands[index], dim, self.count)))
-        return found
+                    sources.append((index, Place(op.operands[index], dim, self.count)))
+        return sources
 
     def origins(self) -> Iterator[Place]:
         """The place itself, and all those that its parts are made from."""
@@ -89,7 +89,7 @@ def projection_of(op: AtenOp, count: int) -> FusedProjection | None:
 
 
 def fused_projections(program: Program, among: Collection[AtenOp]) -> dict[AtenOp, int]:
-    """Which linear maps have outputs that are read in equal parts alone, and in how many."""
+    """Linear maps with outputs that are only read in equal parts, with the number of parts."""
     counts: dict[AtenOp, set[int]] = {}
     reads: set[Operation] = set()
     for read in reads_of_parts(program):
@@ -99,11 +99,11 @@ def fused_projections(program: Program, among: Collection[AtenOp]) -> dict[AtenO
                 counts.setdefault(place.value.owner, set()).add(place.count)
                 break
     return {
-        op: min(found)
-        for op, found in counts.items()
+        op: min(parts)
+        for op, parts in counts.items()
         if spec_of(op).works_in_parts  # a convolution does not
-        and len(found) == 1
-        and min(found) > 1
+        and len(parts) == 1
+        and min(parts) > 1
         and _is_read_by(op.results[0], reads)
     }
 

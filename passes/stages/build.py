@@ -40,7 +40,7 @@ _ORDER = ("param", "buffer", "input", "tangent", "whole", "kept", *TOTALS)
 
 
 class ValueSlots:
-    """What is known of the values of the program that is cut: names, shardings, slots."""
+    """Names, shardings and slots of the values of the program that is split into stages."""
 
     def __init__(self, program: Program, axis: str | None) -> None:
         self.program = program
@@ -124,8 +124,8 @@ def function_of(
 
 
 def _entries(slots: Sequence[Attributes]) -> builtin.ArrayAttr[builtin.DictionaryAttr] | None:
-    """What is said of arguments or results; nothing where there are none, as the parser has it."""
-    return builtin.ArrayAttr(builtin.DictionaryAttr(one) for one in slots) if slots else None
+    """Attributes of arguments or results; None if there are none, as the parser has it."""
+    return builtin.ArrayAttr(builtin.DictionaryAttr(slot) for slot in slots) if slots else None
 
 
 class FunctionBuilder:
@@ -180,10 +180,10 @@ class FunctionBuilder:
         members, values = self.members, self.values
         needed = [*(value for value, _ in members.left), *members.returned.values()]
         self._receive(needed, None)
-        found = [self.local[value] for value in needed]
+        results = [self.local[value] for value in needed]
         entries = [values.entry(kind, value) for value, kind in members.left]
         entries += [values.whole_entry(values.results[key])[1] for key in members.returned]
-        return found, entries
+        return results, entries
 
     # Messages
 
@@ -248,7 +248,7 @@ class FunctionBuilder:
         shardings = [self.values.without_axis(self.values.sharding(value)) for value in op.results]
         shapes = [s.global_shape(shape_of(v)) for s, v in zip(shardings, op.results, strict=True)]
         pairs = zip(shardings, shapes, strict=True)
-        set_sharding_attrs(copy, [ShardingAttr.of(one, shape) for one, shape in pairs])
+        set_sharding_attrs(copy, [ShardingAttr.of(sharding, shape) for sharding, shape in pairs])
 
     def _over_micro_batches(self, op: dist.DistOp, axis: str) -> None:
         rest = [name for name in op.axes if name != axis]

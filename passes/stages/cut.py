@@ -31,7 +31,7 @@ from shardweave.passes.stages.places import places_of_ops
 
 
 class ScheduledRun(NamedTuple):
-    """What is run on a micro-batch. at: the coordinate on the stage axis."""
+    """A run of a stage on a micro-batch. at: the coordinate on the stage axis."""
 
     direction: Direction
     stage: int
@@ -41,10 +41,10 @@ class ScheduledRun(NamedTuple):
 
 def places_of_tasks(tasks: Sequence[ScheduledRun]) -> list[list[int]]:
     """By stage, the coordinates that have it."""
-    found: dict[int, set[int]] = {}
+    places: dict[int, set[int]] = {}
     for task in tasks:
-        found.setdefault(task.stage, set()).add(task.at)
-    return [sorted(found[stage]) for stage in range(len(found))]
+        places.setdefault(task.stage, set()).add(task.at)
+    return [sorted(places[stage]) for stage in range(len(places))]
 
 
 def cut_into_stages(

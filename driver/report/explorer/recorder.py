@@ -74,15 +74,15 @@ class Recorder(Observer):
         self._stats: ProgramStats | None = None
         self._start_s = 0.0
 
-    def before(self, one: ModulePass, program: Program) -> None:
+    def before(self, pass_: ModulePass, program: Program) -> None:
         if self._program is None:
             self.note("input", program, summary="The program that the passes are given.")
         self._start_s = time.perf_counter()
 
-    def after(self, one: ModulePass, program: Program) -> None:
+    def after(self, pass_: ModulePass, program: Program) -> None:
         seconds = time.perf_counter() - self._start_s
-        summary = (getdoc(type(one)) or "").partition("\n\n")[0]
-        self.note(one.name, program, spec=str(one.spec()), summary=summary, seconds=seconds)
+        summary = (getdoc(type(pass_)) or "").partition("\n\n")[0]
+        self.note(pass_.name, program, spec=str(pass_.spec()), summary=summary, seconds=seconds)
 
     def note(
         self,

@@ -85,8 +85,8 @@ def _load() -> None:
 def lookup(name: str) -> Form | None:
     """The canonical form of an overload, or None if it enters the program as it is."""
     _load()
-    found = FORMS.get(name)
-    return FORMS[DRAWS] if found is None and _draws(name) else found
+    form = FORMS.get(name)
+    return FORMS[DRAWS] if form is None and _draws(name) else form
 
 
 def _draws(name: str) -> bool:

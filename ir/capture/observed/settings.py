@@ -1,6 +1,6 @@
 # pyright: basic
 # torch's tracing API is private and only partly typed.
-"""How torch is set while it traces a model."""
+"""Torch's settings while it traces a model."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ _REPLACED: dict[str, Any] = {
     "flex device": lambda *tensors: None,
     "flex width": lambda *tensors: None,
 }
-"""What of torch's tracing does something else meanwhile, and what it does."""
+"""Parts of torch's tracing that are replaced meanwhile, with their replacements."""
 
 
 @contextlib.contextmanager

@@ -27,7 +27,7 @@ from shardweave.ir.torch_private import (
 )
 
 Jump = Callable[[Any, Any], None]
-"""How dynamo runs a jump: of a translator, which has the frame's instructions, and the jump."""
+"""Dynamo's function for a jump; takes a translator, with the frame's instructions, and the jump."""
 
 _JUMPS = [
     code

@@ -30,7 +30,7 @@ _PLAIN = (
     int, float, complex, bool, str, type(None), type(...), slice, torch.dtype, torch.device,
     torch.layout, torch.memory_format, torch.Size,
 )  # fmt: skip
-"""What may stand in the code of a graph."""
+"""Types of constants that the code of a graph may contain."""
 
 _OPERATORS: dict[str, Any] = {"__getitem__": operator.getitem, "__setitem__": operator.setitem}
 _NUMBERS = ("item", "tolist", "__bool__", "__int__", "__float__", "__index__", "__complex__")

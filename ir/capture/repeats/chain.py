@@ -50,7 +50,7 @@ def chains_of(graph: fx.Graph) -> list[BlockChain]:
     run: list[_Link] = []
     for link in [*links, None]:
         if run and (link is None or not link.continues(run)):
-            chain = BlockChain(tuple(one.path for one in run))
+            chain = BlockChain(tuple(linked.path for linked in run))
             if len(run) > 2 * _KEPT and _is_closed(run):
                 chains.append(chain)
             # The last block may be the first of the next run.

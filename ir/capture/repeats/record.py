@@ -294,7 +294,7 @@ class _Renaming:
             new.variable.value.named_modules(remove_duplicate=False),
             strict=True,
         )
-        self.keys = {str(id(one)): str(id(other)) for (_, one), (_, other) in pairs}
+        self.keys = {str(id(before)): str(id(after)) for (_, before), (_, after) in pairs}
 
     def name(self, name: str) -> str:
         is_inner = name == self.old or name.startswith((f"{self.old}.", f"{self.old}["))

@@ -75,7 +75,7 @@ _REPLACED: tuple[tuple[str, str, object], ...] = (
     ("trl.trainer.utils", "_ChunkedLogProbFunction", LogProbabilities),
     ("trl.trainer.utils", "_use_triton", _none),
 )  # fmt: skip
-"""What of some modules, if they are loaded, does something else meanwhile, and what it does."""
+"""Functions of some modules that are replaced meanwhile, if loaded, with their replacements."""
 
 
 @contextlib.contextmanager

@@ -71,7 +71,7 @@ def _of_dense(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def wide_under_autocast(input: Tensor) -> Tensor:
-    """What a loss is computed of: under torch.autocast in float32, if it was in fewer digits."""
+    """Widen a loss's input to float32 under torch.autocast, if it is float16 or bfloat16."""
     is_cast = torch.is_autocast_enabled(input.device.type)
     return input.float() if is_cast and input.dtype in (torch.bfloat16, torch.float16) else input
 

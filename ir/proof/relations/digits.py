@@ -1,4 +1,4 @@
-"""What slices, views and permutations of a rank's part make of where its digits stand."""
+"""The effect of slices, views and permutations on the digits of a rank's part."""
 
 from __future__ import annotations
 
@@ -61,14 +61,14 @@ def viewed(layout: Layout, shape: Sequence[int]) -> Layout | None:
     rest: Digits = tuple(digit for digits in layout for digit in digits)
     if length(rest) != prod(shape):
         return None
-    found: list[Digits] = []
+    dims: list[Digits] = []
     for size in reversed(shape):
         parts = cut_at(rest, size)
         if parts is None:
             return None
         rest, own = parts
-        found.insert(0, joined(own))
-    return tuple(found)
+        dims.insert(0, joined(own))
+    return tuple(dims)
 
 
 def taken(digits: Digits, size: int, block: int) -> tuple[Digits, Digits, Digits] | None:

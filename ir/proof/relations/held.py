@@ -1,4 +1,4 @@
-"""What a local value is to a global program: its relation."""
+"""The relation of a local value to a global program."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from shardweave.ir.mesh.placement import DimSharding, Placement, Sharding
 from shardweave.ir.proof.relations.layout import Layout, cut_at, joined, length, standard
 
 FREE = "*"
-"""How the axis begins of a cut along which the value is constant: it stands for any axes. How many
+"""Prefix of the axis of a cut along which the value is constant: it stands for any axes. How many
 indices it is constant along follows; they are the digits below the cut's span."""
 
 SUB_BATCH = "sub_batch."
-"""How the names begin of axes of sub-batches, whose number follows: they are read off slices."""
+"""Prefix of the names of axes of sub-batches; a number follows. They are read off slices."""
 
 Shape = tuple[int, ...]
 Coordinates = tuple[tuple[str, frozenset[int]], ...]
@@ -34,7 +34,7 @@ Cuts = tuple[DimSharding, ...]
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a rule gives nothing. operand: the one at fault, if it is one."""
+    """The reason why a rule does not apply. operand: the one at fault, if it is one."""
 
     problem: str
     operand: int | None = None
@@ -65,8 +65,8 @@ def stands_for(own: DimSharding, cut: DimSharding) -> bool:
 
 @dataclass(frozen=True)
 class Fill:
-    """What is known of padding: every element holds the value whose index is behind the end of any
-    of these dims."""
+    """The value of padding: every element whose index is past the end of any of these dims
+    holds it."""
 
     value: float
     dims: frozenset[int]
@@ -101,7 +101,7 @@ class Held:
 
     @property
     def digits(self) -> Layout | None:
-        """Where digits stand."""
+        """The positions of digits."""
         return self.layout or standard(self.shape, self.sharding.dims)
 
     @cached_property
@@ -134,7 +134,7 @@ class Held:
         return {dim for dim, stride, size in (*digits, *placed) if stride * size > self.shape[dim]}
 
     def zeros(self) -> Fill | None:
-        """What is known of padding of a sum of such values: zeros add up to zero."""
+        """The padding of a sum of such values, if it is zero: zeros add up to zero."""
         return self.fill if self.fill and self.fill.value == 0 else None
 
 
@@ -177,18 +177,18 @@ class Row:
     pieces: tuple[tuple[Value, int], ...]
 
     def taken(self, op: AtenOp) -> Value | None:
-        """What a slice takes: one piece, or some that stand side by side; None if parts of any."""
+        """The piece that a slice takes, or several side by side; None if it takes part of one."""
         if int(op.value("dim")) != self.dim or op.value("step") != 1:
             return None
         start, size = int(op.value("start") or 0), shape_of(op.results[0])[self.dim]
-        at, found = 0, list[tuple[Value, int]]()
+        at, covered = 0, list[tuple[Value, int]]()
         for piece, width in self.pieces:
             if start <= at and at + width <= start + size:
-                found.append((piece, width))
+                covered.append((piece, width))
             at += width
-        if sum(width for _, width in found) != size:
+        if sum(width for _, width in covered) != size:
             return None
-        return found[0][0] if len(found) == 1 else Row(self.dim, tuple(found))
+        return covered[0][0] if len(covered) == 1 else Row(self.dim, tuple(covered))
 
 
 @dataclass(frozen=True)
@@ -214,13 +214,13 @@ class Local:
     @cached_property
     def leaves(self) -> frozenset[Relation]:
         """The values that relate, of which it is computed."""
-        found: set[Relation] = set()
+        leaves: set[Relation] = set()
         for operand in self.operands:
             if isinstance(operand, Local):
-                found |= operand.leaves
+                leaves |= operand.leaves
             elif isinstance(operand, Relation):
-                found.add(operand)
-        return frozenset(found)
+                leaves.add(operand)
+        return frozenset(leaves)
 
 
 Value: TypeAlias = "Relation | RankNumber | Row | Local"

@@ -35,19 +35,19 @@ def rank_position(
     names: Sequence[str], axes: ProofAxes, at: dict[str, frozenset[int]]
 ) -> RankNumber:
     """A rank's position on axes, the first slowest; those of sub-batches have a coordinate."""
-    found, weight = RankNumber(()), 1
+    position, weight = RankNumber(()), 1
     for name in reversed(names):
         if name in at:
             (coordinate,) = at[name]
-            found = found.plus(RankNumber((), coordinate * weight))
+            position = position.plus(RankNumber((), coordinate * weight))
         elif axes.size(name) > 1:
-            found = found.plus(RankNumber(((name, weight),)))
+            position = position.plus(RankNumber(((name, weight),)))
         weight *= axes.size(name)
-    return found
+    return position
 
 
 def index_of(op: AtenOp, operands: Sequence[Value | None]) -> RankNumber | None:
-    """What an op computes of whole numbers that a rank knows of itself."""
+    """The integer that an op computes from integers that a rank knows of itself."""
     if op.name == "aten.full" and shape_of(op.results[0]) == ():
         constant = op.value("fill_value")
         return RankNumber((), constant) if type(constant) is int else None
@@ -79,7 +79,7 @@ def uneven_factors(rule: Rule, cuts: Cuts) -> frozenset[int]:
 def problem_of_padding(
     op: AtenOp, rule: Rule, cuts: Cuts, parts: Sequence[Relation]
 ) -> Refusal | None:
-    """Why padding of an op's operands would show in its results; None if it does not."""
+    """Explain why padding of an op's operands would show in its results; None if it does not."""
     uneven = uneven_factors(rule, cuts)
     if not uneven:
         return None
@@ -145,7 +145,7 @@ def _is_zero(
 
 
 def with_fill(old: Fill | None, value: float, dim: int) -> Fill:
-    """What is known when a dim's padding has been filled."""
+    """The known padding after a dim's padding is filled."""
     dims = old.dims if old is not None and old.value == value else frozenset[int]()
     return Fill(value, dims | {dim})
 

@@ -115,7 +115,7 @@ def _in_one(
     away = create("aten.sub.Tensor", [first, second], [wide])
     power = create("aten.exp", [away.results[0]], [wide])
     total = create("aten.sum.dim_IntList", [power.results[0]], [row], along)
-    for one in (peak, away, power, total):
-        annotate(one, op)
+    for step in (peak, away, power, total):
+        annotate(step, op)
     set_sharding_attrs(total, sharding_attrs_of(op))
     return SumInOne({first: x, second: highest}, (peak, away, power, total), own)
