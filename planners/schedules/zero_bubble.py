@@ -71,19 +71,19 @@ def _rank(rank: int, ranks: int, micro_batches: int) -> tuple[Action, ...]:
     made.steady()
     made.cool_down(ranks - rank, rank)
     # The steps are those of enough micro-batches to fill the pipeline.
-    return tuple(action for action in made.found if action.micro_batch < micro_batches)
+    return tuple(action for action in made.actions if action.micro_batch < micro_batches)
 
 
 class _Rank:
     def __init__(self, rank: int, ranks: int, micro_batches: int) -> None:
         self.first, self.last = rank, 2 * ranks - 1 - rank
         self.count = max(2 * ranks - 1, micro_batches)
-        self.found: list[Action] = []
+        self.actions: list[Action] = []
         self.done: dict[tuple[int, Kind], int] = {}
 
     def add(self, stage: int, *kinds: Kind) -> None:
         for kind in kinds:
-            self.found.append(Action(stage, kind, self.ran(stage, kind)))
+            self.actions.append(Action(stage, kind, self.ran(stage, kind)))
             self.done[stage, kind] = self.ran(stage, kind) + 1
 
     def ran(self, stage: int, kind: Kind) -> int:
