@@ -67,7 +67,7 @@ class Draw:
 
 Recipe = Callable[[Draw], Any]
 RECIPES: dict[str, Recipe] = {}
-"""By the name of an overload, functional or in place."""
+"""Recipes by the name of an overload, functional or in place."""
 
 
 def is_in_place(name: str) -> bool:

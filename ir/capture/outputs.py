@@ -183,7 +183,7 @@ class Wrapped(nn.Module):
         return loss, pytree.tree_map_only(Tensor, _detached, returned)
 
     def _cut(self, output: Any) -> Any:
-        """The output, of which the tensors that take gradients keep their graph."""
+        """Detach the output's tensors from their graph, except those that take gradients."""
         leaves, tree = pytree.tree_flatten(output)
         flags: list[bool] = []
         kept: list[Any] = []
@@ -301,7 +301,7 @@ _CUT: list[bool] = []
 """An entry if the gradients of its outputs are inputs of the backward pass."""
 
 _DIFFERENTIABLE: list[bool] = []
-"""Of each tensor that it has returned for a step with gradients, whether it requires one."""
+"""Whether each tensor returned for a step with gradients requires one."""
 
 
 @contextlib.contextmanager

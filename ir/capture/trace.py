@@ -203,7 +203,7 @@ def _read_in_checkpoints(graph: fx.Graph) -> frozenset[str]:
 
 
 def _first_names(model: torch.nn.Module) -> dict[str, str]:
-    """For each further name of a shared buffer the first, which torch may not have chosen."""
+    """The first name of a shared buffer, by each further name: torch may have chosen another."""
     first: dict[int, str] = {}
     renamed: dict[str, str] = {}
     for name, buffer in model.named_buffers(remove_duplicate=False):

@@ -84,7 +84,7 @@ def origin_of(op: Operation) -> str | None:
 
 
 def set_origin(op: Operation, origin: str) -> None:
-    """Say by its name of which value's op this one computes anew."""
+    """Note the name of the value that this op recomputes."""
     op.properties["origin"] = to_attribute(origin)
 
 
@@ -106,7 +106,7 @@ def sharding_attrs_of(op: Operation) -> Sequence[ShardingAttr] | None:
 
 
 def sharding_attrs_of_value(value: SSAValue) -> list[ShardingAttr] | None:
-    """The sharding of a value as it is written, for an op of which it is that of the only result.
+    """The written sharding of a value, as a list for an op with this value as its only result.
 
     None for an argument, and where its op says nothing of it.
     """

@@ -163,7 +163,7 @@ class ShardingAttr(ParametrizedAttribute):
         return _kept(_on, self, shape, mesh)
 
     def on_local(self, local: tuple[int, ...], mesh: Mesh) -> Sharding:
-        """The sharding of a value of which one rank holds a part of shape `local`."""
+        """The sharding of a value, given the shape `local` of the part that one rank holds."""
         return _kept(_on_local, self, local, mesh)
 
     def verify(self) -> None:

@@ -182,7 +182,7 @@ class _Comparison:
         (a, b), (pairs, back), fixed = self.tables, self.partners, self.fixed
 
         def removed(node: int) -> Iterator[tuple[int, None]]:
-            """Those from a node up to the next one that keeps its order."""
+            """Removed nodes from a node up to the next one that keeps its order."""
             while node < len(a.ops) and node not in fixed:
                 if node not in pairs:
                     yield node, None
@@ -232,7 +232,7 @@ class _Comparison:
                 yield self._detail(f"operand {index}", [value], [new])
 
     def _detail(self, what: str, values: Sequence[Value], news: Sequence[Value]) -> Detail:
-        """That some values took the place of others."""
+        """A detail: some values took the place of others."""
         names: list[str] = []
         general: list[str] = []
         for table, lines, side in zip(self.tables, self.lines, (values, news), strict=True):

@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from shardweave.ir.inspect.diff_table import ProgramTable, Value
 
 MAX_ROUNDS = 12
-"""Of one kind; each but the last matches something."""
+"""Limit on rounds of one kind; each but the last matches something."""
 
 MAX_EXACT = 10_000
 """Largest product of two sequences' lengths that are aligned exactly."""
@@ -44,14 +44,14 @@ class Matching:
         self.partners[1][other] = node
 
     def unmatched(self) -> list[list[int]]:
-        """For each table the nodes of ops without a partner, in order."""
+        """The nodes of ops without a partner, in order, for each table."""
         return [
             [n for n in range(table.num_arguments, len(table.ops)) if n not in known]
             for table, known in zip(self.tables, self.partners, strict=True)
         ]
 
     def in_order(self) -> list[tuple[int, int]]:
-        """As many pairs of ops as are in the same order in both programs."""
+        """The longest list of pairs of ops that has the same order in both programs."""
         first = self.tables[0].num_arguments
         pairs = sorted(pair for pair in self.partners[0].items() if pair[0] >= first)
         return [pairs[i] for i in longest_increasing([other for _, other in pairs])]
@@ -154,7 +154,7 @@ class _Side:
         )
 
     def up(self, nodes: list[int]) -> dict[int, int]:
-        """By unmatched node, the hash of what it is and what it reads."""
+        """Hash each unmatched node by its label and its operands."""
         hashes: dict[int, int] = {}
         through: dict[Value, int] = {}
         seeds = self.seeds
@@ -172,7 +172,7 @@ class _Side:
         return hashes
 
     def down(self, nodes: list[int]) -> dict[int, int]:
-        """By unmatched node, the hash of what it is and what is made of its results."""
+        """Hash each unmatched node by its label and the consumers of its results."""
         table, seeds = self.table, self.seeds
         hashes: dict[int, int] = {}
         values: dict[Value, int] = defaultdict(int)

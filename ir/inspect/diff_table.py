@@ -34,7 +34,7 @@ class Lines:
                 self._names[value] = self._printer.print_ssa_value(value)
 
     def name(self, value: SSAValue) -> str:
-        """With the leading %."""
+        """The value's name, with the leading %."""
         return f"%{self._names[value]}"
 
     def line(self, op: Operation) -> str:
@@ -150,7 +150,7 @@ def table_of(program: Program, interner: Interner) -> ProgramTable:
 
 
 def _by_key(slots: list[Slot]) -> dict[SlotKey, Slot]:
-    """By kind and name; a slot without a name of its own goes by its place."""
+    """Slots by kind and name; a slot without a name of its own goes by its position."""
     keyed: dict[SlotKey, Slot] = {}
     for index, slot in enumerate(slots):
         key = slot.kind, slot.name

@@ -93,7 +93,7 @@ def _body(name: str, pairs: Sequence[OpPair]) -> tuple[object, ...]:
 
 
 def ancestors_of(pairs: Sequence[OpPair]) -> dict[Operation, Operation]:
-    """By op after a change, the op before it that it was, or that it is a copy of.
+    """The op before a change that each op after it was, or is a copy of.
 
     An op that is written out for several sub-batches has no partner: it is told by what it is, and
     by which of these it is among those of its sub-batch.
@@ -114,9 +114,9 @@ def ancestors_of(pairs: Sequence[OpPair]) -> dict[Operation, Operation]:
 
 
 def same_by_name(before: Program, after: Program) -> dict[Operation, Operation]:
-    """By op of a program that was cut out of another, the op there of its name and values.
+    """Match ops of a program cut out of another with the ops there, by name and values.
 
-    Of several of the same names each stands for the one in its place, if all of them are there.
+    Several ops of the same names are matched in order, if all of them are there.
     """
     known: defaultdict[object, list[Operation]] = defaultdict(list)
     for op in before.ops:
@@ -146,7 +146,7 @@ def _numbered(ops: Iterable[Operation]) -> Iterator[tuple[object, Operation]]:
 
 
 def sources_of(program: Program) -> dict[Operation, Operation]:
-    """By recomputed op, the op of the same program that it was cloned from, where that is left."""
+    """Map each recomputed op to the op that it was cloned from, if the program still has it."""
     named: dict[tuple[str, str, Copy | None], Operation] = {}
     recomputed: list[tuple[str, Operation]] = []
     for op in program.ops:

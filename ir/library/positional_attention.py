@@ -43,7 +43,7 @@ MERGE_ATTENTION = "dist.merge_attention"
 
 
 def logsumexp_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Of the log-sum-exp of scores in a dtype: 16-bit ones are computed in float32."""
+    """The dtype of a log-sum-exp of scores: float32 for 16-bit scores."""
     return torch.float32 if dtype.itemsize == 2 else dtype
 
 
@@ -151,14 +151,14 @@ class Progression:
 
 
 def _places(at: slice, first: int, length: int, count: int = 1) -> slice:
-    """Of some places every `count`-th, from one on."""
+    """Every `count`-th of some places, starting from one."""
     start, step = at.start + first * at.step, at.step * count
     return slice(start, start + (length - 1) * step + 1, step)
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A rectangle of queries and keys, or with `is_causal` a square of which the lower triangle."""
+    """A rectangle of queries and keys, or with `is_causal` the lower triangle of a square."""
 
     queries: slice
     keys: slice

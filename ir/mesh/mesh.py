@@ -14,7 +14,7 @@ from shardweave.ir.suggest import did_you_mean
 AxisKind = Literal["space", "time", "stage"]
 
 MOST_RANKS = 4096
-"""Of a virtual mesh: one process runs all of them."""
+"""Limit on the ranks of a virtual mesh: one process runs all of them."""
 
 MOST_DEVICES = 2**20
 """More than any cluster has. Some tables have an entry for each rank."""

@@ -52,7 +52,7 @@ _KINDS: dict[str, tuple[str, tuple[type[Attribute], ...]]] = {
     "str": ("a text in quotes", (StringAttr,)),
     "ScalarType": ("a dtype, such as f32", (TypeAttribute,)),
 }
-"""By torch's name of a type, the words for it, and the attributes that hold its values."""
+"""Words for a type and the attributes that hold its values, by torch's name of the type."""
 
 
 def _fits(attribute: Attribute, kind: str) -> bool:

@@ -102,7 +102,7 @@ def _expanded(source: Sizes, strides: Sizes, shape: Sizes) -> Sizes:
 
 
 def _part(op: AtenOp, strides: Sizes) -> Sizes:
-    """Of a slice or, if it lacks the dim, of one element of it."""
+    """Strides of a slice or, if it lacks the dim, of one element of it."""
     dim: int = op.value("dim") % len(strides)
     if len(shape_of(op.results[0])) < len(strides):
         return (*strides[:dim], *strides[dim + 1 :])

@@ -25,7 +25,7 @@ class ComingMessage:
 
 
 def coming_messages(program: Program, place: int) -> dict[int, list[ComingMessage]]:
-    """By the coordinate that sends, what comes to one coordinate in a step, in order."""
+    """Messages that come to one coordinate in a step, in order, by the coordinate that sends."""
     places = StagePlaces.of(program)
     functions = functions_of(program)
     messages = {
@@ -48,7 +48,7 @@ def coming_messages(program: Program, place: int) -> dict[int, list[ComingMessag
 
 
 def places_that_talk(program: Program) -> list[tuple[int, int]]:
-    """The coordinates on the stage axis of which one sends to another, and that other."""
+    """Pairs of sender and receiver, as coordinates on the stage axis."""
     places = StagePlaces.of(program)
     functions = functions_of(program)
     goals = {

@@ -30,11 +30,11 @@ MESH = "dist.mesh"
 LOCAL = "dist.local"
 DEVICES = "dist.devices"
 USED = "dist.used"
-"""Of a parameter, before `insert-collectives`: how ops read it, if that is not how it is stored."""
+"""A parameter's sharding as ops read it, before `insert-collectives`, if not as it is stored."""
 PARTS = "dist.parts"
 PART = "dist.part"
-"""Of the weight of a fused projection: in how many linear maps `split-projections` is to compute
-it, and in which shards each reads its part."""
+"""Attribute of a fused projection's weight: the number of linear maps that `split-projections`
+makes of it, and the sharding in which each reads its part."""
 
 
 INPUT_GRADIENT = "gradient of "
@@ -209,7 +209,7 @@ class Program:
 
     @property
     def devices(self) -> tuple[int, ...]:
-        """By rank of the mesh, the number of its device and process; empty: as ranks are numbered.
+        """Numbers of the device and process of each rank of the mesh; empty: as ranks are numbered.
 
         Raises ValueError if they are not different ones for all ranks.
         """
@@ -245,7 +245,7 @@ class Program:
         self.module.attributes[LOCAL] = builtin.UnitAttr()
 
     def global_shape_of(self, slot: Slot) -> tuple[int, ...]:
-        """The shape of an argument or result as a whole, of which a local program has a part."""
+        """The global shape of an argument or result; a local program has a part of it."""
         shape = shape_of(slot.value)
         return self.sharding_of_slot(slot).global_shape(shape) if self.is_local else shape
 

@@ -50,7 +50,7 @@ STAGE_KINDS = ("whole", "kept", "micro_batch", *TOTALS)
 """Kinds of slots that only functions of stages have."""
 
 HELD = ("whole", "kept", *TOTALS)
-"""Those of them that functions leave for later ones of the same stage."""
+"""Kinds of slots that functions leave for later ones of the same stage."""
 
 RECEIVES_AHEAD = 4
 """Receives that a rank posts ahead for each sender: they hide latency, and take memory."""
@@ -146,7 +146,7 @@ def parts_of(program: Program) -> list[Program]:
 
 
 def ops_of_parts(program: Program) -> Iterator[Operation]:
-    """The ops of which a program consists, function by function; runs of functions are none."""
+    """All ops of a program, function by function; runs of functions do not count."""
     for part in parts_of(program):
         yield from part.ops
 

@@ -79,8 +79,8 @@ def is_unshared(value: SSAValue) -> bool:
 
 
 def added_rows(op: Operation) -> tuple[Operation, int] | None:
-    """Of an addition of the gradient of a lookup to a table in memory that an op made for it alone:
-    the gradient, and the table's number among the operands.
+    """The gradient of a lookup that an op adds to a table in memory, made for it alone, and the
+    table's number among the operands.
 
     A kernel leaves the rows that nothing is added to where they are.
     """

@@ -110,13 +110,13 @@ def explain_collective(walk: Walk, ops: Iterable[Operation]) -> str | None:
 
 
 def _fault_of(walk: Walk, value: SSAValue) -> str | None:
-    """The first op at fault, of which a value is computed, and what is wrong with it."""
+    """Describe the first op at fault among those that a value is computed from."""
     op = first_at_fault(value, lambda v: _contains_local(walk.values[v], walk), walk.values, walk)
     return None if op is None else f"{named(op)}: {_problem_of(walk, op)}"
 
 
 def shards_of(value: Relation) -> str:
-    """In which shards a value is, in words."""
+    """Describe the sharding of a value in words."""
     held = value.held
     is_part = held.sharding.reduction == "lse"
     said = held.sharding.whole() if is_part else held.sharding
@@ -166,7 +166,7 @@ def _makers_of(
     walk: Walk | None,
     is_followed: Callable[[SSAValue], bool] = lambda value: True,
 ) -> list[Operation]:
-    """The ops of which values are computed, in functions before, too."""
+    """The ops that values are computed from, in earlier functions, too."""
     stack, makers = list(values), dict[Operation, None]()
     links = {} if walk is None else walk.links
     while stack:

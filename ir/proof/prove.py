@@ -98,7 +98,7 @@ class Proof:
     walk: Walk | None = None
 
     def relations(self, program: Program) -> list[tuple[str, str]]:
-        """For each value of the local program that was proved: its name, and what it is."""
+        """Name and relation of each value of the local program that was proved."""
         walk = self.walk
         if walk is None:
             return []

@@ -358,8 +358,8 @@ class Walk:
     # Local forms
 
     def _write_local_forms(self, op: AtenOp, operands: tuple[Value, ...]) -> None:
-        """Write the local form of each op of the global program of which an op may be a step, so
-        that what its last ops give is known."""
+        """Write the local form of each global op that an op may be a step of, so that the results
+        of its last ops are known."""
         if draws(op):
             return
         for form in self.table.localized.get(global_name(op), ()):
@@ -375,7 +375,7 @@ class Walk:
     def _goals(
         self, op: AtenOp, form: OpForm
     ) -> Iterable[tuple[tuple[Sharding | None, ...], Coordinates]]:
-        """In which shards the results of a form may be wanted where an op is a step of it."""
+        """Shardings that the results of a form may need where an op is a step of it."""
         if form.operands:
             return [(self._hints(op), ())]
         (size,), (part,) = shape_of(form.op.results[0]), shape_of(op.results[0])

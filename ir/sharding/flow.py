@@ -79,7 +79,7 @@ class Flow:
         return versions
 
     def moved_versions(self, value: SSAValue) -> list[tuple[Sharding, Sharding]]:
-        """For a view: (version of it, version of its operand that gives it)."""
+        """Versions of a view: pairs of a version and the version of its operand that gives it."""
         if value not in self.views:
             return []
         view, source = self.views[value]

@@ -86,7 +86,7 @@ def _shardings_in(program: Program) -> dict[ShardingAttr, None]:
 
 
 def _uneven_cuts(sharding: ShardingAttr, mesh: Mesh) -> Iterator[tuple[int, int, str]]:
-    """Of the dims that are cut unevenly the size, that with padding, and the axes that cut."""
+    """The size, the padded size, and the sharding axes of each dim that is sharded unevenly."""
     for axes, strides, length in zip(
         sharding.dims, sharding.strides, sharding.lengths, strict=True
     ):

@@ -1,4 +1,4 @@
-"""Is an op right by itself? Its arguments, its types and its annotations."""
+"""Checks of an op by itself: its arguments, its types and its annotations."""
 
 from __future__ import annotations
 

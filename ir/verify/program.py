@@ -1,4 +1,4 @@
-"""Is a program well formed? Every check beyond xDSL's own, in one walk.
+"""Verification of a program: every check beyond xDSL's own, in one walk.
 
 Names are defined before use; types are those torch infers; collectives fit the mesh and the
 shardings of what they move; shardings fit shapes and mesh; pending sums reach only ops that are
@@ -96,7 +96,7 @@ class _Verifier:
     def __init__(self, program: Program, kinds: Sequence[str] = ()) -> None:
         self.program = program
         self.kinds = kinds
-        """Of slots, beside those of a step."""
+        """Kinds of slots that are allowed, beside those of a step."""
         self.mesh = program.mesh or Mesh()
         self.defined: set[SSAValue] = set(program.function.body.block.args)
         self.is_local = program.is_local
@@ -166,7 +166,7 @@ class _Verifier:
             self.pending[value] = sharding
 
     def _result(self, slot: Slot) -> Iterator[str]:
-        """In a local program a result is where it says to be, and nothing is left to reduce."""
+        """Check that a local program's result has its declared sharding, with nothing to reduce."""
         try:
             promised = self.program.sharding_of_slot(slot)
         except ValueError as error:
@@ -313,7 +313,7 @@ class _Verifier:
             yield from self._fit(op)
 
     def _fit(self, op: Operation) -> Iterator[str]:
-        """In a propagated global program operands fit their ops, and reshards can be made.
+        """Check, in a propagated global program, that operands fit and reshards can be made.
 
         What is not known of an operand or result is somebody else's problem.
         """
@@ -332,7 +332,7 @@ class _Verifier:
                 yield f": {fit.text(op)}; add a dist.reshard before it, or correct its sharding"
 
     def _leaks(self, op: Operation) -> Iterator[str]:
-        """In a local program a pending sum may only meet what is linear in it, or be reduced."""
+        """Check that a local program only reduces partial sums, or uses them in linear ops."""
         if not self.pending:
             return
         pending = [i for i, operand in enumerate(op.operands) if operand in self.pending]

@@ -244,7 +244,7 @@ class Growth:
 
 
 def keys_of_ops(program: Program) -> Iterator[tuple[Operation, tuple[object, ...]]]:
-    """For each op what it shares with those that it may be fused with.
+    """The key of each op; only ops of equal keys may be fused.
 
     Ops between the same collectives, of the same sub-batch and phase; each sub-batch has its own
     beginning of the backward pass. Ragged rows share nothing, as kernels are made for sizes.

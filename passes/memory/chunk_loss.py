@@ -93,7 +93,7 @@ def _makers(op: Operation) -> set[Operation]:
 class _Logits:
     """The result of the last product before the loss.
 
-    rows: its dims that are not those of the weight, of which `columns` is one.
+    rows: its dims that are not the weight's. columns: its dim that is the weight's.
     """
 
     op: AtenOp
@@ -213,7 +213,7 @@ def _even(size: int, chunks: int) -> list[tuple[int, int]]:
 
 
 class _CannotCutError(ValueError):
-    """An op cannot be cut along the rows. parts: digits along one of which it might, and minors."""
+    """An op cannot be cut along the rows. parts: digits, one of which might do, and minors."""
 
     def __init__(self, op: Operation, why: str, parts: Iterable[tuple[int, int]] = ()) -> None:
         self.parts = tuple(parts)

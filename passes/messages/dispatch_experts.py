@@ -189,6 +189,6 @@ def _own_rows(op: Operation, table: SSAValue) -> AtenOp | None:
 
 
 def _places(axes: Sequence[str], rows: Sequence[str], mesh: Mesh) -> list[int]:
-    """For each position along `axes` the position along `rows`, the same axes in another order."""
+    """The position along `rows`, the same axes in another order, of each one along `axes`."""
     sizes = (range(mesh.size(axis)) for axis in axes)
     return [mesh.position(rows, dict(zip(axes, at, strict=True))) for at in product(*sizes)]

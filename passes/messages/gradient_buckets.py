@@ -52,7 +52,7 @@ def _bucket(
     first_bytes: int | None,
     alone_bytes: int | None,
 ) -> None:
-    """Join some reductions, of which none reads what another gives."""
+    """Join independent reductions: none reads another's result."""
     sums, scatters = Buckets(bucket_bytes, first_bytes), Buckets(bucket_bytes)
     # Sums of micro-batches are all there when their function begins: there is no work beside which
     # a small first message could travel.

@@ -54,9 +54,9 @@ def leave_gradients_pending(program: Program) -> int:
 
 
 def pending_terms(program: Program) -> dict[str, SSAValue]:
-    """By the names of gradients that `leave_gradients_pending` would leave so: their terms.
+    """Terms of the gradients that `leave_gradients_pending` would not reduce, by name.
 
-    Those whose terms something else reads as well are left out. Linear.
+    Gradients whose terms something else reads as well are left out. Linear.
     """
     terms: dict[str, SSAValue] = {}
     for slot in program.results:

@@ -68,7 +68,7 @@ class _Placing:
         self.keys: set[SSAValue] = set()
         """Keys and values that attention of the forward pass gathers."""
         self.keys_again: set[SSAValue] = set()
-        """Those of the backward pass."""
+        """Keys and values that attention of the backward pass gathers."""
         self.before: Operation = program.return_op
         """The op before which ops are added."""
         self.is_backward = False

@@ -37,8 +37,8 @@ def sum_by_local_maxima(program: Program) -> int:
 
 @dataclass(frozen=True)
 class _SumOfPowers:
-    """total: sum(exp(distance)). distance: x - highest. peak: amax(x), of which `highest` is the
-    maximum over ranks."""
+    """A sum of exponentials. total: sum(exp(distance)). distance: x - highest. peak: amax(x).
+    highest: the maximum of `peak` over ranks."""
 
     total: AtenOp
     power: AtenOp

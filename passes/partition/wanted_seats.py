@@ -31,7 +31,7 @@ Seat = tuple[int, Placement]
 
 @dataclass(frozen=True)
 class WantedSeats:
-    """Answers where uses want an axis, given the shardings known so far.
+    """Seats on which a value's consumers need an axis, given the shardings known so far.
 
     result_slots: the program's results. stored: from a result to how its parameter is stored.
     """

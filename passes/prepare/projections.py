@@ -23,7 +23,7 @@ from shardweave.ir.sharding.rules import rule_of
 
 @dataclass(frozen=True)
 class Place:
-    """A dim of a value, of which parts of equal length are taken."""
+    """A dim of a value, taken in parts of equal length."""
 
     value: SSAValue
     dim: int
@@ -40,7 +40,7 @@ class Place:
         return tuple(shape)
 
     def sources(self) -> list[tuple[int, Place]] | None:
-        """The operands of which a part makes one of this value, by index; None if none do."""
+        """Operands whose parts produce a part of this value, by index; None if there are none."""
         op = self.value.owner
         if not isinstance(op, AtenOp) or not spec_of(op).works_in_parts:
             return None

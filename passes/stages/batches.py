@@ -145,7 +145,7 @@ class _Walk:
 
 
 _OF_DATA = ("input", "buffer")
-"""The kinds of arguments of which micro-batches may read what is made of all of them."""
+"""Kinds of arguments from which values for all micro-batches may be computed beforehand."""
 
 
 def _find_early(program: Program, batches: MicroBatches) -> None:
@@ -193,7 +193,7 @@ def _check_inputs_alone(value: SSAValue, program: Program) -> None:
 
 
 def arguments_behind(value: SSAValue) -> Iterator[SSAValue]:
-    """The arguments of the program of which a value is made."""
+    """The arguments of the program that a value is computed from."""
     stack, seen = [value], {value}
     while stack:
         source = stack.pop()

@@ -65,7 +65,7 @@ class ValueSlots:
         return self._names[key]
 
     def sharding(self, value: SSAValue) -> Sharding:
-        """In which shards a value is; whole, where nothing says so."""
+        """The sharding of a value; replicated, if none is noted."""
         if isinstance(value, OpResult):
             attributes = sharding_attrs_of(value.op)
             given = attributes[value.index] if attributes else None
@@ -242,7 +242,7 @@ class FunctionBuilder:
         self.block.add_op(copy)
 
     def _drop_axis(self, op: Operation, copy: Operation) -> None:
-        """Behind the micro-batches nothing is pending over them any more."""
+        """Drop the axis of micro-batches from shardings after them: nothing is partial over it."""
         if sharding_attrs_of(op) is None:
             return
         shardings = [self.values.without_axis(self.values.sharding(value)) for value in op.results]
@@ -263,7 +263,7 @@ class FunctionBuilder:
             self.local[op.results[0]] = copy.results[0]
 
     def _index(self, op: dist.ShardIndexOp, axis: str, rest: Sequence[str]) -> SSAValue:
-        """The position on axes of which one is that of micro-batches."""
+        """The position on axes, among them the axis of micro-batches."""
         if self.number is None:
             entry: Attributes = {
                 "dist.kind": builtin.StringAttr("micro_batch"),

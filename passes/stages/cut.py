@@ -40,7 +40,7 @@ class ScheduledRun(NamedTuple):
 
 
 def places_of_tasks(tasks: Sequence[ScheduledRun]) -> list[list[int]]:
-    """By stage, the coordinates that have it."""
+    """The coordinates that have each stage."""
     places: dict[int, set[int]] = {}
     for task in tasks:
         places.setdefault(task.stage, set()).add(task.at)
@@ -187,8 +187,8 @@ class _Cut:
         return function
 
     def _whole(self, value: SSAValue, copy: SSAValue) -> SSAValue:
-        """A value of all micro-batches, given its copy in what is made of all of them: the value
-        itself, or that of which it is a part."""
+        """A value of all micro-batches, given its copy in the function that computes them: the
+        copy, or the value that it is a part of."""
         if value not in self.batches.parts:
             return copy
         op, axis = copy.owner, self.values.axis

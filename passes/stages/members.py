@@ -86,7 +86,7 @@ class Membership:
         }
         self.of_op: dict[Operation, Key] = {}
         self.homes: dict[tuple[str, str], int] = {}
-        """By kind and name of a result, the stage whose value the step returns."""
+        """The stage whose value the step returns, by kind and name of a result."""
 
     def run(self) -> None:
         self._deal()
@@ -231,8 +231,8 @@ class Membership:
         return min(held, default=self.places.num_stages - 1)
 
     def holders(self) -> dict[tuple[str, str], tuple[int, ...]]:
-        """By kind and name of arguments, the stages that read them, or what is made of them before
-        the first micro-batch."""
+        """Stages that read each argument, or a value computed from it before the first micro-batch,
+        by kind and name."""
         stages: dict[SSAValue, set[int]] = {}
         for function in self.functions.values():
             for value, kind in function.given.items():

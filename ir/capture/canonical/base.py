@@ -59,7 +59,7 @@ Form = Callable[[Call], Result]
 FORMS: dict[str, Form] = {}
 
 DRAWS = "draws"
-"""In place of a name: of the overloads that draw random numbers and have no form of their own."""
+"""Name of the form of overloads that draw random numbers and have none of their own."""
 
 
 def form(*names: str) -> Callable[[Form], Form]:

@@ -55,7 +55,7 @@ def _log_softmax_backward(call: Call) -> Result:
 
 
 def _row_gradient(grad: SSAValue, dim: int) -> tuple[SSAValue, SSAValue] | None:
-    """If `grad` has one entry per row, scattered along `dim` into zeros: where, and the entries."""
+    """Index and entries of a `grad` with one entry per row, scattered along `dim` into zeros."""
     scatter = maker(grad, "aten.scatter_add")
     if scatter is None or not is_zeros(scatter.operands[0]) or scatter.value("dim") != dim:
         return None

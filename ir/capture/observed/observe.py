@@ -30,10 +30,10 @@ from shardweave.ir.torch_private import (
 )
 
 ABSENT = object()
-"""In place of a value: there is none."""
+"""Marker of a value that does not exist."""
 
 UNKNOWN = object()
-"""In place of a value: it is no Python constant, but a tensor or what holds one."""
+"""Marker of a value that is no Python constant, but a tensor or an object that holds one."""
 
 _MODULES = re.compile(r"L\['self'\](?:(?:\.__dict__\['_modules'\]|\._modules)\['[^']*'\])*")
 

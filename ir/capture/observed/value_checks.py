@@ -104,8 +104,8 @@ def _is_caught(frame: Any, instruction: Any) -> bool:
 
 
 def _has_except(frame: Any, instruction: Any) -> bool:
-    """Of one frame: `finally` and `with` raise again what they get, and so does what cleans up
-    behind a handler, which does not begin as one."""
+    """Whether a frame has an `except` at an instruction. `finally`, `with` and the code that
+    cleans up after a handler do not count: they raise the error again."""
     while instruction.exn_tab_entry is not None:
         first = frame.indexof[instruction.exn_tab_entry.target]
         handler = frame.instructions[first:]

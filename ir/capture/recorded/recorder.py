@@ -173,7 +173,7 @@ class CallRecorder(TorchFunctionMode):
 
     @contextlib.contextmanager
     def _seeing_functions(self) -> Iterator[None]:
-        """With functions of autograd as one call each, which has its own backward."""
+        """Record each autograd function as one call with its own backward, while in the context."""
         applied: Any = vars(torch.autograd.Function)["apply"]
         make_variable = _VariableMeta.__call__
 

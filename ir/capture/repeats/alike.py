@@ -41,7 +41,7 @@ _HEAP_TYPE = 1 << 9
 
 
 Parts = Iterator[tuple[Any, Any, str]]
-"""Of one object, of the other, and where."""
+"""Pairs of parts of two objects, and where they are."""
 
 
 class Unlike(Exception):

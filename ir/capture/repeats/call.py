@@ -132,7 +132,7 @@ class _Same:
 
 
 Writes = dict[int, tuple[Any, Any]]
-"""By identity of a variable: the variable, and what it holds."""
+"""Written variables and their contents, by the variable's identity."""
 
 
 def writes_of(tx: Any) -> Writes:

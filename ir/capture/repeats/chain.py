@@ -157,7 +157,7 @@ def without_blocks(exported: fx.GraphModule, chains: list[BlockChain]) -> fx.Gra
 
 
 def _bridges(graph: fx.Graph, chains: list[BlockChain]) -> dict[fx.Node, fx.Node]:
-    """For the nodes of the last block that is cut, those of the last one that is kept before it."""
+    """Map nodes of the last removed block to those of the last block kept before it."""
     nodes: dict[str, list[fx.Node]] = {}
     for node in graph.nodes:
         path = block_path_of(node)

@@ -147,7 +147,7 @@ class _Lengthening:
         self._check_closed(graph)
 
     def _spans(self, paths: Sequence[str], is_backward: bool) -> list[list[Entry]]:
-        """Of each block all entries from its first one to the next block's first."""
+        """All entries of each block, from its first one to the next block's first."""
         starts, end = [], 0
         for path in paths:
             places = [
@@ -284,7 +284,7 @@ class _Lengthening:
 
 
 def _is_sum_of_gradients(entry: Entry) -> bool:
-    """Torch does not say of which block."""
+    """Whether an entry adds up gradients; torch does not say for which block."""
     is_sum = entry.node is not None and entry.node.meta.get("is_gradient_acc", False)
     return is_sum and entry.block is None
 

@@ -285,7 +285,7 @@ def _result(structure: Any, fresh: Iterator[Any]) -> Any:
 
 
 class _Renaming:
-    """From the modules of one block to those of another."""
+    """A renaming of one block's modules to another's."""
 
     def __init__(self, old: BlockCall, new: BlockCall) -> None:
         self.old, self.new = old.name, new.name

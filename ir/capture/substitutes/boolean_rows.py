@@ -24,7 +24,7 @@ _COMPARED: frozenset[Any] = frozenset(
 """Functions that give equal results for equal operands."""
 
 _FILLER = 0.5
-"""In place of rows that are not named, so that what is computed on them has a finite gradient."""
+"""Value of rows that are not selected, which gives ops on them a finite gradient."""
 
 
 def replace_boolean_rows(exported: torch.fx.GraphModule) -> None:

@@ -80,7 +80,7 @@ _REPLACED: tuple[tuple[str, str, object], ...] = (
 
 @contextlib.contextmanager
 def _noting_inner_outputs(model: nn.Module) -> Iterator[None]:
-    """With the hooks that note outputs of inner modules, where no call has installed them yet.
+    """Install the hooks that note outputs of inner modules, if no call has done so yet.
 
     They do nothing unless forward asks for such outputs, and are taken out again.
     """

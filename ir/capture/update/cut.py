@@ -57,7 +57,7 @@ class CutUpdate:
     results: tuple[Sent, ...]
     flops: int
     temporary_bytes: int
-    """Of full values that the core makes."""
+    """Bytes of full values that the core computes."""
 
 
 def cut_update(update: Update, device: torch.device) -> CutUpdate:

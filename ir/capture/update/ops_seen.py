@@ -138,7 +138,7 @@ class OpsSeen(TorchDispatchMode):
 
 
 _RESULTS: dict[tuple[Any, ...], tuple[Any, ...]] = {}
-"""By op and arguments, what it gives on the meta device: shape, strides and dtype; empty, if it
+"""Results on the meta device by op and arguments: shape, strides and dtype; empty, if the op
 writes to its first operand. Torch takes milliseconds to find out."""
 
 _MOST_RESULTS = 10_000

@@ -157,7 +157,7 @@ class Pieces:
         return Cut(dim, len(operands)), list(operands)
 
     def _put_in_zeros(self, number: int) -> tuple[Cut, list[int]] | None:
-        """The pieces of a sum of values each of which is in zeros, if they fill all."""
+        """The pieces that a sum adds up, each surrounded by zeros, if they fill the whole value."""
         terms, shape = self.table.sums.get(number, {}), self.table.shapes[number]
         placed = [self.placed[term] for term in terms if term in self.placed]
         is_plain = all(

@@ -43,7 +43,7 @@ def seen_as(held: Held, shape: Sequence[int]) -> Held | None:
 
 
 def turned(held: Held, order: Sequence[int]) -> Held | None:
-    """With its local dims in another order."""
+    """Permute the local dims of a value."""
     layout = held.digits
     return None if layout is None else held.laid_out(tuple(layout[dim] for dim in order))
 

@@ -25,11 +25,11 @@ SUB_BATCH = "sub_batch."
 
 Shape = tuple[int, ...]
 Coordinates = tuple[tuple[str, frozenset[int]], ...]
-"""For axes of sub-batches, by name: which coordinate a part is of, or of which it is the sum."""
+"""Coordinates of a part on axes of sub-batches, by name: one, or several that it sums."""
 
 
 Cuts = tuple[DimSharding, ...]
-"""For each factor of a rule the placements that cut it."""
+"""The placements that cut each factor of a rule."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ class Held:
 
 @dataclass(frozen=True)
 class Relation:
-    """A value that relates to the global program: what is held, and of which sub-batches."""
+    """A value that relates to the global program: an expression in shards, and its sub-batches."""
 
     held: Held
     at: Coordinates = ()
@@ -213,7 +213,7 @@ class Local:
 
     @cached_property
     def leaves(self) -> frozenset[Relation]:
-        """The values that relate, of which it is computed."""
+        """The values with a relation that this one is computed from."""
         leaves: set[Relation] = set()
         for operand in self.operands:
             if isinstance(operand, Local):
@@ -246,7 +246,7 @@ class ProofAxes:
         return tuple([(name, self.size(name)) for name in self.names])
 
     def wide(self, names: Sequence[str]) -> list[str]:
-        """Those of some axes that have more than one coordinate."""
+        """The axes among `names` that have more than one coordinate."""
         return [name for name in names if self.size(name) > 1]
 
     def sub_batch(self, size: int, sharding: Sharding) -> str:
@@ -285,7 +285,7 @@ def has_terms(sharding: Sharding) -> bool:
 
 
 def reduced_over(held: Held, axes: Sequence[str]) -> Held | None:
-    """The sum (or maximum) over axes, over all of which it is a term."""
+    """The sum (or maximum) over axes; None unless the value is a term over all of them."""
     if not set(axes) <= set(held.sharding.unreduced):
         return None
     after = held.sharding.reduced(axes)

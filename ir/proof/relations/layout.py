@@ -18,7 +18,7 @@ Digit = tuple[int, int, int]
 
 Digits = tuple[Digit, ...]
 Layout = tuple[Digits, ...]
-"""For each dim of the local tensor its digits, major to minor."""
+"""Digits of each dim of the local tensor, major to minor."""
 
 
 def standard(shape: Sequence[int], dims: Sequence[DimSharding]) -> Layout | None:

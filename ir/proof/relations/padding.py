@@ -113,7 +113,7 @@ def _lowest(dtype: torch.dtype) -> float:
 
 
 def zeros_after(op: AtenOp, rule: Rule, cuts: Cuts, parts: Sequence[Relation]) -> list[Fill]:
-    """Of each result of an op, the dims whose padding is 0."""
+    """The dims of each result of an op whose padding is 0."""
     uneven = uneven_factors(rule, cuts)
     zero = {factor for factor in uneven if _is_zero(op, rule, factor, parts, len(uneven))}
     return [
@@ -151,7 +151,7 @@ def with_fill(old: Fill | None, value: float, dim: int) -> Fill:
 
 
 def padded(held: Held, pad: Sequence[int], value: float | None) -> Held | None:
-    """With more behind the end of one local dim, which no axis cuts."""
+    """Pad a value at the end of one local dim, which no axis cuts."""
     layout = held.digits
     *others, before, more = pad
     at = len(layout or ()) - len(pad) // 2

@@ -32,7 +32,7 @@ from shardweave.ir.mesh.placement import (
 from shardweave.ir.sharding.localizer import Localizer
 
 Dims = tuple[tuple[int, ...], ...]
-"""For each dim of a value the factors it is made of, major to minor."""
+"""The factors of each dim of a value, major to minor."""
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ class Rule:
         return Sharding(placed, unreduced, "max" if "max" in reductions else "sum")
 
     def _digits(self, names: Sequence[int]) -> list[tuple[int, int, int]]:
-        """For a dim made of factors: (factor, its size, product of the sizes after it)."""
+        """Digits of a dim made of factors: (factor, its size, product of the sizes after it)."""
         digits: list[tuple[int, int, int]] = []
         minor = 1
         for factor in reversed(names):
@@ -228,7 +228,7 @@ def replicated_rule(op: AtenOp) -> Rule:
 
 
 Names = list[tuple[str, ...]]
-"""For each dim of a value the names of its factors, major to minor."""
+"""The names of the factors of each dim of a value, major to minor."""
 
 
 def named_rule(

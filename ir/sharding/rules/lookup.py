@@ -26,7 +26,7 @@ _FAMILIES = (attention, convolution, factories, indexing, matmul, reductions, vi
 """Imported so that their functions are registered."""
 
 _known: dict[tuple[OpSpec, OpKey], Rule] = {}
-"""By record too, so that a rule registered later takes the place of replication."""
+"""Rules so far, by record too, so that a rule registered later replaces replication."""
 
 
 def rule_of(op: AtenOp) -> Rule:
