@@ -138,7 +138,7 @@ def test_tests_that_need_a_gpu_are_those_that_the_page_on_gpus_lists() -> None:
 
 @pytest.mark.parametrize("name", PLANNERS)
 def test_every_planner_is_in_the_table_of_planners(name: str) -> None:
-    assert f"\n| `{name}` |" in (ROOT / "docs" / "plans.md").read_text()
+    assert f"\n| `{name}` |" in (ROOT / "docs" / "choosing-a-planner.md").read_text()
 
 
 @pytest.mark.parametrize(
