@@ -346,16 +346,8 @@ def test_no_object_is_written_after_construction_in_driver_step() -> None:
     assert found == {}
 
 
-OPENS_WITH_A_QUESTION = re.compile(r"\s*(What|How|Where|Which|Why|When)\b")
+OPENS_WITH_A_QUESTION = re.compile(r"\s*(What|How|Where|Which|Why|When|Who|Whose)\b")
 VAGUE = ("found", "one")
-WORDS = {
-    "ir": (0, 0),
-    "passes": (0, 0),
-    "planners": (128, 368),
-    "backends": (13, 0),
-    "driver": (16, 0),
-}
-"""By layer, the most docstrings that open with a question word, and variables of vague names."""
 
 
 def questions(tree: ast.Module) -> list[str]:
@@ -406,6 +398,4 @@ def test_docstrings_name_a_thing_and_variables_say_what_they_hold(layer: str) ->
     own = {module: tree for module, tree in trees().items() if module.split(".")[0] == layer}
     opened = {module: texts for module, tree in own.items() if (texts := questions(tree))}
     named = {module: names for module, tree in own.items() if (names := vague_variables(tree))}
-    most_opened, most_named = WORDS[layer]
-    assert sum(map(len, opened.values())) <= most_opened, opened
-    assert sum(map(len, named.values())) <= most_named, named
+    assert (opened, named) == ({}, {})

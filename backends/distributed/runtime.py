@@ -91,7 +91,7 @@ class Runtime:
         self._message_groups: dict[tuple[int, int], Any] = {}
         self._host: Any = None
         self.messages: Messages | None = None
-        """What sends and receives while a function of a stage runs."""
+        """Sends and receives while a function of a stage runs."""
         if self.mesh.num_devices == 1:
             self.rank = 0
             self.device = torch.device(device or "cpu")

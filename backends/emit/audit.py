@@ -24,7 +24,7 @@ _STRUCTURE = (
 
 
 _TAKEN = "given.pop"
-"""How a function of a stage takes an argument that nobody else holds."""
+"""Call by which a function of a stage takes an argument that nobody else holds."""
 
 
 KNOWN = ("aten", "kernels", "rt", "torch")

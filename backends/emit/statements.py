@@ -27,7 +27,7 @@ from shardweave.ir.program.program import Slot
 from shardweave.ir.program.storage import reduces_in_place
 
 _HOST = '"cpu"'
-"""Where positions of attention are counted."""
+"""Device on which positions of attention are counted."""
 
 
 class Code(str):

@@ -17,7 +17,7 @@ from shardweave.ir.program.program import Program
 from shardweave.ir.torch_private import without_overrides
 
 Compiler = Literal["triton", "inductor"]
-"""What makes functions of fused regions."""
+"""Compilers of fused regions."""
 
 
 class Runner(ABC):

@@ -39,7 +39,7 @@ from shardweave.ir.torch_private import is_under_transform, pytree, without_over
 from shardweave.planners.plan.plan import Plan
 
 AUTOGRAD, IN_CALL = "autograd", "in_call"
-"""Where gradients of a step arrive: at `backward()`, or in the call."""
+"""Arrival of a step's gradients: at `backward()`, or in the call."""
 
 
 class Step(ShardedState):

@@ -25,7 +25,7 @@ OPTIONS = ("accumulate", "loss_scale")
 
 
 Stored = Mapping[Key, Sharding]
-"""How a step keeps parameters and buffers."""
+"""Shardings in which a step keeps parameters and buffers."""
 
 
 class Programs(ABC):

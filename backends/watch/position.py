@@ -32,7 +32,7 @@ _WAITING = tuple(
     for name in ("in_flight.py", "mail.py", "runtime.py")
 )
 _NOT_OURS = (*_OWN, _TORCH, "<")
-"""How the names of files begin that are no user's: `<` begins those of no file."""
+"""Prefixes of names of files that are no user's: `<` begins those of no file."""
 
 
 class _Emitted(NamedTuple):
@@ -41,7 +41,7 @@ class _Emitted(NamedTuple):
 
 
 _emitted: dict[str, _Emitted] = {}
-"""What emitted functions run, by the file names that tracebacks give to their source."""
+"""Programs of emitted functions, by the file names that tracebacks give to their source."""
 
 _MOST_EMITTED = 64
 """So many are remembered, the last ones: others have been dropped by their steps."""

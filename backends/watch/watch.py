@@ -51,7 +51,7 @@ _PROGRAMS = "programs"
 """The key of a trail's number of all programs that have run."""
 
 NUM_WATCHED = 8
-"""How many ranks each one watches: the store answers so many questions a second for each."""
+"""Ranks that each one watches: the store answers so many questions a second for each."""
 
 EXIT_CODE = 1
 

@@ -99,7 +99,7 @@ class CheckResult:
     worst_buffer: str | None = None
     num_steps: int = 1
     bound_of: str = ""
-    """What the bound is, if it is not that of the model's dtype."""
+    """Origin of the bound, if it is not that of the model's dtype."""
 
     @property
     def ok(self) -> bool:

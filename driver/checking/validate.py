@@ -43,7 +43,7 @@ LIMIT = 2e10
 """Work of one run, in FLOPs, up to which a program is validated; a few seconds of one core."""
 
 ELEMENT_FLOPS = 100
-"""What an element of a result costs, in FLOPs: memory and Python, not arithmetic, take time."""
+"""Cost of an element of a result, in FLOPs: memory and Python, not arithmetic, take time."""
 
 
 class ValidationError(PassError):

@@ -18,7 +18,7 @@ from shardweave.passes.presets import PREFIX, SUMMARIES
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 
 PICTURES = (".png", ".svg", ".pdf", ".jpg", ".jpeg")
-"""How the name of a picture's file ends."""
+"""Suffixes of a picture's file."""
 
 MODEL_HELP = (
     "gpt:layers=2,hidden=64,..., unet:..., cnn:..., hf:TYPE:field=value,... (Hugging Face, random "

@@ -19,7 +19,7 @@ from shardweave.planners.trials.trials import Host, Limits, Outcome
 STOP_GRACE_S = 5.0
 TAIL_LINES = 3
 NO_MEMORY = ("out of memory", "can't allocate memory", "killed by SIGKILL", "Cannot allocate")
-"""What a run says that had too little memory; the system kills a process that has."""
+"""Messages of a run that had too little memory; the system kills such a process."""
 
 
 @dataclass(frozen=True)

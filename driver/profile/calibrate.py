@@ -42,14 +42,14 @@ KNOBS: Mapping[str, str] = {
     "network": "nic_bandwidth_bytes_s",
     "starting": "start_overhead_s and message_overhead_s",
 }
-"""What is scaled, by the name of its factor."""
+"""Scaled quantities, by the name of their factor."""
 
 STEP = 0.1
 """Of a factor's logarithm, by which a slope is measured: large enough that a step which is the
 longer of two things shows both."""
 
 ROUNDS = 2
-"""How often slopes are measured, the second time at what the first found."""
+"""Times that slopes are measured, the second at what the first found."""
 
 PENALTIES = tuple(10.0**power for power in range(-4, 2))
 """Of the square of a logarithm, beside a run's squared error; tried from the largest."""

@@ -24,7 +24,7 @@ SIZES = (2**10, 2**15, 2**18, 2**20, 2**22, 2**24)
 """Bytes of a rank's operand."""
 
 SECONDS = 0.4
-"""How long one kind of one size is repeated, about."""
+"""Seconds for which one kind of one size is repeated, about."""
 
 LONGEST_S = 0.5
 """No larger collective is tried after one that took this long."""
@@ -33,7 +33,7 @@ OVERLAP_S = 0.15
 """About how long the collective is whose overlap with compute is measured."""
 
 MESSAGES = 50
-"""How many messages of one size are timed."""
+"""Messages of one size that are timed."""
 
 Start = Callable[[], Any]
 

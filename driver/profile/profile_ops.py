@@ -25,7 +25,7 @@ from shardweave.ir.program.staged import parts_of
 from shardweave.planners.cost.model import DEFAULT_OP, kind_of, signature_text
 
 SECONDS = 0.04
-"""How long one op of one size is repeated."""
+"""Seconds for which one op of one size is repeated."""
 
 ELEMENTS = (2**12, 2**15, 2**18, 2**21)
 PRODUCTS = (

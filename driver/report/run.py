@@ -19,10 +19,10 @@ from shardweave.planners.cost.quantity import bytes_text, counted, seconds_text
 from shardweave.planners.plan.plan_parts import Predicted
 
 CHECKED_STEPS = 3
-"""How many steps' losses a check compares: rounding grows with every update after that."""
+"""Steps whose losses a check compares: rounding grows with every update after that."""
 
 CHECKED = ("bound", "loss_error", "max_rel_grad_error", "worst_parameter", "num_parameters")
-"""What of a check is written as it is."""
+"""Fields of a check that are written as they are."""
 
 
 @dataclass(frozen=True)

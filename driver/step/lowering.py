@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from shardweave.ir.capture.capture import Captured
 
 Stored = Mapping[Key, Sharding]
-"""How a step stores parameters and buffers."""
+"""Shardings in which a step stores parameters and buffers."""
 
 
 @dataclass(frozen=True)
@@ -296,7 +296,7 @@ def _blocked(program: Program, plan: Plan | None) -> Program:
 
 
 def _validator(program: Program, request: Request, call: StepCall) -> tuple[Observer | None, str]:
-    """Return the validator of a request's passes, or None and a note if a twin was validated."""
+    """The validator of a request's passes, None once a twin has validated them, and a note."""
     from shardweave.driver.checking.validate import LIMIT, Validator, work_of
 
     limit = request.validate_limit or LIMIT

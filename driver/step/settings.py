@@ -67,7 +67,7 @@ MAX_ITEMS = 256
 """Lists, tuples, sets and dicts of more items are not compared: it would be done at each call."""
 
 DEPTH = 3
-"""How deep plain objects, such as a config in a config, are looked into."""
+"""Depth to which plain objects, such as a config in a config, are looked into."""
 
 _OF_EVERY_MODULE = frozenset(vars(nn.Module())) | {"forward"}
 

@@ -46,7 +46,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Fold:
-    """Neighbouring layers whose ops are the same but for the layers' names."""
+    """Neighbouring layers whose ops are the same except the layers' names."""
 
     layers: tuple[Layer, ...]
 

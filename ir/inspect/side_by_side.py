@@ -38,7 +38,7 @@ class OpPair(NamedTuple):
 class LayerPairs:
     """Neighbouring layers of the same ops to which the same happened; `pairs` are the first's.
 
-    members: by layer, its ops after the change, in order; those of one place are equal but for the
+    members: by layer, its ops after the change, in order; those of one place are equal except the
     layers' names.
     """
 

@@ -64,7 +64,7 @@ def held(
 
 
 def resized(tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    """The beginning of a tensor, or the tensor with zeros behind it, in each dim."""
+    """The beginning of a tensor, or the tensor with zeros after it, in each dim."""
     if tuple(tensor.shape) == tuple(shape):
         return tensor
     for dim, size in enumerate(shape):

@@ -16,7 +16,7 @@ and names of slots:
 - `same`: what they gave for the last one, which is the same for all.
 
 A stage may be at several coordinates of the stage axis, each of which runs some of the
-micro-batches. There `before`, `share` and `after` run at each of them, one run behind the other;
+micro-batches. There `before`, `share` and `after` run at each of them, one run after the other;
 what they read of all micro-batches is put together over these coordinates first.
 """
 

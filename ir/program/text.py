@@ -171,7 +171,7 @@ def parse_module(text: str, name: str = "<text>") -> tuple[ModuleOp, SourceText]
 
 
 def _check_form(module: ModuleOp, text: str, name: str) -> None:
-    """Raises ProgramTextError unless the module is `step`, behind it functions of stages."""
+    """Raises ProgramTextError unless the module is `step`, then functions of stages."""
     ops = list(module.ops)
     functions = [op for op in ops if isinstance(op, FuncOp)]
     behind = [op for op in functions[1:] if _OF_A_STAGE.fullmatch(op.sym_name.data)]

@@ -106,5 +106,5 @@ def rule_of_sum(
 
 
 def from_start(index: int, size: int) -> int | None:
-    """An index of so many, counted from the end if it is negative; None if it is out of range."""
+    """An index below `size`, counted from the end if it is negative; None if it is out of range."""
     return index % size if -size <= index < size else None

@@ -134,7 +134,7 @@ class _Question:
     def _carried_axes(self) -> list[str]:
         """Axes over which every operand that the op is linear in is an unreduced sum.
 
-        None if another operand is pending, too: it is to be reduced, and one message does for both.
+        None if another operand is unreduced too: it is reduced, and one message does for both.
         """
         linear = [self.operands[index].versions[0] for index in sorted(self.rule.linear)]
         others = [o for index, o in enumerate(self.operands) if index not in self.rule.linear]

@@ -23,7 +23,7 @@ class ReshardStep:
     op: its class. axes: mesh axes joined. arguments: its other arguments, by name. after: the
     sharding of the result. operand, result: local shapes of what the op reads and gives;
     a dim that comes to be cut unevenly is padded before it, and one that is whole again has its
-    padding cut off behind it. sent_elements: what one rank sends over the network with ring
+    padding cut off after it. sent_elements: what one rank sends over the network with ring
     algorithms.
     """
 

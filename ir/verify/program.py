@@ -1,7 +1,7 @@
 """Verification of a program: every check beyond xDSL's own, in one walk.
 
 Names are defined before use; types are those torch infers; collectives fit the mesh and the
-shardings of what they move; shardings fit shapes and mesh; pending sums reach only ops that are
+shardings of what they move; shardings fit shapes and mesh; partial sums reach only ops that are
 linear in them, and no result; in a propagated global program operands fit their ops. Linear in
 the number of ops.
 
@@ -190,7 +190,7 @@ class _Verifier:
     # Ops
 
     def _is_right(self, op: Operation) -> bool:
-        """Whether an op is as one that was found right, reads nothing pending and fits.
+        """Whether an op is as one that was found right, reads no partial sum and fits.
 
         That is said in a fraction of the time that `_op` takes, which looks at the others.
         """
@@ -351,7 +351,7 @@ class _Verifier:
             f"operand {first} (%{op.operands[first].name_hint}) is an unreduced "
             f"{sharding.reduction} over {list(sharding.unreduced)}"
         )
-        # Sub-batches are combined by the maximum of their pending maxima.
+        # Sub-batches are combined by the maximum of their partial maxima.
         is_max = sharding.reduction == "max"
         of_max = frozenset((0, 1)) if spec_of(op).merge == "max" else frozenset[int]()
         linear = of_max if is_max else _linear_operands(op)

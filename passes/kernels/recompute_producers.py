@@ -242,7 +242,7 @@ class RecomputeProducersPass(PassOnProgram):
     `matmul=false` as in `fuse-kernels`, which is to follow.
 
     Requires: a verified program without regions. Ensures: numerics unchanged, bit for bit, op by
-    op; `fuse-kernels` with the same option makes regions that move no more bytes, but for a MiB
+    op; `fuse-kernels` with the same option makes regions that move no more bytes, except a MiB
     where there is a kernel less.
     """
 

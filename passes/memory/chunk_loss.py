@@ -68,7 +68,7 @@ def _cut_loss(program: Program, chunks: int) -> int:
 
 
 def chunk_by_chunk(ops: Sequence[Operation], position: int) -> list[Operation]:
-    """Reorder unrolled ops, those of each chunk (at `position` of copies) behind the last's."""
+    """Reorder unrolled ops, those of each chunk (at `position` of copies) after the last's."""
     later = {op for op in ops if (copy := copy_of(op)) and copy[position] > 0}
     touched = [i for i, op in enumerate(ops) if op in later or _makers(op) & later]
     if not touched:

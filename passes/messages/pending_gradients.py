@@ -1,4 +1,4 @@
-"""Gradients left as pending sums: for micro-batches that are added before they are reduced."""
+"""Gradients left as partial sums: for micro-batches that are added before they are reduced."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 `propagate` walks a global program forward, in program order: each op is cut by the axes that cut
 its operands; conflicts go by priority (wishes of the plan and the user, then the larger tensor). A
-pending sum travels through linear ops while it has a single use, and is reduced, or scattered
+partial sum travels through linear ops while it has a single use, and is reduced, or scattered
 where shards are wanted, at the first op that needs it. Then backward, to a fixed point: a value
 that all its uses want in shards, and that can be made in shards for free, is made so (masks,
 constants, biases); parameters without annotation adopt what their uses want. Then wishes travel

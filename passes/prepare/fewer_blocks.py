@@ -48,7 +48,7 @@ class _Halves:
                 half = name, is_forward
             elif layer_of(op) not in around or half is None or half[1] != is_forward:
                 half = None
-            # Gradients of a residual stream are added up by the module around, behind a block's.
+            # Gradients of a residual stream are added up by the module around, after a block's.
             if half is not None:
                 halves.place[op] = half, len(halves.ops[half])
                 halves.ops[half].append(op)
@@ -93,7 +93,7 @@ def with_fewer_blocks(program: Program, count: int) -> Program | None:
 
 
 def _take_out(program: Program, names: Sequence[str], count: int) -> bool:
-    """Whether the blocks from `count - 1` on, but for the last, could be taken out."""
+    """Whether the blocks from `count - 1` on, except the last, could be taken out."""
     halves = _Halves.of(program)
     gone = frozenset(names[count - 1 : -1])
     bridge = _Bridge(halves, names[count - 2], names[-2], gone)

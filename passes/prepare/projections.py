@@ -73,7 +73,7 @@ class FusedProjection:
 
 
 def projection_of(op: AtenOp, count: int) -> FusedProjection | None:
-    """A linear map of the forward pass with a parameter of its own, of so many parts; or None."""
+    """A linear map of the forward pass with a parameter of its own, of `count` parts; or None."""
     weight = weight_of(op)
     if weight is None or phase_of(op) != "forward":
         return None
@@ -131,7 +131,7 @@ class Read:
 
 
 def reads_of_parts(program: Program) -> Iterator[Read]:
-    """The slices of the forward pass, each as one of so many parts of its length."""
+    """The slices of the forward pass, each as one of several parts of its length."""
     for op in program.ops:
         if isinstance(op, AtenOp) and phase_of(op) == "forward":
             taken = _taken(op)

@@ -48,7 +48,7 @@ def places_of_ops(
 
     stages: by layer; a layer without one stands where what it reads was made, or where it is read
     if no stage made that. A layer that is called again behind a later stage is in both. Raises
-    ValueError for a stage whose layers all come behind those of a later one, so that it would have
+    ValueError for a stage whose layers all come after those of a later one, so that it would have
     no op.
     """
     places = Places(num_stages)

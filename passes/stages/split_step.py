@@ -138,7 +138,7 @@ def _late(program: Program) -> set[Operation] | None:
 
 
 def _crosses(program: Program, late: set[Operation]) -> bool:
-    """Whether products of the forward part come behind products of the backward part."""
+    """Whether products of the forward part come after products of the backward part."""
     is_behind = False
     for op in program.ops:
         if spec_of(op).product is not None:

@@ -37,7 +37,7 @@ Special = Callable[[AtenOp, SSAValue, Indices, Guards], Term]
 _Handler = Callable[["Values", AtenOp, Indices, Guards], Term]
 
 _HANDLERS: dict[str, _Handler] = {}
-"""How ops whose elements are those of their operands are computed, by op name."""
+"""Functions that compute ops whose elements are those of their operands, by op name."""
 
 
 def _handles(name: str) -> Callable[[_Handler], _Handler]:

@@ -34,7 +34,7 @@ from shardweave.planners.predict.plan_plot import plot_candidates
 from shardweave.planners.registry import DEFAULT_PLANNER, PLANNERS, no_such_plan
 
 DIFFERENCES = 20
-"""How many lines of what differs between two plans are shown."""
+"""Most differences between two plans that are shown, in lines."""
 
 
 def plan_program(options: argparse.Namespace) -> int:

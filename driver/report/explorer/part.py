@@ -40,7 +40,7 @@ class Words:
 
 
 KINDS = ("same", "added", "removed", "moved", "changed")
-"""What happened to an op; the page has their numbers."""
+"""Kinds of change of an op; the page has their numbers."""
 
 NOWHERE = -1
 """In place of the number of a row or a text that is not there."""

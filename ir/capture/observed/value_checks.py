@@ -38,7 +38,7 @@ _JUMPS = [
 
 @contextlib.contextmanager
 def without_value_checks() -> Iterator[None]:
-    """Meanwhile dynamo goes on behind a check."""
+    """Let dynamo go on after a check, while in the context."""
     translators = {InstructionTranslator}
     for translator in list(translators):
         translators |= _subclasses(translator)

@@ -141,7 +141,7 @@ def _minus_log_likelihood(
     num_steps, num_states = len(scores), 2 * labels.shape[1] + 1
     never = torch.finfo(scores.dtype).min / 4  # what is finite has gradients
     state = torch.arange(num_states, device=scores.device)
-    # Blanks lie between labels and at both ends; behind the end of a row nothing is read.
+    # Blanks lie between labels and at both ends; after the end of a row nothing is read.
     label = F.pad(labels, (0, 1)).repeat_interleave(2, 1)[:, :num_states]
     is_label = (state % 2 == 1) & (state < 2 * lengths[:, None])
     label = torch.where(is_label, label, blank)

@@ -1,4 +1,4 @@
-"""Who computes updates that need full values, and who sends what there."""
+"""Owners of updates that need full values, and the messages to them."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class Sizes:
 class Calls:
     """The ops that update one parameter, with their numbers, and the state that they leave.
 
-    ops: behind them those that make constants, which may be of any parameter. state: that of the
+    ops: after them those that make constants, which may be of any parameter. state: that of the
     parameter, with tensors on the meta device in place of its tensors.
     """
 

@@ -39,7 +39,7 @@ class Table(Protocol):
 
 @dataclass(frozen=True)
 class Cut:
-    """A dim that is taken in so many pieces of one length."""
+    """A dim, taken in `count` pieces of one length."""
 
     dim: int
     count: int

@@ -1,4 +1,4 @@
-"""Padding: what stands behind the end of dims that are cut unevenly, and what may be known of it.
+"""Padding: elements past the end of unevenly sharded dims, and their values as far as known.
 
 An op that keeps a dim works on each index alone, so that padding stays there. One that reduces
 over it gives the model's result only if all padding that it reads is what the reduction leaves as
@@ -125,7 +125,7 @@ def zeros_after(op: AtenOp, rule: Rule, cuts: Cuts, parts: Sequence[Relation]) -
 def _is_zero(
     op: AtenOp, rule: Rule, factor: int, parts: Sequence[Relation], num_uneven: int
 ) -> bool:
-    """Whether an op gives 0 wherever an index is behind the end of a factor."""
+    """Whether an op gives 0 wherever an index is past the end of a factor."""
     known = {
         index: all(
             part.held.fill is not None and part.held.fill.value == 0 and dim in part.held.fill.dims

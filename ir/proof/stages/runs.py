@@ -125,7 +125,7 @@ class _Check:
         self.reads = {name: list(self._reads(function)) for name, function in functions.items()}
         self.done: dict[tuple[str, int], None] = {}
         self.last: dict[str, int] = {}
-        """The last micro-batch of each function, and the number of its runs on micro-batches."""
+        """The last micro-batch of each function; `times` counts its runs on micro-batches."""
         self.times: dict[str, int] = {}
 
     def _reads(self, function: StageFunction) -> Iterator[tuple[str, str, StageFunction]]:

@@ -18,7 +18,7 @@ from shardweave.ir.proof.relations.padding import with_fill
 
 
 def masked(op: AtenOp, operands: Sequence[Value], table: Expressions) -> Value | None:
-    """A value whose padding in one dim has been filled: all that is behind the dim's end."""
+    """A value whose padding in one dim has been filled: all that is past the dim's end."""
     part, mask = operands
     column = shape_of(op.operands[1])
     if not isinstance(part, Relation) or part.held.layout is not None or not column:
