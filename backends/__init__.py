@@ -1,1 +1,1 @@
-"""How a program runs: reference (virtual mesh), distributed (torch.distributed), triton."""
+"""Backends that run programs: reference (virtual mesh), distributed (torch.distributed), triton."""

@@ -1,4 +1,4 @@
-"""What the backends read off a program: how it is held, when values die, and names for them."""
+"""Facts that backends read off a program: how it is held, when values die, and names for them."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def last_uses(program: Program) -> dict[Operation, list[SSAValue]]:
     """For each op the values that can be freed after it; none that the caller of all holds."""
     kept = {slot.value for slot in program.results}
     kept |= {slot.value for slot in program.arguments if slot.kind not in STAGE_KINDS}
-    found: dict[Operation, list[SSAValue]] = {}
+    dying: dict[Operation, list[SSAValue]] = {}
     for value, op in last_touches(program).items():
         if value not in kept:
-            found.setdefault(op, []).append(value)
-    return found
+            dying.setdefault(op, []).append(value)
+    return dying
 
 
 def last_touches(program: Program) -> dict[SSAValue, Operation]:
@@ -36,9 +36,9 @@ def last_touches(program: Program) -> dict[SSAValue, Operation]:
 
 def free_name(word: str, taken: set[str], joint: str = "") -> str:
     """The word, or the word and a number, that is not taken yet; it is from now on."""
-    found, count = word, 1
-    while found in taken:
+    name, count = word, 1
+    while name in taken:
         count += 1
-        found = f"{word}{joint}{count}"
-    taken.add(found)
-    return found
+        name = f"{word}{joint}{count}"
+    taken.add(name)
+    return name

@@ -40,7 +40,7 @@ def _reference(program: Program, device: torch.device, **options: object) -> Bac
 
 
 def _distributed(compiler: Compiler | None = None) -> MakeBackend:
-    """What makes the backend of real processes, whose fused regions `compiler` compiles."""
+    """Return a maker of the backend of real processes, whose fused regions `compiler` compiles."""
 
     def make(
         program: Program,

@@ -171,11 +171,11 @@ def measure(
         from shardweave.planners.megatron.planner import plan_megatron
 
     class Watch(Observer):
-        def before(self, one: ModulePass, program: Program) -> None:
+        def before(self, pass_: ModulePass, program: Program) -> None:
             self.start = Moment()
 
-        def after(self, one: ModulePass, program: Program) -> None:
-            run.add(one.name, self.start)
+        def after(self, pass_: ModulePass, program: Program) -> None:
+            run.add(pass_.name, self.start)
 
     with run.stage("build"), FakeTensorMode():
         example = build_example(model.format(layers=layers))

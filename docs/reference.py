@@ -213,9 +213,12 @@ def pass_options() -> str:
         "",
         "Reference for those who write pipelines of passes: every pass, preset and planner with "
         "its options and their defaults, as its docstring has them. [Passes](passes.md) shows "
-        "programs before and after each, [Planners](planners.md) derives what planners compute.",
+        "programs before and after the main ones, [Planners](planners.md) derives what planners "
+        "compute.",
         "",
         "## Passes",
+        "",
+        _pass_table(),
     ]
     for name, target in sorted(PASSES.items()):
         kind = _loaded(target)
@@ -238,10 +241,10 @@ def pass_options() -> str:
     return "\n".join(lines) + "\n"
 
 
-def pass_table() -> str:
-    """The table of all passes in docs/passes.md: the first sentence of each docstring."""
+def _pass_table() -> str:
+    """All passes, each with a link to its options and the first sentence of its docstring."""
     rows = [
-        f"| `{name}` | {_escaped(_doc(_loaded(target)).splitlines()[0])} |"
+        f"| [`{name}`](#{name}) | {_escaped(_doc(_loaded(target)).splitlines()[0])} |"
         for name, target in sorted(PASSES.items())
     ]
     return "\n".join(["| pass | what it does |", "| --- | --- |", *rows])

@@ -1,1 +1,1 @@
-"""How people hold it: compile, the command line, reports."""
+"""The user's interface: compile, the command line, reports."""

@@ -129,7 +129,7 @@ class FolderLock:
 
 
 def _holder(path: Path) -> dict[str, Any]:
-    """What a lock says of its holder; nothing if there is no lock, or if it was cut short."""
+    """Read a lock's record of its holder; empty if there is no lock, or if it was cut short."""
     try:
         record = json.loads(path.read_text())
     except (OSError, ValueError):

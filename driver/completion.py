@@ -112,10 +112,10 @@ def _bash(commands: Mapping[str, argparse.ArgumentParser]) -> Iterator[str]:
         flags = list(_flags_of(command))
         for flag in flags:
             if flag.takes_value:
-                patterns = "|".join(f"'{name} {one}'" for one in flag.names)
+                patterns = "|".join(f"'{name} {word}'" for word in flag.names)
                 is_list = " list=yes" if flag.is_list else ""
                 yield f"        {patterns}) known={shlex.quote(' '.join(flag.values))}{is_list} ;;"
-        words = [*(one for flag in flags for one in flag.names), *_places(command)]
+        words = [*(word for flag in flags for word in flag.names), *_places(command)]
         yield f"        '{name} '*) known={shlex.quote(' '.join(words))} ;;"
     yield _BASH_TAIL
 
@@ -145,7 +145,7 @@ def _fish(commands: Mapping[str, argparse.ArgumentParser]) -> Iterator[str]:
 
 
 def _fish_names(flag: Flag) -> str:
-    names = [f"-l {one[2:]}" if one.startswith("--") else f"-s {one[1:]}" for one in flag.names]
+    names = [f"-l {n[2:]}" if n.startswith("--") else f"-s {n[1:]}" for n in flag.names]
     return " ".join(names)
 
 

@@ -55,10 +55,10 @@ class Diff:
 
     def numbers(self) -> list[Number]:
         """The numbers of both programs, per rank where they are local."""
-        found = list(program_numbers(*self.structure.stats))
+        numbers = list(program_numbers(*self.structure.stats))
         if self.simulations is not None:
-            found += simulated_numbers(*self.simulations)
-        return found
+            numbers += simulated_numbers(*self.simulations)
+        return numbers
 
     def to_dict(self) -> dict[str, Any]:
         structure = self.structure
@@ -98,9 +98,9 @@ def diff(a: Program, b: Program, *, cluster: Cluster | str | Path | None = None)
     structure = structural_diff(a, b)
     if cluster is None:
         return Diff(structure, (a, b))
-    found = find_cluster(cluster)
-    before, after = (simulate_step(program, found, optimizer_multiplier=0.0) for program in (a, b))
-    return Diff(structure, (a, b), found, (before, after))
+    known = find_cluster(cluster)
+    before, after = (simulate_step(program, known, optimizer_multiplier=0.0) for program in (a, b))
+    return Diff(structure, (a, b), known, (before, after))
 
 
 def _group_dict(group: ChangeGroup) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import traceback
 from shardweave.driver.processes import launch
 
 PLAIN = (ValueError, OSError)
-"""What bad input causes and one line explains; all else is a defect and shows its traceback."""
+"""Errors that bad input causes and one line explains; all others are defects, with a traceback."""
 
 
 def report_error(error: Exception, debug: bool) -> int:

@@ -51,15 +51,15 @@ def write_kernels(program: Program, targets: Sequence[str], folder: Path) -> boo
     _print_table(built, uses)
     for reason in unfit:
         print(f"on ATen: {reason}")
-    records = [_record(name, one) for name, group in built.items() for one in group]
+    records = [_record(name, x) for name, group in built.items() for x in group]
     (folder / "kernels.json").write_text(json.dumps(records, indent=1) + "\n")
     regions = sum(count for name, count in uses.items() if isinstance(kernels[name], Kernel))
     print(f"wrote {len(kernels)} kernels of {regions} regions to {folder}")
     problems = [
-        f"{name}: {one.problem} (--target {one.target})"
+        f"{name}: {x.problem} (--target {x.target})"
         for name, group in built.items()
-        for one in group
-        if one.problem is not None
+        for x in group
+        if x.problem is not None
     ]
     for problem in problems:
         print(f"problem: {problem}")
@@ -92,11 +92,11 @@ def distinct_kernels(
     names: dict[tuple[object, ...], str] = {}
     kernels: dict[str, KernelSource] = {}
     uses: dict[str, int] = {}
-    for one in (*generated.values(), *joining):
-        key = (one.source, one.pointers, *one.fixed.values())
+    for kernel in (*generated.values(), *joining):
+        key = (kernel.source, kernel.pointers, *kernel.fixed.values())
         if key not in names:
-            names[key] = f"{len(names):02}_{one.name}"
-            kernels[names[key]] = one
+            names[key] = f"{len(names):02}_{kernel.name}"
+            kernels[names[key]] = kernel
         uses[names[key]] = uses.get(names[key], 0) + 1
     return kernels, uses, unfit
 
@@ -126,12 +126,12 @@ def _print_table(built: dict[str, list[Built]], uses: dict[str, int]) -> None:
     heads = ["regions", "registers", "shared bytes", "spilled bytes", "access bits"]
     table = plain_table(["kernel", "target"], [*heads, "occupancy", "KiB in flight per SM"])
     for name, group in built.items():
-        for one in group:
-            numbers = (uses[name], one.registers, one.shared_bytes, one.spilled_bytes)
-            bits, part, flight = one.access_bits, one.occupancy, one.bytes_in_flight
+        for kernel in group:
+            numbers = (uses[name], kernel.registers, kernel.shared_bytes, kernel.spilled_bytes)
+            bits, part, flight = kernel.access_bits, kernel.occupancy, kernel.bytes_in_flight
             table.add_row(
                 name,
-                one.target,
+                kernel.target,
                 *map(str, numbers),
                 "-" if bits is None else str(bits),
                 "-" if part is None else f"{part:.0%}",

@@ -30,7 +30,7 @@ LAYERS = ("layer", "depth", "levels", "blocks", "num_hidden_groups")
 
 @dataclass(frozen=True)
 class ModelSize:
-    """What a model is made of. elements: of its parameters, buffers and inputs."""
+    """Sizes of a model. elements: of its parameters, buffers and inputs."""
 
     parameters: int
     modules: int

@@ -1,4 +1,4 @@
-"""What plain `xdsl-opt` learns from us: our dialects and passes.
+"""Entry point of plain `xdsl-opt`: our dialects and passes.
 
 Found through the `xdsl.universe` entry point, so that `xdsl-opt step.mlir` reads our programs.
 """
@@ -25,12 +25,12 @@ def name_in_xdsl(name: str) -> str:
 
 
 def _load(name: str) -> type[ModulePass]:
-    found = find_pass(name)
+    base = find_pass(name)
     renamed = name_in_xdsl(name)
     if renamed == name:
-        return found
+        return base
     # A pass is built from a spec of its own name only.
-    return type(found.__name__, (found,), {"name": renamed, "__doc__": found.__doc__})
+    return type(base.__name__, (base,), {"name": renamed, "__doc__": base.__doc__})
 
 
 SHARDWEAVE_UNIVERSE = Universe(

@@ -1,1 +1,1 @@
-"""What a program is: dialects, sharding algebra, capture, text, diff, verify."""
+"""The representation of a program: dialects, sharding algebra, capture, text, diff, verify."""

@@ -1,4 +1,4 @@
-"""What is known of objects, by their identities: hashing attributes takes longer than reading."""
+"""Facts about objects, keyed by identity: hashing attributes takes longer than reading them."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class ByIdentity(Generic[V]):
         return key in self._known
 
     def find(self, key: object) -> V | None:
-        found = self._known.get(key)
-        return None if found is None else found[0]
+        entry = self._known.get(key)
+        return None if entry is None else entry[0]
 
     def keep(self, key: object, value: V, objects: object) -> V:
         """Know a value from now on. objects: those whose identities the key has."""

@@ -99,7 +99,7 @@ class TextParser(Parser):
     def _once(
         self, form: re.Pattern[str], known: dict[str, _A], parse: Callable[[], _A | None]
     ) -> _A | None:
-        """What `parse` gives; a text of the form is parsed when it is first met."""
+        """Call `parse`, once for each text of the form."""
         match = form.match(self._text, self.pos)
         if match is None:
             return parse()

@@ -1,4 +1,4 @@
-"""What a misspelt word may have meant."""
+"""Suggestions for a misspelt word."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ _PLACES: dict[str, tuple[str, ...]] = {
     "TensorVariable": (f"{_DYNAMO}:TensorVariable",),
     "UnknownVariable": (f"{_DYNAMO}.misc:UnknownVariable",),
 }
-"""What nothing can stand in for: the name here, and where torch has it, or had it."""
+"""Names of torch without a replacement: the name here, and the places where torch has or had it."""
 
 _COPYING: dict[str, tuple[str, ...]] = {
     "AttributeMutationNew": (f"{_DYNAMO}.base:AttributeMutationNew",),
@@ -110,7 +110,7 @@ _COPYING: dict[str, tuple[str, ...]] = {
     "num_function_modes": (f"{_C}_len_torch_function_stack",),
     "wrap_proxy": (f"{_DYNAMO}.builder:wrap_fx_proxy",),
 }
-"""What copies of blocks take, as in `_PLACES`."""
+"""Names that copies of blocks need, as in `_PLACES`."""
 
 _TEXTS = "texts of exceptions that forward catches may differ from eager's"
 _REPLACED: dict[str, tuple[tuple[str, ...], str]] = {
@@ -182,7 +182,7 @@ _REPLACED: dict[str, tuple[tuple[str, ...], str]] = {
     "source lines": ((f"{_TRANSLATOR}.get_line_of_code_header",), "captures take longer"),
     "exported root": ((f"{_EXPORT}:ModuleToTrace",), "captures take longer"),
 }
-"""What is replaced for a while: where torch has it, and what follows where it has not. Nothing but
+"""Names replaced for a while: where torch has them, and what follows if it lacks them. Nothing but
 a refusal follows where no words are given."""
 
 _FOR_COPIES = ("export root", "module call", "attribute read")
@@ -265,7 +265,7 @@ def _minor(version: str) -> tuple[int, ...]:
 
 
 def original_of(key: str) -> Any:
-    """What torch has in a place of `_REPLACED`; None if it has no such place and can do without."""
+    """Torch's own object in a place of `_REPLACED`; None if torch may lack the place and does."""
     place = _replaced_place(key)
     return None if place is None else _value_at(place)
 
@@ -428,12 +428,12 @@ def memory_key(tensor: torch.Tensor) -> int:
 
 
 def num_users(tensor: torch.Tensor) -> int:
-    """How many tensors use the memory of one, and the storage that asks."""
+    """Count the tensors that use a tensor's memory, and the storage that asks."""
     return torch._C._storage_Use_Count(memory_key(tensor))
 
 
 version_of: Callable[[torch.Tensor], int] = attrgetter("_version")
-"""How often a tensor was written to in place."""
+"""The number of times that a tensor was written to in place."""
 
 local_part: Callable[[Any], torch.Tensor] = attrgetter("_local_tensor")
 """The local tensor of a DTensor itself, not a view of it."""
@@ -443,7 +443,7 @@ is_profiling = partial(getattr, torch.autograd.profiler, "_is_profiler_enabled",
 
 
 def dtensor_spec(tensor: Any) -> Any:
-    """What a DTensor is: its mesh, placements, shape and dtype."""
+    """The spec of a DTensor: its mesh, placements, shape and dtype."""
     return tensor._spec
 
 

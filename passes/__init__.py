@@ -1,1 +1,1 @@
-"""How a program changes: one pass a file, one registry as data."""
+"""Passes, which change programs: one a file, one registry as data."""

@@ -1,4 +1,4 @@
-"""What a pass has to say that is no error: that it found nothing to do, or an option no effect.
+"""Notes of passes, which are no errors: nothing to do, or an option without effect.
 
 A pass calls `note` with a sentence that says why, and what to do. Python warns (`PassNote`), the
 command line prints it.

@@ -40,11 +40,11 @@ def changed_text(before: str, after: str) -> str:
 
 def _lines(text: str) -> list[str]:
     """The lines of a program, with each argument and result of its function on one of its own."""
-    found: list[str] = []
+    lines: list[str] = []
     for line in text.splitlines():
         is_head = line.lstrip().startswith("func.func ")
-        found += _ARGUMENT.sub(r"\1\n      ", line).split("\n") if is_head else [line]
-    return found
+        lines += _ARGUMENT.sub(r"\1\n      ", line).split("\n") if is_head else [line]
+    return lines
 
 
 def _where(lines: Iterable[str]) -> str:
@@ -58,13 +58,13 @@ def _where(lines: Iterable[str]) -> str:
 class Observer:
     """Sees the program before and after each pass; subclass what is needed."""
 
-    def before(self, one: ModulePass, program: Program) -> None:
+    def before(self, pass_: ModulePass, program: Program) -> None:
         """Called with the program that the pass is about to change."""
 
-    def after(self, one: ModulePass, program: Program) -> None:
+    def after(self, pass_: ModulePass, program: Program) -> None:
         """Called with the verified result of the pass."""
 
-    def failed(self, one: ModulePass, error: Exception) -> None:
+    def failed(self, pass_: ModulePass, error: Exception) -> None:
         """Called before the error of a pass is raised; it may add a note to it."""
 
 
@@ -74,22 +74,22 @@ class Observers(Observer):
     def __init__(self, observers: Iterable[Observer]) -> None:
         self._observers = tuple(observers)
 
-    def before(self, one: ModulePass, program: Program) -> None:
+    def before(self, pass_: ModulePass, program: Program) -> None:
         for observer in self._observers:
-            observer.before(one, program)
+            observer.before(pass_, program)
 
-    def after(self, one: ModulePass, program: Program) -> None:
+    def after(self, pass_: ModulePass, program: Program) -> None:
         for observer in reversed(self._observers):
-            observer.after(one, program)
+            observer.after(pass_, program)
 
-    def failed(self, one: ModulePass, error: Exception) -> None:
+    def failed(self, pass_: ModulePass, error: Exception) -> None:
         for observer in self._observers:
-            observer.failed(one, error)
+            observer.failed(pass_, error)
 
 
 @dataclass(frozen=True)
 class PassRecord:
-    """What one pass did. num_ops: before and after it."""
+    """The record of one pass. num_ops: before and after it."""
 
     spec: str
     seconds: float
@@ -106,26 +106,26 @@ class PassWatch(Observer):
     _num_ops: int = 0
     _start_s: float = 0.0
 
-    def before(self, one: ModulePass, program: Program) -> None:
+    def before(self, pass_: ModulePass, program: Program) -> None:
         self._before = program.clone()
         self._num_ops = num_ops(program)
         self._start_s = time.perf_counter()
 
-    def after(self, one: ModulePass, program: Program) -> None:
+    def after(self, pass_: ModulePass, program: Program) -> None:
         seconds = time.perf_counter() - self._start_s
         counts = self._num_ops, num_ops(program)
         changed = program != self._before
-        self.seen.append(PassRecord(str(one.spec()), seconds, counts, changed))
+        self.seen.append(PassRecord(str(pass_.spec()), seconds, counts, changed))
 
     def table(self) -> str:
         """A line for each pass: seconds, share, ops before and after, and its name."""
-        total_s = sum(one.seconds for one in self.seen)
+        total_s = sum(entry.seconds for entry in self.seen)
         lines = [f"{'seconds':>9} {'share':>6} {'ops':>8} {'change':>7}  pass"]
-        for one in self.seen:
-            before, after = one.num_ops
-            change = f"{after - before:+d}" if after != before else "0" if one.changed else "-"
-            share = one.seconds / total_s if total_s else 0.0
-            lines.append(f"{one.seconds:9.3f} {share:6.0%} {after:8d} {change:>7}  {one.spec}")
+        for entry in self.seen:
+            before, after = entry.num_ops
+            change = f"{after - before:+d}" if after != before else "0" if entry.changed else "-"
+            share = entry.seconds / total_s if total_s else 0.0
+            lines.append(f"{entry.seconds:9.3f} {share:6.0%} {after:8d} {change:>7}  {entry.spec}")
         return "\n".join([*lines, f"{total_s:9.3f} {'100%':>6}  in all"])
 
 
@@ -136,15 +136,15 @@ class PrintChanges(Observer):
     out: TextIO = field(default_factory=lambda: sys.stderr)
     _before: str = ""
 
-    def before(self, one: ModulePass, program: Program) -> None:
+    def before(self, pass_: ModulePass, program: Program) -> None:
         # What the last pass left is printed already, which takes longer than most passes.
         self._before = self._before or str(program)
 
-    def after(self, one: ModulePass, program: Program) -> None:
+    def after(self, pass_: ModulePass, program: Program) -> None:
         before, self._before = self._before, str(program)
         changes = changed_text(before, self._before)
         if changes:
-            print(f"// after {one.spec()}\n{changes}", end="", file=self.out)
+            print(f"// after {pass_.spec()}\n{changes}", end="", file=self.out)
 
 
 @dataclass
@@ -155,13 +155,13 @@ class PrintPrograms(Observer):
     names_after: Collection[str] = ()
     out: TextIO = field(default_factory=lambda: sys.stderr)
 
-    def before(self, one: ModulePass, program: Program) -> None:
-        if one.name in self.names_before:
-            print(f"// before {one.spec()}\n{program}", end="", file=self.out)
+    def before(self, pass_: ModulePass, program: Program) -> None:
+        if pass_.name in self.names_before:
+            print(f"// before {pass_.spec()}\n{program}", end="", file=self.out)
 
-    def after(self, one: ModulePass, program: Program) -> None:
-        if one.name in self.names_after:
-            print(f"// after {one.spec()}\n{program}", end="", file=self.out)
+    def after(self, pass_: ModulePass, program: Program) -> None:
+        if pass_.name in self.names_after:
+            print(f"// after {pass_.spec()}\n{program}", end="", file=self.out)
 
 
 class DumpFiles(Observer):
@@ -187,17 +187,17 @@ class DumpFiles(Observer):
                 path.unlink()
         self._count = 0
 
-    def before(self, one: ModulePass, program: Program) -> None:
+    def before(self, pass_: ModulePass, program: Program) -> None:
         if self._count == 0:
             program.save(self._folder / "000-input.mlir")
 
-    def after(self, one: ModulePass, program: Program) -> None:
+    def after(self, pass_: ModulePass, program: Program) -> None:
         self._count += 1
-        program.save(self._path(self._count, one.name))
+        program.save(self._path(self._count, pass_.name))
 
-    def failed(self, one: ModulePass, error: Exception) -> None:
+    def failed(self, pass_: ModulePass, error: Exception) -> None:
         files = sorted(self._folder.glob(f"{self._count:03d}-*.mlir"))
-        error.add_note(f"the program before pass '{one.name}' is in {files[0]}")
+        error.add_note(f"the program before pass '{pass_.name}' is in {files[0]}")
 
     def _path(self, number: int, name: str) -> Path:
         return self._folder / f"{number:03d}-{re.sub(r'[^A-Za-z0-9-]+', '-', name)}.mlir"
@@ -207,8 +207,8 @@ class NameDump(Observer):
     """Says how to keep the program that a failing pass was given; leaves no file that nobody asked
     for."""
 
-    def failed(self, one: ModulePass, error: Exception) -> None:
-        error.add_note(f"--dump-dir FOLDER keeps the program before pass '{one.name}'")
+    def failed(self, pass_: ModulePass, error: Exception) -> None:
+        error.add_note(f"--dump-dir FOLDER keeps the program before pass '{pass_.name}'")
 
 
 def num_ops(program: Program) -> int:

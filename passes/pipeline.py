@@ -46,13 +46,13 @@ def parse_passes(spec: str) -> tuple[ModulePass, ...]:
     try:
         specs = list(parse_pipeline(readable_spec(spec)))
     except (ParseError, ArgSpecParseError) as error:  # the latter is no Exception
-        found = str(error).strip().splitlines()
-        reason, place = found[-1].strip(), found[1].rpartition(":")[2]
+        lines = str(error).strip().splitlines()
+        reason, place = lines[-1].strip(), lines[1].rpartition(":")[2]
         raise ValueError(
             f"the passes '{spec}' do not parse at column {place}: {reason}; write "
             "'pass,pass{option=value}'."
         ) from None
-    return tuple(one for entry in specs for one in _made(entry))
+    return tuple(pass_ for entry in specs for pass_ in _made(entry))
 
 
 def _made(spec: ArgSpec) -> tuple[ModulePass, ...]:
@@ -94,7 +94,7 @@ _KINDS: dict[Any, str] = {
 
 
 def _wrong_kind(kind: type[ModulePass], spec: ArgSpec) -> str:
-    """Which option has a value of another kind than the pass takes; empty if none."""
+    """Describe the first option whose value has the wrong type for the pass; empty if none."""
     hints = get_type_hints(kind)
     for option, values in spec.parameters.items():
         wanted = hints[option.replace("-", "_")]
@@ -113,18 +113,18 @@ class PassPipeline:
 
     def __init__(self, passes: str | Iterable[ModulePass | str]) -> None:
         if isinstance(passes, str):
-            found = parse_passes(passes)
+            parsed = parse_passes(passes)
         else:
             nested = (parse_passes(p) if isinstance(p, str) else (p,) for p in passes)
-            found = tuple(one for group in nested for one in group)
-        object.__setattr__(self, "passes", found)
+            parsed = tuple(pass_ for group in nested for pass_ in group)
+        object.__setattr__(self, "passes", parsed)
 
     def __str__(self) -> str:
         return ",".join(str(p.spec()) for p in self.passes)
 
     def until(self, name: str) -> PassPipeline:
         """The passes up to and including the first of a name. Raises ValueError without one."""
-        names = [one.name for one in self.passes]
+        names = [pass_.name for pass_ in self.passes]
         if name not in names:
             raise ValueError(
                 f"pass '{name}' is not in the pipeline; it has {', '.join(names) or 'no passes'}."
@@ -152,21 +152,21 @@ class PassPipeline:
         context, analyses = make_context(), Analyses(result)
         watch = observer or Observer()
         with without_gc():
-            for index, one in enumerate(self.passes):
-                watch.before(one, result)
+            for index, pass_ in enumerate(self.passes):
+                watch.before(pass_, result)
                 is_last = index + 1 == len(self.passes)
                 notes: list[str] = []
                 try:
                     with heard_by(notes.append):
-                        _run_one(one, context, analyses)
+                        _run_one(pass_, context, analyses)
                         if verify_each or is_last:
-                            _check_after(one, analyses)
-                    watch.after(one, result)
+                            _check_after(pass_, analyses)
+                    watch.after(pass_, result)
                 except Exception as error:
-                    watch.failed(one, error)
+                    watch.failed(pass_, error)
                     raise
                 for text in notes:
-                    note(f"{one.name}: {text}")
+                    note(f"{pass_.name}: {text}")
         return result
 
     def change(self, program: Program) -> None:
@@ -176,31 +176,31 @@ class PassPipeline:
         """
         context, analyses = make_context(), Analyses(program)
         with without_gc(), unheard():
-            for one in self.passes:
-                _run_one(one, context, analyses)
+            for pass_ in self.passes:
+                _run_one(pass_, context, analyses)
 
 
-def _run_one(one: ModulePass, context: Context, analyses: Analyses) -> None:
+def _run_one(pass_: ModulePass, context: Context, analyses: Analyses) -> None:
     """Run a pass on the program of `analyses`, which are dropped where it may have changed it."""
     program = analyses.program
     try:
-        if isinstance(one, PassWithAnalyses) and not is_staged(program):
-            one.rewrite(program, analyses)
+        if isinstance(pass_, PassWithAnalyses) and not is_staged(program):
+            pass_.rewrite(program, analyses)
         else:
-            one.apply(context, program.module)
+            pass_.apply(context, program.module)
             analyses.forget()
     except (ValueError, PassFailedException) as error:
-        raise PassError(f"pass '{one.name}': {error}") from error
+        raise PassError(f"pass '{pass_.name}': {error}") from error
     except Exception as error:
-        error.add_note(f"in pass '{one.name}'")
+        error.add_note(f"in pass '{pass_.name}'")
         raise
 
 
-def _check_after(one: ModulePass, analyses: Analyses) -> None:
+def _check_after(pass_: ModulePass, analyses: Analyses) -> None:
     """Raise PassError for an invalid program; one that is as it was verified last is not again."""
     problems = analyses.of(verify)
     if problems:
-        raise PassError(f"pass '{one.name}' left an invalid program: {problems[0]}")
+        raise PassError(f"pass '{pass_.name}' left an invalid program: {problems[0]}")
 
 
 def run_passes(

@@ -1,1 +1,1 @@
-"""What a good program is: cluster, cost, simulator and plans, one planner a file."""
+"""Planning: clusters, costs, the simulator and plans, one planner a folder."""

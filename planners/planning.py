@@ -59,13 +59,13 @@ def plan(
     update = update and optimizer_class(update).__name__
     if update and "update" in planner_options(planner):
         options["update"] = update
-    found = call_planner(planner, program, goal, cluster=cluster, host=host, options=options)
-    found = with_update(found, update)
-    if math.prod(found.mesh.values()) > 1:
-        found = replace(found, notes=(*found.notes, *notes_on_rules(program.ops)))
+    chosen = call_planner(planner, program, goal, cluster=cluster, host=host, options=options)
+    chosen = with_update(chosen, update)
+    if math.prod(chosen.mesh.values()) > 1:
+        chosen = replace(chosen, notes=(*chosen.notes, *notes_on_rules(program.ops)))
     if cluster is None:
-        return found
-    return on_cluster(program, found, cluster)
+        return chosen
+    return on_cluster(program, chosen, cluster)
 
 
 def with_update(plan: Plan, update: str) -> Plan:
@@ -168,9 +168,9 @@ def _plan_by_name(shardings: Mapping[str, str], program: Program, mesh: Mesh) ->
     by_default, notes = batch_shardings(program, mesh, *BATCH_AXES)
     given = Lookup(of_inputs)
     rest = {name: text for name, text in by_default.items() if given.find(name) is None}
-    found = Plan(
+    built = Plan(
         mesh={axis.name: axis.size for axis in mesh.axes},
         parameters={key: text for key, text in shardings.items() if key not in of_inputs},
         inputs=of_inputs | rest,
     )
-    return replace(found, notes=(*notes, *notes_on_empty_parts(found, program)))
+    return replace(built, notes=(*notes, *notes_on_empty_parts(built, program)))

@@ -68,7 +68,7 @@ DEFAULT_PLANNER = "auto"
 
 
 def no_such_plan(given: str) -> str:
-    """What to say of a plan that is neither a planner's name nor a file."""
+    """Message for a plan that is neither a planner's name nor a file."""
     return (
         f"plan '{given}' is neither a planner ({', '.join(PLANNERS)}) nor a file that exists; "
         f"{did_you_mean(given, PLANNERS)}give one of these."

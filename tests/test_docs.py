@@ -138,15 +138,15 @@ def test_tests_that_need_a_gpu_are_those_that_the_page_on_gpus_lists() -> None:
 
 @pytest.mark.parametrize("name", PLANNERS)
 def test_every_planner_is_in_the_table_of_planners(name: str) -> None:
-    assert f"\n| `{name}` |" in (ROOT / "docs" / "plans.md").read_text()
+    assert f"\n| `{name}` |" in (ROOT / "docs" / "choosing-a-planner.md").read_text()
 
 
 @pytest.mark.parametrize(
     "name",
     [op.name for op in dist_dialect().operations if not op.name.startswith("dist.start_")],
 )
-def test_ops_that_the_page_on_programs_is_to_explain_are_there(name: str) -> None:
-    assert f"`{name}`" in (ROOT / "docs" / "ir.md").read_text()
+def test_ops_that_the_page_on_the_dialect_is_to_explain_are_there(name: str) -> None:
+    assert f"`{name}`" in (ROOT / "docs" / "dialect.md").read_text()
 
 
 def test_pages_build_as_a_site_without_a_warning(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ An import counts wherever it stands: in a function, or for types alone.
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
 from collections.abc import Collection, Iterator
 from functools import cache
@@ -343,3 +344,58 @@ def test_no_object_is_written_after_construction_in_driver_step() -> None:
         if module.startswith("driver.step") and (writes := writes_after_construction(tree))
     }
     assert found == {}
+
+
+OPENS_WITH_A_QUESTION = re.compile(r"\s*(What|How|Where|Which|Why|When|Who|Whose)\b")
+VAGUE = ("found", "one")
+
+
+def questions(tree: ast.Module) -> list[str]:
+    """The docstrings, of attributes too, that open with a question word."""
+    texts = [
+        node.value.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    ]
+    return [text for text in texts if isinstance(text, str) and OPENS_WITH_A_QUESTION.match(text)]
+
+
+def vague_variables(tree: ast.Module) -> list[str]:
+    """Variables, parameters and attributes whose name does not say what they hold."""
+    names = [
+        (node.lineno, name)
+        for node in ast.walk(tree)
+        if (name := bound_name(node)) in VAGUE and isinstance(node, ast.expr | ast.arg)
+    ]
+    return [f"line {line}: {name}" for line, name in sorted(names)]
+
+
+def bound_name(node: ast.AST) -> str | None:
+    if isinstance(node, ast.arg):
+        return node.arg
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        return node.id
+    is_stored = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+    return node.attr if is_stored else None
+
+
+def test_questions_and_vague_variables_are_seen() -> None:
+    tree = ast.parse('''"""What it is."""
+A = 1
+"""Which number."""
+def f(one, *, b=lambda found: 1):
+    """Return the number, whatever it is."""
+    self.found = [one for one, c in a if (found := c)]
+    return found.one
+''')
+    assert questions(tree) == ["What it is.", "Which number."]
+    names = ["4: found", "4: one", "6: found", "6: found", "6: one"]
+    assert vague_variables(tree) == [f"line {name}" for name in names]
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_docstrings_name_a_thing_and_variables_say_what_they_hold(layer: str) -> None:
+    own = {module: tree for module, tree in trees().items() if module.split(".")[0] == layer}
+    opened = {module: texts for module, tree in own.items() if (texts := questions(tree))}
+    named = {module: names for module, tree in own.items() if (names := vague_variables(tree))}
+    assert (opened, named) == ({}, {})

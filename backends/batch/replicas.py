@@ -26,7 +26,7 @@ FIRST_CALLS = 3
 
 
 class _Part(NamedTuple):
-    """What a rank holds of a tensor. shard: which part it is; equal parts are to be the same."""
+    """A rank's part of a tensor. shard: its index; ranks with the same shard must hold the same."""
 
     name: str
     shard: tuple[int, ...]

@@ -69,9 +69,9 @@ def grown(call: StepCall, mesh: Mesh) -> StepCall:
 
 @dataclass(frozen=True)
 class Rows:
-    """Which rows of one global batch each rank gives.
+    """The rows of a global batch that each rank provides.
 
-    counts: how many, in the order of the rows. place: of this rank's among them.
+    counts: number of rows per rank, in row order. place: index of this rank among them.
     """
 
     runtime: Runtime

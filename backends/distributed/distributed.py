@@ -217,16 +217,16 @@ class DistributedBackend(Backend):
         at = [self.runtime.mesh.coordinates(self.runtime.processes.index(rank)) for rank in ranks]
         places = sorted({coordinates[axis.name] for coordinates in at})
         if self.runtime.place in places:
-            found = tensor.to_local().detach().clone()
+            tensor_here = tensor.to_local().detach().clone()
             if not all(placement.is_replicate() for placement in tensor.placements):
-                found = whole(found, sharding, self.runtime)
+                tensor_here = whole(tensor_here, sharding, self.runtime)
         else:
-            found = torch.empty(tensor.shape, dtype=tensor.dtype, device=self.device)
+            tensor_here = torch.empty(tensor.shape, dtype=tensor.dtype, device=self.device)
         group = self.runtime.group((axis.name,))
         assert group is not None
         source = self.runtime.rank_at(places[0])
-        torch.distributed.broadcast(found, src=source, group=group.process_group)
-        return found
+        torch.distributed.broadcast(tensor_here, src=source, group=group.process_group)
+        return tensor_here
 
     def like(self, local: Tensor, stored: Tensor) -> Tensor:
         # Much faster than `as_dtensor`.
@@ -278,8 +278,8 @@ class DistributedBackend(Backend):
                 if total is not local:
                     local.copy_(total)
         return {
-            name: as_dtensor(self.local(one.gradient), one.sharding.whole(), self.runtime)
-            for name, one in gradients.items()
+            name: as_dtensor(self.local(reduced.gradient), reduced.sharding.whole(), self.runtime)
+            for name, reduced in gradients.items()
         }
 
     def is_first(self, axes: Sequence[str]) -> bool:

@@ -144,19 +144,19 @@ def start_all_reduces(tensors: Sequence[Tensor], group: Group, op: str) -> list[
     """`start_all_reduce` of several tensors, one message per dtype."""
     if any(_is_ordered(x, op) for x in tensors):
         return _start_maxima(tensors, group)
-    found: list[InFlight] = [here(x) for x in tensors]
+    transfers: list[InFlight] = [here(x) for x in tensors]
     for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
         chosen = [index for index, tensor in enumerate(tensors) if tensor.dtype == dtype]
         if len(chosen) == 1:
-            found[chosen[0]] = start_all_reduce(tensors[chosen[0]], group, op)
+            transfers[chosen[0]] = start_all_reduce(tensors[chosen[0]], group, op)
             continue
         terms = [tensors[index] for index in chosen]
         buffer = torch.cat([term.reshape(-1) for term in terms])
         work = dist.all_reduce(buffer, _reduction(op), group=group.process_group, async_op=True)
         parts = buffer.split([term.numel() for term in terms])
         for index, term, part in zip(chosen, terms, parts, strict=True):
-            found[index] = InFlight(work, partial(part.view, term.shape))
-    return found
+            transfers[index] = InFlight(work, partial(part.view, term.shape))
+    return transfers
 
 
 def _start_maxima(tensors: Sequence[Tensor], group: Group) -> list[InFlight]:
@@ -164,13 +164,13 @@ def _start_maxima(tensors: Sequence[Tensor], group: Group) -> list[InFlight]:
     numbers = [as_ordered_integers(x) if x.is_floating_point() else x for x in tensors]
     started = start_all_reduces(numbers, group, "max")
 
-    def arrive(x: Tensor, one: InFlight) -> Tensor:
-        return (
-            from_ordered_integers(one.arrive(), x.dtype) if x.is_floating_point() else one.arrive()
-        )
+    def arrive(x: Tensor, flight: InFlight) -> Tensor:
+        largest = flight.arrive()
+        return from_ordered_integers(largest, x.dtype) if x.is_floating_point() else largest
 
     return [
-        InFlight(one.work, partial(arrive, x, one)) for x, one in zip(tensors, started, strict=True)
+        InFlight(flight.work, partial(arrive, x, flight))
+        for x, flight in zip(tensors, started, strict=True)
     ]
 
 

@@ -20,7 +20,7 @@ TOTALS = ("sum", "part")
 
 @dataclass(frozen=True)
 class JoinedTotals:
-    """How the coordinates of one stage put their totals together. Collective among them.
+    """Combines the totals of the coordinates of one stage. Collective among them.
 
     group: the ranks of this one's other coordinates there. place: this rank's coordinate. sums: by
     name, `sum` or `max`. parts: names of what is joined. at: by micro-batch, who has its part.
@@ -63,7 +63,7 @@ def joined_totals(
     """
     places, axis = StagePlaces.of(program), micro_axis(program)
     groups = {at: runtime.group_at(at) for at in sorted(set(places.of_stage.values()))}
-    found: dict[str, JoinedTotals] = {}
+    totals: dict[str, JoinedTotals] = {}
     by_stage: dict[int, list[StageFunction]] = {}
     for function in functions:
         if any(slot.kind in TOTALS for slot in function.arguments):
@@ -82,7 +82,7 @@ def joined_totals(
                 elif slot.kind == "part":
                     parts[slot.name] = None
         at = tuple(places.source(stage, number) for number in range(axis.size))
-        found[readers[0].name] = JoinedTotals(
+        totals[readers[0].name] = JoinedTotals(
             group, places.of_stage[stage], runtime.place, sums, tuple(parts), at
         )
-    return found
+    return totals

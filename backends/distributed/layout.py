@@ -37,9 +37,9 @@ def placements_of(sharding: Sharding, shape: Sequence[int], mesh: Mesh) -> tuple
     unevenly has to be cut as `torch.chunk` does, over one axis (`Sharding.is_chunked`).
     """
     if not sharding.is_chunked(shape):
-        found = ShardingAttr.of(sharding, tuple(shape))
+        layout = ShardingAttr.of(sharding, tuple(shape))
         raise ValueError(
-            f"a tensor of shape {tuple(shape)} cannot be stored as {found}: DTensor shards a dim "
+            f"a tensor of shape {tuple(shape)} cannot be stored as {layout}: DTensor shards a dim "
             "that does not divide over one mesh axis alone, in plain shards. Store it so, and name "
             "the other sharding under `used` in the plan."
         )
@@ -49,11 +49,11 @@ def placements_of(sharding: Sharding, shape: Sequence[int], mesh: Mesh) -> tuple
         if axis.name in sharding.unreduced and axis.size > 1:
             placements.append(Partial(sharding.reduction))
             continue
-        found = [(d, p) for d, dim in enumerate(sharding.dims) for p in dim if p.axis == axis.name]
-        if not found:
+        seats = [(d, p) for d, dim in enumerate(sharding.dims) for p in dim if p.axis == axis.name]
+        if not seats:
             placements.append(Replicate())
             continue
-        dim, placement = found[0]
+        dim, placement = seats[0]
         if not is_even(sharding.dims[dim], shape[dim]):
             placements.append(Shard(dim))
             continue

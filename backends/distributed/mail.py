@@ -34,7 +34,7 @@ class ExpectedMessage:
 
 @dataclass(eq=False)
 class _Inbox:
-    """What one other rank sends: what is expected, in order, and what is posted."""
+    """Messages from one other rank: those expected, in order, and those posted."""
 
     rank: int
     expected: deque[ExpectedMessage]
@@ -120,11 +120,11 @@ class Mail:
         self._arrived[rank] = max(count, self._arrived[rank])
 
     def _post_one(self, inbox: _Inbox) -> None:
-        one = inbox.expected.popleft()
-        buffer = torch.empty(one.shape, dtype=one.dtype, device=self.device)
+        message = inbox.expected.popleft()
+        buffer = torch.empty(message.shape, dtype=message.dtype, device=self.device)
         group = self._group(inbox.rank, self.rank)
         work = dist.irecv(buffer, src=inbox.rank, group=group) if buffer.numel() else None
-        inbox.posted[one.address] = work, buffer, one.seen
+        inbox.posted[message.address] = work, buffer, message.seen
 
     def close(self) -> None:
         """End a step: wait until all that was sent has left."""

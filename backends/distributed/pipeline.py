@@ -136,9 +136,9 @@ class StagedRunner(JoinedRunner):
             sharding = sharding_held(function, slot)
             if sharding.reduction == "max":
                 maxima.add(slot.name)
-            found = sharding.seat_of(axis.name) if axis is not None else None
-            if found is not None:
-                dim, placement = found
+            seat = sharding.seat_of(axis.name) if axis is not None else None
+            if seat is not None:
+                dim, placement = seat
                 cuts[slot.kind, slot.name] = (
                     (dim, placement.size, block_of(sharding.dims[dim], placement)),
                 )
@@ -167,7 +167,7 @@ class StagedRunner(JoinedRunner):
 
 
 def _place_of(slot: Slot, stage: int, micro_batch: int | None) -> Place:
-    """Where a value that a function leaves, or takes, is held until it is read."""
+    """Return the place that holds a function's argument or result until it is read."""
     return stage, slot.name, micro_batch if slot.kind == "kept" else None
 
 
@@ -176,7 +176,7 @@ def _last_reads(
 ) -> Sequence[frozenset[Place]]:
     """For each run, what no later one reads."""
     read: set[Place] = set()
-    found: list[frozenset[Place]] = []
+    reads: list[frozenset[Place]] = []
     for run in reversed(runs):
         loaded = functions[run.function]
         taken = {
@@ -184,21 +184,21 @@ def _last_reads(
             for slot in loaded.arguments
             if slot.kind in HELD
         }
-        found.append(frozenset(taken - read))
+        reads.append(frozenset(taken - read))
         read |= taken
-    return found[::-1]
+    return reads[::-1]
 
 
 def homes_of(program: Program) -> dict[str, int]:
     """By name of an output of one or more dims, the coordinate on the stage axis where it is:
     elsewhere there is nothing of it."""
-    found: dict[str, int] = {}
+    homes: dict[str, int] = {}
     functions = functions_of(program)
     for _, run in runs_of(program):
         for slot in functions[run.function].results:
             if slot.kind == "output" and shape_of(slot.value):
-                found.setdefault(slot.name, run.at)
-    return found
+                homes.setdefault(slot.name, run.at)
+    return homes
 
 
 def holders_of(program: Program) -> dict[Key, tuple[int, ...]]:
@@ -207,7 +207,7 @@ def holders_of(program: Program) -> dict[Key, tuple[int, ...]]:
 
     What nobody does either with is at the first one.
     """
-    found: dict[Key, set[int]] = {
+    holders: dict[Key, set[int]] = {
         (slot.kind, slot.name): set()
         for slot in program.arguments
         if slot.kind in ("param", "buffer")
@@ -216,23 +216,23 @@ def holders_of(program: Program) -> dict[Key, tuple[int, ...]]:
     for _, run in runs_of(program):
         function = functions[run.function]
         for slot in (*function.arguments, *function.results):
-            if (slot.kind, slot.name) in found:
-                found[slot.kind, slot.name].add(run.at)
-    return {key: tuple(sorted(places or {0})) for key, places in found.items()}
+            if (slot.kind, slot.name) in holders:
+                holders[slot.kind, slot.name].add(run.at)
+    return {key: tuple(sorted(places or {0})) for key, places in holders.items()}
 
 
 def _inbox(program: Program, runtime: Runtime) -> dict[int, Sequence[ExpectedMessage]]:
     """By sending rank, what it sends to this one in a step, in its order."""
-    found: dict[int, Sequence[ExpectedMessage]] = {}
+    expected_by_rank: dict[int, Sequence[ExpectedMessage]] = {}
     for place, messages in coming_messages(program, runtime.place).items():
         expected: list[ExpectedMessage] = []
-        for one in messages:
-            address = one.stage, one.op.to, one.op.message, one.run.micro_batch
-            value = one.op.operands[0]
+        for message in messages:
+            address = message.stage, message.op.to, message.op.message, message.run.micro_batch
+            value = message.op.operands[0]
             form = shape_of(value), dtype_of_value(value)
-            expected.append(ExpectedMessage(address, *form, one.seen))
-        found[runtime.rank_at(place)] = tuple(expected)
-    return found
+            expected.append(ExpectedMessage(address, *form, message.seen))
+        expected_by_rank[runtime.rank_at(place)] = tuple(expected)
+    return expected_by_rank
 
 
 @dataclass(frozen=True)
@@ -296,24 +296,24 @@ class StagedStep:
     def _arguments(
         self, loaded: _Loaded, number: int | None, last_reads: frozenset[Place]
     ) -> dict[Key, Tensor]:
-        """What a function is given, and what it is to add its gradients and sums to.
+        """Return a function's arguments, with the buffers that it adds gradients and sums to.
 
         The function takes its arguments out of it, so that each is freed after its last use.
         """
         stage, kept, given = loaded.stage, self.kept, self.given
-        found = {key: given[key] for key in loaded.given}
+        arguments = {key: given[key] for key in loaded.given}
         for name in loaded.kept:
             place = stage, name, number
-            found["kept", name] = kept.pop(place) if place in last_reads else kept[place]
+            arguments["kept", name] = kept.pop(place) if place in last_reads else kept[place]
         for slot in loaded.made:
-            found[slot.kind, slot.name] = self._argument(slot, loaded, number, last_reads)
+            arguments[slot.kind, slot.name] = self._argument(slot, loaded, number, last_reads)
         for key in loaded.adding:
             place = stage, key[1], None
             if key[0] == "grad" and key in given:
-                found[key] = given[key]
+                arguments[key] = given[key]
             elif key[0] == "sum" and place in self.owned:
-                found[key] = self.totals[place][0]
-        return found
+                arguments[key] = self.totals[place][0]
+        return arguments
 
     def _argument(
         self, slot: Slot, loaded: _Loaded, number: int | None, last_reads: frozenset[Place]
@@ -334,7 +334,7 @@ class StagedStep:
         return parts[0]
 
     def _part(self, slot: Slot, tensor: Tensor, loaded: _Loaded, number: int | None) -> Tensor:
-        """What a micro-batch reads of a value of all of them."""
+        """Return the part of a value of the whole batch that a micro-batch reads."""
         if number is not None:
             for dim, size, block in loaded.cuts.get((slot.kind, slot.name), ()):
                 tensor = take_blocks(tensor, dim, size, block, number)

@@ -40,7 +40,7 @@ def start_add(
 
 
 def _counted(routes: Tensor, group: Group, position: int) -> tuple[Tensor, list[list[int]]]:
-    """Which of this rank's rows each rank needs, how many these are, and how many it needs."""
+    """Masks of this rank's rows that each rank needs, with counts of rows to send and receive."""
     size = routes.shape[1] // group.size
     asked = routes[:, position * size : (position + 1) * size]
     needed = routes[position].view(group.size, size)
@@ -48,7 +48,7 @@ def _counted(routes: Tensor, group: Group, position: int) -> tuple[Tensor, list[
 
 
 def _places(needed: Tensor, numbers: Tensor) -> Tensor:
-    """Where rows stand among those that this rank needs, which are in the order of numbers."""
+    """Positions of rows among the rows that this rank needs, which are in the order of numbers."""
     return (needed.cumsum(0) - 1)[numbers]
 
 

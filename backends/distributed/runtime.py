@@ -1,4 +1,4 @@
-"""What an emitted module calls: collectives over named mesh axes on torch.distributed.
+"""Functions that an emitted module calls: collectives over named mesh axes on torch.distributed.
 
 A collective gives a new tensor and leaves its operand as it was, unless it is told that nobody
 reads that any more (`in_place`). Over axes of size 1 it does nothing, so that a program for one
@@ -34,7 +34,7 @@ _Start = Callable[Concatenate["Runtime", Tensor, Sequence[str], _P], InFlight]
 
 
 def _over_axes(start: Callable[Concatenate[Tensor, Group, _P], InFlight]) -> _Start[_P]:
-    """What starts a collective over the mesh axes that are named, if it joins several ranks."""
+    """Wrap `start` so that it takes mesh axes by name; axes that join one rank start nothing."""
 
     @wraps(start)
     def started(
@@ -59,7 +59,7 @@ def _waited(
 
 
 class Messages(Protocol):
-    """What brings the messages between stages of one micro-batch."""
+    """Sends and receives the messages between stages of one micro-batch."""
 
     def send(self, x: Tensor, to: int, name: str) -> None: ...
 
@@ -91,7 +91,7 @@ class Runtime:
         self._message_groups: dict[tuple[int, int], Any] = {}
         self._host: Any = None
         self.messages: Messages | None = None
-        """What sends and receives while a function of a stage runs."""
+        """Sends and receives while a function of a stage runs."""
         if self.mesh.num_devices == 1:
             self.rank = 0
             self.device = torch.device(device or "cpu")
@@ -214,7 +214,7 @@ class Runtime:
     def all_reduce_coalesced(
         self, tensors: Sequence[Tensor], axes: Sequence[str], op: str = "sum"
     ) -> list[Tensor]:
-        return [one.wait() for one in self.start_all_reduce_coalesced(tensors, axes, op)]
+        return [transfer.wait() for transfer in self.start_all_reduce_coalesced(tensors, axes, op)]
 
     def all_reduce_in_place(self, tensors: Sequence[Tensor], axes: Sequence[str]) -> None:
         """Make dense tensors the sums over `axes`, without a second copy of large ones."""
@@ -236,8 +236,8 @@ class Runtime:
         return tuple(axis.name for axis in self.mesh.device_axes if axis != self.mesh.stage_axis)
 
     def agreed_on_stage(self, choose: Callable[[], _T]) -> _T:
-        """What the first rank that runs the same functions as this one chooses; only it calls
-        `choose`. What it returns must be what pickle takes. Collective among them."""
+        """Return the choice of the first rank that runs the same functions as this one; only it
+        calls `choose`. The choice must be something that pickle takes. Collective among them."""
         group = self.group(self._axes_in_stage)
         if group is None:
             return choose()
@@ -341,7 +341,7 @@ class Runtime:
 
     @staticmethod
     def rows(x: Tensor) -> int:
-        """How many rows a ragged value has here."""
+        """Number of rows of a ragged value on this rank."""
         return x.shape[0]
 
     def numbers_of_ranks(self, own: Sequence[int]) -> list[list[int]]:
@@ -365,8 +365,8 @@ class Runtime:
 
     def shard_index(self, axes: Sequence[str], device: str | None = None) -> Tensor:
         """`position` as a scalar int64 tensor, where this rank computes if no device is named."""
-        found = self.position(axes)
-        return torch.full((), found, dtype=torch.int64, device=device or self.device)
+        index = self.position(axes)
+        return torch.full((), index, dtype=torch.int64, device=device or self.device)
 
 
 def _default_device() -> torch.device:

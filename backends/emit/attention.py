@@ -147,7 +147,7 @@ def _scale(query: Tensor, scale: float | None) -> float:
 def _scores(
     query: Tensor, key: Tensor, is_causal: bool, attn_mask: Tensor | None, scale: float | None
 ) -> Tensor:
-    """What the softmax is taken of: B x K x H/K x L x S."""
+    """Return attention scores before the softmax: B x K x H/K x L x S."""
     num_key_heads, length, num_keys = key.shape[1], query.shape[2], key.shape[2]
     scores = _grouped(query, num_key_heads) @ _wide(key).unsqueeze(2).mT * _scale(query, scale)
     if attn_mask is not None:

@@ -1,4 +1,4 @@
-"""What emitted source may do: call pure ATen ops, the runtime's collectives, and given kernels.
+"""Audit emitted source: it may call pure ATen ops, the runtime's collectives and given kernels.
 
 A program's text may come from anywhere, and the source of it is run. So a module is looked at
 before it is run, whatever it was emitted from: a name or a string that became code is found here.
@@ -24,7 +24,7 @@ _STRUCTURE = (
 
 
 _TAKEN = "given.pop"
-"""How a function of a stage takes an argument that nobody else holds."""
+"""Call by which a function of a stage takes an argument that nobody else holds."""
 
 
 KNOWN = ("aten", "kernels", "rt", "torch")

@@ -1,4 +1,4 @@
-"""How an ATen op is called: as torch's overload, but for kernels with holes in them."""
+"""Calls of ATen ops: torch's overloads, except kernels that lack some arguments or outputs."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 """Ops that run as a function of ours."""
 
 TRANSPOSE = "torch.t"
-"""What stands for `aten.permute` of a matrix, and reads no list: it takes half the time."""
+"""Call for `aten.permute` of a matrix, without a list to read: it takes half the time."""
 
 
 CUSTOM = "torch.ops."

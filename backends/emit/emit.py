@@ -165,8 +165,8 @@ def emit(
     names = _names(program)
     lines = [_header(program) + _IMPORTS, "", "def step(rt, given):"]
     lines += _argument_lines(program, names)
-    found = pending_terms(program) if pending else {}
-    terms = {gradient: found[gradient] for gradient in pending}
+    terms_of = pending_terms(program) if pending else {}
+    terms = {gradient: terms_of[gradient] for gradient in pending}
     joined = joins(program, set(terms.values())) if kernels and in_parts else {}
     additions = additions_of(program, names, terms, joined)
     dying, place, num_fused = last_uses(program), None, 0

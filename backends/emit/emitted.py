@@ -1,4 +1,4 @@
-"""What all runners of emitted source share: it is agreed on, and explained where ranks are lost."""
+"""The base of runners of emitted source: ranks agree on it, and lost ranks are explained."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ class JoinedRunner(Runner):
 
         @cache
         def in_ranges() -> StepFunction:
-            found = load_step(source, functions, in_ranges=True)
-            position.register(found.__code__.co_filename, program, kernels=kernels)
-            return found
+            step = load_step(source, functions, in_ranges=True)
+            position.register(step.__code__.co_filename, program, kernels=kernels)
+            return step
 
         def profiled(rt: Any, given: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
             if not is_profiling():
@@ -95,7 +95,7 @@ class JoinedRunner(Runner):
         """As `Runner.__call__`, which watches over it."""
 
     def explain(self) -> str:
-        """What runs each fused region: its kernel, or ATen and why. A line for each."""
+        """Name for each fused region, a line each, its kernel, or ATen and the reason."""
         if not self.kernels:
             return "no fused regions: every op runs on ATen"
         lines = [kernel.explain(self.runtime.device) for kernel in self.kernels]

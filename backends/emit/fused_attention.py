@@ -101,11 +101,11 @@ def efficient_backward(
     missing = -logsumexp.shape[-1] % _LOGSUMEXP_ALIGNED
     padded = torch.nn.functional.pad(logsumexp, (0, missing), value=math.inf)
     none = torch.zeros((), dtype=torch.int64, device=query.device)  # the seed of no dropout
-    found: Any = torch.ops.aten._scaled_dot_product_efficient_attention_backward(
+    gradients: Any = torch.ops.aten._scaled_dot_product_efficient_attention_backward(
         grad, query, *wide, _bias(query, key, mask), output, padded, none, none, 0.0,
         [True, True, True, False], causal, scale=scale,
     )  # fmt: skip
-    dq, dk, dv = found[:3]
+    dq, dk, dv = gradients[:3]
     if groups > 1:
         dk, dv = (x.unflatten(1, (heads, groups)).sum(2) for x in (dk, dv))
     return dq, dk, dv

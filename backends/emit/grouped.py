@@ -59,7 +59,7 @@ def _groups(
 
 
 def row_bounds(starts: Tensor, ends: Tensor, *, rows: int, blocks: int, parts: int) -> Tensor:
-    """Where the rows of each device begin, and after the last where all end.
+    """Return the first row of each device, and after the last the end of all.
 
     blocks: runs of groups. Each has its rows in `parts` of equal length. Rows of no group, behind
     those of all groups, are the last device's.

@@ -101,7 +101,7 @@ def positional_attention_backward(
             grad_out, query, key, value, out, logsumexp, 0.0, False, attn_mask=mask, scale=scale
         )
     dtype = logsumexp_dtype(query.dtype)
-    found = tuple(_like(x, dtype) for x in (query, key, value))
+    totals = tuple(_like(x, dtype) for x in (query, key, value))
     for piece in pieces:
         gradients = flash_attention_backward(
             grad_out[:, :, piece.queries],
@@ -115,9 +115,9 @@ def positional_attention_backward(
             scale=scale,
         )
         places = (piece.queries, piece.keys, piece.keys)
-        for total, place, part in zip(found, places, gradients, strict=True):
+        for total, place, part in zip(totals, places, gradients, strict=True):
             total[:, :, place].add_(part)
-    dq, dk, dv = (total.to(query.dtype) for total in found)
+    dq, dk, dv = (total.to(query.dtype) for total in totals)
     return dq, dk, dv
 
 

@@ -27,7 +27,7 @@ from shardweave.ir.program.program import Slot
 from shardweave.ir.program.storage import reduces_in_place
 
 _HOST = '"cpu"'
-"""Where positions of attention are counted."""
+"""Device on which positions of attention are counted."""
 
 
 class Code(str):
@@ -115,10 +115,10 @@ def _counted(op: AtenOp) -> dict[SSAValue, Code]:
     """The positions of an attention as the host counts them, which need not wait for a GPU."""
     if not is_positional(op):
         return {}
-    found = (op.tensor("query_positions"), op.tensor("key_positions"))
+    positions = (op.tensor("query_positions"), op.tensor("key_positions"))
     return {
         value: _on_host(value)
-        for value in found
+        for value in positions
         if isinstance(value, SSAValue) and are_counted(value)
     }
 
@@ -165,4 +165,4 @@ def _dist_call(op: dist.DistOp, names: Mapping[SSAValue, Code], device: str = ""
     if isinstance(op, dist.CollectiveOp) and op.JOINS_OPERANDS:
         return _call(method, operands, keywords)
     each = [[operand] for operand in operands] if operands else [[]]
-    return ", ".join(_call(method, one, keywords) for one in each)
+    return ", ".join(_call(method, values, keywords) for values in each)

@@ -64,7 +64,7 @@ class CompiledRegion:
         return run(*tensors)
 
     def _problem_with(self, tensors: Sequence[Tensor], strides: Strides) -> str:
-        """Why Inductor does not compile the region; nothing if it does."""
+        """Return the reason that Inductor does not compile the region; empty if it does."""
         try:
             self._compiled_for(tensors, strides)
         except (RuntimeError, AssertionError) as error:

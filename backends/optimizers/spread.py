@@ -193,7 +193,7 @@ class _Call:
         return self._spread(result)
 
     def _part(self, x: Tensor) -> Tensor:
-        """What a shard reads of an operand."""
+        """Return the part of an operand that a shard reads."""
         if isinstance(x, Spread):
             return x.home.local
         behind = len(self.shape) - x.ndim

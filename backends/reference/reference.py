@@ -84,7 +84,7 @@ def values_of(
         "buffer": {STATE: random_state(seed), **dict(model.named_buffers(remove_duplicate=False))},
         "input": batch,
     }
-    found: dict[Key, Tensor] = {}
+    values: dict[Key, Tensor] = {}
     for slot in program.arguments:
         if slot.kind == "tangent":
             continue
@@ -93,8 +93,8 @@ def values_of(
                 f"{slot.kind} '{slot.name}' of the program was not given; "
                 f"found {sorted(sources[slot.kind])}."
             )
-        found[slot.kind, slot.name] = sources[slot.kind][slot.name].detach()
-    return found
+        values[slot.kind, slot.name] = sources[slot.kind][slot.name].detach()
+    return values
 
 
 class VirtualRunner(Runner):

@@ -91,10 +91,10 @@ def run_ops(
     dying, ragged = last_uses(program), ragged_values(program.ops)
     for op in program.ops:
         if messages is not None and isinstance(op, (dist.SendOp, dist.RecvOp)):
-            found = messages(op, [environment[value] for value in op.operands])
+            outputs = messages(op, [environment[value] for value in op.operands])
         else:
-            found = _run(op, environment, mesh, ragged)
-        for value, tensors in zip(op.results, found, strict=True):
+            outputs = _run(op, environment, mesh, ragged)
+        for value, tensors in zip(op.results, outputs, strict=True):
             environment[value] = tensors
         for value in dying.get(op, ()):
             del environment[value]
@@ -155,13 +155,13 @@ def once_per_key(
     ranks: range, key_of: Callable[[int], Any], compute: Callable[[int], _T]
 ) -> list[_T]:
     """`compute(rank)` for each rank, computed once for ranks of equal key."""
-    found: dict[Any, _T] = {}
+    computed: dict[Any, _T] = {}
     results: list[_T] = []
     for rank in ranks:
         key = key_of(rank)
-        if key not in found:
-            found[key] = compute(rank)
-        results.append(found[key])
+        if key not in computed:
+            computed[key] = compute(rank)
+        results.append(computed[key])
     return results
 
 
@@ -204,7 +204,7 @@ def collect(slot: Slot, tensors: PerRank, program: Program, mesh: Mesh) -> Tenso
     """The global value of a result, after checking that its replicas agree."""
     sharding = sharding_held(program, slot)
     shape = sharding.global_shape(shape_of(slot.value))
-    parts = [held(one, sharding, shape, mesh.coordinates(r)) for r, one in enumerate(tensors)]
+    parts = [held(x, sharding, shape, mesh.coordinates(r)) for r, x in enumerate(tensors)]
     first: dict[tuple[int, ...], int] = {}
     for rank, tensor in enumerate(parts):
         owner = first.setdefault(_shard_key(sharding, mesh.coordinates(rank)), rank)

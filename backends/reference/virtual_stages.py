@@ -43,7 +43,7 @@ def run_staged(program: Program, values: Mapping[Key, Tensor]) -> dict[Key, Tens
 
 
 class _StagedRun:
-    """What the stages hold.
+    """Values that the stages hold.
 
     kept: by stage, name and micro-batch (None: of the whole step). totals: by stage and name what
     micro-batches gave so far, put together, or (of parts, which are joined at the end) one by one.
@@ -54,7 +54,7 @@ class _StagedRun:
         self.mesh = program.needed_mesh().within_stage
         self.axis = micro_axis(program)
         self.functions = functions_of(program)
-        self.stages = {name: one.stage for name, one in self.functions.items()}
+        self.stages = {name: function.stage for name, function in self.functions.items()}
         self.values = {
             (slot.kind, slot.name): global_argument(program, slot, values)
             for slot in program.arguments
@@ -82,9 +82,9 @@ class _StagedRun:
             function, stage = self.functions[run.function], self.stages[run.function]
             slots = [slot for slot in function.results if slot.kind in _RETURNED]
             for value, slot, tensors in zip(op.results, slots, self._run(run), strict=False):
-                found = returned[value] = collect(slot, tensors, function, self.mesh)
+                tensor = returned[value] = collect(slot, tensors, function, self.mesh)
                 key = slot.kind, slot.name
-                _check_same(slot, first.setdefault(key, (stage, found)), (stage, found))
+                _check_same(slot, first.setdefault(key, (stage, tensor)), (stage, tensor))
         return {(slot.kind, slot.name): returned[slot.value] for slot in self.program.results}
 
     def _run(self, run: Run) -> list[PerRank]:
@@ -103,14 +103,14 @@ class _StagedRun:
             return [self.sent.pop((op.source, stage, op.message, run.micro_batch))]
 
         run_ops(function, environment, self.mesh, messages)
-        found: list[PerRank] = []
+        results: list[PerRank] = []
         for slot in function.results:
             tensors = environment[slot.value]
             if slot.kind in _RETURNED:
-                found.append(tensors)
+                results.append(tensors)
             else:
                 self._keep(slot, tensors, function, stage, run.micro_batch)
-        return found
+        return results
 
     # What a function takes
 
@@ -131,7 +131,7 @@ class _StagedRun:
         return self._total(slot, stage)
 
     def _part(self, whole: PerRank, sharding: Sharding, number: int | None) -> PerRank:
-        """What a micro-batch reads of a value of all of them."""
+        """Return the part of a value of the whole batch that a micro-batch reads."""
         seat = sharding.seat_of(self.axis.name) if self.axis is not None else None
         if seat is None or number is None:
             return whole
@@ -144,10 +144,10 @@ class _StagedRun:
         )
 
     def _total(self, slot: Slot, stage: int) -> PerRank:
-        found, sharding = self.totals[stage, slot.name]
+        parts_held, sharding = self.totals[stage, slot.name]
         if slot.kind != "part":
-            return found[0]
-        ranks = [list(parts) for parts in zip(*found, strict=True)]
+            return parts_held[0]
+        ranks = [list(parts) for parts in zip(*parts_held, strict=True)]
         return once_per_key(
             range(len(ranks)),
             lambda rank: tuple(id(part) for part in ranks[rank]),
@@ -174,20 +174,20 @@ class _StagedRun:
         sharding = sharding_held(function, slot)
         before, _ = self.totals.get((stage, slot.name), ([], sharding))
         if slot.kind == "part":
-            found = [*before, tensors]
+            total = [*before, tensors]
         elif slot.kind == "sum" and before:
-            found = [_combined(before[0], tensors, sharding)]
+            total = [_combined(before[0], tensors, sharding)]
         else:
-            found = [tensors]
-        self.totals[stage, slot.name] = found, sharding
+            total = [tensors]
+        self.totals[stage, slot.name] = total, sharding
 
 
-def _check_same(slot: Slot, one: tuple[int, Tensor], other: tuple[int, Tensor]) -> None:
+def _check_same(slot: Slot, first: tuple[int, Tensor], other: tuple[int, Tensor]) -> None:
     """Stages that all have a parameter, or the loss, must have the same."""
-    error = relative_difference(one[1], other[1])
-    if error > TOLERANCES.get(one[1].dtype, 0.0):
+    error = relative_difference(first[1], other[1])
+    if error > TOLERANCES.get(first[1].dtype, 0.0):
         raise ReplicaMismatchError(
-            f"{slot.kind} '{slot.name}' should be equal on stages {one[0]} and {other[0]}, but "
+            f"{slot.kind} '{slot.name}' should be equal on stages {first[0]} and {other[0]}, but "
             f"differs by {error:.3g} relative to its largest element; the program was changed "
             "after cut-stages, or a pass is wrong (--validate names it)."
         )

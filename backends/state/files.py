@@ -48,11 +48,11 @@ class _InFile(Source):
             sizes = [len(indices) for indices in held]
             return torch.empty(sizes, dtype=self.dtype, device=device)
         spans = tuple(slice(int(indices[0]), int(indices[-1]) + 1) for indices in held)
-        found = self.box(spans)
+        part = self.box(spans)
         for dim, (indices, span) in enumerate(zip(held, spans, strict=True)):
             if len(indices) < span.stop - span.start:
-                found = found.index_select(dim, indices - span.start)
-        return found.to(device, self.dtype, copy=True)
+                part = part.index_select(dim, indices - span.start)
+        return part.to(device, self.dtype, copy=True)
 
     def check_shape(self, shape: tuple[int, ...]) -> None:
         """Raises ValueError for another shape than the model's."""
@@ -117,25 +117,25 @@ def values_in_files(model: nn.Module, path: Path) -> dict[int, Source]:
     for another path, and for files without some parameter or persistent buffer.
     """
     known, kind = _known_tensors(path)
-    found: dict[int, Source] = {}
+    sources: dict[int, Source] = {}
     missing: dict[int, str] = {}
     for name, tensor, is_saved in _tensors_of(model):
         entry = next((prefix + name for prefix in PREFIXES if prefix + name in known), None)
         if entry is not None:
-            found[id(tensor)] = kind(tensor, known[entry], entry)
+            sources[id(tensor)] = kind(tensor, known[entry], entry)
         elif is_saved:
             missing.setdefault(id(tensor), name)
-    lacking = [name for key, name in missing.items() if key not in found]
+    lacking = [name for key, name in missing.items() if key not in sources]
     if lacking:
         raise ValueError(
             f"{path} has no '{lacking[0]}'; {did_you_mean(lacking[0], known)}it has "
             f"{len(known)} tensors. Give files with all parameters of the model, by its names."
         )
-    return found
+    return sources
 
 
 def _known_tensors(path: Path) -> tuple[Mapping[str, Path], Any]:
-    """Where each tensor of a path is, by its name, and the kind of source that it is."""
+    """Return the file of each tensor under a path, by name, and the kind of source that it is."""
     if (path / ".metadata").is_file():
         saved = DataReader(path).read_metadata().state_dict_metadata.items()
         names = [name for name, entry in saved if isinstance(entry, TensorStorageMetadata)]

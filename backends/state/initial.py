@@ -44,7 +44,7 @@ _READ = "aten._local_scalar_dense"
 
 
 class Source(ABC):
-    """Where the first values of a tensor come from, of which each rank makes or reads its part."""
+    """Source of a tensor's first values; each rank makes or reads its own part."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.shape, self.dtype, self.ndim = tensor.shape, tensor.dtype, tensor.ndim
@@ -78,7 +78,7 @@ class _Op:
 
     @cached_property
     def operands(self) -> list[Tensor]:
-        """What it is given of what is recorded."""
+        """Tensors among the recorded arguments."""
         return [x for x in pytree.tree_leaves((self.args, self.kwargs)) if _is_fake(x)]
 
     @property

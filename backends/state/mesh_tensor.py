@@ -151,18 +151,18 @@ def _is_of_infinity(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     return (
         args[1:] == (math.inf,)
         and not kwargs
-        and all(isinstance(one, DTensor) for one in tensors)
-        and not any(placement.is_partial() for one in tensors for placement in one.placements)
+        and all(isinstance(tensor, DTensor) for tensor in tensors)
+        and not any(placement.is_partial() for tensor in tensors for placement in tensor.placements)
     )
 
 
 def _largest(given: DTensor | Sequence[DTensor]) -> Any:
     """The largest magnitude of each tensor; NaN if there is one, which torch's maximum loses."""
     tensors = [given] if isinstance(given, DTensor) else given
-    parts = [local_part(one) for one in tensors]
+    parts = [local_part(tensor) for tensor in tensors]
     own = [part.abs().amax() if part.numel() else part.new_zeros(()) for part in parts]
-    found = start_maximum(torch.stack(own)).wait().unbind()
-    return found[0] if isinstance(given, DTensor) else list(found)
+    largest = start_maximum(torch.stack(own)).wait().unbind()
+    return largest[0] if isinstance(given, DTensor) else list(largest)
 
 
 def _on_all_ranks(scalar: DTensor) -> Tensor:

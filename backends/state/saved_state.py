@@ -1,4 +1,4 @@
-"""What a checkpoint holds of a training run: tensors, saved in shards, and a tree of plain values.
+"""Contents of a checkpoint of a training run: sharded tensors and a tree of plain values.
 
 Tensors have keys of their own, `entry/name` or, of an optimizer, `entry/parameter/name`. Optimizer
 state is kept by the names of parameters, so that it moves between meshes as they do.
@@ -30,7 +30,7 @@ class CheckpointError(ValueError):
 
 
 class Part(NamedTuple):
-    """Where a tensor belongs in its entry: its path there, and its key in the checkpoint."""
+    """Place of a tensor in its entry: its path there, and its key in the checkpoint."""
 
     path: tuple[Any, ...]
     key: str
@@ -58,24 +58,24 @@ class SavedState:
 
 def take_apart(state: Mapping[str, Any]) -> SavedState:
     """The halves of a state: of modules, optimizers, what else has a `state_dict`, and values."""
-    found = SavedState({}, {}, {})
+    saved = SavedState({}, {}, {})
     for entry, content in state.items():
         if not isinstance(entry, str) or not entry or "/" in entry:
             raise CheckpointError(f"a state's entry is called {entry!r}; give a name without '/'.")
         tree, parts = _taken_apart(entry, content, state)
-        found.values[entry], found.parts[entry] = tree, [Part(p, _key(entry, p)) for p, _ in parts]
-        for part, (_, tensor) in zip(found.parts[entry], parts, strict=True):
-            if part.key in found.tensors:
+        saved.values[entry], saved.parts[entry] = tree, [Part(p, _key(entry, p)) for p, _ in parts]
+        for part, (_, tensor) in zip(saved.parts[entry], parts, strict=True):
+            if part.key in saved.tensors:
                 raise CheckpointError(f"two tensors of the state are called '{part.key}'.")
-            found.tensors[part.key] = checkpointable(tensor.detach())
-    return found
+            saved.tensors[part.key] = checkpointable(tensor.detach())
+    return saved
 
 
 _Parts = list[tuple[tuple[Any, ...], Tensor]]
 
 
 def _taken_apart(entry: str, content: Any, state: Mapping[str, Any]) -> tuple[Any, _Parts]:
-    """What is no tensor in shards, and the tensors by their paths."""
+    """Split content into the tree without its sharded tensors, and these tensors by path."""
     if isinstance(content, nn.Module):
         own = content.state_dict()
         tensors = [((name,), x) for name, x in own.items() if isinstance(x, Tensor)]
@@ -238,20 +238,20 @@ def check_entries(index: SavedIndex, state: Mapping[str, Any]) -> None:
 
 def targets(index: SavedIndex, state: Mapping[str, Any], saved: Metadata) -> dict[str, Tensor]:
     """Tensors to load into, by key: those of modules themselves, new ones for optimizers."""
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for entry, content in state.items():
         rows = index.parts.get(entry, [])
         sizes = {part.key: _tensor_of(saved, part.key) for part in rows}
         if isinstance(content, nn.Module):
-            found |= _module_targets(entry, content, rows, sizes)
+            tensors |= _module_targets(entry, content, rows, sizes)
         elif isinstance(content, Optimizer):
             flat = [name for group in _names(entry, content, state) for name in group]
             parameters = dict(zip(flat, _parameters(content), strict=True))
             for part in rows:
                 parameter = parameters.get(part.path[0])
                 if parameter is not None:
-                    found[part.key] = _beside(parameter, sizes[part.key])
-    return {key: checkpointable(tensor) for key, tensor in found.items()}
+                    tensors[part.key] = _beside(parameter, sizes[part.key])
+    return {key: checkpointable(tensor) for key, tensor in tensors.items()}
 
 
 def _tensor_of(saved: Metadata, key: str) -> TensorStorageMetadata:

@@ -73,11 +73,11 @@ class Gradients:
         Pending sums that it adds to are replaced by what it returns.
         """
         self._closed = bound.adds.keys() & self._pending.keys()
-        found: dict[Key, Tensor] = {}
+        buffers: dict[Key, Tensor] = {}
         for name in self._closed:
             gradient = self._by_name[name].grad
             assert gradient is not None
-            found["pending", name] = self.backend.local(gradient)
+            buffers["pending", name] = self.backend.local(gradient)
         for key, sharding in bound.results.items():
             if key[0] != "grad":
                 continue
@@ -85,8 +85,8 @@ class Gradients:
             if parameter.grad is None or not parameter.requires_grad:
                 continue
             if self._unreduced(key[1]) == frozenset(sharding.unreduced):
-                found[key] = self.backend.local(parameter.grad)
-        return found
+                buffers[key] = self.backend.local(parameter.grad)
+        return buffers
 
     def take(self, results: Mapping[Key, Tensor], bound: BoundProgram) -> None:
         """Add the new gradients among a program's results. Collectives on gradients, as those of
@@ -168,10 +168,10 @@ def micro_batches(inputs: Mapping[str, Tensor], count: int) -> list[dict[str, Te
     if any(tensor.requires_grad for tensor in inputs.values()):
         raise ValueError(f"accumulate={count}: an input requires a gradient; detach it, {again}.")
     if len(set(rows.values())) > 1:
-        found = ", ".join(f"'{name}' {size}" for name, (size, _) in rows.items())
+        sizes = ", ".join(f"'{name}' {size}" for name, (size, _) in rows.items())
         raise ValueError(
             f"accumulate={count} splits every input along dim 0, but they differ in their rows, or "
-            f"in who holds them: {found}; give all in one form, {again}."
+            f"in who holds them: {sizes}; give all in one form, {again}."
         )
     # Of uneven parts the first rank's, which every rank knows.
     local_rows = {_most_rows(tensor) for tensor in inputs.values() if tensor.ndim}
@@ -190,7 +190,7 @@ def micro_batches(inputs: Mapping[str, Tensor], count: int) -> list[dict[str, Te
 
 
 def _cut(tensor: Tensor) -> str:
-    """How rows are spread over ranks."""
+    """Describe how rows are sharded over ranks."""
     if not isinstance(tensor, DTensor):
         return ""
     cuts = [(i, str(p)) for i, p in enumerate(tensor.placements) if p.is_shard(0)]
@@ -225,9 +225,9 @@ def _part(tensor: Tensor, index: int, count: int) -> Tensor:
 
 def merged(outputs: Sequence[Mapping[str, Tensor]]) -> dict[str, Any]:
     """The outputs of micro-batches: the mean of floating-point scalars, and lists of the others."""
-    found: dict[str, Any] = {}
+    combined: dict[str, Any] = {}
     for name, first in outputs[0].items():
         parts = [output[name] for output in outputs]
         is_mean = first.ndim == 0 and first.is_floating_point()
-        found[name] = torch.stack(parts).mean() if is_mean else parts
-    return found
+        combined[name] = torch.stack(parts).mean() if is_mean else parts
+    return combined

@@ -1,4 +1,4 @@
-"""What a step returns in training mode: tensors that say, asked for gradients, that backward ran.
+"""Outputs of a step in training mode: tensors that raise, asked for gradients: backward has run.
 
 In eager PyTorch they would hang on parameters and inputs. So these do, by a graph of one node that
 raises when autograd comes to it, whichever way it is asked: `backward`, or `torch.autograd.grad`.
@@ -62,8 +62,8 @@ class BackwardRan:
         """Made once, as it takes time for each parameter."""
         if trained != self._trained:
             self._trained = trained
-            found = [parameter for parameter in self._parameters if parameter.requires_grad]
-            self._anchor = _Anchor.apply(*found) if found else None  # pyright: ignore[reportAttributeAccessIssue]
+            leaves = [parameter for parameter in self._parameters if parameter.requires_grad]
+            self._anchor = _Anchor.apply(*leaves) if leaves else None  # pyright: ignore[reportAttributeAccessIssue]
         return self._anchor
 
 

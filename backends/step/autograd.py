@@ -139,8 +139,8 @@ class _Recorded:
     def take(self, results: dict[Key, Tensor], program: BoundProgram) -> dict[str, Tensor]:
         """Give the outputs among a program's results; what is kept of them stays here."""
         assert self._kept is not None
-        self._kept |= {key: one for key, one in results.items() if key[0] == KEPT}
-        results = {key: one for key, one in results.items() if key[0] in ("output", "buffer")}
+        self._kept |= {key: result for key, result in results.items() if key[0] == KEPT}
+        results = {key: result for key, result in results.items() if key[0] in ("output", "buffer")}
         return self.calls.step.taken(results, program, self.call)
 
     def note_versions(self) -> None:
@@ -148,7 +148,7 @@ class _Recorded:
         if self.made is not None:
             return
         reader = self.bound if self.bound.parts is None else self.bound.parts[1]
-        read = [one for key, one in (self._kept or {}).items() if key[0] == KEPT]
+        read = [tensor for key, tensor in (self._kept or {}).items() if key[0] == KEPT]
         read += [self.call.inputs[name] for name in reader.inputs]
         self._watched = reader.held_by(self.calls.step).versioned + with_versions(read)
         self._versions = versions_of(self._watched)
@@ -182,7 +182,7 @@ class _Recorded:
         if self._kept is None:
             raise RuntimeError(TWICE)
         self._check_versions()
-        given = {name: self._joined(name, one) for name, one in given.items()}
+        given = {name: self._joined(name, gradient) for name, gradient in given.items()}
         if self.is_checked:
             replicas.check_gradients(given)
         kept = dict(self._kept)
@@ -246,13 +246,13 @@ class _Recorded:
         tangents = tuple(positions.values())
         self.calls.expect(self.call, tangents)
         bound = self.calls.step.program_for(replace(self.call, tangents=tangents))
-        return self._run(bound, given, {key: one for key, one in kept.items() if key[0] != KEPT})
+        return self._run(bound, given, {key: x for key, x in kept.items() if key[0] != KEPT})
 
     def _run(
         self, bound: BoundProgram, given: Mapping[str, Tensor], kept: dict[Key, Any]
     ) -> list[Tensor | None]:
         step = self.calls.step
-        batch = dict(self.call.inputs) | {TANGENT + name: one for name, one in given.items()}
+        batch = dict(self.call.inputs) | {TANGENT + name: x for name, x in given.items()}
         scale = 1.0 if not bound.takes_loss else next(iter(given.values()))
         kept_too = dict(kept) if self._kept is not None else {}
         gradients, pending = step.gradients, not self.is_synced or step.gradients.are_pending
@@ -260,9 +260,9 @@ class _Recorded:
         into = gradients.into(program) if pending else {}
         with step.failure_guard:
             results = program.run(step, batch, scale, into, kept)
-        results = {key: one for key, one in results.items() if _gives_gradient(key)}
+        results = {key: result for key, result in results.items() if _gives_gradient(key)}
         if kept_too:
-            tensors = [one for one in kept_too.values() if isinstance(one, Tensor)]
+            tensors = [x for x in kept_too.values() if isinstance(x, Tensor)]
             results = owned(results, tensors)
         return self._given(results, program, is_added=pending)
 
@@ -272,12 +272,12 @@ class _Recorded:
             self.calls.scale_by(gradient.detach().clone())
         factor = gradient / self.scale
         if self._kept is not None:
-            return {key: one * factor.to(one.dtype) for key, one in made.items()}
+            return {key: x * factor.to(x.dtype) for key, x in made.items()}
         self.made = None
         if factor.is_cpu and factor.item() == 1.0:
             return made
-        for one in made.values():
-            one.mul_(factor.to(one.dtype))
+        for total in made.values():
+            total.mul_(factor.to(total.dtype))
         return made
 
     def _given(
@@ -302,8 +302,8 @@ class _Recorded:
         for name, tensor in self.call.inputs.items():
             if tensor.requires_grad:
                 key = ("output", INPUT_GRADIENT + name)
-                found = key in results
-                given.append(step.of_input(results[key], bound, name, tensor) if found else None)
+                is_given = key in results
+                given.append(step.of_input(results[key], bound, name, tensor) if is_given else None)
         return given
 
 
@@ -331,7 +331,7 @@ class _Call(torch.autograd.Function):
 
 
 def versions_of(tensors: Iterable[Tensor]) -> list[int]:
-    """How often each tensor was written to."""
+    """Version counters of tensors: the number of writes to each."""
     with without_overrides():
         return list(map(version_of, tensors))
 

@@ -17,7 +17,7 @@ from shardweave.ir.program.program import Program
 from shardweave.ir.torch_private import without_overrides
 
 Compiler = Literal["triton", "inductor"]
-"""What makes functions of fused regions."""
+"""Compilers of fused regions."""
 
 
 class Runner(ABC):
@@ -68,17 +68,17 @@ class Backend(ABC):
 
     @abstractmethod
     def local(self, tensor: Tensor) -> Tensor:
-        """What the runner takes of a stored tensor, sharing its memory."""
+        """Return a stored tensor in the form that the runner takes, sharing its memory."""
 
     @abstractmethod
     def argument(self, tensor: Tensor, sharding: Sharding) -> Tensor:
-        """What the runner takes of an input: a whole tensor, or a DTensor."""
+        """Return an input in the form that the runner takes: a whole tensor, or a DTensor."""
 
     @abstractmethod
     def returned(
         self, result: Tensor, sharding: Sharding, home: int | None, shape: Sequence[int]
     ) -> Tensor:
-        """What a step returns of an output of the runner, of a global shape: scalars are whole.
+        """Return a runner's output, of a global shape, as a step returns it; scalars replicated.
         Collective.
 
         home: the stage that has it, if only one does.

@@ -32,8 +32,8 @@ _K = TypeVar("_K")
 
 
 class _Held(NamedTuple):
-    """What a program reads of a state: the parts that this rank has of parameters and buffers, and
-    what `with_versions` says of the parameters."""
+    """Parts of a state that a program reads: this rank's parts of parameters and buffers, and
+    `with_versions` of the parameters."""
 
     local: Mapping[Key, Tensor]
     versioned: list[Tensor]
@@ -95,7 +95,7 @@ class BoundProgram:
 
     @cached_property
     def runner(self) -> Any:
-        """What runs the program as one. Collective."""
+        """Runner of the program as a whole. Collective."""
         return self.backend.load(self.program, tuple(self.adds))
 
     def home(self, name: str) -> int | None:
@@ -104,7 +104,7 @@ class BoundProgram:
 
     @property
     def runners(self) -> list[Any]:
-        """What runs the program: as one, or its parts."""
+        """Runners of the program: one of all of it, or one of each part."""
         return [self.runner] if self.parts is None else [part.runner for part in self.parts]
 
     def _split(self) -> tuple[BoundProgram, BoundProgram] | None:
@@ -113,7 +113,7 @@ class BoundProgram:
         if split is None:
             return None
         parts = (split.forward, split.backward)
-        forward, backward = (BoundProgram(one, self.backend, self.returned) for one in parts)
+        forward, backward = (BoundProgram(part, self.backend, self.returned) for part in parts)
         return forward, backward
 
     @cached_property
@@ -221,14 +221,14 @@ class BoundProgram:
             given |= into
         results = self.runner(given)
         if into:
-            results = {key: one for key, one in results.items() if one is not into.get(key)}
-        left = {key: one for key, one in results.items() if key[0] == KEPT}
-        found = {key: one.contiguous() for key, one in results.items() if key not in left}
-        shared = {key: found[key] for key in self.shared if key in found}
+            results = {key: x for key, x in results.items() if x is not into.get(key)}
+        left = {key: x for key, x in results.items() if key[0] == KEPT}
+        dense = {key: x.contiguous() for key, x in results.items() if key not in left}
+        shared = {key: dense[key] for key in self.shared if key in dense}
         if shared:
-            held = [one for one in given.values() if isinstance(one, Tensor)]
-            found |= owned(shared, held)
-        return found | left
+            held = [x for x in given.values() if isinstance(x, Tensor)]
+            dense |= owned(shared, held)
+        return dense | left
 
     @cached_property
     def _inputs(self) -> list[Key]:
@@ -236,8 +236,8 @@ class BoundProgram:
         return [key for key in self.slots if key[0] == "input"]
 
     def held_by(self, state: ShardedState) -> _Held:
-        """What the program reads of a state: the same tensors in each call, as a step keeps its
-        own."""
+        """Return the part of a state that the program reads. Its own state has the same tensors in
+        each call."""
         stored, (of, number, held) = state.stored, self._held
         if of() is not state or number != len(stored):
             read = {key: stored[key] for key in self.slots if key in stored}
@@ -305,7 +305,7 @@ class BoundProgram:
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Where a model's parameters are; the CPU if it has none."""
+    """Device of a model's parameters; the CPU if it has none."""
     first = next(model.parameters(), None)
     return torch.device("cpu") if first is None else first.device
 
@@ -323,15 +323,15 @@ def owned(results: Mapping[_K, Tensor], held: Iterable[Tensor]) -> dict[_K, Tens
     A program may return a value twice, or a view of an argument; but gradients and buffers
     are changed in place. What shares memory is copied; disjoint parts of one buffer are not.
     """
-    found = {key: tensor.contiguous() for key, tensor in results.items()}
+    tensors = {key: tensor.contiguous() for key, tensor in results.items()}
     held_storages = {tensor.untyped_storage().data_ptr() for tensor in held if tensor.numel()}
     end = 0
-    filled = [key for key in found if found[key].numel()]
-    for key in sorted(filled, key=lambda key: found[key].data_ptr()):
-        tensor = found[key]
+    filled = [key for key in tensors if tensors[key].numel()]
+    for key in sorted(filled, key=lambda key: tensors[key].data_ptr()):
+        tensor = tensors[key]
         is_held = tensor.untyped_storage().data_ptr() in held_storages
         if is_held or tensor.data_ptr() < end:
-            found[key] = tensor.clone()
+            tensors[key] = tensor.clone()
         if not is_held:
             end = max(end, tensor.data_ptr() + tensor.nbytes)
-    return found
+    return tensors

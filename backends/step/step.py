@@ -39,7 +39,7 @@ from shardweave.ir.torch_private import is_under_transform, pytree, without_over
 from shardweave.planners.plan.plan import Plan
 
 AUTOGRAD, IN_CALL = "autograd", "in_call"
-"""Where gradients of a step arrive: at `backward()`, or in the call."""
+"""Arrival of a step's gradients: at `backward()`, or in the call."""
 
 
 class Step(ShardedState):
@@ -136,7 +136,7 @@ class Step(ShardedState):
 
     @torch.compiler.disable  # torch.compile(step) would trace what runs compiled programs.
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What the model returns for a batch; see the class. Collective."""
+        """Run the model on a batch and return its outputs; see the class. Collective."""
         options = {name: kwargs.pop(name) for name in self._programs.options & kwargs.keys()}
         count = options.get("accumulate", 1)
         scale = _loss_scale(options.get("loss_scale"), self.backend.device)
@@ -296,7 +296,7 @@ class Step(ShardedState):
         return merged(outputs)
 
     def _returned(self, call: StepCall, outputs: dict[str, Any]) -> Any:
-        """What the model returns, with these outputs, which say that backward has run."""
+        """Return the model's outputs, built from these, with the note that backward has run."""
         returned = self._bound.returned
         loss = "0" if returned is None else LOSS
         if self._bound.has_gradients:
@@ -468,7 +468,7 @@ def _loss_scale(given: Any, device: torch.device) -> float | Tensor:
 
 
 def _built(bound: BoundProgram, outputs: dict[str, Any]) -> Any:
-    """What the model returns, with these outputs."""
+    """Return the model's outputs, built from these."""
     if bound.returned is not None:
         return bound.returned.build(outputs)
     return next(iter(outputs.values())) if len(outputs) == 1 else tuple(outputs.values())

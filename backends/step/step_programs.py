@@ -1,4 +1,4 @@
-"""Where a step finds the program of a call."""
+"""The programs of a step, looked up by call."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ OPTIONS = ("accumulate", "loss_scale")
 
 
 Stored = Mapping[Key, Sharding]
-"""How a step keeps parameters and buffers."""
+"""Shardings in which a step keeps parameters and buffers."""
 
 
 class Programs(ABC):
-    """Where a step finds the program of a call.
+    """Finds the program of a call.
 
     first: the program by which parameters are sharded. options: the arguments of a call that are
     the step's own. plan, notes: what is followed, and notes on it. autocast: the dtype in which the
@@ -59,8 +59,8 @@ class Programs(ABC):
         """The program that runs a call, made if it has to be. Collective."""
 
     def in_eager(self, call: StepCall, inputs: Mapping[str, Tensor]) -> Any:
-        """What a call returns, with these inputs, of the model as it is written. Raises ValueError
-        for a program that was given."""
+        """Run the model as it is written, with these inputs. Raises ValueError for a program that
+        was given."""
         raise ValueError(
             "the model runs one given program, which has no gradients of gradients and no other "
             "tensors; leave `program` out of sw.compile."
@@ -77,7 +77,7 @@ class Programs(ABC):
 
     @property
     def advice(self) -> str:
-        """What to do where ranks give different inputs."""
+        """Advice for ranks that give different inputs."""
         return ADVICE if self.rows is None else self.rows.advice
 
     def say_rows(self) -> None:

@@ -1,4 +1,4 @@
-"""What a step is, in a few lines."""
+"""A summary of a step in a few lines."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ _STOPPED = f"Tt{_ENDED}"
 
 
 def own_identity() -> str:
-    """What tells this process from all others; empty where the system does not say."""
+    """Identity of this process, unlike any other; empty where the system does not give one."""
     started = _state_and_start(os.getpid())
     return "" if started is None else f"{_boot()} {os.getpid()} {started[1]}"
 
@@ -27,8 +27,8 @@ def is_running(identity: str) -> bool:
     if not identity:
         return False
     boot, pid, start = identity.split()
-    found = _state_and_start(int(pid)) if boot == _boot() else None
-    return found is not None and found[1] == start and found[0] not in _STOPPED
+    state = _state_and_start(int(pid)) if boot == _boot() else None
+    return state is not None and state[1] == start and state[0] not in _STOPPED
 
 
 def is_gone(identity: str) -> bool | None:
@@ -42,7 +42,7 @@ def is_gone(identity: str) -> bool | None:
 
 
 def _boot() -> str:
-    """What tells this machine since its start, and this container's processes, from others."""
+    """Identity of this boot of the machine and of this container's processes."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot}/{Path('/proc/self/ns/pid').readlink()}"

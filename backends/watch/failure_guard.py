@@ -81,7 +81,7 @@ class FailureGuard:
         return False
 
     def _told(self, rank: int, until_s: float) -> str | None:
-        """Where a rank says that it failed; None if it has said nothing by then."""
+        """Wait for a rank to report its failure; None if it has not by then."""
         store, key = self._store(), str(rank)
         while not store.check([key]):
             if time.monotonic() > until_s:

@@ -1,4 +1,4 @@
-"""Where a rank is, read off its main thread from outside; a step only notes its micro-batch."""
+"""Position of a rank, read off its main thread from outside; a step only notes its micro-batch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _WAITING = tuple(
     for name in ("in_flight.py", "mail.py", "runtime.py")
 )
 _NOT_OURS = (*_OWN, _TORCH, "<")
-"""How the names of files begin that are no user's: `<` begins those of no file."""
+"""Prefixes of names of files that are no user's: `<` begins those of no file."""
 
 
 class _Emitted(NamedTuple):
@@ -41,7 +41,7 @@ class _Emitted(NamedTuple):
 
 
 _emitted: dict[str, _Emitted] = {}
-"""What emitted functions run, by the file names that tracebacks give to their source."""
+"""Programs of emitted functions, by the file names that tracebacks give to their source."""
 
 _MOST_EMITTED = 64
 """So many are remembered, the last ones: others have been dropped by their steps."""
@@ -67,7 +67,7 @@ def register(code_name: str, program: Program, *, kernels: bool) -> None:
 
 @dataclass(frozen=True)
 class Position:
-    """Where a thread is. text: in words. is_waiting: whether it may wait there for other ranks.
+    """Position of a thread. text: in words. is_waiting: whether it may wait there for other ranks.
 
     frame: the innermost one; it keeps what it holds in memory.
     """
@@ -78,12 +78,12 @@ class Position:
 
 
 def main_position() -> Position:
-    """Where the main thread is."""
+    """Return the position of the main thread."""
     return position_of(sys._current_frames().get(threading.main_thread().ident or 0))
 
 
 def position_of(frame: FrameType | None) -> Position:
-    """Where the thread is that runs a frame: which op of a step, or which function of torch."""
+    """Position of the thread that runs a frame: its op of a step, or function of torch."""
     function = ""
     for each in _outward(frame):
         name = each.f_code.co_filename

@@ -51,7 +51,7 @@ _PROGRAMS = "programs"
 """The key of a trail's number of all programs that have run."""
 
 NUM_WATCHED = 8
-"""How many ranks each one watches: the store answers so many questions a second for each."""
+"""Ranks that each one watches: the store answers so many questions a second for each."""
 
 EXIT_CODE = 1
 
@@ -65,7 +65,7 @@ _Trail = Mapping[str, int]
 
 @dataclass(frozen=True)
 class SignOfLife:
-    """What a rank tells the others. beat: its number. state: "running", "left", "cut off" by the
+    """Status sent to other ranks. beat: its number. state: "running", "left", "cut off" by the
     failure of another, or "failed: .."; entered, started: calls of steps that it has begun, and of
     which the program runs; call: the last one in words; at: where its main thread is; trail: one of
     its calls, and numbers that stand for all programs that have run up to it, and for its inputs,
@@ -83,7 +83,7 @@ class SignOfLife:
 
     @property
     def place(self) -> str:
-        """Where the rank was last, in words."""
+        """Last position of the rank, in words."""
         call = f" in call {self.entered} ({self.call})" if self.entered else ""
         return f"{self.at}{call}"
 
@@ -98,7 +98,7 @@ class _Seen:
 
 @dataclass
 class _Waiting:
-    """Where the main thread waits. frame: the innermost one, once it has waited for long."""
+    """A wait of the main thread. frame: the innermost one, once it has waited for long."""
 
     key: tuple[Any, ...]
     since_s: float
@@ -262,7 +262,7 @@ class Watch:
             return [rank for rank, seen in self._seen.items() if seen.record.state == "left"]
 
     def _ended_program(self, ranks: Sequence[int]) -> str:
-        """Which ranks ended the program, and which of them have made fewer calls than this one."""
+        """Name the ranks that ended the program, and those that made fewer calls than this one."""
         text = f"{ranks_text(ranks)} ended the program"
         counts = {rank: self._seen[rank].record.entered for rank in ranks}
         fewer = [rank for rank, count in counts.items() if count < self.entered]
@@ -296,7 +296,7 @@ class Watch:
         return waited_s if position.is_waiting or waited_s > self.silence_s else None
 
     def _who_is_late(self) -> str:
-        """Where the ranks are that do not wait for others, or where all are."""
+        """Give positions of the ranks that do not wait for others, or of all."""
         self._look_at(rank for rank in range(self.size) if rank != self.rank)
         own = self.entered, self.started
         late = {
@@ -348,7 +348,7 @@ class Watch:
 
     @contextmanager
     def asking(self, at: str) -> Iterator[None]:
-        """Where the main thread asks the store itself: only that it does not answer ends this rank.
+        """Mark that the main thread asks the store: only a silent store then ends this rank.
 
         at: where it waits, in words, or waited before it came to ask.
         """
@@ -379,7 +379,7 @@ class Watch:
         self._trail[key] = hash((self._trail.get(key, 0), number))
 
     def explain(self, error: BaseException, frame: Any = None) -> LostRankError:
-        """What to raise for a broken connection: which rank broke it. Takes a few seconds."""
+        """Return the error for a broken connection; it names the rank at fault. Takes seconds."""
         position = position_of(frame).text if frame is not None else main_position().text
         self.state = "cut off"
         with self.asking(position):
@@ -409,7 +409,7 @@ class Watch:
         return None
 
     def _lost(self, text: str) -> LostRankError:
-        """What the main thread raises, and this rank ends with."""
+        """Return the error that the main thread raises, and with which this rank ends."""
         self._last_words(text)
         return LostRankError(text)
 
@@ -431,15 +431,15 @@ class Watch:
         others = [rank for rank in range(self.size) if rank != self.rank]
         with self.asking(main_position().text):
             self._store.set(f"{key}/{self.rank}", json.dumps([what, text]))
-            found = {rank: self._met(rank, f"{key}/{rank}", what, text) for rank in others}
-        found[self.rank] = what, text
-        if len(set(found.values())) > 1:
-            raise AgreementError(f"{_difference(found)}; {advice}.")
+            entries = {rank: self._met(rank, f"{key}/{rank}", what, text) for rank in others}
+        entries[self.rank] = what, text
+        if len(set(entries.values())) > 1:
+            raise AgreementError(f"{_difference(entries)}; {advice}.")
 
     def _met(self, rank: int, key: str, what: str, text: str) -> tuple[str, str]:
-        """What another rank comes to a meeting for, and what it has to say."""
+        """Return the purpose for which another rank comes to a meeting, and its message."""
         begin_s, pause_s = time.monotonic(), 0.001
-        while (found := self._read(key)) is None:
+        while (answer := self._read(key)) is None:
             with self._lock:
                 self._look_at([rank])
             seen = self._seen.get(rank)
@@ -460,7 +460,7 @@ class Watch:
                 raise self._lost(f"{self._who_is_late()}. Rank {self.rank} waited on {what}.")
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, MEETING_S)
-        what, text = json.loads(found)
+        what, text = json.loads(answer)
         return what, text
 
     def stop(self) -> None:
@@ -481,15 +481,15 @@ class Watch:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, or its kind if it says nothing."""
+    """First line of an error's message, or its kind if it has none."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def _difference(found: Mapping[int, tuple[str, str]]) -> str:
+def _difference(entries: Mapping[int, tuple[str, str]]) -> str:
     """In what ranks differ that have met, by what each came for, and what it had to say."""
-    kinds = {what for what, _ in found.values()}
+    kinds = {what for what, _ in entries.values()}
     if len(kinds) == 1:
-        lines = {rank: text for rank, (_, text) in found.items()}
+        lines = {rank: text for rank, (_, text) in entries.items()}
         return f"ranks differ in {kinds.pop()}: {who_has_what(lines)}"
-    lines = {rank: f"{what}: {text}" for rank, (what, text) in found.items()}
+    lines = {rank: f"{what}: {text}" for rank, (what, text) in entries.items()}
     return f"ranks differ in what they do: {who_has_what(lines)}"

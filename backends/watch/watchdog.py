@@ -39,7 +39,7 @@ _BROKEN = ("gloo/", "NCCL", "Connection closed", "Connection reset", "Broken pip
 
 
 class _Process:
-    """What there is one of in a process: its watch, and what else its last words are told."""
+    """The one watch of a process, and what else its last words report."""
 
     watch: Watch | None = None
     store: Any = None
@@ -47,7 +47,7 @@ class _Process:
 
 
 def timeout_of(timeout_s: float | None) -> float:
-    """How long a rank may wait: as given, else as the environment says, else 25 minutes."""
+    """Seconds that a rank may wait: as given, else as the environment says, else 25 minutes."""
     return _seconds(os.environ.get(TIMEOUT)) if timeout_s is None else timeout_s
 
 
@@ -126,8 +126,8 @@ def _is_watched() -> bool:
 
 
 def asking() -> AbstractContextManager[None]:
-    """Where the main thread asks torch's store itself: as long as a watch gets no answer either,
-    this rank waits for others, and ends as if it were in a collective."""
+    """Mark that the main thread asks torch's store: as long as a watch gets no answer either, this
+    rank waits for others, and ends as if it were in a collective."""
     watch = _Process.watch
     return nullcontext() if watch is None else watch.asking(main_position().text)
 

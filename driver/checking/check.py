@@ -70,7 +70,7 @@ checked in float64.
 
 @dataclass(frozen=True)
 class Expected:
-    """What the eager model computes: its loss, and by name its gradients and buffers after."""
+    """Results of the eager model: loss, and by name gradients and buffers after the step."""
 
     loss: float
     gradients: Mapping[str, Tensor]
@@ -99,7 +99,7 @@ class CheckResult:
     worst_buffer: str | None = None
     num_steps: int = 1
     bound_of: str = ""
-    """What the bound is, if it is not that of the model's dtype."""
+    """Origin of the bound, if it is not that of the model's dtype."""
 
     @property
     def ok(self) -> bool:
@@ -121,7 +121,7 @@ CONDITION = 20.0
 
 
 def check_steps(
-    found: Sequence[Expected],
+    actual: Sequence[Expected],
     eager: Sequence[Expected],
     dtype: torch.dtype,
     program: Program,
@@ -135,11 +135,11 @@ def check_steps(
     bound. moved: what eager computes where all that it reads differs in its last digit
     (`moved_steps`).
     """
-    result = compare_steps(found, eager, dtype)
+    result = compare_steps(actual, eager, dtype)
     coarsest = coarsest_dtype(program, dtype)
     if not result.ok and coarsest != dtype:
         why = f"that of {coarsest}, in which the model computes a part"
-        result = replace(compare_steps(found, eager, coarsest), bound_of=why)
+        result = replace(compare_steps(actual, eager, coarsest), bound_of=why)
     return result if result.ok else _conditioned(result, compare_steps(moved(), eager, dtype))
 
 
@@ -197,13 +197,13 @@ def scalar_loss(output: object, choice: LossChoice = None) -> Tensor:
 
 
 def run_eager(model: nn.Module, batch: Mapping[str, Tensor], how: EagerOptions = PLAIN) -> Expected:
-    """What one forward and backward pass gives; the gradients and buffers are left changed."""
+    """Run one forward and backward pass; it leaves the model's gradients and buffers changed."""
     model.zero_grad(set_to_none=True)
     return results_of(model, eager_step(model, batch, how))
 
 
 def results_of(module: nn.Module, loss: Tensor) -> Expected:
-    """What a model or a step has computed, as whole tensors of their own. Collective."""
+    """Copy the results of a model or a step as whole tensors. Collective."""
     state = state_of(module)
     if state is not None:
         gradients, buffers = state.full_gradients(), state.full_buffers()
@@ -224,10 +224,10 @@ def _whole(tensor: Tensor) -> Tensor:
 
 
 def compare_steps(
-    found: Sequence[Expected], eager: Sequence[Expected], dtype: torch.dtype
+    actual: Sequence[Expected], eager: Sequence[Expected], dtype: torch.dtype
 ) -> CheckResult:
     """Compare several steps; of each kind of error the largest, and the loss of the first step."""
-    steps = [compare(step, wanted, dtype) for step, wanted in zip(found, eager, strict=True)]
+    steps = [compare(step, wanted, dtype) for step, wanted in zip(actual, eager, strict=True)]
     gradients = max(steps, key=lambda step: _by_size(step.max_rel_grad_error))
     buffers = max(steps, key=lambda step: _by_size(step.buffer_error))
     return replace(
@@ -241,7 +241,7 @@ def compare_steps(
     )
 
 
-def compare(found: Expected, eager: Expected, dtype: torch.dtype) -> CheckResult:
+def compare(actual: Expected, eager: Expected, dtype: torch.dtype) -> CheckResult:
     """Compare a step's results, as global tensors, with eager's.
 
     Raises ValueError if the step lacks a parameter of the model, or has one of another shape.
@@ -250,22 +250,22 @@ def compare(found: Expected, eager: Expected, dtype: torch.dtype) -> CheckResult
     everything = math.sqrt(sum(_norm(g) ** 2 for g in eager.gradients.values()))
     floor = tolerance.floor * everything
     errors = {
-        name: _error(_named(found.gradients, name, g), g, floor)
+        name: _error(_named(actual.gradients, name, g), g, floor)
         for name, g in eager.gradients.items()
     }
     floats = (buffer for buffer in eager.buffers.values() if _is_float(buffer))
     buffer_floor = tolerance.floor * math.sqrt(sum(_norm(b) ** 2 for b in floats))
     buffers = {
-        name: _error(_named(found.buffers, name, b), b, buffer_floor if _is_float(b) else 0.0)
+        name: _error(_named(actual.buffers, name, b), b, buffer_floor if _is_float(b) else 0.0)
         for name, b in eager.buffers.items()
-        if name in found.buffers
+        if name in actual.buffers
     }
     worst, worst_buffer = _worst(errors), _worst(buffers)
     return CheckResult(
         bound=tolerance.bound,
-        loss=found.loss,
+        loss=actual.loss,
         eager_loss=eager.loss,
-        loss_error=relative_error(found.loss, eager.loss),
+        loss_error=relative_error(actual.loss, eager.loss),
         max_rel_grad_error=errors.get(worst or "", 0.0),
         worst_parameter=worst or "",
         num_parameters=len(errors),
@@ -276,9 +276,9 @@ def compare(found: Expected, eager: Expected, dtype: torch.dtype) -> CheckResult
     )
 
 
-def relative_error(found: float, expected: float) -> float:
+def relative_error(actual: float, expected: float) -> float:
     """|found - expected| / |expected|; absolute if nothing is expected."""
-    return abs(found - expected) / (abs(expected) or 1.0)
+    return abs(actual - expected) / (abs(expected) or 1.0)
 
 
 def _named(tensors: Mapping[str, Tensor], name: str, like: Tensor) -> Tensor:
@@ -293,16 +293,16 @@ def _named(tensors: Mapping[str, Tensor], name: str, like: Tensor) -> Tensor:
     return tensor
 
 
-def _error(found: Tensor, expected: Tensor, floor: float) -> float:
-    found, expected = _wide(found).to(expected.device), _wide(expected)
+def _error(actual: Tensor, expected: Tensor, floor: float) -> float:
+    actual, expected = _wide(actual).to(expected.device), _wide(expected)
     is_finite = expected.isfinite()
     # What is infinite or not a number in eager has to be the same; a mask of -inf is.
-    rest = found[~is_finite], expected[~is_finite]
+    rest = actual[~is_finite], expected[~is_finite]
     if not torch.equal(rest[0].nan_to_num(), rest[1].nan_to_num()) or not torch.equal(
         rest[0].isnan(), rest[1].isnan()
     ):
         return math.inf
-    difference = torch.linalg.vector_norm(found[is_finite] - expected[is_finite]).item()
+    difference = torch.linalg.vector_norm(actual[is_finite] - expected[is_finite]).item()
     scale = max(_norm(expected), floor)
     return difference / scale if scale else difference
 

@@ -122,7 +122,7 @@ def compiled(options: RunOptions, example: Example) -> CompiledModule:
 
 def _twin(options: RunOptions) -> tuple[str, Example]:
     """A small model of the same structure as that of the options, and its name."""
-    splits = [getattr(one, "n", 1) for one in parse_passes(str(options.compiled.passes or ""))]
+    splits = [getattr(x, "n", 1) for x in parse_passes(str(options.compiled.passes or ""))]
     parts = math.prod([options.mesh.num_devices, *splits])
     dtype = getattr(torch, options.dtype)
     spec = twin_spec(options.model, parts)
@@ -136,13 +136,13 @@ def _measure(
     device = step.backend.device
     batch = {name: tensor.to(device) for name, tensor in example.kwargs.items()}
     batches = [batch, _next_batch(options, batch)] if options.check else [batch]
-    found: list[Expected] = []
+    results: list[Expected] = []
     loss = torch.tensor(math.nan)
     for inputs in batches:
         step.zero_grad(set_to_none=True)
         loss = _run(step, inputs, options)
         if options.check:
-            found.append(results_of(step, loss))
+            results.append(results_of(step, loss))
     training = None
     if options.steps:
         training = train(
@@ -155,17 +155,17 @@ def _measure(
     with _alone_on_rank_0() as is_mine:
         if is_mine:
             eager, how = _eager(options, example.module, device)
-            inputs = [inputs_in_precision(one, options.compiled.precision) for one in batches]
-            if found:
+            inputs = [inputs_in_precision(b, options.compiled.precision) for b in batches]
+            if results:
                 with SeededRandom(options.seed):
-                    expected = [run_eager(eager, one, how) for one in inputs]
+                    expected = [run_eager(eager, given, how) for given in inputs]
                 moved = partial(_moved, options, inputs, device)
-                check = check_steps(found, expected, _dtype(options), program, moved)
+                check = check_steps(results, expected, _dtype(options), program, moved)
             if options.steps and options.eager:
                 eager_training = train(
                     lambda: eager_step(eager, inputs[0], how), eager.parameters(), options.steps
                 )
-    first_loss = found[0].loss if found else loss.detach().double().item()
+    first_loss = results[0].loss if results else loss.detach().double().item()
     return first_loss, check, training, eager_training
 
 
@@ -198,7 +198,7 @@ def _dtype(options: RunOptions) -> torch.dtype:
 def _moved(
     options: RunOptions, batches: Sequence[Mapping[str, Tensor]], device: torch.device
 ) -> list[Expected]:
-    """What eager computes where weights and inputs differ in their last digit."""
+    """Return eager results for weights and inputs changed in their last digit."""
     dtype = getattr(torch, options.dtype)
     model = build_example(options.model, dtype=dtype, seed=options.seed).module
     eager, how = _eager(options, model, device)

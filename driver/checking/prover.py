@@ -27,18 +27,18 @@ class Prover(Observer):
         self.last: Proof | None = None
         self._goal: Program | None = None
 
-    def before(self, one: ModulePass, program: Program) -> None:
+    def before(self, pass_: ModulePass, program: Program) -> None:
         if self._goal is None:
             self._goal = program.clone()
 
-    def after(self, one: ModulePass, program: Program) -> None:
+    def after(self, pass_: ModulePass, program: Program) -> None:
         assert self._goal is not None
-        if one.name == BlockExpertsPass.name:
+        if pass_.name == BlockExpertsPass.name:
             self._goal = program.clone()
         try:
             self.last = prove(program, against=self._goal)
         except ProofError as error:
             raise ProvedPassError(
-                f"pass '{one.name}' gives a program that is not proved to compute what the one "
+                f"pass '{pass_.name}' gives a program that is not proved to compute what the one "
                 f"before the passes does: {error}"
             ) from error

@@ -26,7 +26,7 @@ IGNORED_SHARE = 0.15
 
 @dataclass
 class _Use:
-    """What the uses of an integer argument say of its values.
+    """Bounds on the values of an integer argument, from its uses.
 
     size: all indices are below it. ignored: a negative number that it is compared with.
     """
@@ -48,16 +48,16 @@ def sample_values(
     """
     generator = torch.Generator().manual_seed(seed)
     given = inputs or {}
-    found: dict[Key, Tensor] = {}
+    values: dict[Key, Tensor] = {}
     for slot in program.arguments:
         dtype = dtype_of_value(slot.value)
         if slot.kind == "input" and slot.name in given:
-            found[slot.kind, slot.name] = given[slot.name].detach().cpu().to(dtype)
+            values[slot.kind, slot.name] = given[slot.name].detach().cpu().to(dtype)
         elif dtype.is_floating_point:
-            found[slot.kind, slot.name] = _numbers(slot, program, generator).to(dtype)
+            values[slot.kind, slot.name] = _numbers(slot, program, generator).to(dtype)
         else:
-            found[slot.kind, slot.name] = _integers(slot, program, generator).to(dtype)
-    return found
+            values[slot.kind, slot.name] = _integers(slot, program, generator).to(dtype)
+    return values
 
 
 def _global_shape(slot: Slot, program: Program) -> tuple[int, ...]:
@@ -93,14 +93,14 @@ def _integers(slot: Slot, program: Program, generator: torch.Generator) -> Tenso
 
 
 def _use_of(value: SSAValue, program: Program) -> _Use:
-    """What is done with an integer value and with what is computed from it."""
+    """Return the uses of an integer value and of values computed from it."""
     use, queue, seen = _Use(), [value], set[SSAValue]()
     while queue:
         current = queue.pop()
         if current not in seen:
             seen.add(current)
-            for one in current.uses:
-                queue += _read(one.operation, current, use, program)
+            for use_of in current.uses:
+                queue += _read(use_of.operation, current, use, program)
     return use
 
 
@@ -131,7 +131,7 @@ def _is_integer(value: SSAValue) -> bool:
 
 
 def _size_looked_up(op: AtenOp, value: SSAValue, program: Program) -> int | None:
-    """How many things an op chooses from by the value; None if it does no such thing."""
+    """Number of things that an op chooses from by the value; None if it does no such thing."""
     if op.name == "aten.embedding_dense_backward" and value is op.operands[1]:
         return shape_of(op.results[0])[0]
     names = [p.name for p in op.signature.tensors if p.name in ("index", "indices")]

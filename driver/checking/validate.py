@@ -43,7 +43,7 @@ LIMIT = 2e10
 """Work of one run, in FLOPs, up to which a program is validated; a few seconds of one core."""
 
 ELEMENT_FLOPS = 100
-"""What an element of a result costs, in FLOPs: memory and Python, not arithmetic, take time."""
+"""Cost of an element of a result, in FLOPs: memory and Python, not arithmetic, take time."""
 
 
 class ValidationError(PassError):
@@ -62,7 +62,7 @@ class Difference:
     layer: str
     index: tuple[int, ...]
     expected: float
-    found: float
+    actual: float
     num_different: int
     size: int
 
@@ -72,7 +72,7 @@ class Difference:
         at = f"[{', '.join(map(str, self.index))}]" if self.index else ""
         return (
             f"{_WORDS[kind]} '{name}'{layer}: {at + ': ' if at else ''}expected "
-            f"{self.expected:.12g}, found {self.found:.12g}; {self.num_different} of {self.size} "
+            f"{self.expected:.12g}, found {self.actual:.12g}; {self.num_different} of {self.size} "
             f"elements {'differs' if self.num_different == 1 else 'differ'}"
         )
 
@@ -100,10 +100,10 @@ class Validator(Observer):
 
     @property
     def num_values(self) -> int:
-        """How many outputs, gradients and buffers are compared after a pass."""
+        """Number of outputs, gradients and buffers that are compared after a pass."""
         return len(self._expected)
 
-    def before(self, one: ModulePass, program: Program) -> None:
+    def before(self, pass_: ModulePass, program: Program) -> None:
         if self._last is not None:
             return
         _check_size(program, self._limit)
@@ -120,19 +120,19 @@ class Validator(Observer):
             )
         self._last = program.clone()
 
-    def after(self, one: ModulePass, program: Program) -> None:
+    def after(self, pass_: ModulePass, program: Program) -> None:
         if program == self._last:
             return
         exact = in_float64(program)
         try:
-            found = self._run(exact)
+            actual = self._run(exact)
         except ValueError as error:
-            raise ValidationError(f"pass '{one.name}' broke the program: {error}") from error
-        differences = find_differences(program, self._expected, found)
+            raise ValidationError(f"pass '{pass_.name}' broke the program: {error}") from error
+        differences = find_differences(program, self._expected, actual)
         if differences:
             more = f" ({len(differences) - 1} more values differ)" if len(differences) > 1 else ""
             raise ValidationError(
-                f"pass '{one.name}' changed what the program computes: {differences[0]}{more}."
+                f"pass '{pass_.name}' changed what the program computes: {differences[0]}{more}."
             )
         self._last = program.clone()
 
@@ -150,7 +150,7 @@ def work_of(program: Program) -> float:
 
 
 def find_differences(
-    program: Program, expected: Mapping[Key, Tensor], found: Mapping[Key, Tensor]
+    program: Program, expected: Mapping[Key, Tensor], actual: Mapping[Key, Tensor]
 ) -> list[Difference]:
     """The values that differ, or are missing, in the order in which the program makes them."""
     places: dict[Operation, int] = {op: place for place, op in enumerate(program.ops)}
@@ -159,7 +159,7 @@ def find_differences(
     differences: list[tuple[int, Difference]] = []
     for key, wanted in expected.items():
         slot = slots.get(key)
-        layer, value = (_layer(slot), found.get(key)) if slot else ("", None)
+        layer, value = (_layer(slot), actual.get(key)) if slot else ("", None)
         difference = _compare(key, layer, wanted, value, scales[key[0]])
         if difference is not None:
             owner = slot.value.owner if slot else None
@@ -170,10 +170,10 @@ def find_differences(
 
 
 def _scales(expected: Mapping[Key, Tensor]) -> dict[str, float]:
-    found: dict[str, float] = {}
+    scales: dict[str, float] = {}
     for (kind, _), value in expected.items():
-        found[kind] = max(found.get(kind, 0.0), _largest(value))
-    return found
+        scales[kind] = max(scales.get(kind, 0.0), _largest(value))
+    return scales
 
 
 def _largest(value: Tensor) -> float:

@@ -18,7 +18,7 @@ from shardweave.passes.presets import PREFIX, SUMMARIES
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 
 PICTURES = (".png", ".svg", ".pdf", ".jpg", ".jpeg")
-"""How the name of a picture's file ends."""
+"""Suffixes of a picture's file."""
 
 MODEL_HELP = (
     "gpt:layers=2,hidden=64,..., unet:..., cnn:..., hf:TYPE:field=value,... (Hugging Face, random "
@@ -30,8 +30,8 @@ Commands = argparse._SubParsersAction  # the class has no public name
 
 def commands_of(parser: argparse.ArgumentParser) -> Mapping[str, argparse.ArgumentParser]:
     """The parser of each command, by its name. parser: of the whole command line."""
-    (found,) = (action for action in parser._actions if isinstance(action, Commands))
-    return found.choices
+    (commands,) = (action for action in parser._actions if isinstance(action, Commands))
+    return commands.choices
 
 
 def new_command(commands: Commands, name: str, summary: str) -> argparse.ArgumentParser:
@@ -251,5 +251,5 @@ def check_picture(path: str | None) -> None:
 
 
 def messages(output: str) -> TextIO:
-    """Where to say what was done: not where the program's text goes."""
+    """Stream for messages: not the one that the program's text goes to."""
     return sys.stderr if output == "-" else sys.stdout

@@ -30,7 +30,7 @@ def accelerator(kind: _T) -> _T:
 
 
 class _Sharded:
-    """What an accelerator of a compiled model does in its own way."""
+    """Parts of an accelerator that differ for a compiled model."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         see_one_worker(cpu=bool(kwargs.get("cpu", False)))

@@ -38,7 +38,7 @@ def strategy(device: torch.device | str | None = None, **options: Any) -> Any:
 
 
 class _Sharded:
-    """What the strategy does together with the other ranks."""
+    """Parts of the strategy that involve the other ranks."""
 
     lightning_module: Any
     optimizers: Any

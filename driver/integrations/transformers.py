@@ -32,7 +32,7 @@ def trainer(kind: _T) -> _T:
 
 
 class _Sharded:
-    """What a trainer of a compiled model does in its own way: it sees one worker, and saves."""
+    """Parts of a trainer that differ for a compiled model: it sees one worker, and saves."""
 
     model: Any
     args: Any

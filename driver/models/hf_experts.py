@@ -83,7 +83,7 @@ def _prepare(part: Any, capacity: float | None, groups: int) -> None:
 
 
 def _forward(part: Any, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-    """What transformers calls in place of a module's own forward."""
+    """Forward pass that transformers calls in place of the module's own."""
     experts = Experts(
         up=_laid_out(part, part.gate_up_proj if part.has_gate else part.up_proj),
         down=_laid_out(part, part.down_proj),

@@ -1,4 +1,4 @@
-"""What Hugging Face models are trained for: tasks, each with its head, batches and loss."""
+"""Training tasks of Hugging Face models, each with its head, batches and loss."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def experts_with_capacity(
 
 
 def dropped_choices(module: nn.Module) -> tuple[int, int] | None:
-    """How many choices of experts a model dropped in its last step, and how many there were.
+    """Count the choices of experts that a model dropped in its last step, and all its choices.
 
     None for a model without experts that have a capacity. On a mesh all ranks have to ask.
     """
@@ -134,7 +134,7 @@ def _products(rows: Tensor, given: Tensor, experts: Experts) -> Tensor:
 
 @dataclass(frozen=True)
 class _Places:
-    """Which pair (token, choice) of a group is in which slot.
+    """Assignment of the pairs (token, choice) of a group to slots.
 
     Shapes: slot (0 if dropped) and is_kept groups x pairs; pair (0 in an empty slot) and is_filled
     groups x (E * slots).

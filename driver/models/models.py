@@ -159,7 +159,7 @@ def parse_value(text: str) -> Option:
 
 
 def _what_exists(word: str) -> str:
-    """What models there are, for a user who wrote `word` for one."""
+    """List the models that exist, for a user who wrote `word` for one."""
     return (
         f"{did_you_mean(word, [*FAMILIES, 'hf'])}"
         f"a model is {', '.join(f'{name}:key=value,...' for name in FAMILIES)}, "
@@ -252,7 +252,7 @@ def _factory_example(module_name: str, attribute: str, dtype: torch.dtype) -> Ex
 
 
 def _ours(where: str, make: Callable[[], Any]) -> Any:
-    """What code of the user's makes. Raises ValueError if it fails, or ends the program."""
+    """Call the user's code. Raises ValueError if it fails, or ends the program."""
     try:
         return make()
     except (Exception, SystemExit) as error:
@@ -327,11 +327,11 @@ def _import_factory(module_name: str, attribute: str) -> Callable[[], Any]:
         ) from missing
     factory = getattr(module, attribute, None)
     if not callable(factory):
-        found = "is not callable" if hasattr(module, attribute) else "does not exist"
+        problem = "is not callable" if hasattr(module, attribute) else "does not exist"
         functions = inspect.getmembers(module, inspect.isfunction)
         own = [name for name, value in functions if value.__module__ == module.__name__]
         raise ValueError(
-            f"factory '{attribute}' {found} in module {module_name}; "
+            f"factory '{attribute}' {problem} in module {module_name}; "
             f"its functions are {', '.join(own) or 'none'}."
         )
     return factory

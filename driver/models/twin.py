@@ -44,29 +44,29 @@ def twin_spec(spec: str, parts: int) -> str:
         )
     given = parse_options(options)
     small = shrunk({**sizes, **given}, parts)
-    found = {key: value for key, value in {**given, **small}.items() if value is not None}
-    return f"{head}:" + ",".join(f"{key}={_word(value)}" for key, value in found.items())
+    chosen = {key: value for key, value in {**given, **small}.items() if value is not None}
+    return f"{head}:" + ",".join(f"{key}={_word(value)}" for key, value in chosen.items())
 
 
 def shrunk(sizes: dict[str, Any], parts: int) -> dict[str, Option]:
     """The sizes among some fields, shrunk."""
-    found: dict[str, Option] = {}
+    small: dict[str, Option] = {}
     heads = next((sizes[key] for key in HEADS if _is_size(sizes.get(key))), 1)
     for key, value in sizes.items():
         if not _is_size(value):
             continue
         if key in LAYERS:
-            found[key] = min(value, MAX_LAYERS)
+            small[key] = min(value, MAX_LAYERS)
         elif key in HEADS or key == "batch":
-            found[key] = gcd(value, parts)
+            small[key] = gcd(value, parts)
         elif key in HIDDEN:
-            found[key] = gcd(heads, parts) * min(value // heads, MAX_HEAD_SIZE)
+            small[key] = gcd(heads, parts) * min(value // heads, MAX_HEAD_SIZE)
         elif key in HEAD_SIZE:
-            found[key] = min(value, MAX_HEAD_SIZE)
+            small[key] = min(value, MAX_HEAD_SIZE)
         elif key in GOALS:  # what divides both the size and the parts divides the small size too
             unit = gcd(value, parts)
-            found[key] = min(value, unit * max(1, GOALS[key] // unit))
-    return found
+            small[key] = min(value, unit * max(1, GOALS[key] // unit))
+    return small
 
 
 def _is_size(value: object) -> bool:

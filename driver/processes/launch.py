@@ -167,7 +167,7 @@ def _start(command: Sequence[str], rank: int, num_processes: int, folder: Path) 
 
 
 def _dying_with_us() -> Callable[[], None] | None:
-    """What a new process does first, so that it is killed when the thread that started it ends,
+    """Return a new process's first call, so that it is killed when the thread that started it ends,
     whatever ends it; None where the system has no such thing."""
     if not sys.platform.startswith("linux"):
         return None
@@ -234,7 +234,7 @@ def _wait(workers: Sequence[Worker], time_limit_s: float | None) -> None:
 
 
 def _failure(failed: Sequence[Worker], num_processes: int) -> Exception:
-    """What to raise for the rank that failed first; the others fail for lack of it."""
+    """Return the error of the rank that failed first; the others fail for lack of it."""
     reports = {worker.rank: _read_report(worker) for worker in failed}
     # Without a report the process was killed or crashed, and that is a cause.
     first = min(failed, key=lambda worker: reports[worker.rank].get("time_s", 0.0))
@@ -261,7 +261,7 @@ def _how(code: int | None) -> str:
 
 
 def _likely_cause(code: int | None) -> str:
-    """What most often kills a process so."""
+    """Give the usual reason for such a kill."""
     if code != -_SIGKILL:
         return ""
     return (

@@ -134,7 +134,7 @@ def _no_keeper(start: Start) -> str:
 
 
 def _within(start: Start, make: Callable[[], T]) -> T:
-    """What `make` returns, on another thread. Raises LostRankError if that takes too long."""
+    """Run `make` on another thread. Raises LostRankError if that takes too long."""
     made: list[T] = []
     errors: list[BaseException] = []
 

@@ -19,7 +19,7 @@ from shardweave.planners.trials.trials import Host, Limits, Outcome
 STOP_GRACE_S = 5.0
 TAIL_LINES = 3
 NO_MEMORY = ("out of memory", "can't allocate memory", "killed by SIGKILL", "Cannot allocate")
-"""What a run says that had too little memory; the system kills a process that has."""
+"""Messages of a run that had too little memory; the system kills such a process."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class LocalTrials:
 def host_of(
     model: str | None, *, dtype: str = "float32", tell: Callable[[str], None] | None = None
 ) -> Host:
-    """What this machine offers to a planner. model: as `shardweave run` has it; None: no trials."""
+    """This machine's services for a planner. model: as in `shardweave run`; None: no trials."""
     return Host(LocalTrials(model, dtype) if model else None, tell)
 
 

@@ -66,9 +66,9 @@ def join(mesh: Mesh, device: torch.device, timeout_s: float | None = None) -> No
     Initialises torch.distributed (NCCL for a GPU, else gloo) if nobody has and the mesh needs
     it. Raises ValueError if the number of processes is not that of the mesh's devices.
     """
-    found = world_size()
-    if found != mesh.num_devices:
-        raise ValueError(_mismatch(mesh, found))
+    processes = world_size()
+    if processes != mesh.num_devices:
+        raise ValueError(_mismatch(mesh, processes))
     if mesh.num_devices == 1:
         return
     if device.type == "cuda":
@@ -94,7 +94,7 @@ def _settle_at_exit() -> None:
 
 
 def from_rank_0(make: Callable[[], T]) -> T:
-    """What `make` returns on rank 0, on every rank. Collective, where there are several ranks.
+    """Return on every rank the result of `make` on rank 0. Collective, if there are several ranks.
 
     The value must be one that pickle takes. A ValueError on rank 0 is raised on every rank; another
     exception goes on there, and is a RankZeroError on the others, which would wait for it.
@@ -132,14 +132,14 @@ def leave() -> None:
         dist.destroy_process_group()
 
 
-def _mismatch(mesh: Mesh, found: int) -> str:
-    processes = "1 process runs" if found == 1 else f"{found} processes run"
+def _mismatch(mesh: Mesh, number: int) -> str:
+    processes = "1 process runs" if number == 1 else f"{number} processes run"
     if not mesh.axes:
-        return f"no mesh is given, but {processes}; give one of {found}, such as data={found}."
+        return f"no mesh is given, but {processes}; give one of {number}, such as data={number}."
     name = Path(sys.argv[0]).name
     program = name if name.endswith(".py") and name != "__main__.py" else "SCRIPT.py"
     return (
         f"the mesh {mesh} has {counted(mesh.num_devices, 'device')}, but {processes}; start "
         f"one process per device with 'torchrun --nproc-per-node {mesh.num_devices} {program}', or "
-        f"give a mesh of {counted(found, 'device')}."
+        f"give a mesh of {counted(number, 'device')}."
     )

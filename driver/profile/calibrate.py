@@ -42,14 +42,14 @@ KNOBS: Mapping[str, str] = {
     "network": "nic_bandwidth_bytes_s",
     "starting": "start_overhead_s and message_overhead_s",
 }
-"""What is scaled, by the name of its factor."""
+"""Scaled quantities, by the name of their factor."""
 
 STEP = 0.1
 """Of a factor's logarithm, by which a slope is measured: large enough that a step which is the
 longer of two things shows both."""
 
 ROUNDS = 2
-"""How often slopes are measured, the second time at what the first found."""
+"""Times that slopes are measured, the second at what the first found."""
 
 PENALTIES = tuple(10.0**power for power in range(-4, 2))
 """Of the square of a logarithm, beside a run's squared error; tried from the largest."""
@@ -126,7 +126,7 @@ def _linearised(
     for name in names:
         moved = {**here, name: here[name] * math.exp(STEP)}
         clusters.append(_named(scaled(cluster, moved), name))
-    rows = [[math.log(predict(run, one) / run.step_s) for one in clusters] for run in runs]
+    rows = [[math.log(predict(run, variant) / run.step_s) for variant in clusters] for run in runs]
     table = np.array(rows)
     return table[:, 0], (table[:, 1:] - table[:, :1]) / STEP
 
@@ -167,11 +167,11 @@ def _within_peak(cluster: Cluster) -> Cluster:
 
     devices = {
         name: replace(
-            one,
-            efficiency=points(one.efficiency),
-            attention_efficiency=points(one.attention_efficiency),
+            device,
+            efficiency=points(device.efficiency),
+            attention_efficiency=points(device.attention_efficiency),
         )
-        for name, one in cluster.devices.items()
+        for name, device in cluster.devices.items()
     }
     return replace(cluster, devices=devices)
 
@@ -185,39 +185,39 @@ def scaled(cluster: Cluster, factors: Mapping[str, float]) -> Cluster:
     def points(curve: Points) -> Points:
         return tuple((work, share * of("products")) for work, share in curve)
 
-    def device(one: DeviceType) -> DeviceType:
+    def device(of_type: DeviceType) -> DeviceType:
         return replace(
-            one,
-            efficiency=points(one.efficiency),
-            attention_efficiency=points(one.attention_efficiency),
-            memory_bandwidth_bytes_s=one.memory_bandwidth_bytes_s * of("memory"),
-            issue_s=one.issue_s * of("host"),
-            overhead_s=one.overhead_s * of("host"),
+            of_type,
+            efficiency=points(of_type.efficiency),
+            attention_efficiency=points(of_type.attention_efficiency),
+            memory_bandwidth_bytes_s=of_type.memory_bandwidth_bytes_s * of("memory"),
+            issue_s=of_type.issue_s * of("host"),
+            overhead_s=of_type.overhead_s * of("host"),
         )
 
-    def node(one: NodeType) -> NodeType:
+    def node(of_type: NodeType) -> NodeType:
         return replace(
-            one,
-            bandwidth_bytes_s=one.bandwidth_bytes_s * of("links"),
+            of_type,
+            bandwidth_bytes_s=of_type.bandwidth_bytes_s * of("links"),
             islands=tuple(
                 replace(each, bandwidth_bytes_s=each.bandwidth_bytes_s * of("links"))
-                for each in one.islands
+                for each in of_type.islands
             ),
             rings=tuple(
                 replace(each, bandwidth_bytes_s=each.bandwidth_bytes_s * of("links"))
-                for each in one.rings
+                for each in of_type.rings
             ),
-            nic_bandwidth_bytes_s=one.nic_bandwidth_bytes_s * of("network"),
+            nic_bandwidth_bytes_s=of_type.nic_bandwidth_bytes_s * of("network"),
         )
 
-    def table(one: CollectiveTimes) -> CollectiveTimes:
-        share = of("links" if one.nodes == 1 else "network")
-        return replace(one, points=tuple((size, seconds / share) for size, seconds in one.points))
+    def table(times: CollectiveTimes) -> CollectiveTimes:
+        share = of("links" if times.nodes == 1 else "network")
+        return replace(times, points=tuple((size, s / share) for size, s in times.points))
 
     return replace(
         cluster,
-        devices={name: device(one) for name, one in cluster.devices.items()},
-        nodes=tuple(node(one) for one in cluster.nodes),
+        devices={name: device(d) for name, d in cluster.devices.items()},
+        nodes=tuple(node(n) for n in cluster.nodes),
         collectives=tuple(map(table, cluster.collectives)),
         start_overhead_s=cluster.start_overhead_s * of("starting"),
         message_overhead_s=cluster.message_overhead_s * of("starting"),

@@ -38,11 +38,11 @@ def profiled_programs(program: Program, num_processes: int) -> list[Program]:
     read = Depths.of(program).read
     degrees = tensor_degrees(num_processes, num_processes)
     cuts = replica_cuts(partial(cut_plan, read, 1), batch, num_processes, degrees)
-    found: list[Program] = []
+    programs: list[Program] = []
     for cut, pieces in cuts.partitions():
         with suppress(ValueError):  # nor can a plan have that piece
-            found.append(local_program(read, cut_plan(read, pieces, cut)))
-    return found
+            programs.append(local_program(read, cut_plan(read, pieces, cut)))
+    return programs
 
 
 SPARE_BYTES = "268435456"
@@ -80,9 +80,9 @@ def profile_machine(
     with tempfile.TemporaryDirectory(prefix="shardweave-") as folder:
         request, output = Path(folder, "request.json"), Path(folder, "measured.json")
         paths = [
-            _saved(one, Path(folder, f"{number}-{part}.mlir"))
+            _saved(local, Path(folder, f"{number}-{part}.mlir"))
             for number, program in enumerate(programs)
-            for part, one in enumerate(_measured(program, num_processes))
+            for part, local in enumerate(_measured(program, num_processes))
         ]
         request.write_text(json.dumps({"programs": paths, "output": str(output)}))
         command = [sys.executable, "-m", "shardweave.driver.profile.profile_worker", str(request)]
@@ -92,7 +92,7 @@ def profile_machine(
 
 
 def _shared_cores(num_processes: int, launcher: str | None) -> str:
-    """What is not known of processes that are more than the cores."""
+    """Explain the unknown in a profile with more processes than cores."""
     here = "" if launcher is None else "if they all run on this machine, "
     return (
         f"{here}{num_processes} processes share {num_cores()} cores: they are measured while all "
@@ -102,8 +102,8 @@ def _shared_cores(num_processes: int, launcher: str | None) -> str:
 
 
 def _measured(program: Program | str | Path, num_processes: int) -> list[Program]:
-    found = program if isinstance(program, Program) else Program.load(program)
-    return [found] if found.is_local else profiled_programs(found, num_processes)
+    whole = program if isinstance(program, Program) else Program.load(program)
+    return [whole] if whole.is_local else profiled_programs(whole, num_processes)
 
 
 def _saved(program: Program, path: Path) -> str:
@@ -180,14 +180,14 @@ def _device_of(measured: dict[str, Any], num_processes: int) -> DeviceType:
 
 def _points(points: Sequence[Sequence[float]]) -> Points:
     """A measured curve, sorted, in which less work never takes more time than more does."""
-    found: list[tuple[float, float]] = []
+    curve: list[tuple[float, float]] = []
     most_s = float("inf")
     for work, seconds in sorted(((float(x), float(y)) for x, y in points), reverse=True):
         # What is slower than something larger was disturbed.
         most_s = min(most_s, seconds)
-        if not found or work < found[-1][0]:
-            found.append((work, most_s))
-    return tuple(reversed(found))
+        if not curve or work < curve[-1][0]:
+            curve.append((work, most_s))
+    return tuple(reversed(curve))
 
 
 def _link_of(collectives: Sequence[CollectiveTimes], ranks: int) -> tuple[float, float]:

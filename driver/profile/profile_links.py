@@ -24,7 +24,7 @@ SIZES = (2**10, 2**15, 2**18, 2**20, 2**22, 2**24)
 """Bytes of a rank's operand."""
 
 SECONDS = 0.4
-"""How long one kind of one size is repeated, about."""
+"""Seconds for which one kind of one size is repeated, about."""
 
 LONGEST_S = 0.5
 """No larger collective is tried after one that took this long."""
@@ -33,21 +33,21 @@ OVERLAP_S = 0.15
 """About how long the collective is whose overlap with compute is measured."""
 
 MESSAGES = 50
-"""How many messages of one size are timed."""
+"""Messages of one size that are timed."""
 
 Start = Callable[[], Any]
 
 
 def measure_collectives(group: dist.ProcessGroup, ranks: int) -> dict[str, Points]:
     """(bytes of a rank's operand, seconds) by kind, in groups of `ranks`. Collective."""
-    found: dict[str, Points] = {}
+    points: dict[str, Points] = {}
     for kind in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
         for size in SIZES:
             seconds = _time_s(_starter(kind, size, group, ranks))
-            found.setdefault(kind, []).append((float(size), seconds))
+            points.setdefault(kind, []).append((float(size), seconds))
             if seconds > LONGEST_S:
                 break
-    return found
+    return points
 
 
 def _starter(kind: str, size: int, group: dist.ProcessGroup, ranks: int) -> Start:
@@ -87,8 +87,8 @@ def _slowest(seconds: Sequence[float]) -> list[float]:
 
 
 def measure_start(group: dist.ProcessGroup) -> tuple[float, float]:
-    """What starting an all-reduce of a copy costs: seconds, and bytes per second. Collective."""
-    found: list[float] = []
+    """Measure the start of an all-reduce of a copy: seconds, and bytes per second. Collective."""
+    medians: list[float] = []
     sizes = (2**10, 2**22)
     for size in sizes:
         x = torch.ones(size // 4)
@@ -100,20 +100,20 @@ def measure_start(group: dist.ProcessGroup) -> tuple[float, float]:
             each.append(time.perf_counter() - start_s)
             assert work is not None
             work.wait()
-        found.append(statistics.median(each))
-    per_byte = max(0.0, found[1] - found[0]) / (sizes[1] - sizes[0])
-    return found[0], 1 / per_byte if per_byte else 0.0
+        medians.append(statistics.median(each))
+    per_byte = max(0.0, medians[1] - medians[0]) / (sizes[1] - sizes[0])
+    return medians[0], 1 / per_byte if per_byte else 0.0
 
 
 def measure_message() -> tuple[float, float]:
-    """What each end of a message between two ranks spends on it: seconds, and bytes per second.
+    """Measure the work at each end of a message between two ranks: seconds, and bytes per second.
 
-    It is processor time of the thread that computes: what it waits is no part of it. Collective.
+    It is processor time of the thread that computes, without its waits. Collective.
     """
     sizes = (2**10, 2**17)
-    found = [_end_s(torch.ones(size // 4)) for size in sizes]
-    per_byte = max(0.0, found[1] - found[0]) / (sizes[1] - sizes[0])
-    return found[0], 1 / per_byte if per_byte else 0.0
+    times = [_end_s(torch.ones(size // 4)) for size in sizes]
+    per_byte = max(0.0, times[1] - times[0]) / (sizes[1] - sizes[0])
+    return times[0], 1 / per_byte if per_byte else 0.0
 
 
 def _end_s(x: Tensor) -> float:
@@ -137,7 +137,7 @@ def _end_s(x: Tensor) -> float:
 
 
 def measure_overlap(group: dist.ProcessGroup, all_reduce: Points) -> tuple[float, float]:
-    """How many times longer compute takes beside an all-reduce, and the reverse. Collective."""
+    """Measure the slowdown of compute beside an all-reduce, and the reverse. Collective."""
     bytes_s = all_reduce[-1][0] / all_reduce[-1][1]
     size = min(2**26, max(2**20, int(bytes_s * OVERLAP_S)))
     x = torch.ones(size // 4)

@@ -25,7 +25,7 @@ from shardweave.ir.program.staged import parts_of
 from shardweave.planners.cost.model import DEFAULT_OP, kind_of, signature_text
 
 SECONDS = 0.04
-"""How long one op of one size is repeated."""
+"""Seconds for which one op of one size is repeated."""
 
 ELEMENTS = (2**12, 2**15, 2**18, 2**21)
 PRODUCTS = (
@@ -51,39 +51,39 @@ def median_s(call: Call, seconds: float = SECONDS) -> float:
     call()
     if dist.is_initialized():
         dist.barrier()
-    found: list[float] = []
+    times: list[float] = []
     end_s = time.perf_counter() + seconds
-    while len(found) < 3 or time.perf_counter() < end_s:
+    while len(times) < 3 or time.perf_counter() < end_s:
         start_s = time.perf_counter()
         call()
-        found.append(time.perf_counter() - start_s)
-    return statistics.median(found)
+        times.append(time.perf_counter() - start_s)
+    return statistics.median(times)
 
 
 def measure_ops() -> dict[str, Points]:
     """(work, seconds) by op name, as `DeviceType.op_times` has them. Collective."""
-    found: dict[str, Points] = {}
+    points: dict[str, Points] = {}
     for name, flops, args in _arithmetic():
         call = partial(overload_named(name), *args)
-        found.setdefault(name, []).append((flops, median_s(call)))
+        points.setdefault(name, []).append((flops, median_s(call)))
     for elements in ELEMENTS:
         for name, args in _elementwise(elements):
             call = partial(overload_named(name), *args)
-            found.setdefault(name, []).append((_bytes(args) + _bytes(call()), median_s(call)))
+            points.setdefault(name, []).append((_bytes(args) + _bytes(call()), median_s(call)))
         turned = torch.randn(elements // 64, 64).t()
         copied = 2.0 * turned.nbytes
-        found.setdefault("aten.view", []).append((copied, median_s(partial(turned.reshape, -1))))
-    return found | {DEFAULT_OP: found["aten.add.Tensor"]}
+        points.setdefault("aten.view", []).append((copied, median_s(partial(turned.reshape, -1))))
+    return points | {DEFAULT_OP: points["aten.add.Tensor"]}
 
 
 def measure_peaks(float32: float) -> dict[str, float]:
     """FLOP/s by dtype: of float32 as given, of others relative to it by one product. Collective."""
     reference_s = median_s(_product(torch.float32))
-    found = {"float32": float32}
+    peaks = {"float32": float32}
     for name in DTYPES:
         seconds = median_s(_product(getattr(torch, name)), SECONDS / 2)
-        found[name] = float32 * reference_s / seconds
-    return found
+        peaks[name] = float32 * reference_s / seconds
+    return peaks
 
 
 def _product(dtype: torch.dtype) -> Call:
@@ -154,7 +154,7 @@ def measure_program(program: Program, seconds: float) -> dict[str, list[float]]:
     collectives and messages give the right shapes and move nothing. What freeing memory takes is
     part of the op after which it is freed.
     """
-    found: dict[str, list[float]] = {}
+    times: dict[str, list[float]] = {}
     parts = [(part, last_uses(part)) for part in parts_of(program)]
     compute = [op for part, _ in parts for op in part.ops if kind_of(op) == "compute"]
     names = {op: signature_text(op) for op in compute}
@@ -166,18 +166,18 @@ def measure_program(program: Program, seconds: float) -> dict[str, list[float]]:
         if dist.is_initialized():
             dist.barrier()
         for part, dying in parts:
-            _round(part, names, dying, found)
+            _round(part, names, dying, times)
         done.fill_(time.perf_counter() >= end_s)
         if dist.is_initialized():  # all ranks stop after the same round
             dist.all_reduce(done, dist.ReduceOp.MAX)
-    return found
+    return times
 
 
 def _round(
     program: Program,
     names: Mapping[Operation, str],
     dying: Mapping[Operation, list[SSAValue]],
-    found: dict[str, list[float]],
+    times: dict[str, list[float]],
 ) -> None:
     environment = {slot.value: _made_up(slot.value) for slot in program.arguments}
     for op in program.ops:
@@ -190,7 +190,7 @@ def _round(
             del environment[value]
         elapsed_s = time.perf_counter() - start_s
         if op in names:
-            found.setdefault(names[op], []).append(elapsed_s)
+            times.setdefault(names[op], []).append(elapsed_s)
 
 
 def _made_up(value: SSAValue) -> Tensor:
@@ -209,7 +209,7 @@ def _call(op: Operation, environment: Mapping[SSAValue, Tensor]) -> Callable[[],
 
 
 def _stand_in(op: DistOp, operands: Sequence[Tensor]) -> Sequence[Tensor]:
-    """What an op of the `dist` dialect gives, in shape."""
+    """Return tensors of the shapes that an op of the `dist` dialect gives."""
     if isinstance(op, WaitOp):
         return operands
     if isinstance(op, ShardIndexOp):

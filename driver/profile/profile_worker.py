@@ -50,9 +50,9 @@ def measure_and_report() -> int:
         world.join(Mesh(rank=count), torch.device("cpu"))
         try:
             with steady.awake():
-                found = measure(request)
+                record = measure(request)
             if world.rank() == 0:
-                Path(request["output"]).write_text(json.dumps(found))
+                Path(request["output"]).write_text(json.dumps(record))
         finally:
             world.leave()
     except Exception as error:  # noqa: BLE001  the launcher shows it
@@ -62,7 +62,7 @@ def measure_and_report() -> int:
 
 
 def measure(request: dict[str, Any]) -> dict[str, Any]:
-    """All measurements; see `profile.cluster_of` for what becomes of them. Collective."""
+    """All record; see `profile.cluster_of` for what becomes of them. Collective."""
     with torch.no_grad():
         clock = _Clock()
         ops = _averaged(measure_ops())
@@ -76,11 +76,11 @@ def measure(request: dict[str, Any]) -> dict[str, Any]:
                 measured.setdefault(name, []).extend(seconds)
         if paths:
             clock.say(f"{len(measured)} distinct ops of {len(paths)} programs")
-        found: dict[str, Any] = {"ops": ops, "peaks": peaks, "collectives": []}
-        found["measured"] = _averaged_times({name: _middle(s) for name, s in measured.items()})
+        record: dict[str, Any] = {"ops": ops, "peaks": peaks, "collectives": []}
+        record["measured"] = _averaged_times({name: _middle(s) for name, s in measured.items()})
         if dist.is_initialized():
-            found |= _measure_links(clock)
-    return found
+            record |= _measure_links(clock)
+    return record
 
 
 def _measure_links(clock: _Clock) -> dict[str, Any]:

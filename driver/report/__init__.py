@@ -1,1 +1,1 @@
-"""What people are shown: text, pages, pictures."""
+"""Output for people: text, pages, pictures."""

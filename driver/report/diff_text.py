@@ -56,7 +56,7 @@ def print_diff(
 
 
 def headline(diff: StructuralDiff) -> str:
-    """How many ops both programs have, and how many changes of which kind there are."""
+    """Count the ops of both programs, and the changes by kind."""
     before, after = diff.num_ops
     if not diff.changes:
         return f"the programs are the same: {before} ops"
@@ -70,8 +70,8 @@ def group_title(group: ChangeGroup) -> str:
     count = len(group.changes)
     what = "change" if count == 1 else f"{count} changes"
     same = "" if len(group.blocks) == 1 else "the same "
-    one = "1 " if count == 1 and not same else ""
-    return f"{blocks_text(group.blocks)}: {same}{one}{what}"
+    count_text = "1 " if count == 1 and not same else ""
+    return f"{blocks_text(group.blocks)}: {same}{count_text}{what}"
 
 
 def where(change: Change) -> str:
@@ -80,7 +80,7 @@ def where(change: Change) -> str:
 
 
 def detail_lines(change: Change) -> Iterator[str]:
-    """What changed of an op: `dim: 0 -> 1`."""
+    """Describe the changes of an op: `dim: 0 -> 1`."""
     for detail in change.details:
         yield f"{detail.what}: {detail.before or '(none)'} -> {detail.after or '(none)'}"
     if change.kind == "moved":
@@ -145,17 +145,17 @@ def program_numbers(a: ProgramStats, b: ProgramStats) -> Iterator[Number]:
 
 
 def _by_axes(stats: ProgramStats) -> defaultdict[tuple[str, str], tuple[int, int, float]]:
-    found: defaultdict[tuple[str, str], tuple[int, int, float]] = defaultdict(lambda: (0, 0, 0.0))
+    totals: defaultdict[tuple[str, str], tuple[int, int, float]] = defaultdict(lambda: (0, 0, 0.0))
     for c in stats.collectives:
         key = c.kind, ", ".join(c.axes)
-        count, size, sent = found[key]
-        found[key] = count + c.count, size + c.bytes, sent + c.sent_bytes
-    return found
+        count, size, sent = totals[key]
+        totals[key] = count + c.count, size + c.bytes, sent + c.sent_bytes
+    return totals
 
 
 def simulated_numbers(a: Simulated, b: Simulated) -> Iterator[Number]:
     """Seconds and peak memory of a simulated step, where there is one."""
-    sides = [{} if one is None else _simulated(one) for one in (a, b)]
+    sides = [{} if side is None else _simulated(side) for side in (a, b)]
     for name, unit in dict.fromkeys([*sides[0], *sides[1]]):
         before, after = (side.get((name, unit)) for side in sides)
         yield Number(f"simulated {name}", unit, before, after)

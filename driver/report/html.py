@@ -61,9 +61,9 @@ def table(head: Sequence[Cell], rows: Iterable[Sequence[Cell]]) -> str:
 
 def tiles(numbers: Mapping[str, str], *, fits: bool) -> str:
     """Numbers by what they are. fits: whether the step does, into memory."""
-    found = "".join(
+    cells = "".join(
         f'<div class="tile"><b>{escape(value)}</b><span>{escape(name)}</span></div>'
         for name, value in numbers.items()
     )
     warning = "" if fits else '<p class="warn">This needs more memory than the device has.</p>'
-    return f'<section><div class="tiles">{found}</div>{warning}</section>'
+    return f'<section><div class="tiles">{cells}</div>{warning}</section>'

@@ -22,14 +22,14 @@ def outline(program: Program, *, is_folded: bool = True) -> str:
     layers = layers_of(program)
     folds = fold(layers) if is_folded else [Fold((layer,)) for layer in layers]
     phases = [p for p in PHASES if any(p in layer.ops for layer in layers)]
-    width = max([len("layer"), *(len(one.name) for one in folds)])
+    width = max([len("layer"), *(len(row.name) for row in folds)])
     head = "".join(f" {phase:>10}" for phase in phases)
     lines = [f"{'layer':{width}}{head} {'parameters':>12}  collectives"]
-    for one in folds:
-        counts = "".join(f" {one.first.ops.get(phase, 0) or '-':>10}" for phase in phases)
-        size = one.first.parameter_bytes
+    for row in folds:
+        counts = "".join(f" {row.first.ops.get(phase, 0) or '-':>10}" for phase in phases)
+        size = row.first.parameter_bytes
         held = bytes_text(size) if size else "-"
-        lines.append(f"{one.name:{width}}{counts} {held:>12}  {one.first.moves}".rstrip())
+        lines.append(f"{row.name:{width}}{counts} {held:>12}  {row.first.moves}".rstrip())
     return "\n".join(lines)
 
 
@@ -51,25 +51,25 @@ def _lines(program: Program, chosen: list[Operation], folds: list[Fold]) -> list
     lines = Lines(program)
     wanted = set(chosen)
     hidden: dict[Operation, str] = {}
-    for one in folds:
-        first, *others = one.layers
+    for row in folds:
+        first, *others = row.layers
         if not others or wanted.isdisjoint(first.members):
             continue
         names = others[0].name + (f" .. {others[-1].name}" if len(others) > 1 else "")
         hidden |= {op: f"... {names}: as {first.name}" for o in others for op in o.members}
-    found: list[str] = []
+    lines_shown: list[str] = []
     is_gap = False
     for op in program.ops:
         if op not in wanted or op in hidden:
-            is_gap = bool(found)
+            is_gap = bool(lines_shown)
             continue
-        found += ["...", lines.line(op)] if is_gap else [lines.line(op)]
+        lines_shown += ["...", lines.line(op)] if is_gap else [lines.line(op)]
         is_gap = False
-    return [*found, *dict.fromkeys(hidden[op] for op in chosen if op in hidden)]
+    return [*lines_shown, *dict.fromkeys(hidden[op] for op in chosen if op in hidden)]
 
 
 def _nothing(program: Program, wanted: Selection) -> str:
-    """Why nothing is selected, and what there is instead."""
+    """Explain why nothing is selected, and what there is instead."""
     patterns = {key: value for key, value in wanted.items() if value is not None}
     for key, value in patterns.items():
         if any(True for _ in select(program, **{key: value})):

@@ -72,7 +72,7 @@ def report_page(
 def _sections(
     program: Program, simulation: Simulation, series: Sequence[Mapping[str, int]]
 ) -> list[str]:
-    """What there is to say of a program without stages. series: that of `memory_over_time`."""
+    """Return the page's sections for a program without stages. series: from `memory_over_time`."""
     return [
         _tiles(program, simulation),
         section("Streams over time", timeline_html(simulation)),
@@ -105,14 +105,14 @@ def _tiles(program: Program, simulation: Simulation) -> str:
 def _communication(program: Program, simulation: Simulation) -> str:
     rows = [
         (
-            one.kind,
-            ", ".join(one.axes),
-            one.phase,
-            (f"{one.count}",),
-            (bytes_text(one.bytes),),
-            (bytes_text(one.sent_bytes),),
+            c.kind,
+            ", ".join(c.axes),
+            c.phase,
+            (f"{c.count}",),
+            (bytes_text(c.bytes),),
+            (bytes_text(c.sent_bytes),),
         )
-        for one in program.stats().collectives
+        for c in program.stats().collectives
     ]
     if not rows:
         return "<p>No collectives.</p>"
@@ -144,11 +144,11 @@ def _layers(program: Program, simulation: Simulation) -> str:
         times = compute_s if event.stream == COMPUTE else communication_s
         times[part_of(event.layer, blocks)] += event.end_s - event.start_s
     rows: list[Sequence[Cell]] = []
-    for one in fold(layers_of(program)):
-        first = one.first
+    for row in fold(layers_of(program)):
+        first = row.first
         rows.append(
             (
-                one.name,
+                row.name,
                 *((f"{first.ops.get(p, 0) or '-'}",) for p in ("forward", "recompute", "backward")),
                 (flops_text(sum(first.flops.values())),),
                 (bytes_text(first.parameter_bytes) if first.parameter_bytes else "-",),
@@ -165,7 +165,7 @@ def _layers(program: Program, simulation: Simulation) -> str:
 def _shardings(program: Program, mesh: Mesh) -> str:
     if mesh.num_devices == 1:
         return "<p>One device holds everything.</p>"
-    figures = "".join(f"<figure>{sharding_svg(one, mesh)}</figure>" for one in pictures_of(program))
+    figures = "".join(f"<figure>{sharding_svg(p, mesh)}</figure>" for p in pictures_of(program))
     rows = [
         (axis.name, axis.kind, (f"{axis.size}",), groups_text(mesh, axis.name))
         for axis in mesh.space_axes
@@ -213,20 +213,20 @@ def _plan(plan: Plan) -> str:
     return "".join(parts)
 
 
-def _candidate(one: Candidate) -> tuple[Cell, ...]:
-    p = one.predicted
+def _candidate(candidate: Candidate) -> tuple[Cell, ...]:
+    p = candidate.predicted
     times = (p.time_s, p.compute_s, sum(p.communication_s.values()), p.exposed_s, p.bubble_s)
     return (
-        one.name,
+        candidate.name,
         *((seconds_text(time_s),) for time_s in times),
         (bytes_text(p.peak_bytes),),
-        one.reason,
+        candidate.reason,
     )
 
 
 def _plain(value: Any) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{key} {_plain(one)}" for key, one in value.items()) or "-"
+        return ", ".join(f"{key} {_plain(part)}" for key, part in value.items()) or "-"
     if isinstance(value, list):
         return ", ".join(map(_plain, value)) or "-"
     return str(value)
@@ -263,7 +263,7 @@ def _pipeline_tiles(simulation: PipelineSimulation) -> str:
 def _stages(simulation: PipelineSimulation) -> str:
     head: list[Cell] = ["stage", ("compute",), ("exposed communication",), ("waiting",)]
     head += [("micro-batches in flight",), ("peak memory",)]
-    return table(head, (_row(number, one) for number, one in enumerate(simulation.stages)))
+    return table(head, (_row(number, stage) for number, stage in enumerate(simulation.stages)))
 
 
 def _row(number: int, stage: StageResult) -> list[Cell]:
@@ -278,10 +278,10 @@ def _row(number: int, stage: StageResult) -> list[Cell]:
 
 
 def _memory_of_stages(simulation: PipelineSimulation) -> str:
-    parts = dict.fromkeys(part for one in simulation.stages for part in one.memory_parts)
+    parts = dict.fromkeys(part for stage in simulation.stages for part in stage.memory_parts)
     head: list[Cell] = ["stage", *((part,) for part in parts)]
     rows = [
-        [f"{number}", *((bytes_text(one.memory_parts.get(part, 0)),) for part in parts)]
-        for number, one in enumerate(simulation.stages)
+        [f"{number}", *((bytes_text(stage.memory_parts.get(part, 0)),) for part in parts)]
+        for number, stage in enumerate(simulation.stages)
     ]
     return table(head, rows)

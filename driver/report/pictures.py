@@ -95,13 +95,13 @@ def _thinned(
     times: Sequence[float], series: Sequence[Mapping[str, int]], total_s: float
 ) -> list[tuple[float, Mapping[str, int]]]:
     """(x, bytes by part): of the ops that fall on one point, the one with the most memory."""
-    found: dict[int, Mapping[str, int]] = {}
+    parts_at: dict[int, Mapping[str, int]] = {}
     for time_s, parts in zip(times, series, strict=True):
         slot = min(int(time_s / total_s * _NUM_POINTS), _NUM_POINTS - 1) if total_s else 0
-        known = found.get(slot)
+        known = parts_at.get(slot)
         if known is None or sum(parts.values()) > sum(known.values()):
-            found[slot] = parts
-    points = [(slot / _NUM_POINTS * WIDTH, parts) for slot, parts in sorted(found.items())]
+            parts_at[slot] = parts
+    points = [(slot / _NUM_POINTS * WIDTH, parts) for slot, parts in sorted(parts_at.items())]
     return [*points, (float(WIDTH), series[-1])]
 
 

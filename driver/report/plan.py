@@ -1,4 +1,4 @@
-"""What `shardweave plan` says: a plan in lines, candidates and comparisons as tables."""
+"""Output of `shardweave plan`: a plan in lines, candidates and comparisons as tables."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ WIDTH, WIDEST = 120, 1000
 
 def print_candidates(rows: Sequence[Candidate], out: TextIO) -> None:
     """Say which plans were the best, why each lost, and their time and memory by part."""
-    for number, one in enumerate(rows, start=1):
-        print(f"{number}  {one.name}" + (f": {one.reason}" if one.reason else ""), file=out)
+    for number, row in enumerate(rows, start=1):
+        print(f"{number}  {row.name}" + (f": {row.reason}" if row.reason else ""), file=out)
     # Tables that are cut to a terminal's width lose their numbers, and heads their names.
     for table in (_time_table(rows), _memory_table(rows)):
         wide = Console(width=WIDEST).measure(table).maximum
@@ -34,25 +34,25 @@ def print_candidates(rows: Sequence[Candidate], out: TextIO) -> None:
 
 
 def _time_table(rows: Sequence[Candidate]) -> Table:
-    axes = _names(one.predicted.communication_s for one in rows)
-    updates = ["update"] if any(one.predicted.update_s for one in rows) else []
+    axes = _names(c.predicted.communication_s for c in rows)
+    updates = ["update"] if any(c.predicted.update_s for c in rows) else []
     table = plain_table([""], ["step", "compute", *axes, "exposed", "bubble", *updates], ["source"])
-    for number, one in enumerate(rows, start=1):
-        found = one.predicted
-        parts = [found.compute_s, *(found.communication_s.get(axis, 0.0) for axis in axes)]
-        cells = [found.time_s, *parts, found.exposed_s, found.bubble_s]
-        cells += [found.update_s] if updates else []
-        table.add_row(str(number), *map(_seconds, cells), found.source)
+    for number, row in enumerate(rows, start=1):
+        p = row.predicted
+        parts = [p.compute_s, *(p.communication_s.get(axis, 0.0) for axis in axes)]
+        cells = [p.time_s, *parts, p.exposed_s, p.bubble_s]
+        cells += [p.update_s] if updates else []
+        table.add_row(str(number), *map(_seconds, cells), p.source)
     return table
 
 
 def _memory_table(rows: Sequence[Candidate]) -> Table:
-    kinds = _names(one.predicted.memory_bytes for one in rows)
+    kinds = _names(c.predicted.memory_bytes for c in rows)
     table = plain_table([""], ["memory", *kinds], ["of"])
-    for number, one in enumerate(rows, start=1):
-        found = one.predicted
-        cells = [found.peak_bytes, *(found.memory_bytes.get(kind, 0.0) for kind in kinds)]
-        table.add_row(str(number), *map(bytes_text, cells), bytes_text(found.capacity_bytes))
+    for number, row in enumerate(rows, start=1):
+        p = row.predicted
+        cells = [p.peak_bytes, *(p.memory_bytes.get(kind, 0.0) for kind in kinds)]
+        table.add_row(str(number), *map(bytes_text, cells), bytes_text(p.capacity_bytes))
     return table
 
 
@@ -61,9 +61,9 @@ def comparison_table(names: Sequence[str], plans: Sequence[Plan]) -> Table:
     table = plain_table(["", *names], [])
     for what, text_of in _CHOICES.items():
         table.add_row(what, *map(text_of, plans))
-    found = [one.predicted for one in plans]
-    for what, text_of in _outcomes([one for one in found if one]).items():
-        table.add_row(what, *(text_of(one) if one else "?" for one in found))
+    predictions = [plan.predicted for plan in plans]
+    for what, text_of in _outcomes([p for p in predictions if p]).items():
+        table.add_row(what, *(text_of(p) if p else "?" for p in predictions))
     return table
 
 
@@ -90,24 +90,24 @@ _CHOICES: dict[str, Callable[[Plan], str]] = {
 }
 
 
-def _outcomes(found: Sequence[Predicted]) -> dict[str, Callable[[Predicted], str]]:
+def _outcomes(predictions: Sequence[Predicted]) -> dict[str, Callable[[Predicted], str]]:
     """The rows of what plans are predicted to take."""
     rows: dict[str, Callable[[Predicted], str]] = {
-        "step": lambda one: _seconds(one.time_s),
-        "source": lambda one: one.source,
-        "compute": lambda one: _seconds(one.compute_s),
+        "step": lambda p: _seconds(p.time_s),
+        "source": lambda p: p.source,
+        "compute": lambda p: _seconds(p.compute_s),
     }
-    for axis in _names(one.communication_s for one in found):
-        rows[f"communication: {axis}"] = lambda one, axis=axis: _seconds(
-            one.communication_s.get(axis, 0.0)
+    for axis in _names(p.communication_s for p in predictions):
+        rows[f"communication: {axis}"] = lambda p, axis=axis: _seconds(
+            p.communication_s.get(axis, 0.0)
         )
-    rows["exposed"] = lambda one: _seconds(one.exposed_s)
-    rows["bubble"] = lambda one: _seconds(one.bubble_s)
-    if any(one.update_s for one in found):
-        rows["update"] = lambda one: _seconds(one.update_s)
-    for kind in _names(one.memory_bytes for one in found):
-        rows[f"memory: {kind}"] = lambda one, kind=kind: bytes_text(one.memory_bytes.get(kind, 0.0))
-    return rows | {"memory": lambda one: bytes_text(one.peak_bytes)}
+    rows["exposed"] = lambda p: _seconds(p.exposed_s)
+    rows["bubble"] = lambda p: _seconds(p.bubble_s)
+    if any(p.update_s for p in predictions):
+        rows["update"] = lambda p: _seconds(p.update_s)
+    for kind in _names(p.memory_bytes for p in predictions):
+        rows[f"memory: {kind}"] = lambda p, kind=kind: bytes_text(p.memory_bytes.get(kind, 0.0))
+    return rows | {"memory": lambda p: bytes_text(p.peak_bytes)}
 
 
 def recomputation_text(plan: Plan) -> str:
@@ -152,9 +152,9 @@ def print_throughput(
     program: Program, cluster: str, plan: Plan, predicted: Predicted, out: TextIO
 ) -> None:
     """Say what a step of a captured program under a plan does in a second, if it has a batch."""
-    found = Throughput.of(program, find_cluster(cluster), plan, predicted)
-    if found is not None:
-        print(f"throughput: {found}", file=out)
+    throughput = Throughput.of(program, find_cluster(cluster), plan, predicted)
+    if throughput is not None:
+        print(f"throughput: {throughput}", file=out)
 
 
 def _sharded(plan: Plan) -> str:
@@ -169,17 +169,17 @@ def _cut_activations(plan: Plan) -> list[str]:
     dims = [ShardingAttr.parse_text(text).dims.data for text in plan.activations.values()]
     if not dims:
         return []
-    if all(len(one) > SEQUENCE and one[SEQUENCE].data for one in dims):
+    if all(len(dim) > SEQUENCE and dim[SEQUENCE].data for dim in dims):
         return ["sequence parallel"]
     return [f"{counted(len(dims), 'activation')} sharded"]
 
 
-def _print_predicted(found: Predicted, out: TextIO) -> None:
-    update = f", update {_seconds(found.update_s)}" if found.update_s else ""
+def _print_predicted(p: Predicted, out: TextIO) -> None:
+    update = f", update {_seconds(p.update_s)}" if p.update_s else ""
     print(
-        f"{found.source} step {_seconds(found.time_s)}: compute {_seconds(found.compute_s)}, "
-        f"exposed communication {_seconds(found.exposed_s)}, bubble {_seconds(found.bubble_s)}"
-        f"{update}; memory {memory_text(found.peak_bytes, found.capacity_bytes)}",
+        f"{p.source} step {_seconds(p.time_s)}: compute {_seconds(p.compute_s)}, "
+        f"exposed communication {_seconds(p.exposed_s)}, bubble {_seconds(p.bubble_s)}"
+        f"{update}; memory {memory_text(p.peak_bytes, p.capacity_bytes)}",
         file=out,
     )
 

@@ -35,15 +35,15 @@ def reshards_of(program: Program) -> list[Row]:
 
     return [
         (
-            one.name,
+            layer.name,
             phase_of(op),
             f"%{op.value.name_hint or '-'}",
             shards(op.value),
             shards(op.resharded),
             op.why,
         )
-        for one in fold(layers_of(program))
-        for op in one.first.members
+        for layer in fold(layers_of(program))
+        for op in layer.first.members
         if isinstance(op, ReshardOp)
     ]
 
@@ -54,8 +54,8 @@ class _Reshards(Observer):
     def __init__(self) -> None:
         self.rows: list[Row] = []
 
-    def before(self, one: ModulePass, program: Program) -> None:
-        if one.name == "insert-collectives":
+    def before(self, pass_: ModulePass, program: Program) -> None:
+        if pass_.name == "insert-collectives":
             self.rows = reshards_of(program)
 
 

@@ -1,4 +1,4 @@
-"""What `shardweave run` says: what was run, whether it equals eager, and how long it took."""
+"""Output of `shardweave run`: what was run, whether it equals eager, and how long it took."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from shardweave.planners.cost.quantity import bytes_text, counted, seconds_text
 from shardweave.planners.plan.plan_parts import Predicted
 
 CHECKED_STEPS = 3
-"""How many steps' losses a check compares: rounding grows with every update after that."""
+"""Steps whose losses a check compares: rounding grows with every update after that."""
 
 CHECKED = ("bound", "loss_error", "max_rel_grad_error", "worst_parameter", "num_parameters")
-"""What of a check is written as it is."""
+"""Fields of a check that are written as they are."""
 
 
 @dataclass(frozen=True)
 class RunReport:
-    """What `run` found. Times are of rank 0, in seconds; collectives are those of one rank."""
+    """Results of `run`. Times are of rank 0, in seconds; collectives are those of one rank."""
 
     options: RunOptions
     lowered: Lowered
@@ -45,7 +45,7 @@ class RunReport:
 
     @property
     def predicted(self) -> Predicted | None:
-        """What the plan predicts."""
+        """The plan's prediction."""
         return self.lowered.plan.predicted if self.lowered.plan else None
 
     @property
@@ -54,7 +54,7 @@ class RunReport:
 
     @property
     def problem(self) -> str | None:
-        """Why the check failed; None if it passed or was not asked for."""
+        """Reason that the check failed; None if it passed or was not asked for."""
         if self.check is None:
             return None
         where = f"{self.options.model} on {self.mesh or 'one device'} is not equal to eager"
@@ -118,11 +118,11 @@ class RunReport:
 def collective_rows(collectives: Sequence[CollectiveStats]) -> list[dict[str, Any]]:
     """Count and bytes of one rank's collectives by kind and axes, over all phases."""
     rows: dict[tuple[str, tuple[str, ...]], dict[str, Any]] = {}
-    for one in collectives:
-        start = {"kind": one.kind, "axes": list(one.axes), "count": 0, "bytes": 0}
-        row = rows.setdefault((one.kind, one.axes), start)
-        row["count"] += one.count
-        row["bytes"] += one.bytes
+    for c in collectives:
+        start = {"kind": c.kind, "axes": list(c.axes), "count": 0, "bytes": 0}
+        row = rows.setdefault((c.kind, c.axes), start)
+        row["count"] += c.count
+        row["bytes"] += c.bytes
     return list(rows.values())
 
 
@@ -164,9 +164,9 @@ def _print_collectives(collectives: Sequence[CollectiveStats], *, is_staged: boo
         print("no collectives within stages" if is_staged else "no collectives")
         return
     table = plain_table(["collective", "axes", "phase"], ["count", "bytes"])
-    for one in collectives:
-        axes = ", ".join(one.axes)
-        table.add_row(one.kind, axes, one.phase, str(one.count), bytes_text(one.bytes))
+    for c in collectives:
+        axes = ", ".join(c.axes)
+        table.add_row(c.kind, axes, c.phase, str(c.count), bytes_text(c.bytes))
     Console().print(table)
 
 
@@ -210,7 +210,7 @@ def _print_training(report: RunReport) -> None:
 
 
 def _print_predicted(report: RunReport) -> None:
-    """What the plan predicts beside what was measured, and what either includes."""
+    """Print the plan's prediction beside the measurement, and what each includes."""
     predicted, training = report.predicted, report.training
     if predicted is None or training is None:
         return

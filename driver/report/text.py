@@ -1,4 +1,4 @@
-"""What the commands say: plain lines, and a spinner on standard error for long work."""
+"""Output of the commands: plain lines, and a spinner on standard error for long work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be refused of a request before anything is captured."""
+"""Checks that refuse a request before anything is captured."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from shardweave.ir.capture.capture import Captured
 
 Stored = Mapping[Key, Sharding]
-"""How a step stores parameters and buffers."""
+"""Shardings in which a step stores parameters and buffers."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Lowered:
 def made_here(
     request: Request, call: StepCall, make: Callable[[Request], Lowered], *, is_first: bool = False
 ) -> Lowered:
-    """What `make` lowers for a call on this rank.
+    """Lower a call on this rank by `make`.
 
     make: takes the request with its model in the dtype of parameters. is_first: passes may give
     notes, which they do once, on the program of the example.
@@ -104,7 +104,7 @@ def made_here(
 def on_rank_0(
     request: Request, call: StepCall, made: Callable[[], Lowered], why: str = ""
 ) -> Lowered:
-    """What rank 0 has made for a call, on every rank. Collective.
+    """Return on every rank what rank 0 has made for a call. Collective.
 
     So all ranks run the same program, whatever differs between their machines. For the backend
     "reference" each process is on its own. why: a program is made, for ranks that make none.
@@ -296,7 +296,7 @@ def _blocked(program: Program, plan: Plan | None) -> Program:
 
 
 def _validator(program: Program, request: Request, call: StepCall) -> tuple[Observer | None, str]:
-    """What validates the passes of a request, None if a twin did, and a note that says so."""
+    """The validator of a request's passes, None once a twin has validated them, and a note."""
     from shardweave.driver.checking.validate import LIMIT, Validator, work_of
 
     limit = request.validate_limit or LIMIT

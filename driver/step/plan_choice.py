@@ -26,8 +26,8 @@ def choose_plan(program: Program, request: Request) -> Plan | None:
         planner = given if isinstance(given, str) else ""
         options: dict[str, Any] = {"sequence_parallel": True} if is_sequential else {}
         assert request.mesh is None or isinstance(request.mesh, Mesh)
-        found = plan(program, request.mesh, planner, cluster=request.cluster, **options)
-        return with_pipeline(found, program, Mesh(**found.mesh))
+        chosen = plan(program, request.mesh, planner, cluster=request.cluster, **options)
+        return with_pipeline(chosen, program, Mesh(**chosen.mesh))
     if given is None and request.devices.num_devices == 1 and not (is_sequential or request.zero):
         return None
     resolved = resolve_plan(

@@ -99,7 +99,7 @@ def reducing_in(dtype: torch.dtype | str, passes: Passes) -> Passes:
         known = ", ".join(map(str, REDUCE_DTYPES.values()))
         raise ValueError(f"reduce_dtype={dtype} is not supported; use one of {known}.")
     given = PassPipeline([passes] if isinstance(passes, str) else passes).passes
-    if any(one.name == "insert-collectives" for one in given):
+    if any(p.name == "insert-collectives" for p in given):
         raise ValueError(
             "reduce_dtype changes the default passes, but `passes` has its own insert-collectives; "
             f"leave reduce_dtype out, and put 'reduce-in{{dtype=\"{name}\"}}' after it."

@@ -337,16 +337,16 @@ def seed_of(seed: int | None) -> int:
 
 
 def difference(before: StepCall, call: StepCall) -> str:
-    """What is new in a call."""
+    """Describe what is new in a call."""
     if before.form != call.form:
         return f"its arguments are {call.form}, those before were {before.form}"
-    found = [
+    forms = [
         f"{name} is {form_of(tensor)}, was {form_of(before.inputs[name])}"
         for name, tensor in call.inputs.items()
         if form_of(tensor) != form_of(before.inputs[name])
     ]
-    if found:
-        return ", ".join(found)
+    if forms:
+        return ", ".join(forms)
     if before.mode != call.mode or before.modes != call.modes:
         return f"the first call in this mode with {call.shapes_text}"
     if before.tangents != call.tangents:

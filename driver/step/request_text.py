@@ -1,4 +1,4 @@
-"""What is compiled, as text: ranks compare it, since rank 0 compiles for all."""
+"""A request as text: ranks compare it, since rank 0 compiles for all."""
 
 from __future__ import annotations
 

@@ -54,9 +54,7 @@ class RunOptions:
             raise ValueError(
                 "--check has no error bound for float16; check with --precision bf16, or without."
             )
-        flags = {
-            one.name: getattr(options, one.name) for one in fields(CompileOptions) if one.metadata
-        }
+        flags = {f.name: getattr(options, f.name) for f in fields(CompileOptions) if f.metadata}
         compiled = CompileOptions(**flags, seed=options.seed)
         check_given_alone(compiled)
         if compiled.plan not in (None, *PLANNERS) and not Path(str(compiled.plan)).is_file():

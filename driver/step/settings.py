@@ -67,7 +67,7 @@ MAX_ITEMS = 256
 """Lists, tuples, sets and dicts of more items are not compared: it would be done at each call."""
 
 DEPTH = 3
-"""How deep plain objects, such as a config in a config, are looked into."""
+"""Depth to which plain objects, such as a config in a config, are looked into."""
 
 _OF_EVERY_MODULE = frozenset(vars(nn.Module())) | {"forward"}
 
@@ -134,8 +134,8 @@ class Settings:
         self._look_for_hooks()
         self._num_calls = 0
         simple = {place for place, (at, name) in held.items() if isinstance(at.get(name), SIMPLE)}
-        found = [at for place, at in held.items() if place in simple]
-        self._simple = [(at.get, name) for at, name in found]
+        places = [at for place, at in held.items() if place in simple]
+        self._simple = [(at.get, name) for at, name in places]
         self._others = [at for place, at in held.items() if place not in simple]
         self._places = (
             *hooks,
@@ -165,17 +165,17 @@ class Settings:
     def _look_for_hooks(self) -> None:
         """Those of modules, and then those of parameters' gradients."""
         self._num_handles = RemovableHandle.next_id
-        found = [Hooks(hooks) if hooks else NO_HOOKS for hooks in self._hook_dicts]
+        hooks_now = [Hooks(hooks) if hooks else NO_HOOKS for hooks in self._hook_dicts]
         for holder, name in self._parameters:
             hooks = getattr(holder.get(name), "_backward_hooks", None)
-            found.append(Hooks(hooks) if hooks else NO_HOOKS)
-        self._hooks = found
-        self._has_hooks = any(found)
+            hooks_now.append(Hooks(hooks) if hooks else NO_HOOKS)
+        self._hooks = hooks_now
+        self._has_hooks = any(hooks_now)
 
 
 def _attributes_of(root: nn.Module, prefix: str = "") -> dict[str, Held]:
-    """Where the plain values are that are attributes of a module, of those in it, of their classes,
-    and of objects such as a config; by a name for people."""
+    """Plain values among the attributes of a module, of its submodules, of their classes, and of
+    objects such as a config, with the places that hold them; by a name for people."""
     held: dict[str, Held] = {}
     seen: set[int] = set()
 
@@ -203,9 +203,9 @@ def _attributes_of(root: nn.Module, prefix: str = "") -> dict[str, Held]:
 
 
 def plain(value: Any) -> Any:
-    """What stays equal while nothing of a value changes; OTHER if that cannot be said of it.
+    """Reduce a value to one that stays equal while nothing of it changes; OTHER if there is none.
 
-    Of plain objects it is which one it is: their attributes are settings of their own.
+    A plain object becomes its identity: its attributes are settings of their own.
     """
     if isinstance(value, SIMPLE):
         return value
@@ -244,7 +244,7 @@ def _is_of_libraries(kind: type) -> bool:
 
 
 def changes(before: Snapshot, now: Snapshot) -> dict[str, str]:
-    """What differs: `is 5, was 1`, by place such as `blocks.0.scale`.
+    """Describe differences, such as `is 5, was 1`, by place such as `blocks.0.scale`.
 
     What is there at one time alone is of a module that was put in or taken out, which is told by
     its own place. Raises ValueError for a module with parameters or buffers among these.

@@ -214,7 +214,7 @@ def _load(path: Path, state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read(make: Callable[[], T]) -> T:
-    """What torch reads of a checkpoint; of what is no checkpoint it raises anything."""
+    """Run torch's reader of a checkpoint; for a file that is none it raises any kind of error."""
     try:
         return make()
     except Exception as error:
@@ -276,12 +276,12 @@ def _explained(what: str) -> Iterator[None]:
 
 
 def _on_rank_0(make: Callable[[], T]) -> T:
-    """What `make` returns on rank 0, on every rank, or its error. Collective."""
+    """Return on every rank the result of `make` on rank 0, or raise its error. Collective."""
     return world.from_rank_0(lambda: _tried(make))
 
 
 def _on_each_rank(make: Callable[[], T]) -> T:
-    """What `make` returns on this rank; if it fails on one, the error on all. Collective."""
+    """Return the result of `make` on this rank; if it fails on one, raise on all. Collective."""
     result, error = None, None
     try:
         result = _tried(make)
@@ -298,7 +298,7 @@ def _on_each_rank(make: Callable[[], T]) -> T:
 
 
 def _tried(make: Callable[[], T]) -> T:
-    """What `make` returns; errors of files and of torch's checkpoints as CheckpointError."""
+    """The result of `make`; errors of files and of torch's checkpoints as CheckpointError."""
     try:
         return make()
     except CheckpointError:

@@ -1,4 +1,4 @@
-"""How a training goes: lines with the loss, the throughput, the time and the memory of a step."""
+"""Progress of a training: lines with the loss, throughput, time and memory of a step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from shardweave.planners.predict.predict import simulate_step
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the simulator says of a call of a step: seconds, and bytes with Adam's state."""
+    """The simulator's prediction of a call of a step: seconds, and bytes with Adam's state."""
 
     time_s: float
     memory_bytes: int
@@ -94,7 +94,7 @@ class Progress:
 
 
 def predict_step(step: CompiledModule, cluster: Cluster, accumulate: int = 1) -> Prediction:
-    """What the last call of a step takes on a cluster, if it was of so many micro-batches.
+    """Predict a step's last call on a cluster, if it had this many micro-batches.
 
     The gradients of all but the last micro-batch are taken to wait, where they can.
     """

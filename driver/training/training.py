@@ -36,7 +36,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Work:
-    """How much one step gets done, in the unit that its throughput is given in."""
+    """Amount of work in one step, in the unit of its throughput."""
 
     count: int
     unit: str

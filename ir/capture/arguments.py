@@ -18,7 +18,7 @@ CONSTANTS = (bool, int, float, complex, str, type(None))
 
 @dataclass(frozen=True)
 class Form:
-    """How a call holds its tensors: in which arguments, lists and dicts, beside which constants.
+    """The structure of a call around its tensors: arguments, lists, dicts, and constants.
 
     names: of the tensors, in order: `arg0`, `mask`, and `batch.ids` for an entry of a dict.
     constants: the other leaves by name. num_args: how many arguments are positional. structure:

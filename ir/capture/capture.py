@@ -149,7 +149,7 @@ def _check_dtypes_of_products(program: Program) -> None:
 
 
 def tied_names(model: torch.nn.Module) -> dict[str, list[str]]:
-    """For the first qualified name of each shared parameter its other names."""
+    """The other names of each shared parameter, by its first qualified name."""
     by_identity: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         by_identity.setdefault(id(parameter), []).append(name)

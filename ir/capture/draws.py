@@ -1,4 +1,4 @@
-"""How torch's random ops are made of uniform, normal and whole random numbers.
+"""Recipes that make torch's random ops from uniform, normal and whole random numbers.
 
 A program and eager PyTorch under `sw.seeded` draw by the same recipes, so that they draw the same.
 """
@@ -15,7 +15,7 @@ from shardweave.ir.library.philox import Distribution
 
 
 class Maker(Protocol):
-    """Where a recipe's ops go: to a program (`ImportBuilder`), or to tensors."""
+    """The target of a recipe's ops: a program (`ImportBuilder`), or tensors."""
 
     def call(self, name: str, *operands: Any, **values: Any) -> Any:
         """The first result of an ATen op."""
@@ -67,7 +67,7 @@ class Draw:
 
 Recipe = Callable[[Draw], Any]
 RECIPES: dict[str, Recipe] = {}
-"""By the name of an overload, functional or in place."""
+"""Recipes by the name of an overload, functional or in place."""
 
 
 def is_in_place(name: str) -> bool:
@@ -85,7 +85,7 @@ def _recipe(*names: str) -> Callable[[Recipe], Recipe]:
 
 @_recipe("aten.native_dropout")
 def _dropout(draw: Draw) -> Any:
-    """What is kept, divided by the part that is kept, and the mask."""
+    """The kept elements, divided by the share that is kept, and the mask."""
     make, source, p = draw.make, draw["input"], float(draw["p"])
     if draw["train"] is False:
         return [source, make.full(draw.shape, True, torch.bool)]

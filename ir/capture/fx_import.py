@@ -40,7 +40,7 @@ _MAX_RUNS = 64
 _DTYPES: dict[type, torch.dtype] = {
     bool: torch.bool, int: torch.int64, float: torch.float32, complex: torch.complex128,
 }  # fmt: skip
-"""Of Python numbers as tensors; they do not change the dtype of what they meet."""
+"""Dtypes of Python numbers as tensors; they do not change the dtype of other operands."""
 
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_$.-]")
 
@@ -256,7 +256,7 @@ class _Importer:
         self.builder.location = _location(meta.get("stack_trace"))
 
     def _common_layer(self, node: torch.fx.Node) -> str:
-        """For ops that autograd adds: the layer that its operands' layers share."""
+        """The layer that the operands' layers share, for ops that autograd adds."""
         values = map(self.values.get, node.all_input_nodes)
         owners = (value.owner for value in values if isinstance(value, SSAValue))
         return common_path(layer_of(op) for op in owners if isinstance(op, Operation))
@@ -310,7 +310,7 @@ class _Importer:
 
 
 def _no_op(node: torch.fx.Node) -> str:
-    """Why a call that is none of an op cannot be in a program, and what to do."""
+    """Explain why a call of something other than an op is refused, and what to do."""
     changed = next((str(arg) for arg in node.args if isinstance(arg, OpOverload)), "")
     if changed:
         return f"{changed} changes an argument in place; let the op return a new tensor."

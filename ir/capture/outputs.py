@@ -1,5 +1,5 @@
 # pyright: basic
-"""What a model returns: which of it is the loss, and how the rest is put together again."""
+"""The outputs of a model: choosing the loss, and rebuilding the structure of the rest."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class OutputLeaf:
 
 @dataclass(frozen=True)
 class Outputs:
-    """What a model returns, with an `OutputLeaf` in place of each tensor.
+    """The structure that a model returns, with an `OutputLeaf` in place of each tensor.
 
     kinds: the dataclasses in it, which are dicts in the template, each with its number in `kinds`.
     """
@@ -73,7 +73,7 @@ class Outputs:
         return frozenset(leaf.name for leaf in self.leaves if leaf.is_differentiable)
 
     def build(self, values: Mapping[str, Any]) -> Any:
-        """What the model returns, with these tensors."""
+        """Build the model's output from these tensors."""
         if isinstance(self.template, OutputLeaf):
             return _value_of(self.template, values)
         leaves, tree = pytree.tree_flatten(self.template)
@@ -95,7 +95,7 @@ class Outputs:
 
 
 def _value_of(leaf: Any, values: Mapping[str, Any]) -> Any:
-    """What stands for a leaf of a template; those that are no tensors stand for themselves."""
+    """The value for a leaf of a template; a leaf that is no tensor stands for itself."""
     if not isinstance(leaf, OutputLeaf):
         return leaf
     value = values[leaf.name]
@@ -106,7 +106,7 @@ def _value_of(leaf: Any, values: Mapping[str, Any]) -> Any:
 
 @dataclass(frozen=True)
 class Kind:
-    """What is traced of a model.
+    """Options of a trace: train or evaluate, with or without gradients, which outputs.
 
     train: False puts it in evaluation mode, True leaves the modes of its modules as they are.
     grad: whether the backward pass is traced too; as `train` says, if it is None. loss: which
@@ -183,7 +183,7 @@ class Wrapped(nn.Module):
         return loss, pytree.tree_map_only(Tensor, _detached, returned)
 
     def _cut(self, output: Any) -> Any:
-        """The output, of which the tensors that take gradients keep their graph."""
+        """Detach the output's tensors from their graph, except those that take gradients."""
         leaves, tree = pytree.tree_flatten(output)
         flags: list[bool] = []
         kept: list[Any] = []
@@ -237,7 +237,7 @@ def chosen_loss(output: Any, choice: LossChoice, *, is_needed: bool = True) -> T
 
 
 def _described(output: Any) -> str:
-    """What a model returns, as far as `loss=` may choose of it."""
+    """Describe a model's output by the parts that `loss=` can choose."""
     if isinstance(output, Tensor):
         return "a tensor"
     if isinstance(output, (tuple, list)):
@@ -251,15 +251,15 @@ def loss_of(output: Any, *, is_needed: bool = True) -> Tensor | None:
     the only scalar. None if there is none, or several and none is needed."""
     if isinstance(output, Tensor):
         return output if output.ndim == 0 else None
-    found = None
+    loss = None
     if isinstance(output, (tuple, list)):
-        found = loss_of(output[0]) if output else None
+        loss = loss_of(output[0]) if output else None
     elif isinstance(output, dict):
-        found = output.get("loss")
+        loss = output.get("loss")
     else:
-        found = getattr(output, "loss", None)
-    if found is not None:
-        return found
+        loss = getattr(output, "loss", None)
+    if loss is not None:
+        return loss
     scalars = [
         leaf
         for leaf in pytree.tree_leaves(output)
@@ -277,7 +277,7 @@ def _detached(tensor: Tensor) -> Tensor:
 
 
 def tree_of(output: Any) -> Any:
-    """What a model returns, with a dict for each dataclass: torch does not take those apart."""
+    """A model's output with a dict for each dataclass: torch does not take those apart."""
     if type(output) is tuple:
         return tuple([tree_of(item) for item in output])
     if type(output) is list:
@@ -292,7 +292,7 @@ def tree_of(output: Any) -> Any:
 
 
 _KIND = "__dataclass__"
-"""How the first key begins in the dict that stands for a dataclass; its number follows."""
+"""Prefix of the first key in the dict that stands for a dataclass; its number follows."""
 
 _KINDS: list[type] = []
 """The dataclasses in what the model being traced has returned."""
@@ -301,7 +301,7 @@ _CUT: list[bool] = []
 """An entry if the gradients of its outputs are inputs of the backward pass."""
 
 _DIFFERENTIABLE: list[bool] = []
-"""Of each tensor that it has returned for a step with gradients, whether it requires one."""
+"""Whether each tensor returned for a step with gradients requires one."""
 
 
 @contextlib.contextmanager
@@ -365,7 +365,7 @@ def outputs_of(tree: Any, nodes: Sequence[Any], loss: Any) -> tuple[Outputs, lis
     node of the loss, None if there is none. Raises CaptureError for an object that is no tensor.
     """
     names: dict[Any, str] = {} if loss is None else {loss: LOSS}
-    found: list[str] = []
+    output_names: list[str] = []
     leaves: list[Any] = []
     is_differentiable = iter(_DIFFERENTIABLE)
     for path, node in zip(_paths(tree), nodes, strict=True):
@@ -375,7 +375,7 @@ def outputs_of(tree: Any, nodes: Sequence[Any], loss: Any) -> tuple[Outputs, lis
                     f"the model returns a {type(node).__name__} as '{path}'; return tensors, "
                     "numbers and strings, in lists, tuples, dicts or dataclasses."
                 )
-            found.append("")
+            output_names.append("")
             leaves.append(node)
             continue
         source: Any = node
@@ -383,9 +383,9 @@ def outputs_of(tree: Any, nodes: Sequence[Any], loss: Any) -> tuple[Outputs, lis
             source = source.args[0]
         if source not in names:
             names[source] = _free(path or "output", names.values())
-        found.append(names[source])
+        output_names.append(names[source])
         leaves.append(OutputLeaf(names[source], next(is_differentiable, False)))
-    return Outputs(pytree.tree_unflatten(leaves, tree), tuple(_KINDS)), found
+    return Outputs(pytree.tree_unflatten(leaves, tree), tuple(_KINDS)), output_names
 
 
 def _is_same(target: Any) -> bool:

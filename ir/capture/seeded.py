@@ -136,7 +136,7 @@ def _bound(func: OpOverload[..., Any], args: Sequence[Any], kwargs: Mapping[str,
 
 
 class _OnTensors:
-    """Where eager recipes go: see `Maker`."""
+    """A `Maker` that runs recipes on eager tensors."""
 
     def __init__(self, state: Tensor, device: torch.device, shard: Shard | None) -> None:
         self.state = state

@@ -1,4 +1,4 @@
-"""Where in the user's code something stands, for errors that name the module and the line."""
+"""Places in the user's code, for errors that name the module and the line."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Site:
 
 
 def site_of_node(node: torch.fx.Node) -> Site:
-    """Of a call in a traced graph; a backward call has the site of its forward call."""
+    """The site of a call in a traced graph; a backward call has that of its forward call."""
     meta = node.meta
     stack = meta.get("nn_module_stack") or meta.get("fwd_nn_module_stack")
     file, line = users_line(meta.get("stack_trace")) or _NOWHERE

@@ -74,7 +74,7 @@ class Traced:
     outputs: tuple[tuple[OutputKind, str], ...]
     constants: Mapping[str, torch.Tensor]
     returned: Outputs | None = None
-    """What the model returns, made of the outputs; None where the loss alone is traced."""
+    """The model's return value in terms of the outputs; None where the loss alone is traced."""
     notes: tuple[str, ...] = ()
     """Sentences for the user on what the trace has otherwise than the model."""
     kept: Mapping[str, torch.Tensor] = field(default_factory=dict)
@@ -203,13 +203,13 @@ def _read_in_checkpoints(graph: fx.Graph) -> frozenset[str]:
 
 
 def _first_names(model: torch.nn.Module) -> dict[str, str]:
-    """For each further name of a shared buffer the first, which torch may not have chosen."""
+    """The first name of a shared buffer, by each further name: torch may have chosen another."""
     first: dict[int, str] = {}
-    found: dict[str, str] = {}
+    renamed: dict[str, str] = {}
     for name, buffer in model.named_buffers(remove_duplicate=False):
         if first.setdefault(id(buffer), name) != name:
-            found[name] = first[id(buffer)]
-    return found
+            renamed[name] = first[id(buffer)]
+    return renamed
 
 
 def _joint(exported: Any, args: Any, kwargs: Any) -> Any:
@@ -312,7 +312,7 @@ def _exported_hook(
 def _returned(
     output: torch.fx.Node, wrapped: Wrapped, spec: Any
 ) -> tuple[Outputs | None, list[str]]:
-    """What the model returns, and the names of the plain outputs, empty for constants."""
+    """The model's outputs, and the names of the plain ones, empty for constants."""
     descs, nodes = output.meta["desc"], cast("Sequence[Any]", output.args[0])
     plain = [n for n, d in zip(nodes, descs, strict=True) if isinstance(d, aot.PlainAOTOutput)]
     plain = plain[: len(plain) - len(wrapped.assigned)]

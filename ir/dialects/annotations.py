@@ -1,4 +1,4 @@
-"""What is noted about an op beside its arguments: layer, phase, origin, copy, sharding, wanted.
+"""Annotations of an op beside its arguments: layer, phase, origin, copy, sharding, wanted.
 
 Any op may carry them. They are properties, as xDSL's rewriter drops discardable attributes. All
 reading and writing of them goes through the functions of this module.
@@ -84,7 +84,7 @@ def origin_of(op: Operation) -> str | None:
 
 
 def set_origin(op: Operation, origin: str) -> None:
-    """Say by its name of which value's op this one computes anew."""
+    """Note the name of the value that this op recomputes."""
     op.properties["origin"] = to_attribute(origin)
 
 
@@ -106,7 +106,7 @@ def sharding_attrs_of(op: Operation) -> Sequence[ShardingAttr] | None:
 
 
 def sharding_attrs_of_value(value: SSAValue) -> list[ShardingAttr] | None:
-    """The sharding of a value as it is written, for an op of which it is that of the only result.
+    """The written sharding of a value, as a list for an op with this value as its only result.
 
     None for an argument, and where its op says nothing of it.
     """
@@ -169,7 +169,7 @@ def arguments_of(op: Operation, *annotations: str) -> frozenset[tuple[str, Attri
 
 
 def annotation_problem(op: Operation) -> str | None:
-    """Why an annotation of an op is not what it should be; None if all are."""
+    """Describe the first malformed annotation of an op; None if there is none."""
     for name, kind in (("layer", StringAttr), ("phase", PhaseAttr), ("origin", StringAttr)):
         value = op.properties.get(name)
         if value is not None and not isinstance(value, kind):
@@ -192,7 +192,7 @@ def _is_list(attribute: Attribute, kind: type[Attribute], length: int | None = N
 
 
 def describe(op: Operation) -> str:
-    """How messages name an op: its name, first result, layers, and line of the model's source."""
+    """Name an op for messages: its name, first result, layers, and line of the model's source."""
     layers = shortened([f"'{layer}'" for layer in joined_layers(op)])
     result = op.results[0].name_hint if op.results else None
     value = f" (%{result})" if result else ""

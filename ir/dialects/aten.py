@@ -213,7 +213,7 @@ OpKey = tuple[str, tuple[int, ...], tuple[int, ...], frozenset[tuple[str, Attrib
 
 
 _keys = ByIdentity[OpKey]()
-"""By types and arguments."""
+"""Keys of ops, by types and arguments."""
 
 
 def key_of_op(op: Operation) -> OpKey:

@@ -34,7 +34,7 @@ PHASES = ("forward", "recompute", "backward", "optimizer")
 
 @irdl_attr_definition
 class PhaseAttr(ParametrizedAttribute):
-    """Which part of the training step an op belongs to."""
+    """The part of the training step that an op belongs to."""
 
     name = "dist.phase"
     phase: StringAttr
@@ -163,7 +163,7 @@ class ShardingAttr(ParametrizedAttribute):
         return _kept(_on, self, shape, mesh)
 
     def on_local(self, local: tuple[int, ...], mesh: Mesh) -> Sharding:
-        """The sharding of a value of which one rank holds a part of shape `local`."""
+        """The sharding of a value, given the shape `local` of the part that one rank holds."""
         return _kept(_on_local, self, local, mesh)
 
     def verify(self) -> None:
@@ -232,7 +232,7 @@ class ShardingAttr(ParametrizedAttribute):
 _Read = Callable[[ShardingAttr, tuple[int, ...], Mesh], Sharding]
 
 _read = ByIdentity[Sharding]()
-"""What was read, by attribute and mesh."""
+"""Shardings read so far, by attribute and mesh."""
 
 
 def _kept(read: _Read, attr: ShardingAttr, shape: tuple[int, ...], mesh: Mesh) -> Sharding:

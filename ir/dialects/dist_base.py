@@ -37,23 +37,23 @@ class DistOp(DefinedOp):
         return ()
 
     def problem_on(self, mesh: Mesh) -> str | None:
-        """Why the op's types do not fit the mesh; None if they do."""
+        """Explain why the op's types do not fit the mesh; None if they do."""
         unknown = [axis for axis in self.axes if axis not in mesh.names]
         if unknown:
             return f"axes {unknown} are not in the mesh {mesh}"
         if len(set(self.axes)) != len(self.axes):
             return f"axes {list(self.axes)} name an axis twice; name each once"
         expected = self.expected_shapes(mesh)
-        found = [shape_of(result) for result in self.results]
-        if found != expected:
-            return f"result shapes are {found}, expected {expected}; correct the types"
+        shapes = [shape_of(result) for result in self.results]
+        if shapes != expected:
+            return f"result shapes are {shapes}, expected {expected}; correct the types"
         return self._problem_of_elements()
 
     def _problem_of_elements(self) -> str | None:
         for operand, result in zip(self.operands, self.results, strict=False):
-            found, expected = (tensor_type_of(v).element_type for v in (result, operand))
-            if found != expected:
-                return f"a result has elements {found}, expected {expected}; correct its type"
+            actual, expected = (tensor_type_of(v).element_type for v in (result, operand))
+            if actual != expected:
+                return f"a result has elements {actual}, expected {expected}; correct its type"
         return None
 
     def expected_shapes(self, mesh: Mesh) -> list[tuple[int, ...]]:
@@ -70,7 +70,7 @@ class DistOp(DefinedOp):
 
     @property
     def effect(self) -> Effect | None:
-        """What the op does to each operand; None if it is no reduction, gather or shard of it."""
+        """The op's effect on each operand; None if it does not reduce, gather or shard it."""
         return None
 
     @property

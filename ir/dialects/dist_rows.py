@@ -40,7 +40,7 @@ class RowsOp(CollectiveOp):
         return super().problem_on(mesh)
 
     def after(self, sharding: Sharding, mesh: Mesh) -> Sharding:
-        """That which the op says: how many rows a rank has follows from no sharding. Raises
+        """The sharding that the op declares: a rank's number of rows follows from none. Raises
         ValueError for a table that is in other shards than the axes, in their order, make."""
         written = cast("ArrayAttr[ShardingAttr] | None", self.properties.get("sharding"))
         made = sharding
@@ -54,7 +54,7 @@ class RowsOp(CollectiveOp):
         return made
 
     def sent_elements(self, mesh: Mesh) -> float:
-        """By balanced routes to random ranks: each row once to each other rank that needs it."""
+        """Count elements sent by balanced routes: a row once to each other rank that needs it."""
         ranks, tokens = shape_of(self.operands[2])
         width = num_elements(self.operands[0]) / max(shape_of(self.operands[0])[0], 1)
         needed = tokens * (1 - (1 - 1 / tokens) ** shape_of(self.operands[1])[0])

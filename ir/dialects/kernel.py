@@ -84,7 +84,7 @@ class FusedOp(DefinedOp):
 
     @property
     def places(self) -> list[int]:
-        """Where the ops stood in the step before they were fused; empty if that is not known."""
+        """Positions of the ops in the step before they were fused; empty if not known."""
         return [] if self.at_attr is None else [place.value.data for place in self.at_attr]
 
     def print(self, printer: Printer) -> None:
@@ -114,9 +114,9 @@ class FusedOp(DefinedOp):
 
 def _check_types(verb: str, outside: Sequence[SSAValue], inside: Sequence[SSAValue]) -> None:
     wanted = [value.type for value in outside]
-    found = [value.type for value in inside]
-    if wanted != found:
-        words = ", ".join(map(str, found))
+    actual = [value.type for value in inside]
+    if wanted != actual:
+        words = ", ".join(map(str, actual))
         raise VerifyException(f"it {verb} {', '.join(map(str, wanted))}, but its region {words}")
 
 

@@ -125,7 +125,7 @@ class DefinedOp(CallOp, IRDLOperation):
             raise VerifyException(f"{self.name}: {' '.join(problem.split())}")
 
     def _problem_of_arguments(self) -> str | None:
-        """Why the arguments are not those of the definition; None if they are."""
+        """Explain how the arguments differ from the definition; None if they do not."""
         known = self.get_irdl_definition().properties
         # Those of a base come last in a definition.
         expected = {n: known[n] for n in reversed(known) if n not in ANNOTATIONS}

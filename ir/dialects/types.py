@@ -88,7 +88,7 @@ def tensor_type(shape: Sequence[int], dtype: torch.dtype) -> AnyTensor:
 
 @dataclass(frozen=True)
 class _Read:
-    """What was read off a type. number: the same for equal types. dtype: of its elements, if torch
+    """Facts read off a type. number: the same for equal types. dtype: of its elements, if torch
     has it. problem: why values of a program cannot have it."""
 
     shape: tuple[int, ...]
@@ -107,8 +107,8 @@ def _read_type(type_: AnyTensor) -> _Read:
         return known
     number = _numbers.setdefault(type_, len(_numbers))
     dtype = _DTYPES.get(type_.element_type)
-    found = _Read(type_.get_shape(), number, dtype, _problem_of(type_))
-    return _read.keep(id(type_), found, type_)
+    facts = _Read(type_.get_shape(), number, dtype, _problem_of(type_))
+    return _read.keep(id(type_), facts, type_)
 
 
 def shape_of_type(type_: AnyTensor) -> tuple[int, ...]:
@@ -135,7 +135,7 @@ def tensor_type_of(value: SSAValue) -> AnyTensor:
 
 
 def type_problem(type_: Attribute) -> str | None:
-    """Why values of a program cannot have this type; None if they can."""
+    """Explain why values of a program cannot have this type; None if they can."""
     if not isinstance(type_, builtin.TensorType):
         return f"{type_} is not a tensor type"
     return _read_type(cast(AnyTensor, type_)).problem

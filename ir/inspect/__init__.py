@@ -1,1 +1,1 @@
-"""How a person looks at a program: outline, diff, HTML, statistics."""
+"""Views of a program for a person: outline, diff, HTML, statistics."""

@@ -1,6 +1,6 @@
-"""How two programs differ: by operand structure, and in what they do.
+"""The differences of two programs, by operand structure.
 
-`diff_match` says which op is which; this file says what of it is a change. Names and places of
+`diff_match` matches their ops; this file lists the changes. Names and places of
 values do not count. A value that a new op stands in front of, or that a removed op does not
 stand in front of any more, is part of that op's change, not one of its users' own.
 """
@@ -31,11 +31,11 @@ from shardweave.ir.program.program_stats import ProgramStats
 from shardweave.ir.program.text import without_gc
 
 MAX_CHAIN = 256
-"""How many new (or removed) ops are looked through for what stands behind them."""
+"""Limit on the new (or removed) ops that are looked through for the value behind them."""
 
 
 Places = tuple[int | None, int | None]
-"""Where an op stands among those of the first and of the second program; None where it is not."""
+"""Position of an op in the first and in the second program; None where it is absent."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class StructuralDiff:
 
 
 def structural_diff(a: Program, b: Program) -> StructuralDiff:
-    """What has to change in `a` to get `b`. The complexity is that of `diff_match`."""
+    """List the changes that turn `a` into `b`, in the time that `diff_match` takes."""
     interner = Interner()
     with without_gc():
         mine, others = table_of(a, interner), table_of(b, interner)
@@ -165,14 +165,14 @@ class _Comparison:
 
     def _ops(self) -> Iterator[Change]:
         """The changes of ops in an order that both programs can be read in."""
-        found = (self._change(*pair, is_fixed=pair[0] in self.fixed) for pair in self._merged())
-        hunks = (hunk for differs, hunk in groupby(found, key=bool) if differs)
+        changes = (self._change(*pair, is_fixed=pair[0] in self.fixed) for pair in self._merged())
+        hunks = (hunk for differs, hunk in groupby(changes, key=bool) if differs)
         for number, hunk in enumerate(hunks, start=1):
             for change in filter(None, hunk):
                 yield replace(change, hunk=number)
 
     def places(self) -> Iterator[Places]:
-        """Where the ops of both programs stand, in the order of `_merged`."""
+        """Positions of the ops of both programs, in the order of `_merged`."""
         first, second = (table.num_arguments for table in self.tables)
         for node, other in self._merged():
             yield None if node is None else node - first, None if other is None else other - second
@@ -182,7 +182,7 @@ class _Comparison:
         (a, b), (pairs, back), fixed = self.tables, self.partners, self.fixed
 
         def removed(node: int) -> Iterator[tuple[int, None]]:
-            """Those from a node up to the next one that keeps its order."""
+            """Removed nodes from a node up to the next one that keeps its order."""
             while node < len(a.ops) and node not in fixed:
                 if node not in pairs:
                     yield node, None
@@ -196,7 +196,7 @@ class _Comparison:
                 yield from removed(node + 1)
 
     def _change(self, node: int | None, other: int | None, *, is_fixed: bool) -> Change | None:
-        """What is to be said of an op of one program, or of both; None if nothing is."""
+        """The change of an op of one program, or of both; None if there is none."""
         details: list[Detail] = []
         if node is None or other is None:
             kind = "added" if node is None else "removed"
@@ -232,12 +232,12 @@ class _Comparison:
                 yield self._detail(f"operand {index}", [value], [new])
 
     def _detail(self, what: str, values: Sequence[Value], news: Sequence[Value]) -> Detail:
-        """That some values took the place of others."""
+        """A detail: some values took the place of others."""
         names: list[str] = []
         general: list[str] = []
-        for table, lines, found in zip(self.tables, self.lines, (values, news), strict=True):
-            names.append(", ".join(lines.name(table.ssa(value)) for value in found))
-            general.append(", ".join(_general(table, value) for value in found))
+        for table, lines, side in zip(self.tables, self.lines, (values, news), strict=True):
+            names.append(", ".join(lines.name(table.ssa(value)) for value in side))
+            general.append(", ".join(_general(table, value) for value in side))
         return Detail(what, names[0], names[1], (general[0], general[1]))
 
     def _is_same_value(self, value: Value, new: Value) -> bool:
@@ -254,19 +254,19 @@ class _Comparison:
         known = self.behind[side].get(value)
         if known is not None:
             return known
-        found: set[Value] = set()
+        matched: set[Value] = set()
         seen = {value}
         queue = [value]
         while queue and len(seen) <= MAX_CHAIN:
             node, result = queue.pop()
             partner = self.partners[side].get(node)
             if partner is not None:
-                found.add((partner if side == 0 else node, result))
+                matched.add((partner if side == 0 else node, result))
                 continue
             sources = [v for v in self.tables[side].operands[node] if v not in seen]
             seen.update(sources)
             queue += sources
-        known = self.behind[side][value] = frozenset() if queue else frozenset(found)
+        known = self.behind[side][value] = frozenset() if queue else frozenset(matched)
         return known
 
     # What is around the ops
@@ -322,7 +322,7 @@ def _general(table: ProgramTable, value: Value) -> str:
 
 
 def _own_details(old: Operation, new: Operation) -> list[Detail]:
-    """What differs of two ops beside their operands."""
+    """Differences of two ops other than their operands."""
     details = [_plain("op", old.name, new.name)] if old.name != new.name else []
     details += _attribute_details(old.properties, new.properties)
     types = [", ".join(str(r.type) for r in op.results) for op in (old, new)]
@@ -374,5 +374,5 @@ def blocks_text(blocks: tuple[str, ...]) -> str:
 
 
 def count_by_kind(diff: StructuralDiff) -> dict[str, int]:
-    """How many changes of each kind there are, for the kinds that there are."""
+    """Count the changes of each kind that occurs."""
     return dict(Counter(change.kind for change in diff.changes))

@@ -1,4 +1,4 @@
-"""Which op of one program is which op of another, by structure.
+"""Match the ops of one program with those of another, by structure.
 
 Neither names nor places of values count. Each op that is not matched yet has two hashes: `up`,
 of what it is and of the hashes of its operands, and `down`, of what it is and of the hashes of
@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from shardweave.ir.inspect.diff_table import ProgramTable, Value
 
 MAX_ROUNDS = 12
-"""Of one kind; each but the last matches something."""
+"""Limit on rounds of one kind; each but the last matches something."""
 
 MAX_EXACT = 10_000
 """Largest product of two sequences' lengths that are aligned exactly."""
@@ -44,14 +44,14 @@ class Matching:
         self.partners[1][other] = node
 
     def unmatched(self) -> list[list[int]]:
-        """For each table the nodes of ops without a partner, in order."""
+        """The nodes of ops without a partner, in order, for each table."""
         return [
             [n for n in range(table.num_arguments, len(table.ops)) if n not in known]
             for table, known in zip(self.tables, self.partners, strict=True)
         ]
 
     def in_order(self) -> list[tuple[int, int]]:
-        """As many pairs of ops as are in the same order in both programs."""
+        """The longest list of pairs of ops that has the same order in both programs."""
         first = self.tables[0].num_arguments
         pairs = sorted(pair for pair in self.partners[0].items() if pair[0] >= first)
         return [pairs[i] for i in longest_increasing([other for _, other in pairs])]
@@ -59,18 +59,18 @@ class Matching:
 
 def match(a: ProgramTable, b: ProgramTable) -> Matching:
     """Match the arguments by kind and name, and the ops by structure."""
-    found = Matching(a, b)
+    matching = Matching(a, b)
     others = {key: node for node, key in enumerate(b.arguments)}
     for node, key in enumerate(a.arguments):
         if key in others:
-            found.add(node, others[key])
-    _match_by_hash(found, lambda t: t.full)
-    _match_by_hash(found, lambda t: t.weak, looks_through=True)
-    _match_by_hash(found, lambda t: t.weak)
-    _align(found)
-    _match_by_hash(found, lambda t: t.weak)
-    _match_by_hash(found, lambda t: t.bare)
-    return found
+            matching.add(node, others[key])
+    _match_by_hash(matching, lambda t: t.full)
+    _match_by_hash(matching, lambda t: t.weak, looks_through=True)
+    _match_by_hash(matching, lambda t: t.weak)
+    _align(matching)
+    _match_by_hash(matching, lambda t: t.weak)
+    _match_by_hash(matching, lambda t: t.bare)
+    return matching
 
 
 def longest_increasing(values: Sequence[int]) -> list[int]:
@@ -86,36 +86,36 @@ def longest_increasing(values: Sequence[int]) -> list[int]:
             ends.append(index)
         else:
             tails[at], ends[at] = value, index
-    found: list[int] = []
+    indices: list[int] = []
     index = ends[-1] if ends else -1
     while index >= 0:
-        found.append(index)
+        indices.append(index)
         index = before[index]
-    return found[::-1]
+    return indices[::-1]
 
 
 # By hash
 
 
-def _match_by_hash(found: Matching, labels: Labels, *, looks_through: bool = False) -> None:
+def _match_by_hash(matching: Matching, labels: Labels, *, looks_through: bool = False) -> None:
     for _ in range(MAX_ROUNDS):
-        nodes = found.unmatched()
+        nodes = matching.unmatched()
         if not all(nodes):
             return
-        sides = [_Side(found, side, labels, looks_through) for side in (0, 1)]
+        sides = [_Side(matching, side, labels, looks_through) for side in (0, 1)]
         ups = [side.up(own) for side, own in zip(sides, nodes, strict=True)]
         downs = [side.down(own) for side, own in zip(sides, nodes, strict=True)]
         both = [{n: (up[n], down[n]) for n in up} for up, down in zip(ups, downs, strict=True)]
-        before = len(found.partners[0])
-        _pair(found, sides, both, only_single=False)
-        _pair(found, sides, ups, only_single=True)
-        _pair(found, sides, downs, only_single=True)
-        if len(found.partners[0]) == before:
+        before = len(matching.partners[0])
+        _pair(matching, sides, both, only_single=False)
+        _pair(matching, sides, ups, only_single=True)
+        _pair(matching, sides, downs, only_single=True)
+        if len(matching.partners[0]) == before:
             return
 
 
 def _pair(
-    found: Matching,
+    matching: Matching,
     sides: Sequence[_Side],
     hashes: Sequence[Mapping[int, Hash]],
     *,
@@ -125,23 +125,23 @@ def _pair(
     groups: defaultdict[Hash, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
     for index, side in enumerate(sides):
         for node, key in hashes[index].items():
-            if node not in found.partners[index] and not side.is_through(node):
+            if node not in matching.partners[index] and not side.is_through(node):
                 groups[key][index].append(node)
     for mine, others in groups.values():
         if len(mine) == len(others) and (len(mine) == 1 or not only_single):
             for node, other in zip(mine, others, strict=True):
-                found.add(node, other)
+                matching.add(node, other)
 
 
 class _Side:
     """The hashes of one program's unmatched ops, where matched ones are their seeds."""
 
-    def __init__(self, found: Matching, side: int, labels: Labels, looks_through: bool) -> None:
-        self.table = table = found.tables[side]
+    def __init__(self, matching: Matching, side: int, labels: Labels, looks_through: bool) -> None:
+        self.table = table = matching.tables[side]
         self.labels = labels(table)
         self.looks_through = looks_through
         # The same for both nodes of a pair, and for an argument without a partner its own.
-        self.seeds = {n: (other if side else n) for n, other in found.partners[side].items()}
+        self.seeds = {n: (other if side else n) for n, other in matching.partners[side].items()}
         for node in range(table.num_arguments):
             self.seeds.setdefault(node, (1 << 40) + 2 * node + side)
 
@@ -154,8 +154,8 @@ class _Side:
         )
 
     def up(self, nodes: list[int]) -> dict[int, int]:
-        """By unmatched node, the hash of what it is and what it reads."""
-        found: dict[int, int] = {}
+        """Hash each unmatched node by its label and its operands."""
+        hashes: dict[int, int] = {}
         through: dict[Value, int] = {}
         seeds = self.seeds
         for node in nodes:
@@ -164,17 +164,17 @@ class _Side:
                 known = through.get((source, result))
                 if known is None:
                     origin = seeds.get(source)
-                    known = hash((found[source] if origin is None else origin, result))
+                    known = hash((hashes[source] if origin is None else origin, result))
                 parts.append(known)
-            found[node] = hash(tuple(parts))
+            hashes[node] = hash(tuple(parts))
             if self.is_through(node):
                 through.update(((node, i), known) for i, known in enumerate(parts[1:]))
-        return found
+        return hashes
 
     def down(self, nodes: list[int]) -> dict[int, int]:
-        """By unmatched node, the hash of what it is and what is made of its results."""
+        """Hash each unmatched node by its label and the consumers of its results."""
         table, seeds = self.table, self.seeds
-        found: dict[int, int] = {}
+        hashes: dict[int, int] = {}
         values: dict[Value, int] = defaultdict(int)
         for key, slot in table.results.items():
             values[table.where[slot.value]] += hash(key)
@@ -184,35 +184,35 @@ class _Side:
                 if seed is None and self.is_through(user):
                     values[node, result] += values.get((user, operand), 0)
                 else:
-                    values[node, result] += hash((found[user] if seed is None else seed, operand))
+                    values[node, result] += hash((hashes[user] if seed is None else seed, operand))
             results = range(len(table.op(node).results))
-            found[node] = hash((self.labels[node], *(values.get((node, i), 0) for i in results)))
-        return found
+            hashes[node] = hash((self.labels[node], *(values.get((node, i), 0) for i in results)))
+        return hashes
 
 
 # As sequences
 
 
-def _align(found: Matching) -> None:
+def _align(matching: Matching) -> None:
     """Align what is unmatched between matched ops that are in the same order on both sides."""
-    nodes = found.unmatched()
+    nodes = matching.unmatched()
     if not all(nodes):
         return
-    starts = list(zip(*found.in_order(), strict=True)) or [(), ()]
+    starts = list(zip(*matching.in_order(), strict=True)) or [(), ()]
     gaps: defaultdict[int, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
     for side in (0, 1):
         for node in nodes[side]:
             gaps[bisect_left(starts[side], node)][side].append(node)
     for mine, others in gaps.values():
-        _align_run(found, mine, others)
+        _align_run(matching, mine, others)
 
 
-def _align_run(found: Matching, left: list[int], right: list[int]) -> None:
+def _align_run(matching: Matching, left: list[int], right: list[int]) -> None:
     """Pair nodes of equal weak label in order: as many as can be if there are few, else many."""
-    a, b = (table.weak for table in found.tables)
+    a, b = (table.weak for table in matching.tables)
     if len(left) * len(right) <= MAX_EXACT:
         for i, j in _common([a[n] for n in left], [b[n] for n in right]):
-            found.add(left[i], right[j])
+            matching.add(left[i], right[j])
         return
     places = _occurrences(a, left), _occurrences(b, right)
     both = [(i, places[1][key]) for key, i in places[0].items() if key in places[1]]
@@ -221,20 +221,20 @@ def _align_run(found: Matching, left: list[int], right: list[int]) -> None:
     for i, j in [*fixed, (len(left), len(right))]:
         mine, others = left[previous[0] + 1 : i], right[previous[1] + 1 : j]
         if fixed and mine and others:
-            _align_run(found, mine, others)
+            _align_run(matching, mine, others)
         if i < len(left):
-            found.add(left[i], right[j])
+            matching.add(left[i], right[j])
         previous = i, j
 
 
 def _occurrences(labels: list[int], nodes: list[int]) -> dict[tuple[int, int], int]:
     counts: defaultdict[int, int] = defaultdict(int)
-    found: dict[tuple[int, int], int] = {}
+    occurrences: dict[tuple[int, int], int] = {}
     for place, node in enumerate(nodes):
         label = labels[node]
-        found[label, counts[label]] = place
+        occurrences[label, counts[label]] = place
         counts[label] += 1
-    return found
+    return occurrences
 
 
 def _common(left: list[int], right: list[int]) -> list[tuple[int, int]]:

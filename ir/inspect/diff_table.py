@@ -34,7 +34,7 @@ class Lines:
                 self._names[value] = self._printer.print_ssa_value(value)
 
     def name(self, value: SSAValue) -> str:
-        """With the leading %."""
+        """The value's name, with the leading %."""
         return f"%{self._names[value]}"
 
     def line(self, op: Operation) -> str:
@@ -94,9 +94,9 @@ class ProgramTable:
 
     def op(self, node: int) -> Operation:
         """The op of a node that is none of the arguments."""
-        found = self.ops[node]
-        assert found is not None
-        return found
+        op = self.ops[node]
+        assert op is not None
+        return op
 
     def ssa(self, value: Value) -> SSAValue:
         node, result = value
@@ -150,12 +150,12 @@ def table_of(program: Program, interner: Interner) -> ProgramTable:
 
 
 def _by_key(slots: list[Slot]) -> dict[SlotKey, Slot]:
-    """By kind and name; a slot without a name of its own goes by its place."""
-    found: dict[SlotKey, Slot] = {}
+    """Slots by kind and name; a slot without a name of its own goes by its position."""
+    keyed: dict[SlotKey, Slot] = {}
     for index, slot in enumerate(slots):
         key = slot.kind, slot.name
-        found[key if slot.name and key not in found else (slot.kind, f"#{index}")] = slot
-    return found
+        keyed[key if slot.name and key not in keyed else (slot.kind, f"#{index}")] = slot
+    return keyed
 
 
 def _label(op: Operation, interner: Interner) -> Hashable:
@@ -168,16 +168,16 @@ def _label(op: Operation, interner: Interner) -> Hashable:
 
 
 def _region_label(region: Region, interner: Interner) -> Hashable:
-    """What a region is, its values numbered as they are defined."""
+    """A hashable description of a region, its values numbered in order of definition."""
     numbers: dict[SSAValue, int] = {}
-    found: list[Hashable] = []
+    parts: list[Hashable] = []
     for block in region.blocks:
         for value in block.args:
             numbers[value] = len(numbers)
-        found.append(tuple(interner.attribute(value.type) for value in block.args))
+        parts.append(tuple(interner.attribute(value.type) for value in block.args))
         for op in block.ops:
             reads = tuple(numbers.get(value, -1) for value in op.operands)
             for value in op.results:
                 numbers[value] = len(numbers)
-            found.append((_label(op, interner), reads))
-    return tuple(found)
+            parts.append((_label(op, interner), reads))
+    return tuple(parts)

@@ -39,14 +39,14 @@ class Layer:
 
     @property
     def moves(self) -> str:
-        """What moves data in it: `2 all_reduce over tensor`, or in a global program `5 reshard`."""
+        """Its data movement: `2 all_reduce over tensor`, or in a global program `5 reshard`."""
         counts = {**self.collectives, "reshard": self.reshards}
         return ", ".join(f"{count} {what}" for what, count in counts.items() if count)
 
 
 @dataclass(frozen=True)
 class Fold:
-    """Neighbouring layers whose ops are the same but for the layers' names."""
+    """Neighbouring layers whose ops are the same except the layers' names."""
 
     layers: tuple[Layer, ...]
 
@@ -104,7 +104,7 @@ def fold(layers: Sequence[Layer]) -> list[Fold]:
 
 
 def body_of(name: str, members: Sequence[Operation]) -> tuple[object, ...]:
-    """What a layer of these ops does, without names or values outside: equal if layers are."""
+    """The computation of a layer, without names or values from outside: equal for like layers."""
     inside: dict[SSAValue, tuple[int, int]] = {}
     body: list[object] = []
     for index, op in enumerate(members):

@@ -38,7 +38,7 @@ class OpPair(NamedTuple):
 class LayerPairs:
     """Neighbouring layers of the same ops to which the same happened; `pairs` are the first's.
 
-    members: by layer, its ops after the change, in order; those of one place are equal but for the
+    members: by layer, its ops after the change, in order; those of one place are equal except the
     layers' names.
     """
 
@@ -74,14 +74,14 @@ def by_layers(pairs: Sequence[OpPair], blocks: Blocks) -> list[LayerPairs]:
         op = pair.after or pair.before
         assert op is not None
         parts.setdefault(part_of(layer_of(op), blocks), []).append(pair)
-    found: list[LayerPairs] = []
+    grouped: list[LayerPairs] = []
     for _, group in groupby(parts.items(), key=lambda part: _body(*part)):
         layers = list(group)
         members = tuple(
             tuple(pair.after for pair in rows if pair.after is not None) for _, rows in layers
         )
-        found.append(LayerPairs(tuple(name for name, _ in layers), tuple(layers[0][1]), members))
-    return found
+        grouped.append(LayerPairs(tuple(name for name, _ in layers), tuple(layers[0][1]), members))
+    return grouped
 
 
 def _body(name: str, pairs: Sequence[OpPair]) -> tuple[object, ...]:
@@ -93,30 +93,30 @@ def _body(name: str, pairs: Sequence[OpPair]) -> tuple[object, ...]:
 
 
 def ancestors_of(pairs: Sequence[OpPair]) -> dict[Operation, Operation]:
-    """By op after a change, the op before it that it was, or that it is a copy of.
+    """The op before a change that each op after it was, or is a copy of.
 
     An op that is written out for several sub-batches has no partner: it is told by what it is, and
     by which of these it is among those of its sub-batch.
     """
-    found: dict[Operation, Operation] = {}
+    ancestors: dict[Operation, Operation] = {}
     for pair in pairs:
         if pair.after is not None and pair.before is not None:
-            found[pair.after] = pair.before
-    shared = {found[op] for op in found if copy_of(op) is None}
+            ancestors[pair.after] = pair.before
+    shared = {ancestors[op] for op in ancestors if copy_of(op) is None}
     single = [pair.before for pair in pairs if pair.before is not None]
     varying = [op for op in single if op not in shared and copy_of(op) is None]
     originals = {key: op for key, op in _numbered(varying)}
     copies = [p.after for p in pairs if p.after is not None and copy_of(p.after) is not None]
     for key, op in _numbered(copies):
-        if op not in found and key in originals:
-            found[op] = originals[key]
-    return found
+        if op not in ancestors and key in originals:
+            ancestors[op] = originals[key]
+    return ancestors
 
 
 def same_by_name(before: Program, after: Program) -> dict[Operation, Operation]:
-    """By op of a program that was cut out of another, the op there of its name and values.
+    """Match ops of a program cut out of another with the ops there, by name and values.
 
-    Of several of the same names each stands for the one in its place, if all of them are there.
+    Several ops of the same names are matched in order, if all of them are there.
     """
     known: defaultdict[object, list[Operation]] = defaultdict(list)
     for op in before.ops:
@@ -124,11 +124,11 @@ def same_by_name(before: Program, after: Program) -> dict[Operation, Operation]:
     cut: defaultdict[object, list[Operation]] = defaultdict(list)
     for op in after.ops:
         cut[_names(op)].append(op)
-    found: dict[Operation, Operation] = {}
+    partners: dict[Operation, Operation] = {}
     for key, ops in cut.items():
         if len(ops) == len(known[key]):
-            found.update(zip(ops, known[key], strict=True))
-    return found
+            partners.update(zip(ops, known[key], strict=True))
+    return partners
 
 
 def _names(op: Operation) -> object:
@@ -146,7 +146,7 @@ def _numbered(ops: Iterable[Operation]) -> Iterator[tuple[object, Operation]]:
 
 
 def sources_of(program: Program) -> dict[Operation, Operation]:
-    """By recomputed op, the op of the same program that it was cloned from, where that is left."""
+    """Map each recomputed op to the op that it was cloned from, if the program still has it."""
     named: dict[tuple[str, str, Copy | None], Operation] = {}
     recomputed: list[tuple[str, Operation]] = []
     for op in program.ops:
@@ -157,9 +157,9 @@ def sources_of(program: Program) -> dict[Operation, Operation]:
         for result in op.results:
             if result.name_hint is not None:
                 named.setdefault((result.name_hint, layer_of(op), copy_of(op)), op)
-    found: dict[Operation, Operation] = {}
+    sources: dict[Operation, Operation] = {}
     for origin, op in recomputed:
         source = named.get((origin, layer_of(op), copy_of(op)))
         if source is not None:
-            found[op] = source
-    return found
+            sources[op] = source
+    return sources

@@ -67,7 +67,7 @@ def digits_of(dtype: torch.dtype) -> int:
 
 
 def position_steps(shape: Sequence[int], distribution: str, dtype: torch.dtype) -> list[int]:
-    """For each dim of a global tensor, how far its positions are apart: in blocks, and in the last
+    """Distances between positions along each dim of a global tensor: in blocks, and in the last
     dim in numbers."""
     if not shape:
         return []
@@ -82,7 +82,7 @@ def positions_of(
     dtype: torch.dtype,
     device: torch.device | str | None = None,
 ) -> list[Tensor]:
-    """For each dim of a global tensor the positions of its elements (int64)."""
+    """The positions of elements along each dim of a global tensor (int64)."""
     steps = position_steps(shape, distribution, dtype)
     return [torch.arange(n, device=device) * step for n, step in zip(shape, steps, strict=True)]
 
@@ -137,7 +137,7 @@ def _chunks(num_rows: int, row_blocks: int) -> list[slice]:
 
 
 def _uniform(words: Words, dtype: torch.dtype) -> Tensor:
-    """In [0, 1), one after another along a new last dim."""
+    """Uniform numbers in [0, 1), one after another along a new last dim."""
     if dtype == torch.float64:
         pairs = [_unit(a, b) for a, b in (words[:2], words[2:])]
         return torch.stack(pairs, -1)
@@ -147,7 +147,7 @@ def _uniform(words: Words, dtype: torch.dtype) -> Tensor:
 
 
 def _unit(high: Tensor, low: Tensor) -> Tensor:
-    """Of 53 bits of two words."""
+    """A number in [0, 1) from 53 bits of two words."""
     return ((high << 21) | (low >> 11)).to(torch.float64).mul_(2.0**-53)
 
 

@@ -43,7 +43,7 @@ MERGE_ATTENTION = "dist.merge_attention"
 
 
 def logsumexp_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Of the log-sum-exp of scores in a dtype: 16-bit ones are computed in float32."""
+    """The dtype of a log-sum-exp of scores: float32 for 16-bit scores."""
     return torch.float32 if dtype.itemsize == 2 else dtype
 
 
@@ -151,14 +151,14 @@ class Progression:
 
 
 def _places(at: slice, first: int, length: int, count: int = 1) -> slice:
-    """Of some places every `count`-th, from one on."""
+    """Every `count`-th of some places, starting from one."""
     start, step = at.start + first * at.step, at.step * count
     return slice(start, start + (length - 1) * step + 1, step)
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A rectangle of queries and keys, or with `is_causal` a square of which the lower triangle."""
+    """A rectangle of queries and keys, or with `is_causal` the lower triangle of a square."""
 
     queries: slice
     keys: slice
@@ -180,7 +180,7 @@ def position_runs(positions: Sequence[int]) -> list[Progression]:
 
 
 def pieces_of(query_positions: Sequence[int], key_positions: Sequence[int]) -> list[Piece] | None:
-    """What queries see, as pieces; None if positions do not rise, or there were too many pieces.
+    """The keys that queries see, in pieces; None if positions do not rise, or pieces are too many.
 
     Each pair of a query and a key at its position or before is in exactly one piece, and no other.
     """

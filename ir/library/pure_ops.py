@@ -33,7 +33,7 @@ UNWRITTEN = frozenset(
 """Ops that give memory as it is."""
 
 NOT_PURE = "does more than compute tensors from its operands, so that no program may have it"
-"""What is said of any other op."""
+"""Reason given for any other op."""
 
 _OUTSIDE = ("Storage", "Stream", "Dimname", "QScheme")
 """Types of arguments that no program has."""
@@ -73,12 +73,12 @@ def is_custom(name: str) -> bool:
 
 def _is_pure_overload(namespace: str, packet: str, overload: str) -> bool:
     try:
-        found: Any = getattr(getattr(getattr(torch.ops, namespace), packet), overload)
+        op: Any = getattr(getattr(getattr(torch.ops, namespace), packet), overload)
     except (AttributeError, RuntimeError):
         return False
-    if type(found) is not OpOverload or torch.Tag.nondeterministic_seeded in found.tags:
+    if type(op) is not OpOverload or torch.Tag.nondeterministic_seeded in op.tags:
         return False
-    return _is_pure(schema_of(found))
+    return _is_pure(schema_of(op))
 
 
 def _name(schema: Any) -> str:

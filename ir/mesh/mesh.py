@@ -14,7 +14,7 @@ from shardweave.ir.suggest import did_you_mean
 AxisKind = Literal["space", "time", "stage"]
 
 MOST_RANKS = 4096
-"""Of a virtual mesh: one process runs all of them."""
+"""Limit on the ranks of a virtual mesh: one process runs all of them."""
 
 MOST_DEVICES = 2**20
 """More than any cluster has. Some tables have an entry for each rank."""
@@ -188,21 +188,21 @@ class Mesh:
 
         So a plan made for tensor.0=2,tensor.1=2 runs on tensor=4, whose ranks it numbers alike.
         """
-        found = self
+        mesh = self
         for axis in self.axes:
             digits: list[int] = []
             while (digit := f"{axis.name}.{len(digits)}") in sizes:
                 digits.append(sizes[digit])
             if axis.name not in sizes and math.prod(digits) == axis.size and digits:
-                found = found.factored(axis.name, digits)
-        return found
+                mesh = mesh.factored(axis.name, digits)
+        return mesh
 
     def coordinates(self, rank: int) -> dict[str, int]:
         """The coordinate of a rank on each axis of devices."""
-        found: dict[str, int] = {}
+        coordinates: dict[str, int] = {}
         for axis in reversed(self.device_axes):
-            rank, found[axis.name] = divmod(rank, axis.size)
-        return found
+            rank, coordinates[axis.name] = divmod(rank, axis.size)
+        return coordinates
 
     def rank(self, coordinates: Mapping[str, int]) -> int:
         """The rank at given coordinates of the axes of devices."""
@@ -210,10 +210,10 @@ class Mesh:
 
     def position(self, names: Sequence[str], coordinates: Mapping[str, int]) -> int:
         """The place of some coordinates among those on some axes, the first axis slowest."""
-        found = 0
+        position = 0
         for name in names:
-            found = found * self.size(name) + coordinates[name]
-        return found
+            position = position * self.size(name) + coordinates[name]
+        return position
 
     def groups(self, names: Sequence[str]) -> list[list[int]]:
         """The groups of ranks that a collective over `names` joins.

@@ -86,7 +86,7 @@ def part_size(placements: Sequence[Placement], dim_size: int) -> int:
 
 
 def held_size(dim: DimSharding, dim_size: int, coordinates: Mapping[str, int]) -> int:
-    """How many indices of a dim the device at `coordinates` holds: its part without padding."""
+    """Count the indices of a dim that the device at `coordinates` holds, without padding."""
     if not dim:
         return dim_size
     major, *minor = dim
@@ -245,7 +245,7 @@ class Sharding:
         )
 
     def problem(self, shape: Sequence[int], mesh: Mesh) -> str | None:
-        """Why this sharding does not suit a value of `shape` on `mesh`; None if it does."""
+        """Explain why a value of `shape` on `mesh` cannot have this sharding; None if it can."""
         if len(self.dims) != len(shape):
             return f"it has {len(self.dims)} dims, the value has {len(shape)}"
         named = [p.axis for dim in self.dims for p in dim] + list(self.unreduced)

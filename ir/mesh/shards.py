@@ -64,7 +64,7 @@ def held(
 
 
 def resized(tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    """The beginning of a tensor, or the tensor with zeros behind it, in each dim."""
+    """The beginning of a tensor, or the tensor with zeros after it, in each dim."""
     if tuple(tensor.shape) == tuple(shape):
         return tensor
     for dim, size in enumerate(shape):
@@ -85,8 +85,8 @@ def assemble(
     Axes that the sharding does not name are read at coordinate 0; unreduced axes are reduced.
     """
     names = [p.axis for dim in sharding.dims for p in dim] + list(sharding.unreduced)
-    found = _assemble(shard_at, sharding, mesh, dict.fromkeys(mesh.names, 0), names)
-    return resized(found, sharding.without_padding(found.shape))
+    padded = _assemble(shard_at, sharding, mesh, dict.fromkeys(mesh.names, 0), names)
+    return resized(padded, sharding.without_padding(padded.shape))
 
 
 def _assemble(

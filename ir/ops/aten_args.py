@@ -27,7 +27,7 @@ def overload_of(op: AtenOp) -> OpOverload[..., Any]:
 
 
 def problem_of_arguments(op: AtenOp) -> str | None:
-    """What is wrong with the stored arguments of an op, by its schema; None if nothing is."""
+    """Check the stored arguments of an op against its schema: the problem, or None."""
     derived = spec_of(op).derived
     for parameter in op.signature.parameters:
         name, attribute = parameter.name, op.properties.get(parameter.name)
@@ -52,7 +52,7 @@ _KINDS: dict[str, tuple[str, tuple[type[Attribute], ...]]] = {
     "str": ("a text in quotes", (StringAttr,)),
     "ScalarType": ("a dtype, such as f32", (TypeAttribute,)),
 }
-"""By torch's name of a type, the words for it, and the attributes that hold its values."""
+"""Words for a type and the attributes that hold its values, by torch's name of the type."""
 
 
 def _fits(attribute: Attribute, kind: str) -> bool:

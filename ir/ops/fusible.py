@@ -1,4 +1,4 @@
-"""Which ATen ops a generated kernel can hold, and as what.
+"""Roles of ATen ops in a generated kernel.
 
 Pointwise ops, views and moves make elements of others; reductions are of rows or of columns
 (`reductions_of`). Which of them fit in one kernel together: `ir.program.iteration_space`.
@@ -31,7 +31,7 @@ GROUP = 16
 
 
 def role_of(op: Operation) -> Role | None:
-    """What an op is to a kernel; None if no kernel can hold it."""
+    """The role of an op in a kernel; None if no kernel can hold it."""
     spec = spec_of(op)
     if spec.role is None or not isinstance(op, AtenOp):
         return None
@@ -54,8 +54,8 @@ def column_results(op: AtenOp) -> list[SSAValue]:
     if op.name == LAYER_NORM_BACKWARD:
         first = int(bool(op.value("output_mask")[0]))
         return list(op.results[first:])
-    found = reductions_of(op) if role_of(op) == "reduce" else ()
-    return list(op.results) if any(r.over == "column" for r in found) else []
+    reductions = reductions_of(op) if role_of(op) == "reduce" else ()
+    return list(op.results) if any(r.over == "column" for r in reductions) else []
 
 
 def sums_few_rows(op: Operation) -> bool:

@@ -32,7 +32,7 @@ def _fake_mode() -> FakeTensorMode:
 
 _REFUSALS = (RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, AssertionError,
              AttributeError)  # fmt: skip
-"""What torch raises for operands that do not fit, op by op."""
+"""Errors that torch raises for operands that do not fit, op by op."""
 
 
 @lru_cache(maxsize=16384)

@@ -22,7 +22,7 @@ _UNKNOWN = OpSpec("")
 _RECORDS: dict[str, OpSpec] = {}
 
 _TAGGED: dict[str, OpSpec] = {}
-"""By name, the records of ops that nobody wrote one for, as torch's tags say."""
+"""Records made from torch's tags, by name, for ops that nobody wrote one for."""
 
 
 def register_op(spec: OpSpec, *, replace: bool = False) -> OpSpec:

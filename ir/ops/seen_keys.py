@@ -1,4 +1,4 @@
-"""Which share of the keys the queries of a causal attention see, by their positions.
+"""The share of the keys that the queries of a causal attention see, by their positions.
 
 A kernel computes the products of queries by keys that a causal mask lets be seen, half of all where
 queries are those of the whole sequence. Of a device's piece of the sequence it is half as well, if
@@ -24,7 +24,7 @@ from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.ops.registry import is_positional
 
 _Positions: TypeAlias = tuple[Any, ...]
-"""How positions are computed on each rank, as data: ("range", start, step, length), ("sum", terms),
+"""Computation of positions on each rank, as data: ("range", start, step, length), ("sum", terms),
 ("multiple", of, times), ("index", axes) of a shard, or ("slice", of, axes, block)."""
 
 
@@ -39,8 +39,8 @@ def seen_share(op: AtenOp, mesh: Mesh) -> float:
 
 
 def num_pieces(op: AtenOp, mesh: Mesh) -> int:
-    """How many pieces an attention by positions is computed in, on the first device; 1 where a mask
-    says what queries see."""
+    """Count the pieces in which the first device computes an attention by positions; 1 if it has
+    a mask instead."""
     if not is_causal(op) or op.tensor("attn_mask") is not None:
         return 1
     own, whole = _read_positions(op)
@@ -68,13 +68,13 @@ def are_counted(positions: SSAValue) -> bool:
 
 
 def _read_positions(op: AtenOp) -> list[_Positions | None]:
-    """How the positions of an attention's queries and keys are computed."""
+    """The computations of the positions of an attention's queries and keys."""
     given = op.tensor("query_positions"), op.tensor("key_positions")
     return [_read(value) if isinstance(value, SSAValue) else None for value in given]
 
 
 def _read(value: SSAValue) -> _Positions | None:
-    """How positions are computed; None if by other ops."""
+    """The computation of positions; None if it has other ops."""
     op = value.owner
     if isinstance(op, ShardIndexOp):
         return "index", op.axes

@@ -24,12 +24,12 @@ def dense_strides(shape: Sequence[int]) -> Sizes:
 
 def ordered_strides(shape: Sequence[int], like: Sequence[int]) -> Sizes:
     """Strides of a tensor without gaps whose dims stand in memory in the order of some strides."""
-    found = [0] * len(shape)
+    strides = [0] * len(shape)
     step = 1
     for dim in sorted(reversed(range(len(shape))), key=lambda dim: like[dim]):
-        found[dim] = step
+        strides[dim] = step
         step *= shape[dim]
-    return tuple(found)
+    return tuple(strides)
 
 
 def refines(fine: Sequence[int], coarse: Sequence[int]) -> bool:
@@ -102,7 +102,7 @@ def _expanded(source: Sizes, strides: Sizes, shape: Sizes) -> Sizes:
 
 
 def _part(op: AtenOp, strides: Sizes) -> Sizes:
-    """Of a slice or, if it lacks the dim, of one element of it."""
+    """Strides of a slice or, if it lacks the dim, of one element of it."""
     dim: int = op.value("dim") % len(strides)
     if len(shape_of(op.results[0])) < len(strides):
         return (*strides[:dim], *strides[dim + 1 :])
@@ -113,17 +113,17 @@ def _part(op: AtenOp, strides: Sizes) -> Sizes:
 @cache
 def reshaped(source: Sizes, strides: Sizes, shape: Sizes) -> Sizes | None:
     """Strides of a view of another shape; None if there is none, and reshaping copies."""
-    found: list[int] = []
+    new_strides: list[int] = []
     left = list(reversed(shape))
     for size, stride in _runs(source, strides):
         count = 1
         while left and (count < size or left[0] == 1):
-            found.append(count * stride)
+            new_strides.append(count * stride)
             count *= left.pop(0)
         if count != size:
             return None
-    found += [1] * len(left)
-    return tuple(reversed(found)) if all(size == 1 for size in left) else None
+    new_strides += [1] * len(left)
+    return tuple(reversed(new_strides)) if all(size == 1 for size in left) else None
 
 
 def _runs(source: Sizes, strides: Sizes) -> list[tuple[int, int]]:

@@ -57,7 +57,7 @@ class Blocks:
 
 
 def shared_modules(a: str, b: str) -> int:
-    """How many modules around two paths are the same: 1 of `heads.a` and `heads.b`."""
+    """Count the enclosing modules that two paths share: 1 of `heads.a` and `heads.b`."""
     pairs = zip(a.split("."), b.split("."), strict=False)
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)) if a and b else 0
 
@@ -147,7 +147,7 @@ def weight_ops(program: Program) -> list[Operation]:
     parameters alone."""
     known = {slot.value for slot in program.arguments if slot.kind == "param"}
     gathered: set[SSAValue] = set()
-    found: list[Operation] = []
+    ops: list[Operation] = []
     for op in program.ops:
         is_gather = isinstance(op, CollectiveOp) and op.is_gather and type(op) in STARTS
         recuts = isinstance(op, SliceOp) or spec_of(op).resizes
@@ -155,10 +155,10 @@ def weight_ops(program: Program) -> list[Operation]:
         brings = brings or (recuts and gathered.issuperset(op.operands))
         if brings and all(value in known for value in op.operands):
             known.update(op.results)
-            found.append(op)
+            ops.append(op)
             if is_gather or not gathered.isdisjoint(op.operands):
                 gathered.update(op.results)
-    return found
+    return ops
 
 
 def split_at_backward(program: Program) -> tuple[list[Operation], list[Operation]]:

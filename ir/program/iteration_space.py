@@ -1,4 +1,4 @@
-"""What the programs of a generated kernel share out among them, and which ops fit in one together.
+"""Iteration spaces: the elements that a generated kernel computes, and the ops that fit in one.
 
 A kernel computes every element of a *space*, which is seen as rows by columns:
 
@@ -50,7 +50,7 @@ _ASIDE = ("pointwise", "view", "move")
 
 @dataclass(frozen=True)
 class IterationSpace:
-    """What a kernel's programs share out among them: `rows` times `columns` elements.
+    """The work that a kernel's programs divide: `rows` times `columns` elements.
 
     aside: elements of values that have nothing to do with the rows, computed by the first programs.
     """
@@ -71,23 +71,23 @@ class IterationSpace:
 def space_of(ops: Collection[Operation], escaping: Iterable[SSAValue]) -> IterationSpace | str:
     """The space of a kernel that computes `ops` and writes `escaping`, or why there is none."""
     members, written = [op for op in ops if isinstance(op, AtenOp)], list(escaping)
-    found = _space_of(members, written)
-    beside = computed_aside(members, written) if isinstance(found, str) else set[SSAValue]()
+    space = _space_of(members, written)
+    beside = computed_aside(members, written) if isinstance(space, str) else set[SSAValue]()
     if not beside:
-        return found
+        return space
     owners = {value.owner for value in ancestors(beside, members)}
     rows = _space_of(
         [op for op in members if op not in owners], [v for v in written if v not in beside]
     )
     if isinstance(rows, str) or rows.family != "rows":
-        return found
+        return space
     if rows.reduces_columns or rows.columns > WHOLE_ROW:
-        return found
+        return space
     return replace(rows, aside=max(map(num_elements, beside)))
 
 
 def computed_aside(members: Collection[AtenOp], written: Iterable[SSAValue]) -> set[SSAValue]:
-    """What a kernel writes that has nothing to do with its rows: few elements, all of one size, of
+    """Values that a kernel writes apart from its rows: few elements, all of one size, of
     pointwise ops that nothing else needs."""
     values = list(written)
     beside: dict[SSAValue, set[SSAValue]] = {}
@@ -106,15 +106,15 @@ def computed_aside(members: Collection[AtenOp], written: Iterable[SSAValue]) -> 
 def ancestors(values: Iterable[SSAValue], members: Collection[Operation]) -> set[SSAValue]:
     """Results of members that some values, of theirs, are computed from, and these."""
     inside = set(members)
-    found: set[SSAValue] = set()
+    reached: set[SSAValue] = set()
     pending = list(values)
     while pending:
         value = pending.pop()
-        if value.owner in inside and value not in found:
-            found.add(value)
+        if value.owner in inside and value not in reached:
+            reached.add(value)
             assert isinstance(value.owner, Operation)
             pending += value.owner.operands
-    return found
+    return reached
 
 
 def is_kernel_alone(op: Operation) -> bool:
@@ -194,7 +194,7 @@ def _lookup_space(members: list[AtenOp], written: list[SSAValue]) -> IterationSp
 
 
 def _num_read_whole(gradient: AtenOp, before: list[AtenOp]) -> int:
-    """How many numbers of the size of a lookup's gradient are read for it."""
+    """Count the values read for a lookup's gradient that have its operand's size."""
     inside = {value for op in before for value in op.results}
     numel = num_elements(gradient.operands[0])
     read = {v for op in (gradient, *before) for v in op.operands if v not in inside}

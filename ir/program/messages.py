@@ -25,7 +25,7 @@ class ComingMessage:
 
 
 def coming_messages(program: Program, place: int) -> dict[int, list[ComingMessage]]:
-    """By the coordinate that sends, what comes to one coordinate in a step, in order."""
+    """Messages that come to one coordinate in a step, in order, by the coordinate that sends."""
     places = StagePlaces.of(program)
     functions = functions_of(program)
     messages = {
@@ -33,7 +33,7 @@ def coming_messages(program: Program, place: int) -> dict[int, list[ComingMessag
         for name, function in functions.items()
     }
     seen: Counter[int] = Counter()
-    found: dict[int, list[ComingMessage]] = {}
+    coming: dict[int, list[ComingMessage]] = {}
     for _, run in runs_of(program):
         if run.at == place:
             continue
@@ -43,23 +43,23 @@ def coming_messages(program: Program, place: int) -> dict[int, list[ComingMessag
                 seen[run.at] += places.source(op.source, run.micro_batch) == place
             elif place in places.goals(run, stage, op.to):
                 message = ComingMessage(run, op, stage, seen[run.at])
-                found.setdefault(run.at, []).append(message)
-    return found
+                coming.setdefault(run.at, []).append(message)
+    return coming
 
 
 def places_that_talk(program: Program) -> list[tuple[int, int]]:
-    """The coordinates on the stage axis of which one sends to another, and that other."""
+    """Pairs of sender and receiver, as coordinates on the stage axis."""
     places = StagePlaces.of(program)
     functions = functions_of(program)
     goals = {
         name: {op.to for op in function.ops if isinstance(op, SendOp)}
         for name, function in functions.items()
     }
-    found = {
+    pairs = {
         (run.at, goal)
         for _, run in runs_of(program)
         for to in goals[run.function]
         for goal in places.goals(run, functions[run.function].stage, to)
         if goal != run.at
     }
-    return sorted(found)
+    return sorted(pairs)

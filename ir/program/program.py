@@ -30,18 +30,18 @@ MESH = "dist.mesh"
 LOCAL = "dist.local"
 DEVICES = "dist.devices"
 USED = "dist.used"
-"""Of a parameter, before `insert-collectives`: how ops read it, if that is not how it is stored."""
+"""A parameter's sharding as ops read it, before `insert-collectives`, if not as it is stored."""
 PARTS = "dist.parts"
 PART = "dist.part"
-"""Of the weight of a fused projection: in how many linear maps `split-projections` is to compute
-it, and in which shards each reads its part."""
+"""Attribute of a fused projection's weight: the number of linear maps that `split-projections`
+makes of it, and the sharding in which each reads its part."""
 
 
 INPUT_GRADIENT = "gradient of "
-"""How the name of an output begins that is the gradient of an input, whose name follows."""
+"""Prefix of the name of an output that is an input's gradient; the input's name follows."""
 
 TANGENT = "tangent of "
-"""How the name of an input begins that is the gradient of an output, whose name follows."""
+"""Prefix of the name of an input that is an output's gradient; the output's name follows."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,8 @@ class Slot:
     @property
     def aliases(self) -> tuple[str, ...]:
         """Other qualified names of a tied parameter."""
-        found = self.attributes.data.get("dist.aliases")
-        names = to_python(found) if found is not None else None
+        attribute = self.attributes.data.get("dist.aliases")
+        names = to_python(attribute) if attribute is not None else None
         return tuple(map(str, names)) if isinstance(names, list) else ()
 
     @property
@@ -209,7 +209,7 @@ class Program:
 
     @property
     def devices(self) -> tuple[int, ...]:
-        """By rank of the mesh, the number of its device and process; empty: as ranks are numbered.
+        """Numbers of the device and process of each rank of the mesh; empty: as ranks are numbered.
 
         Raises ValueError if they are not different ones for all ranks.
         """
@@ -220,13 +220,13 @@ class Program:
         given = to_python(cast("Attribute", attribute)) if is_list else None
         count = self.mesh.num_devices if self.mesh else 1
         numbers = cast("list[object]", given) if isinstance(given, list) else []
-        found = tuple(one for one in numbers if isinstance(one, int) and one >= 0)
-        if len(set(found)) != count or len(numbers) != count:
+        devices = tuple(number for number in numbers if isinstance(number, int) and number >= 0)
+        if len(set(devices)) != count or len(numbers) != count:
             raise ValueError(
                 f"{DEVICES} is {attribute}, expected {count} different numbers, one for each rank "
                 f"of the mesh {self.mesh or 'of one device'}."
             )
-        return found
+        return devices
 
     def set_devices(self, devices: Sequence[int]) -> None:
         """Write down the device of each rank, unless they are numbered as ranks are."""
@@ -245,7 +245,7 @@ class Program:
         self.module.attributes[LOCAL] = builtin.UnitAttr()
 
     def global_shape_of(self, slot: Slot) -> tuple[int, ...]:
-        """The shape of an argument or result as a whole, of which a local program has a part."""
+        """The global shape of an argument or result; a local program has a part of it."""
         shape = shape_of(slot.value)
         return self.sharding_of_slot(slot).global_shape(shape) if self.is_local else shape
 
@@ -274,14 +274,14 @@ class Program:
 
     def layers(self) -> dict[str, list[Operation]]:
         """The ops of each layer, in order of first appearance."""
-        found: dict[str, list[Operation]] = {}
+        layers: dict[str, list[Operation]] = {}
         for op in self.ops:
-            found.setdefault(layer_of(op), []).append(op)
-        return found
+            layers.setdefault(layer_of(op), []).append(op)
+        return layers
 
 
 def _call(function: str, program: Program) -> Any:
-    """What a function says of a program; it reads programs, so that this file knows its name."""
+    """Call a function that reads programs, by its name: this file cannot import it."""
     return resolve_name(function)(program)
 
 

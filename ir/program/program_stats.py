@@ -40,7 +40,7 @@ class ProgramStats:
     moved_bytes: dict[str, int] = field(default_factory=lambda: dict[str, int]())
 
     def count(self, kind: str | None = None, axes: tuple[str, ...] | None = None) -> int:
-        """How many collectives of a kind, over exactly these axes (None: any)."""
+        """Count the collectives of a kind, over exactly these axes (None: any)."""
         return sum(
             c.count for c in self.collectives if kind in (None, c.kind) and axes in (None, c.axes)
         )

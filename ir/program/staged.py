@@ -16,7 +16,7 @@ and names of slots:
 - `same`: what they gave for the last one, which is the same for all.
 
 A stage may be at several coordinates of the stage axis, each of which runs some of the
-micro-batches. There `before`, `share` and `after` run at each of them, one run behind the other;
+micro-batches. There `before`, `share` and `after` run at each of them, one run after the other;
 what they read of all micro-batches is put together over these coordinates first.
 """
 
@@ -36,9 +36,9 @@ from shardweave.ir.mesh.mesh import Axis, Mesh
 from shardweave.ir.program.program import Program
 
 Direction = Literal["before", "forward", "backward", "inputs", "weights", "share", "after"]
-"""What of a stage a function does: once before the micro-batches; forward; backward as a whole, or
-to the inputs and then to the weights; once after the micro-batches, what it sends of their sums to
-other stages, and then what it makes of these sums."""
+"""The work of a function of a stage: once before the micro-batches; forward; backward as a whole,
+or to the inputs and then to the weights; once after the micro-batches, sending their sums to other
+stages, and then computing with these sums."""
 
 ONCE = ("before", "share", "after")
 """The directions that run once in a step; the others do for each micro-batch."""
@@ -50,7 +50,7 @@ STAGE_KINDS = ("whole", "kept", "micro_batch", *TOTALS)
 """Kinds of slots that only functions of stages have."""
 
 HELD = ("whole", "kept", *TOTALS)
-"""Those of them that functions leave for later ones of the same stage."""
+"""Kinds of slots that functions leave for later ones of the same stage."""
 
 RECEIVES_AHEAD = 4
 """Receives that a rank posts ahead for each sender: they hide latency, and take memory."""
@@ -70,7 +70,7 @@ class StageFunction(Program):
         """The function of the same name in a copy of the whole program."""
         module = self.module.clone()
         functions = (op for op in module.body.block.ops if isinstance(op, func.FuncOp))
-        (function,) = (one for one in functions if one.sym_name.data == self.name)
+        (function,) = (candidate for candidate in functions if candidate.sym_name.data == self.name)
         return type(self)(module, function)
 
     @property
@@ -103,8 +103,8 @@ class StageFunction(Program):
 class _AloneFunction(StageFunction):
     @property
     def mesh(self) -> Mesh | None:
-        found = super().mesh
-        return found and found.within_stage
+        mesh = super().mesh
+        return mesh and mesh.within_stage
 
 
 @dataclass(frozen=True)
@@ -134,11 +134,11 @@ def name_of(direction: Direction, stage: int) -> str:
 
 def functions_of(program: Program) -> dict[str, StageFunction]:
     """The functions of a staged program beside the step, by name."""
-    found: dict[str, StageFunction] = {}
+    functions: dict[str, StageFunction] = {}
     for op in list(program.module.body.block.ops)[1:]:
         function = StageFunction(program.module, cast(func.FuncOp, op))
-        found[function.name] = function
-    return found
+        functions[function.name] = function
+    return functions
 
 
 def parts_of(program: Program) -> list[Program]:
@@ -146,7 +146,7 @@ def parts_of(program: Program) -> list[Program]:
 
 
 def ops_of_parts(program: Program) -> Iterator[Operation]:
-    """The ops of which a program consists, function by function; runs of functions are none."""
+    """All ops of a program, function by function; runs of functions do not count."""
     for part in parts_of(program):
         yield from part.ops
 
@@ -162,16 +162,16 @@ def num_ops_on_a_rank(program: Program) -> int:
     """The ops of a local program that a rank has; of stages, on the rank that has most."""
     if not is_staged(program):
         return sum(1 for _ in program.ops)
-    sizes = {name: sum(1 for _ in one.ops) for name, one in functions_of(program).items()}
-    found: Counter[int] = Counter()
+    sizes = {name: sum(1 for _ in body.ops) for name, body in functions_of(program).items()}
+    counts: Counter[int] = Counter()
     for at, function in {(run.at, run.function) for _, run in runs_of(program)}:
-        found[at] += sizes[function]
-    return max(found.values())
+        counts[at] += sizes[function]
+    return max(counts.values())
 
 
 @dataclass(frozen=True)
 class BetweenStages:
-    """What goes between the stages of a step: messages, and their bytes on one rank of each."""
+    """Traffic between the stages of a step: messages, and their bytes on one rank of each."""
 
     stages: int
     micro_batches: int
@@ -180,12 +180,12 @@ class BetweenStages:
 
 
 def between_stages(program: Program) -> BetweenStages | None:
-    """What the stages of a program send each other in a step; None if it is not cut into any."""
+    """The traffic between the stages of a program in a step; None if it has no stages."""
     if not is_staged(program):
         return None
     sizes = {
-        name: [num_bytes(tensor_type_of(op.value)) for op in one.ops if isinstance(op, SendOp)]
-        for name, one in functions_of(program).items()
+        name: [num_bytes(tensor_type_of(op.value)) for op in function.ops if isinstance(op, SendOp)]
+        for name, function in functions_of(program).items()
     }
     runs = [run for _, run in runs_of(program)]
     sent = [size for run in runs for size in sizes[run.function]]
@@ -206,7 +206,7 @@ def micro_axis(program: Program) -> Axis | None:
 
 @dataclass(frozen=True)
 class StagePlaces:
-    """Where stages are: coordinates on the stage axis. A stage may be at several of them, each of
+    """Coordinates of stages on the stage axis. A stage may be at several of them, each of
     which runs some of its micro-batches.
 
     of_stage: by stage, in order. of_batch: by stage and micro-batch, the one that runs it.

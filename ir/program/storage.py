@@ -1,4 +1,4 @@
-"""Which values share memory, and what of it the forward pass leaves to the rest of a step."""
+"""Values that share memory, and the memory that the forward pass leaves to the rest of a step."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ def is_unshared(value: SSAValue) -> bool:
 
 
 def added_rows(op: Operation) -> tuple[Operation, int] | None:
-    """Of an addition of the gradient of a lookup to a table in memory that an op made for it alone:
-    the gradient, and the table's number among the operands.
+    """The gradient of a lookup that an op adds to a table in memory, made for it alone, and the
+    table's number among the operands.
 
     A kernel leaves the rows that nothing is added to where they are.
     """
@@ -101,15 +101,15 @@ def added_rows(op: Operation) -> tuple[Operation, int] | None:
 def overwritten_table(op: FusedOp) -> int | None:
     """The operand of a region that its kernel changes in place and gives as its only result."""
     for inner in op.fused_ops:
-        found = added_rows(inner)
-        if found is not None:
-            table = inner.operands[found[1]]
+        rows = added_rows(inner)
+        if rows is not None:
+            table = inner.operands[rows[1]]
             return table.index if isinstance(table, BlockArgument) else None
     return None
 
 
 def outside(value: SSAValue) -> SSAValue:
-    """What an argument of a fused region is outside of it; other values as they are."""
+    """Map an argument of a fused region to its operand outside; other values as they are."""
     if not isinstance(value, BlockArgument):
         return value
     region = value.block.parent_op()

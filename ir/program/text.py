@@ -36,15 +36,15 @@ class SourceText:
     offsets: Mapping[Operation, int]
 
     def offset_of(self, place: Operation | SSAValue) -> int | None:
-        """Where an op begins, or an argument is declared; None for what is not of this text."""
+        """Offset at which an op begins or an argument is declared; None if not from this text."""
         owner = place.owner if isinstance(place, SSAValue) else place
         if isinstance(owner, Operation):
             return self.offsets.get(owner)
         assert isinstance(place, SSAValue)
         if place.name_hint is None:
             return None
-        found = re.search(rf"%{re.escape(place.name_hint)}\s*:", self.text)
-        return None if found is None else found.start()
+        match = re.search(rf"%{re.escape(place.name_hint)}\s*:", self.text)
+        return None if match is None else match.start()
 
 
 def position(text: str, offset: int) -> tuple[int, int]:
@@ -76,7 +76,7 @@ _UNKNOWN_OP = re.compile(r"Operation (\S+) is not registered")
 
 
 _NOT_ALL = "Could not parse entire input!"
-"""What xDSL says where something else than a module begins."""
+"""XDSL's message where something else than a module begins."""
 
 
 class ProgramTextError(ValueError):
@@ -93,8 +93,8 @@ _WITHOUT_A_PLACE = (
     NotImplementedError,
     RecursionError,
 )
-"""What attributes raise that check themselves while they are parsed, and what xDSL's parser raises
-on texts that it did not foresee. The parser has come as far as the place when they do."""
+"""Errors of attributes that check themselves while they are parsed, and of xDSL's parser on texts
+that it did not foresee. The parser stands at the place of the error when they are raised."""
 
 
 @contextmanager
@@ -171,11 +171,11 @@ def parse_module(text: str, name: str = "<text>") -> tuple[ModuleOp, SourceText]
 
 
 def _check_form(module: ModuleOp, text: str, name: str) -> None:
-    """Raises ProgramTextError unless the module is `step`, behind it functions of stages."""
-    found = list(module.ops)
-    functions = [op for op in found if isinstance(op, FuncOp)]
+    """Raises ProgramTextError unless the module is `step`, then functions of stages."""
+    ops = list(module.ops)
+    functions = [op for op in ops if isinstance(op, FuncOp)]
     behind = [op for op in functions[1:] if _OF_A_STAGE.fullmatch(op.sym_name.data)]
-    if not functions or len(found) != 1 + len(behind):
+    if not functions or len(ops) != 1 + len(behind):
         second = text.find("func.func", text.find("func.func") + 1)
         message = "a program is a module with exactly one func.func, and nothing else."
         raise _error(text, name, max(second, 0), message)
@@ -196,7 +196,7 @@ def _error(text: str, name: str, offset: int, message: str) -> ProgramTextError:
 
 
 def _said(error: ParseError, text: str) -> tuple[int, str]:
-    """Where and what: as xDSL says; of an unknown op its own place, and which one may be meant."""
+    """The offset and message of an error: xDSL's, or for an unknown op one with a suggestion."""
     if not text.strip():
         return 0, "the text is empty; give a program, as `shardweave capture` writes it."
     if error.msg == _NOT_ALL:

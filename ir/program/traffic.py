@@ -119,11 +119,11 @@ def _numel(value: SSAValue) -> int:
 
 def bytes_by_block(program: Program) -> dict[str, int]:
     """`bytes_moved` by repeated block (`h.3`), regions by most of their ops; "" has the rest."""
-    found: Counter[str] = Counter()
+    sizes: Counter[str] = Counter()
     blocks = blocks_of(program)
     for op in program.ops:
-        found[_block_of(op, blocks) or ""] += bytes_moved(op)
-    return dict(found)
+        sizes[_block_of(op, blocks) or ""] += bytes_moved(op)
+    return dict(sizes)
 
 
 def _block_of(op: Operation, blocks: Blocks) -> str | None:

@@ -1,4 +1,4 @@
-"""What to say of a result that was not proved: the first op at fault, and the likely cause."""
+"""Messages about a result that was not proved: the first op at fault, and the likely cause."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ def is_of_sum(value: Value, forms: FormsOf) -> bool:
 
 def _maxima(x: Relation, forms: FormsOf) -> dict[int, frozenset[tuple[str, Attribute]]]:
     """The maxima of a value in the global program, and along which dims each is."""
-    found = forms("aten.amax", (x.held.number,))
-    return {form.results[0]: form.arguments for form in found}
+    maxima = forms("aten.amax", (x.held.number,))
+    return {form.results[0]: form.arguments for form in maxima}
 
 
 def explain_mismatch(walk: Walk, slot: Slot, declared: Sharding, wanted: int) -> str:
-    """Why a result does not relate to what it should."""
+    """Explain why a result does not relate to the value that it should."""
     goal = f"{slot.kind} '{slot.name}' is to be that of {walk.table.describe(wanted)}"
     fault = _fault_of(walk, slot.value)
     if fault is not None:
@@ -86,7 +86,7 @@ def _argument(walk: Walk, value: SSAValue) -> str:
 
 
 def explain_given(walk: Walk, giver: str, reader: str, slot: Slot, given: SSAValue) -> str:
-    """Why what a function of a stage gives is not what another one reads as the kind of a slot."""
+    """Explain how a value given by a stage function differs from the one that another reads."""
     problem = f"@{reader} reads {slot.kind} '{slot.name}'"
     fault = _fault_of(walk, given)
     if fault is not None:
@@ -96,7 +96,7 @@ def explain_given(walk: Walk, giver: str, reader: str, slot: Slot, given: SSAVal
 
 
 def explain_collective(walk: Walk, ops: Iterable[Operation]) -> str | None:
-    """Why a collective or a slice cannot be as it is, whether or not its result is read."""
+    """Explain why a collective or a slice is wrong, whether or not its result is read."""
     for op in ops:
         if isinstance(op, dist.DistOp) and op.operands:
             values = [walk.values[value] for value in op.operands]
@@ -110,13 +110,13 @@ def explain_collective(walk: Walk, ops: Iterable[Operation]) -> str | None:
 
 
 def _fault_of(walk: Walk, value: SSAValue) -> str | None:
-    """The first op at fault, of which a value is computed, and what is wrong with it."""
+    """Describe the first op at fault among those that a value is computed from."""
     op = first_at_fault(value, lambda v: _contains_local(walk.values[v], walk), walk.values, walk)
     return None if op is None else f"{named(op)}: {_problem_of(walk, op)}"
 
 
 def shards_of(value: Relation) -> str:
-    """In which shards a value is, in words."""
+    """Describe the sharding of a value in words."""
     held = value.held
     is_part = held.sharding.reduction == "lse"
     said = held.sharding.whole() if is_part else held.sharding
@@ -127,7 +127,7 @@ def shards_of(value: Relation) -> str:
 
 
 def explain_same(table: Expressions, values: dict[SSAValue, int], slot: Slot, wanted: int) -> str:
-    """Why a result of a program is not that of another one of its kind."""
+    """Explain why a program's result differs from that of another program of its kind."""
     goal = f"{slot.kind} '{slot.name}' is to be that of {table.describe(wanted)}"
     op = first_at_fault(slot.value, lambda value: values[value] >= table.num_read, values)
     if op is None:
@@ -156,9 +156,9 @@ def first_at_fault(
         own = not isinstance(op, FusedOp) and not any(map(is_unrelated, op.operands))
         return own and any(map(is_unrelated, op.results))
 
-    found = [op for op in _makers_of([value], walk, is_unrelated) if is_at_fault(op)]
-    likely = [op for op in found if dtype_of_value(op.results[0]).is_floating_point]
-    return _first(likely or found, order)
+    faulty = [op for op in _makers_of([value], walk, is_unrelated) if is_at_fault(op)]
+    likely = [op for op in faulty if dtype_of_value(op.results[0]).is_floating_point]
+    return _first(likely or faulty, order)
 
 
 def _makers_of(
@@ -166,8 +166,8 @@ def _makers_of(
     walk: Walk | None,
     is_followed: Callable[[SSAValue], bool] = lambda value: True,
 ) -> list[Operation]:
-    """The ops of which values are computed, in functions before, too."""
-    stack, found = list(values), dict[Operation, None]()
+    """The ops that values are computed from, in earlier functions, too."""
+    stack, makers = list(values), dict[Operation, None]()
     links = {} if walk is None else walk.links
     while stack:
         value = stack.pop()
@@ -175,13 +175,13 @@ def _makers_of(
             stack.append(links[value])
             continue
         owner = value.owner
-        if isinstance(owner, Block) or owner in found or not is_followed(value):
+        if isinstance(owner, Block) or owner in makers or not is_followed(value):
             continue
-        found[owner] = None
+        makers[owner] = None
         stack += owner.operands
         if isinstance(owner, FusedOp):
             stack += owner.yielded
-    return list(found)
+    return list(makers)
 
 
 def _first(ops: Sequence[Operation], order: Iterable[SSAValue]) -> Operation | None:
@@ -192,14 +192,14 @@ def _first(ops: Sequence[Operation], order: Iterable[SSAValue]) -> Operation | N
 def _of_another_sub_batch(walk: Walk, op: Operation) -> Operation | None:
     """The first op before one that has a value of another sub-batch than it says (`copy`)."""
 
-    def is_other(one: Operation) -> bool:
-        part, copy = walk.values[one.results[0]], copy_of(one)
+    def is_other(maker: Operation) -> bool:
+        part, copy = walk.values[maker.results[0]], copy_of(maker)
         if not isinstance(part, Relation) or not copy or not len(part.at) == len(copy) == 1:
             return False
         return part.at[0][1] != frozenset({copy[0]})
 
-    found = [one for one in _makers_of(op.operands, walk) if is_other(one)]
-    return _first(found, walk.values)
+    others = [maker for maker in _makers_of(op.operands, walk) if is_other(maker)]
+    return _first(others, walk.values)
 
 
 def _contains_local(value: Value, walk: Walk) -> bool:
@@ -211,7 +211,7 @@ def _contains_local(value: Value, walk: Walk) -> bool:
 
 
 def _problem_of(walk: Walk, op: Operation) -> str:
-    """What is wrong with an op, and the op that is likely the cause."""
+    """Describe what is wrong with an op, and the op that is likely the cause."""
     other = _of_another_sub_batch(walk, op)
     text = _likely_problem(walk, op)
     return text if other is None else f"{text}; {named(other)} gives that of another sub-batch"
@@ -248,7 +248,7 @@ def _problem_of_collective(op: dist.DistOp, values: list[Value]) -> str:
 
 
 def relation_of(walk: Walk, value: SSAValue) -> str:
-    """What a local value is to the global program, in words."""
+    """Describe a local value's relation to the global program."""
     return _said(walk, value, walk.values[value])
 
 

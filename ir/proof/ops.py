@@ -1,4 +1,4 @@
-"""What of an op counts in a proof: its kinds of elements, its signs, whether it draws or casts."""
+"""Facts about an op that count in a proof: kinds of elements, signs, random draws, casts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ProofError(ValueError):
 
 
 def dtype_kind_of(value: SSAValue) -> str:
-    """What of a value's dtype counts: `float` for any of its kind, else the dtype."""
+    """The part of a value's dtype that counts: `float` for any of its kind, else the dtype."""
     dtype = dtype_of_value(value)
     return "float" if dtype.is_floating_point else str(dtype)
 
@@ -56,8 +56,8 @@ def signs_of(op: Operation) -> tuple[float, float] | None:
 
 
 def named(op: Operation) -> str:
-    """How messages name an op: with its place where others are called alike, and with its function
-    in a program of stages."""
+    """Name an op for messages: with its position if others have the same name, and with its
+    function in a program of stages."""
     block = op.parent_op()
     while block is not None and not isinstance(block, func.FuncOp):
         block = block.parent_op()
@@ -106,5 +106,5 @@ def rule_of_sum(
 
 
 def from_start(index: int, size: int) -> int | None:
-    """An index of so many, counted from the end if it is negative; None if it is out of range."""
+    """An index below `size`, counted from the end if it is negative; None if it is out of range."""
     return index % size if -size <= index < size else None

@@ -98,7 +98,7 @@ class Proof:
     walk: Walk | None = None
 
     def relations(self, program: Program) -> list[tuple[str, str]]:
-        """For each value of the local program that was proved: its name, and what it is."""
+        """Name and relation of each value of the local program that was proved."""
         walk = self.walk
         if walk is None:
             return []
@@ -195,7 +195,7 @@ def _walked_stages(
 
 
 def _problem(walk: Walk, part: Program, slot: Slot, wanted: int) -> str | None:
-    """Why a result is not what it should be; None if it is."""
+    """Explain why a result is not the value that it should be; None if it is."""
     value, declared = walk.values[slot.value], part.sharding_of_slot(slot)
     if isinstance(value, Relation) and value.held.number == wanted and value.held.layout is None:
         if is_declared(value.held.sharding, declared) and not value.at:

@@ -1,4 +1,4 @@
-"""What a program takes and returns, held against the program that it is to compute."""
+"""Arguments and results of a program, compared with those of the program that it computes."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def _check_models(program: Program, against: Program) -> None:
     """Raises ProofError for programs of different models: an argument of the one is not in the
     other, or is of another shape there. A program may do without inputs and buffers."""
     own, wanted = (
-        {(slot.kind, slot.name): one.global_shape_of(slot) for slot in one.arguments}
-        for one in (program, against)
+        {(slot.kind, slot.name): side.global_shape_of(slot) for slot in side.arguments}
+        for side in (program, against)
     )
     added = [key for key in own if key not in wanted]
     lacking = [key for key in wanted if key not in own and key[0] == "param"]

@@ -127,20 +127,20 @@ class Walk:
         made = self.known.get(key)
         if made is not None:
             return made
-        found: Sequence[Value | None] | None = None
+        values: Sequence[Value | None] | None = None
         if isinstance(op, AtenOp):
             for choice in self._readings(operands):
                 read = key if choice == operands else key_of(op, choice)
-                found = self._aten(op, choice, read, is_template=is_template)
-                if found is not None:
+                values = self._aten(op, choice, read, is_template=is_template)
+                if values is not None:
                     break
         elif isinstance(op, dist.DistOp):
-            found = moves.collective(op, operands, self.axes)
-        found = found or [None] * len(op.results)
+            values = moves.collective(op, operands, self.axes)
+        values = values or [None] * len(op.results)
         made = tuple([
             Local(*key, index=index) if value is None or not _has_shape(value, op.results[index])
             else value
-            for index, value in enumerate(found)
+            for index, value in enumerate(values)
         ])  # fmt: skip
         self.known[key] = made
         return made
@@ -173,7 +173,7 @@ class Walk:
         return made
 
     def _of_parts(self, op: AtenOp, operands: tuple[Value, ...]) -> tuple[Value, ...] | None:
-        """What an op makes of values that are no plain shards, or moves, or masks."""
+        """Results of an op on values that are no plain shards, or of an op that moves or masks."""
         if is_positional(op):
             return self._on_part_of_keys(op, operands)
         if op.name == SCALED:
@@ -187,13 +187,13 @@ class Walk:
 
     def _sum_in_one(self, op: AtenOp, operands: tuple[Value, ...]) -> tuple[Value, ...] | None:
         """A sum of exponentials that is scaled from the maximum of a shard to that of all."""
-        found = sum_in_one(op, operands)
-        if found is None:
+        match = sum_in_one(op, operands)
+        if match is None:
             return None
-        self.values.update(found.read)
-        self.block(found.ops)
-        own, made = [self.values[value] for value in found.results]
-        if own != found.own or not isinstance(made, Relation):
+        self.values.update(match.read)
+        self.block(match.ops)
+        own, made = [self.values[value] for value in match.results]
+        if own != match.own or not isinstance(made, Relation):
             return None
         for operand in operands:
             self._note_steps(operand)
@@ -240,10 +240,10 @@ class Walk:
             return None
         numbers = tuple([part.held.number for part in parts])
         forms = self.table.forms.get((op.name, numbers), ())
-        found = (self._as_form(op, form, parts, key, is_template) for form in forms)
-        made = next(filter(None, found), None)
+        readings = (self._as_form(op, form, parts, key, is_template) for form in forms)
+        made = next(filter(None, readings), None)
         if made is not None and op.name == FULL:
-            also = [value for one in found if one for value in one]
+            also = [value for reading in readings if reading for value in reading]
             # A first sub-batch's position is a constant, too.
             self.others[made[0]] = [*also, *(moves.moved(op, (), self.axes) or ())]
         if made is not None:
@@ -338,7 +338,7 @@ class Walk:
         if together is None:
             self.refusals[op] = Refusal("reads values of different sub-batches")
             return None
-        found: list[Value] = []
+        relations: list[Value] = []
         fills = zeros_after(op, rule, applied.cuts, parts)
         for number, shape, sharding, fill in zip(
             numbers, shapes, applied.results, fills, strict=True
@@ -349,8 +349,8 @@ class Walk:
             own = tuple([item for item in together if item[0] in sharding.axes])
             times = {axis for axis in sharding.axes if axis.startswith(SUB_BATCH)}
             assert times == {axis for axis, _ in own}, f"sub-batches of {describe(op)}"
-            found.append(Relation(Held(number, shape, sharding, terms).filled(fill), own))
-        return tuple(found)
+            relations.append(Relation(Held(number, shape, sharding, terms).filled(fill), own))
+        return tuple(relations)
 
     def _split(self, key: object) -> int:
         return self.splits.setdefault(key, len(self.splits) + 1)
@@ -358,8 +358,8 @@ class Walk:
     # Local forms
 
     def _write_local_forms(self, op: AtenOp, operands: tuple[Value, ...]) -> None:
-        """Write the local form of each op of the global program of which an op may be a step, so
-        that what its last ops give is known."""
+        """Write the local form of each global op that an op may be a step of, so that the results
+        of its last ops are known."""
         if draws(op):
             return
         for form in self.table.localized.get(global_name(op), ()):
@@ -375,7 +375,7 @@ class Walk:
     def _goals(
         self, op: AtenOp, form: OpForm
     ) -> Iterable[tuple[tuple[Sharding | None, ...], Coordinates]]:
-        """In which shards the results of a form may be wanted where an op is a step of it."""
+        """Shardings that the results of a form may need where an op is a step of it."""
         if form.operands:
             return [(self._hints(op), ())]
         (size,), (part,) = shape_of(form.op.results[0]), shape_of(op.results[0])
@@ -402,12 +402,12 @@ class Walk:
         coordinates = dict(united(parts) or at)
         for op in ops:
             if isinstance(op, dist.ShardIndexOp):
-                found = (rank_position(op.axes, self.axes, coordinates),)
+                relations = (rank_position(op.axes, self.axes, coordinates),)
             else:
                 operands = tuple([values[value] for value in op.operands])
-                found = self.results(op, operands, is_template=True)
-            values.update(zip(op.results, found, strict=True))
-            self.steps.update(found)
+                relations = self.results(op, operands, is_template=True)
+            values.update(zip(op.results, relations, strict=True))
+            self.steps.update(relations)
         goals = dict(zip(results, made, strict=True))
         for op in dict.fromkeys(result.owner for result in results):
             assert isinstance(op, Operation)

@@ -21,7 +21,7 @@ from shardweave.ir.sharding.reshard import UnreachableSharding, reshard
 from shardweave.ir.sharding.rules.base import Rule
 
 Seat = tuple[int, int] | Literal["carry"] | None
-"""Where an axis goes: (factor, stride within it), through the op as a pending sum, or nowhere."""
+"""Seat of an axis: (factor, stride within it), through the op as a partial sum, or none."""
 
 Price = tuple[int, float, int]
 """Messages, bytes sent by one rank, local steps: compared in this order."""
@@ -34,7 +34,7 @@ FREE: Price = (0, 0.0, 0)
 
 
 class Operand(NamedTuple):
-    """What is known of an operand: its global shape, element size in bytes, and versions.
+    """An operand as planners price it: its global shape, element size in bytes, and versions.
 
     versions: the shardings in which the value exists already, the annotated one first.
     pinned: whether it is a weight that a plan or the user placed.
@@ -134,7 +134,7 @@ class _Question:
     def _carried_axes(self) -> list[str]:
         """Axes over which every operand that the op is linear in is an unreduced sum.
 
-        None if another operand is pending, too: it is to be reduced, and one message does for both.
+        None if another operand is unreduced too: it is reduced, and one message does for both.
         """
         linear = [self.operands[index].versions[0] for index in sorted(self.rule.linear)]
         others = [o for index, o in enumerate(self.operands) if index not in self.rule.linear]
@@ -196,7 +196,7 @@ class _Question:
         return pinned, total
 
     def _target(self, index: int, produced: Sharding) -> Sharding:
-        """Where a result goes: to its goal, or reduced, and scattered as the hints want it."""
+        """The sharding that a result moves to: its goal, or reduced, and scattered by the hints."""
         goal = self.goals[index]
         if goal is not None or not produced.unreduced:
             return produced if goal is None else goal
@@ -218,8 +218,7 @@ def sum_of(a: Price, b: Price) -> Price:
 
 
 def price_of(mesh: Mesh, operand: Operand, wanted: Sharding) -> Price | None:
-    """What it takes to bring the cheapest version of a value to a sharding; None if none gets
-    there."""
+    """The price of resharding the cheapest version of a value; None if none can be brought."""
     cheapest = _cheapest(mesh, operand, wanted)
     return None if cheapest is None else cheapest[0]
 

@@ -17,7 +17,7 @@ from shardweave.ir.sharding.rules import Rule
 
 @dataclass(frozen=True)
 class Misfit:
-    """What does not fit. operand: its index, if an operand is what no cut explains."""
+    """A value that does not fit. operand: its index, if no cut explains an operand."""
 
     problem: str
     operand: int | None = None

@@ -1,6 +1,6 @@
-"""What is known of shardings while a global program is walked in order.
+"""Shardings known so far while a global program is walked in order.
 
-For each value that is the versions in which it exists: the one its producer gives, and those that
+A value may exist in several versions: the one its producer gives, and those that
 a reshard already made for an earlier use. A later use of the same version is free.
 """
 
@@ -72,14 +72,14 @@ class Flow:
 
     def all_versions(self, value: SSAValue) -> list[Sharding]:
         """The versions of a value, and those that its view of another value's versions gives."""
-        found = list(self.versions[value])
+        versions = list(self.versions[value])
         for sharding, _ in self.moved_versions(value):
-            if sharding not in found and len(found) < MAX_VERSIONS:
-                found.append(sharding)
-        return found
+            if sharding not in versions and len(versions) < MAX_VERSIONS:
+                versions.append(sharding)
+        return versions
 
     def moved_versions(self, value: SSAValue) -> list[tuple[Sharding, Sharding]]:
-        """For a view: (version of it, version of its operand that gives it)."""
+        """Versions of a view: pairs of a version and the version of its operand that gives it."""
         if value not in self.views:
             return []
         view, source = self.views[value]
@@ -216,12 +216,12 @@ def check_not_propagated(program: Program, name: str) -> None:
 
 def aten_ops(program: Program) -> list[AtenOp]:
     """The ops of a global program. Raises ValueError if it is partitioned already."""
-    found: list[AtenOp] = []
+    ops: list[AtenOp] = []
     for op in program.ops:
         if not isinstance(op, AtenOp):
             raise ValueError(
                 f"{op.name} is in the program already; propagate shardings once, on the global "
                 "program as it was captured (run unfuse-kernels first if kernels are fused)."
             )
-        found.append(op)
-    return found
+        ops.append(op)
+    return ops

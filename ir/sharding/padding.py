@@ -54,7 +54,7 @@ def notes_on_padding(program: Program) -> list[str]:
     mesh = program.mesh
     if mesh is None:
         return []
-    cuts = dict.fromkeys(cut for one in _shardings_in(program) for cut in _uneven_cuts(one, mesh))
+    cuts = dict.fromkeys(cut for attr in _shardings_in(program) for cut in _uneven_cuts(attr, mesh))
     if not cuts:
         return []
     # Of those that are cut alike, as rows and rows times positions are, the smallest.
@@ -74,19 +74,19 @@ def notes_on_padding(program: Program) -> list[str]:
 
 def _shardings_in(program: Program) -> dict[ShardingAttr, None]:
     """The shardings that values of a program have, each once."""
-    found: dict[ShardingAttr, None] = {}
+    shardings: dict[ShardingAttr, None] = {}
     for part in parts_of(program):
         for slot in (*part.arguments, *part.results):
             own = slot.attributes.data.get("dist.sharding")
             if isinstance(own, ShardingAttr):
-                found[own] = None
+                shardings[own] = None
         for op in part.ops:
-            found |= dict.fromkeys(sharding_attrs_of(op) or ())
-    return found
+            shardings |= dict.fromkeys(sharding_attrs_of(op) or ())
+    return shardings
 
 
 def _uneven_cuts(sharding: ShardingAttr, mesh: Mesh) -> Iterator[tuple[int, int, str]]:
-    """Of the dims that are cut unevenly the size, that with padding, and the axes that cut."""
+    """The size, the padded size, and the sharding axes of each dim that is sharded unevenly."""
     for axes, strides, length in zip(
         sharding.dims, sharding.strides, sharding.lengths, strict=True
     ):
@@ -103,7 +103,7 @@ def _uneven_cuts(sharding: ShardingAttr, mesh: Mesh) -> Iterator[tuple[int, int,
 
 @dataclass
 class Padding:
-    """What is known of padding in a local program that is being written.
+    """Facts about padding in a local program that is being written.
 
     zero: by local value, the dims whose padding is 0.
     """
@@ -189,13 +189,13 @@ def _uneven(form: Localizer) -> frozenset[int]:
 def _lost(rule: Rule, uneven: frozenset[int]) -> frozenset[int]:
     """The factors, of some, that a result lacks: the op reduces over them."""
     kept = [{f for names in dims for f in names} for dims in rule.results]
-    return frozenset(factor for factor in uneven if any(factor not in one for one in kept))
+    return frozenset(factor for factor in uneven if any(factor not in left for left in kept))
 
 
 def _identities(
     form: Localizer, rule: Rule, index: int, factor: int, lost: frozenset[int]
 ) -> Iterator[float]:
-    """What padding of an operand along a factor has to be, if that matters."""
+    """Values that padding of an operand along a factor must have, if that matters."""
     spec, dtype = spec_of(form.op), dtype_of_value(form.operands[index])
     if spec.has_indices and index and not dtype.is_floating_point:
         yield 0

@@ -1,4 +1,4 @@
-"""How a value moves from one sharding to another: a short list of collectives.
+"""Steps of a reshard: the short list of collectives from one sharding to another.
 
 Both the planners (to count bytes) and the partitioner (to emit ops) ask here, so that what
 is costed is what runs.
@@ -23,7 +23,7 @@ class ReshardStep:
     op: its class. axes: mesh axes joined. arguments: its other arguments, by name. after: the
     sharding of the result. operand, result: local shapes of what the op reads and gives;
     a dim that comes to be cut unevenly is padded before it, and one that is whole again has its
-    padding cut off behind it. sent_elements: what one rank sends over the network with ring
+    padding cut off after it. sent_elements: what one rank sends over the network with ring
     algorithms.
     """
 

@@ -1,1 +1,1 @@
-"""Is a program well formed?"""
+"""Verification of programs."""

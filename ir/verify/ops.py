@@ -1,4 +1,4 @@
-"""Is an op right by itself? Its arguments, its types and its annotations."""
+"""Checks of an op by itself: its arguments, its types and its annotations."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def is_known_right(op: Operation) -> bool:
 
 
 def problem_of_op(op: Operation) -> str | None:
-    """What is wrong with an op by itself; None if nothing is. Its types are those of tensors."""
+    """Check an op by itself, given that its types are of tensors: the problem, or None."""
     return _problem_of_kind(op) if isinstance(op, AtenOp | DistOp) else _problem_of_form(op)
 
 

@@ -1,7 +1,7 @@
-"""Is a program well formed? Every check beyond xDSL's own, in one walk.
+"""Verification of a program: every check beyond xDSL's own, in one walk.
 
 Names are defined before use; types are those torch infers; collectives fit the mesh and the
-shardings of what they move; shardings fit shapes and mesh; pending sums reach only ops that are
+shardings of what they move; shardings fit shapes and mesh; partial sums reach only ops that are
 linear in them, and no result; in a propagated global program operands fit their ops. Linear in
 the number of ops.
 
@@ -38,7 +38,7 @@ from shardweave.ir.verify.ops import is_known_right, problem_of_op
 from shardweave.ir.verify.stages import problems_of_stages
 
 Place = Operation | SSAValue | None
-"""What a problem is about."""
+"""The op or value that a problem is about."""
 
 
 class VerifyError(ValueError):
@@ -76,13 +76,13 @@ def located_problems(program: Program) -> list[tuple[str, Place]]:
         )
         return [(problem, None)]
     with without_gc():
-        found = [*_devices(program), *_Verifier(program).problems()]
+        problems = [*_devices(program), *_Verifier(program).problems()]
         if is_staged(program):
             for function in functions_of(program).values():
                 inside = _Verifier(function, STAGE_KINDS).problems()
-                found += [(f"@{function.name}: {message}", place) for message, place in inside]
-            found = found or list(problems_of_stages(program))
-        return found
+                problems += [(f"@{function.name}: {message}", place) for message, place in inside]
+            problems = problems or list(problems_of_stages(program))
+        return problems
 
 
 def _devices(program: Program) -> Iterator[tuple[str, Place]]:
@@ -96,7 +96,7 @@ class _Verifier:
     def __init__(self, program: Program, kinds: Sequence[str] = ()) -> None:
         self.program = program
         self.kinds = kinds
-        """Of slots, beside those of a step."""
+        """Kinds of slots that are allowed, beside those of a step."""
         self.mesh = program.mesh or Mesh()
         self.defined: set[SSAValue] = set(program.function.body.block.args)
         self.is_local = program.is_local
@@ -166,7 +166,7 @@ class _Verifier:
             self.pending[value] = sharding
 
     def _result(self, slot: Slot) -> Iterator[str]:
-        """In a local program a result is where it says to be, and nothing is left to reduce."""
+        """Check that a local program's result has its declared sharding, with nothing to reduce."""
         try:
             promised = self.program.sharding_of_slot(slot)
         except ValueError as error:
@@ -190,7 +190,7 @@ class _Verifier:
     # Ops
 
     def _is_right(self, op: Operation) -> bool:
-        """Whether an op is as one that was found right, reads nothing pending and fits.
+        """Whether an op is as one that was found right, reads no partial sum and fits.
 
         That is said in a fraction of the time that `_op` takes, which looks at the others.
         """
@@ -313,7 +313,7 @@ class _Verifier:
             yield from self._fit(op)
 
     def _fit(self, op: Operation) -> Iterator[str]:
-        """In a propagated global program operands fit their ops, and reshards can be made.
+        """Check, in a propagated global program, that operands fit and reshards can be made.
 
         What is not known of an operand or result is somebody else's problem.
         """
@@ -332,7 +332,7 @@ class _Verifier:
                 yield f": {fit.text(op)}; add a dist.reshard before it, or correct its sharding"
 
     def _leaks(self, op: Operation) -> Iterator[str]:
-        """In a local program a pending sum may only meet what is linear in it, or be reduced."""
+        """Check that a local program only reduces partial sums, or uses them in linear ops."""
         if not self.pending:
             return
         pending = [i for i, operand in enumerate(op.operands) if operand in self.pending]
@@ -351,7 +351,7 @@ class _Verifier:
             f"operand {first} (%{op.operands[first].name_hint}) is an unreduced "
             f"{sharding.reduction} over {list(sharding.unreduced)}"
         )
-        # Sub-batches are combined by the maximum of their pending maxima.
+        # Sub-batches are combined by the maximum of their partial maxima.
         is_max = sharding.reduction == "max"
         of_max = frozenset((0, 1)) if spec_of(op).merge == "max" else frozenset[int]()
         linear = of_max if is_max else _linear_operands(op)
@@ -408,7 +408,7 @@ class _Verifier:
 
 
 NOTHING = Sharding(())
-"""What is pending in a whole value."""
+"""The sharding of a scalar: nothing is sharded or unreduced."""
 
 
 def _linear_operands(op: AtenOp) -> frozenset[int]:
@@ -432,7 +432,7 @@ def _unreduced_problem(held: Sharding, promised: Sharding) -> str:
 
 
 def _origin(value: SSAValue) -> str:
-    """Where a value is from, as messages name it."""
+    """Name the origin of a value for messages."""
     if isinstance(value.owner, Operation):
         return f"the result of {describe(value.owner)}"
     return f"argument %{value.name_hint}"

@@ -38,7 +38,7 @@ Message = tuple[int, int, str]
 
 @dataclass(eq=False)
 class _Read:
-    """What a function takes and gives, by name."""
+    """Inputs and outputs of a function, by name."""
 
     function: StageFunction
     sends: dict[Message, SendOp] = field(default_factory=dict[Message, SendOp])
@@ -48,26 +48,26 @@ class _Read:
 
     @staticmethod
     def of(function: StageFunction) -> _Read:
-        found = _Read(function)
+        read = _Read(function)
         for op in function.ops:
             if isinstance(op, SendOp):
-                found.sends[function.stage, op.to, op.message] = op
+                read.sends[function.stage, op.to, op.message] = op
             elif isinstance(op, RecvOp):
-                found.receives[op.source, function.stage, op.message] = op
-        found.takes = {slot.name: slot for slot in function.arguments if slot.kind in HELD}
-        found.gives = {slot.name: slot for slot in function.results if slot.kind in HELD}
-        return found
+                read.receives[op.source, function.stage, op.message] = op
+        read.takes = {slot.name: slot for slot in function.arguments if slot.kind in HELD}
+        read.gives = {slot.name: slot for slot in function.results if slot.kind in HELD}
+        return read
 
 
 def problems_of_stages(program: Program) -> Iterator[tuple[str, Place]]:
     """The problems of a staged program whose functions are well formed by themselves."""
     reads = {name: _Read.of(function) for name, function in functions_of(program).items()}
-    found = [*_messages(reads), *_runs(program, reads)]
-    yield from found
-    if not found:
-        found = list(_together(program))
-        yield from found
-    if not found:
+    problems = [*_messages(reads), *_runs(program, reads)]
+    yield from problems
+    if not problems:
+        problems = list(_together(program))
+        yield from problems
+    if not problems:
         yield from _order(program, reads)
 
 
@@ -173,11 +173,11 @@ def _counts(
         at = sorted(places.get(read.function.stage, own or {0}))
         expected = [-1 - place for place in at] if is_once else range(count)
         for number in expected:
-            found = times.get((name, number), 0)
-            if found != 1:
+            runs = times.get((name, number), 0)
+            if runs != 1:
                 which = f" at {-1 - number}" if is_once else f" on micro-batch {number}"
-                yield f"@{name} runs {found} times{which}, expected once.", read.function.function
-        beside = sum(one for (other, _), one in times.items() if other == name) - len(expected)
+                yield f"@{name} runs {runs} times{which}, expected once.", read.function.function
+        beside = sum(ran for (other, _), ran in times.items() if other == name) - len(expected)
         if is_once and beside > 0:
             where = ", ".join(map(str, at))
             yield f"@{name} runs where its stage is not; it is at {where}.", read.function.function
@@ -187,7 +187,7 @@ def _counts(
 
 
 def _together(program: Program) -> Iterator[tuple[str, Place]]:
-    """What runs once at each coordinate of a stage runs there one behind the other."""
+    """Check that the functions that run once at each coordinate run there one after another."""
     ended: set[str] = set()
     before = ""
     for op, run in runs_of(program):

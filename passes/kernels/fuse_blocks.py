@@ -57,7 +57,7 @@ def _runs(program: Program) -> Iterator[list[Operation]]:
 
 
 def _key(op: Operation, blocks: Blocks) -> tuple[object, ...] | None:
-    """What the ops of one region have in common; None for an op that none holds."""
+    """The key that all ops of a region share; None for an op that no region holds."""
     if not isinstance(op, AtenOp) or not op.name.startswith("aten."):
         return None
     if is_attention(op) or is_random(op):

@@ -113,12 +113,12 @@ class Growth:
 
     def regions(self) -> list[Unit]:
         """All units of more than one op, and ops that have a kernel alone, in order."""
-        found = {
+        units = {
             id(unit): unit
             for unit in self.units.values()
             if len(unit.ops) > 1 or all(map(is_kernel_alone, unit.ops))
         }
-        return sorted(found.values(), key=lambda unit: unit.place)
+        return sorted(units.values(), key=lambda unit: unit.place)
 
     # Candidates
 
@@ -139,12 +139,12 @@ class Growth:
 
     def _neighbours(self, unit: Unit) -> list[Unit]:
         """Units that give to this one, take from it, or read what it reads, through views."""
-        found: dict[int, Unit] = {}
+        neighbours: dict[int, Unit] = {}
         for owner in self._related(unit):
             other = self.units.get(owner) if isinstance(owner, Operation) else None
             if other is not None and other is not unit:
-                found[id(other)] = other
-        return list(found.values())
+                neighbours[id(other)] = other
+        return list(neighbours.values())
 
     def _related(self, unit: Unit) -> Iterator[Operation | Block]:
         for op in unit.ops:
@@ -159,7 +159,7 @@ class Growth:
                 yield from islice(self._readers(value), FEW)
 
     def _source(self, value: SSAValue) -> SSAValue:
-        """What a value shows through views that are in no unit."""
+        """The value behind the views that are in no unit."""
         owner = value.owner
         while isinstance(owner, Operation) and owner in self.views:
             value = owner.operands[0]
@@ -244,7 +244,7 @@ class Growth:
 
 
 def keys_of_ops(program: Program) -> Iterator[tuple[Operation, tuple[object, ...]]]:
-    """For each op what it shares with those that it may be fused with.
+    """The key of each op; only ops of equal keys may be fused.
 
     Ops between the same collectives, of the same sub-batch and phase; each sub-batch has its own
     beginning of the backward pass. Ragged rows share nothing, as kernels are made for sizes.

@@ -31,7 +31,7 @@ from shardweave.passes.notes import note
 from shardweave.passes.program_pass import PassOnProgram
 
 LAUNCH_BYTES = 1 << 20
-"""What it is worth that a kernel need not run: a GPU moves more in the 2 us that one begins in."""
+"""Bytes that a saved kernel is worth: a GPU moves more in the 2 us that a launch takes."""
 
 
 def _compute_masks_early(program: Program) -> None:
@@ -72,7 +72,7 @@ class _Reading:
 
 @dataclass
 class _Recomputed:
-    """How a value is computed again: by units, what reads it; and what it is computed from."""
+    """A recomputed value: its readers by unit, and the values that it is computed from."""
 
     value: SSAValue
     readers: dict[Unit, list[_Reading]]
@@ -108,8 +108,8 @@ class _Recomputed:
     def _known_after(self, places: dict[Operation, int]) -> int:
         """The place of the op that makes the last of what the value is computed from."""
         makers = (_owner_of(operand) for op in self.chain for operand in op.operands)
-        found = [maker for maker in makers if maker is not None and maker not in self.chain]
-        return max((places[maker] for maker in found), default=-1)
+        outside = [maker for maker in makers if maker is not None and maker not in self.chain]
+        return max((places[maker] for maker in outside), default=-1)
 
 
 class _Cloning:
@@ -140,7 +140,7 @@ class _Cloning:
 
 
 def _plan_for(value: SSAValue, growth: Growth) -> _Recomputed | None:
-    """How all kernels that read a value from memory can compute it, and what that saves.
+    """Plan for all kernels that read a value from memory to compute it, with the bytes saved.
 
     None if it is read by something else too, which wants it in memory.
     """
@@ -155,20 +155,20 @@ def _plan_for(value: SSAValue, growth: Growth) -> _Recomputed | None:
             readers.setdefault(unit, []).append(reading)
     if not readers or home is None:
         return None
-    found = _Recomputed(value, readers)
-    newly_stored = _walk(value, home, found)
-    if not all(_fits(unit, found) for unit in readers):
+    plan = _Recomputed(value, readers)
+    newly_stored = _walk(value, home, plan)
+    if not all(_fits(unit, plan) for unit in readers):
         return None
     size = _bytes(value)
-    found.saved_bytes = size * (1 + len(readers)) - sum(map(_bytes, newly_stored))
-    if found.chain >= home.ops.keys():
-        found.saved_bytes += LAUNCH_BYTES
-    elif any(role_of(op) == "move" for op in found.chain):
+    plan.saved_bytes = size * (1 + len(readers)) - sum(map(_bytes, newly_stored))
+    if plan.chain >= home.ops.keys():
+        plan.saved_bytes += LAUNCH_BYTES
+    elif any(role_of(op) == "move" for op in plan.chain):
         return None  # jumps and places off by one are worth a kernel less, and nothing else
     for unit in readers:
         known = _inputs_of(unit)
-        found.saved_bytes -= sum(found.read_bytes(s) for s in found.stored if s not in known)
-    return found
+        plan.saved_bytes -= sum(plan.read_bytes(s) for s in plan.stored if s not in known)
+    return plan
 
 
 def _is_cheap(op: Operation) -> bool:
@@ -186,15 +186,15 @@ def _readings(value: SSAValue) -> Iterator[_Reading]:
                 yield _Reading(use.operation, use.index)
 
 
-def _walk(value: SSAValue, home: Unit, found: _Recomputed) -> set[SSAValue]:
+def _walk(value: SSAValue, home: Unit, plan: _Recomputed) -> set[SSAValue]:
     """Fill in what a value is computed from; returns what must be stored for it alone."""
     newly_stored: set[SSAValue] = set()
     pending = [value]
     while pending:
         owner = _owner_of(pending.pop())
-        if owner is None or owner in found.chain:
+        if owner is None or owner in plan.chain:
             continue
-        found.chain.add(owner)
+        plan.chain.add(owner)
         for operand in owner.operands:
             source = layout_source(operand)
             maker = _owner_of(source)
@@ -204,7 +204,7 @@ def _walk(value: SSAValue, home: Unit, found: _Recomputed) -> set[SSAValue]:
                     pending.append(source)
                     continue
                 newly_stored.add(source)
-            found.stored.add(source)
+            plan.stored.add(source)
     return newly_stored
 
 
@@ -212,12 +212,12 @@ def _escapes(value: SSAValue, home: Unit) -> bool:
     return any(reading.op not in home.ops for reading in _readings(value))
 
 
-def _fits(unit: Unit, found: _Recomputed) -> bool:
+def _fits(unit: Unit, plan: _Recomputed) -> bool:
     """Whether a kernel still fits with what it is to compute, at most two clones for each op."""
-    inputs = _inputs_of(unit) | found.stored
+    inputs = _inputs_of(unit) | plan.stored
     num_results = len(escaping_values(unit.ops))
     fits = len(inputs) + num_results <= MAX_VALUES
-    return fits and len(unit.ops) + 2 * len(found.chain) <= MAX_OPS
+    return fits and len(unit.ops) + 2 * len(plan.chain) <= MAX_OPS
 
 
 def _inputs_of(unit: Unit) -> set[SSAValue]:
@@ -242,7 +242,7 @@ class RecomputeProducersPass(PassOnProgram):
     `matmul=false` as in `fuse-kernels`, which is to follow.
 
     Requires: a verified program without regions. Ensures: numerics unchanged, bit for bit, op by
-    op; `fuse-kernels` with the same option makes regions that move no more bytes, but for a MiB
+    op; `fuse-kernels` with the same option makes regions that move no more bytes, except a MiB
     where there is a kernel less.
     """
 

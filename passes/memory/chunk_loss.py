@@ -68,7 +68,7 @@ def _cut_loss(program: Program, chunks: int) -> int:
 
 
 def chunk_by_chunk(ops: Sequence[Operation], position: int) -> list[Operation]:
-    """Reorder unrolled ops, those of each chunk (at `position` of copies) behind the last's."""
+    """Reorder unrolled ops, those of each chunk (at `position` of copies) after the last's."""
     later = {op for op in ops if (copy := copy_of(op)) and copy[position] > 0}
     touched = [i for i, op in enumerate(ops) if op in later or _makers(op) & later]
     if not touched:
@@ -93,7 +93,7 @@ def _makers(op: Operation) -> set[Operation]:
 class _Logits:
     """The result of the last product before the loss.
 
-    rows: its dims that are not those of the weight, of which `columns` is one.
+    rows: its dims that are not the weight's. columns: its dim that is the weight's.
     """
 
     op: AtenOp
@@ -213,7 +213,7 @@ def _even(size: int, chunks: int) -> list[tuple[int, int]]:
 
 
 class _CannotCutError(ValueError):
-    """An op cannot be cut along the rows. parts: digits along one of which it might, and minors."""
+    """An op cannot be cut along the rows. parts: digits, one of which might do, and minors."""
 
     def __init__(self, op: Operation, why: str, parts: Iterable[tuple[int, int]] = ()) -> None:
         self.parts = tuple(parts)
@@ -245,7 +245,7 @@ class _Chunks:
         rank = len(shape_of(logits.value))
         rows = Sharding.replicated(rank).with_dim(candidate.dim, [candidate.placement]).dims
         self.rows: dict[SSAValue, Cut] = {logits.value: rows}
-        """How values are cut along the rows, those that are large first."""
+        """Cuts of values along the rows, those that are large first."""
         self.columns = {logits.value: logits.columns}
         """Large values, and their dims of columns."""
         self._spread(logits.value)
@@ -333,7 +333,7 @@ class _Chunks:
     def _factors(
         self, op: Operation, rule: Rule, known: Mapping[SSAValue, object]
     ) -> list[DimSharding]:
-        """How the rows of known operands and results cut the factors of an op."""
+        """The cuts of an op's factors by the rows of its known operands and results."""
         factors: list[DimSharding] = [()] * len(rule.factors)
         pairs = zip((*rule.operands, *rule.results), (*op.operands, *op.results), strict=True)
         for dims, value in pairs:

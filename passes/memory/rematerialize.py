@@ -74,7 +74,7 @@ Segment = tuple[str, Copy | None, int]
 def _chosen_blocks(program: Program, text: str) -> Collection[str]:
     """The blocks that names and patterns stand for; all without any."""
     known = blocks_of(program).names
-    found: set[str] = set()
+    chosen: set[str] = set()
     for name in filter(None, (word.strip() for word in text.split(","))):
         fitting = fnmatch.filter(known, name)
         if not fitting:
@@ -82,8 +82,8 @@ def _chosen_blocks(program: Program, text: str) -> Collection[str]:
                 f"blocks: there is no block '{name}'; the program has "
                 f"{', '.join(known[:4]) or 'none'}{', ..' if len(known) > 4 else ''}."
             )
-        found.update(fitting)
-    return found or known
+        chosen.update(fitting)
+    return chosen or known
 
 
 def recompute_to_fit(program: Program, budget: int) -> int:

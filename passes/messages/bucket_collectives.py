@@ -94,12 +94,12 @@ def _gathered_bytes(op: AllGatherOp) -> int:
 
 
 def _sources(op: Operation) -> list[Operation]:
-    found: list[Operation] = []
+    sources: list[Operation] = []
     owner = op.operands[0].owner
     while isinstance(owner, Operation):
-        found.insert(0, owner)
+        sources.insert(0, owner)
         owner = owner.operands[0].owner
-    return found
+    return sources
 
 
 def _join(members: Sequence[AllGatherOp], order: dict[Operation, int]) -> None:

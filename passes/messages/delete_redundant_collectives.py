@@ -51,7 +51,7 @@ def _find(program: Program) -> list[_Redundant]:
     live = _live_ops(program)
     number: dict[SSAValue, SSAValue] = {}
     first: dict[tuple[object, ...], Operation] = {}
-    found: list[_Redundant] = []
+    redundant: list[_Redundant] = []
     for op in program.ops:
         if is_random(op):
             continue
@@ -64,8 +64,8 @@ def _find(program: Program) -> list[_Redundant]:
             number[mine] = others
         if isinstance(op, CollectiveOp) and phase_of(op) == "recompute":
             assert isinstance(twin, DistOp)
-            found.append(_Redundant(op, twin, sent_bytes(op, mesh), op in live))
-    return found
+            redundant.append(_Redundant(op, twin, sent_bytes(op, mesh), op in live))
+    return redundant
 
 
 def _live_ops(program: Program) -> set[Operation]:

@@ -174,7 +174,7 @@ def _is_of_plain_rows(whole: Sequence[dist.DistOp]) -> bool:
 
 
 def _own_rows(op: Operation, table: SSAValue) -> AtenOp | None:
-    """What takes a device's own of all the numbers of rows that an op reads or adds to."""
+    """The op that slices a device's own row numbers from all that an op reads or adds to."""
     if not isinstance(op, AtenOp) or len(op.operands) != 2:
         return None
     is_lookup = op.name == "aten.index.Tensor" and op.operands[0] is table
@@ -189,6 +189,6 @@ def _own_rows(op: Operation, table: SSAValue) -> AtenOp | None:
 
 
 def _places(axes: Sequence[str], rows: Sequence[str], mesh: Mesh) -> list[int]:
-    """For each position along `axes` the position along `rows`, the same axes in another order."""
+    """The position along `rows`, the same axes in another order, of each one along `axes`."""
     sizes = (range(mesh.size(axis)) for axis in axes)
     return [mesh.position(rows, dict(zip(axes, at, strict=True))) for at in product(*sizes)]

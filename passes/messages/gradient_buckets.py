@@ -35,7 +35,7 @@ def bucket_gradients(
     Reduce-scatters are joined within a block. first_bytes: of the first all-reduce; each later one
     may be twice as large, so that what is sent when the backward pass ends is no large part of all;
     sums that a function is given are sent when it begins, in full buckets.
-    alone_bytes: gradients of so many travel alone, which needs no copy. A gradient that is reduced
+    alone_bytes: such gradients travel alone, which needs no copy. A gradient that is reduced
     over one axis and then over another travels in buckets of either. Returns how many reductions
     there are.
     """
@@ -52,7 +52,7 @@ def _bucket(
     first_bytes: int | None,
     alone_bytes: int | None,
 ) -> None:
-    """Join some reductions, of which none reads what another gives."""
+    """Join independent reductions: none reads another's result."""
     sums, scatters = Buckets(bucket_bytes, first_bytes), Buckets(bucket_bytes)
     # Sums of micro-batches are all there when their function begins: there is no work beside which
     # a small first message could travel.
@@ -88,12 +88,12 @@ def _rounds(program: Program) -> list[list[dist.DistOp]]:
     rounds = [_last_reductions(program)]
     while rounds[0]:
         later = set(rounds[0])
-        found: list[dist.DistOp] = [
+        earlier: list[dist.DistOp] = [
             op
             for op in program.ops
             if _is_reduction(op) and all(_is_read_by(_at_end(v), later) for v in op.results)
         ]
-        rounds.insert(0, found)
+        rounds.insert(0, earlier)
     return rounds
 
 
@@ -133,7 +133,7 @@ def _last_reductions(program: Program) -> list[dist.DistOp]:
 
 
 def _put_casts_behind(members: Sequence[dist.DistOp]) -> None:
-    """Put what casts sums behind the last of them, where one message is to bring all."""
+    """Put the casts of sums after the last of them, where one message is to bring all."""
     for value in [value for member in reversed(members) for value in reversed(member.results)]:
         cast = _at_end(value)
         if cast is not value and isinstance(cast.owner, Operation):
@@ -151,7 +151,7 @@ def _at_end(value: SSAValue) -> SSAValue:
 def _place_by_production(
     program: Program, reductions: Sequence[dist.DistOp]
 ) -> Iterator[dist.DistOp]:
-    """Put each gradient's reduction, on its own, right behind the op that makes the gradient."""
+    """Put each gradient's reduction, on its own, right after the op that makes the gradient."""
     by_producer: dict[Operation | Block, list[dist.DistOp]] = {}
     for op in reductions:
         for single in _singles(op):

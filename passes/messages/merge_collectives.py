@@ -21,7 +21,7 @@ from shardweave.ir.program.program import Program
 from shardweave.passes.program_pass import PassOnProgram
 
 BUCKET_BYTES = 25 * 2**20
-"""As DistributedDataParallel has it: enough for any link to be busy."""
+"""DistributedDataParallel's size of a bucket: enough to keep any link busy."""
 
 
 class Buckets:
@@ -52,7 +52,7 @@ class Buckets:
         self._keys[op] = key
 
     def close_before(self, user: Operation) -> None:
-        """Close the buckets of which `user` needs a result."""
+        """Close the buckets whose results `user` needs."""
         for operand in user.operands:
             owner = operand.owner
             if isinstance(owner, Operation) and owner in self._keys:

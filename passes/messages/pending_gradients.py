@@ -1,4 +1,4 @@
-"""Gradients left as pending sums: for micro-batches that are added before they are reduced."""
+"""Gradients left as partial sums: for micro-batches that are added before they are reduced."""
 
 from __future__ import annotations
 
@@ -54,17 +54,17 @@ def leave_gradients_pending(program: Program) -> int:
 
 
 def pending_terms(program: Program) -> dict[str, SSAValue]:
-    """By the names of gradients that `leave_gradients_pending` would leave so: their terms.
+    """Terms of the gradients that `leave_gradients_pending` would not reduce, by name.
 
-    Those whose terms something else reads as well are left out. Linear.
+    Gradients whose terms something else reads as well are left out. Linear.
     """
-    found: dict[str, SSAValue] = {}
+    terms: dict[str, SSAValue] = {}
     for slot in program.results:
         if slot.kind == "grad" and _reduction_of(slot.value) is not None:
             term = _term_of(slot.value)
             if term.has_one_use() and isinstance(term.owner, Operation):
-                found[slot.name] = term
-    return found
+                terms[slot.name] = term
+    return terms
 
 
 def _reduction_of(value: SSAValue) -> dist.AllReduceOp | None:
@@ -89,7 +89,7 @@ def _is_cast(value: SSAValue) -> bool:
 
 
 def _term_of(value: SSAValue) -> SSAValue:
-    """What an all-reduce adds up to a value, before it is cast for that."""
+    """The term that an all-reduce sums to a value, before it is cast for that."""
     total = _total_of(value)
     term = _sent_of(total)
     return term if total is value else _total_of(term)

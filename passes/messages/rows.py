@@ -105,7 +105,7 @@ def _rename(member: dist.DistOp, new: SSAValue) -> None:
 
 
 def _scattered_rows(member: dist.ReduceScatterOp, before: Operation) -> SSAValue:
-    """The operand of a reduce-scatter as a matrix, of which row i goes to rank i."""
+    """The operand of a reduce-scatter as a matrix whose row i goes to rank i."""
     (value,), shape = member.operands, shape_of(member.operands[0])
     dim, block = member.dim, member.block
     size = math.prod(shape) // num_elements(member.results[0])
@@ -119,7 +119,7 @@ def _scattered_rows(member: dist.ReduceScatterOp, before: Operation) -> SSAValue
 
 
 def _gathered(member: dist.AllGatherOp, before: Operation, rows: SSAValue, ranks: int) -> SSAValue:
-    """The result of an all-gather, of which row i came from rank i."""
+    """The result of an all-gather, given `rows`, whose row i came from rank i."""
     shape, dim, block = shape_of(member.operands[0]), member.dim, member.block
     cut = (ranks, *shape[:dim], shape[dim] // block, block, *shape[dim + 1 :])
     if math.prod(cut[1 : dim + 2]) > 1:

@@ -144,7 +144,7 @@ class _Partition:
     def _padded(
         self, op: dist.ReshardOp, current: SSAValue, before: Sharding, step: ReshardStep
     ) -> SSAValue:
-        """What a step reads: with zeros behind what it cuts, where that has to be."""
+        """The operand of a step, padded with zeros along the dim that it slices, if needed."""
         shape = shape_of(current)
         if shape == step.operand:
             return current
@@ -157,7 +157,7 @@ class _Partition:
     def _without_padding(
         self, op: dist.ReshardOp, current: SSAValue, step: ReshardStep
     ) -> SSAValue:
-        """What a step leaves of what it gives: padding that is no more at an end is cut off."""
+        """The result of a step without padding that no longer ends a dim."""
         shape = step.after.local_shape(shape_of(op.results[0]))
         for dim, size in enumerate(shape):
             own = shape_of(current)

@@ -40,7 +40,7 @@ Version = tuple[SSAValue, Sharding]
 
 @dataclass(frozen=True)
 class Chosen:
-    """What propagation chose for an op: the goals of its results, and which of these are wishes."""
+    """Propagation's choice for an op: the goals of its results, and which of these are wishes."""
 
     assignment: Assignment
     goals: tuple[Sharding, ...]
@@ -68,9 +68,9 @@ class _Placing:
         self.keys: set[SSAValue] = set()
         """Keys and values that attention of the forward pass gathers."""
         self.keys_again: set[SSAValue] = set()
-        """Those of the backward pass."""
+        """Keys and values that attention of the backward pass gathers."""
         self.before: Operation = program.return_op
-        """Where ops are added."""
+        """The op before which ops are added."""
         self.is_backward = False
         self.is_made_again = False
         self.slots = program.results
@@ -238,7 +238,7 @@ class _Placing:
         return op.results[0]
 
     def _reason(self, value: SSAValue, wanted: Sharding, user: Operation, index: int) -> str:
-        """Why an operand of `user` changes shards, in words."""
+        """The reason for resharding an operand of `user`, in words."""
         if isinstance(user, func.ReturnOp):
             return _returned(self.slots[index])
         if value in self.keys_again:

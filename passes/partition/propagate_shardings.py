@@ -2,7 +2,7 @@
 
 `propagate` walks a global program forward, in program order: each op is cut by the axes that cut
 its operands; conflicts go by priority (wishes of the plan and the user, then the larger tensor). A
-pending sum travels through linear ops while it has a single use, and is reduced, or scattered
+partial sum travels through linear ops while it has a single use, and is reduced, or scattered
 where shards are wanted, at the first op that needs it. Then backward, to a fixed point: a value
 that all its uses want in shards, and that can be made in shards for free, is made so (masks,
 constants, biases); parameters without annotation adopt what their uses want. Then wishes travel
@@ -101,7 +101,7 @@ class Propagation:
             self.flow.define(op, shardings)
 
     def _settled(self, result: SSAValue, produced: Sharding) -> Sharding:
-        """What to keep of a result: a pending sum with several uses is reduced at once."""
+        """The sharding to keep for a result: a partial sum of several uses is reduced at once."""
         if not produced.unreduced or result.has_one_use() or result.first_use is None:
             return produced
         settled = produced.whole()
@@ -203,20 +203,20 @@ class Propagation:
     # The result
 
     def _stored(self, argument: SSAValue) -> Sharding:
-        """How an argument is stored: as annotated, or as its uses want it."""
+        """The stored sharding of an argument: as annotated, or as its uses want it."""
         if argument in self.free:
             return self.flow.sharding(argument)
         return self.flow.stored[argument]
 
     def _stored_for(self, slot: Slot) -> Sharding | None:
-        """How the argument is stored whose sharding a result takes: a gradient's parameter, a
-        buffer itself; None for other results."""
+        """The stored sharding that a result takes: of a gradient's parameter, or of the buffer
+        itself; None for other results."""
         kind = "buffer" if slot.kind == "buffer" else "param"
         argument = self.arguments.get((kind, slot.name))
         return None if argument is None else self._stored(argument)
 
     def _returned(self, index: int) -> Sharding | None:
-        """How a result is returned; None if it is as it is made."""
+        """The sharding in which a result is returned; None if as its producer gives it."""
         slot = self.seats.result_slots[index]
         annotated = None if slot.sharding_attr is None else self.program.sharding_of_slot(slot)
         return annotated or self._stored_for(slot)

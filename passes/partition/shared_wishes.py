@@ -94,7 +94,7 @@ class SharedWishes:
                 self.flow.remember(value, wanted)
 
     def _of_use(self, use: Use, now: Sharding, depth: int) -> Wish | None:
-        """What a use wishes a value were in that is in shards `now`; None if nothing else."""
+        """The sharding that a use wants for a value that has `now`; None if no other."""
         op = use.operation
         is_end = not isinstance(op, AtenOp)
         read = self.returned(use.index) if is_end else self.assignments[op].operands[use.index]
@@ -109,7 +109,7 @@ class SharedWishes:
         return None if below is None else self._through(op, use, below)
 
     def _of_all_uses(self, value: SSAValue, depth: int) -> Wish | None:
-        """What all uses of a value wish it were in; None if they do not agree."""
+        """The sharding that all uses of a value want; None if they do not agree."""
         now, remade = self.flow.sharding(value), list[tuple[AtenOp, Assignment]]()
         price: Price = FREE
         wanted: Sharding | None = None
@@ -128,7 +128,7 @@ class SharedWishes:
         return Wish(wanted, tuple(remade), sum_of(price, own))
 
     def _through(self, op: AtenOp, use: Use, below: Wish) -> Wish | None:
-        """What a wish for an op's result is for the operand; None if the op cannot pass it on."""
+        """Pass a wish for an op's result on to the operand; None if the op cannot."""
         value, old = op.operands[use.index], self.assignments[op]
         if below.price[0] == 0 or not old.results[0].axes <= below.sharding.axes:
             return None
@@ -151,7 +151,7 @@ class SharedWishes:
         return Wish(wanted, ((op, new), *below.remade), below.price)
 
     def _price(self, value: SSAValue, wanted: Sharding) -> Price | None:
-        """What it costs to move a value from where it is made, whatever versions were there."""
+        """The price of moving a value from its producer's sharding, without other versions."""
         made = (self.flow.sharding(value),)
         operand = Operand(shape_of(value), dtype_of_value(value).itemsize, made)
         return price_of(self.flow.mesh, operand, wanted)

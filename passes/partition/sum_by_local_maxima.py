@@ -28,17 +28,17 @@ from shardweave.passes.program_pass import PassOnProgram
 
 def sum_by_local_maxima(program: Program) -> int:
     """Rewrite sums of exponentials of distances to maxima over ranks; returns how many. Linear."""
-    sums = [found for op in program.ops if (found := _sum_of_powers(op)) is not None]
-    for found in sums:
-        _rewrite(found)
+    sums = [powers for op in program.ops if (powers := _sum_of_powers(op)) is not None]
+    for powers in sums:
+        _rewrite(powers)
     remove_dead_ops(program)
     return len(sums)
 
 
 @dataclass(frozen=True)
 class _SumOfPowers:
-    """total: sum(exp(distance)). distance: x - highest. peak: amax(x), of which `highest` is the
-    maximum over ranks."""
+    """A sum of exponentials. total: sum(exp(distance)). distance: x - highest. peak: amax(x).
+    highest: the maximum of `peak` over ranks."""
 
     total: AtenOp
     power: AtenOp
@@ -80,9 +80,9 @@ def _largest_of_shard(highest: SSAValue) -> AtenOp | None:
     return _made_by(message.operands[highest.index], "aten.amax")
 
 
-def _rewrite(found: _SumOfPowers) -> None:
-    total, peak = found.total, found.peak
-    x, highest = found.distance.operands
+def _rewrite(powers: _SumOfPowers) -> None:
+    total, peak = powers.total, powers.peak
+    x, highest = powers.distance.operands
     (local,) = peak.results
     set_sharding_attrs(peak, None)  # it is read as the shard's own now, too
     after = Builder.after(peak, total)

@@ -1,4 +1,4 @@
-"""Collectives over time axes: the steps of which they are made, and local ops in their place."""
+"""Collectives over time axes: their steps, and the local ops that replace them."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ class TimeOps:
         return reduce(combine, parts)
 
     def take_blocks(self, value: SSAValue, dim: int, size: int, block: int, index: int) -> SSAValue:
-        """As `shards.take_blocks`: the blocks of one index."""
+        """Take the blocks of one index, as `shards.take_blocks` does."""
         shape = list(shape_of(value))
         rounds = shape[dim] // (size * block)
         if rounds == 1:
@@ -147,7 +147,7 @@ class TimeOps:
         return self._view(picked, [*shape[:dim], rounds * block, *shape[dim + 1 :]])
 
     def merge_blocks(self, parts: Sequence[SSAValue], dim: int, block: int) -> SSAValue:
-        """As `shards.merge_blocks`: the copies' blocks in turn."""
+        """Merge the copies' blocks in turn, as `shards.merge_blocks` does."""
         shape = list(shape_of(parts[0]))
         rounds = shape[dim] // block
         cut = [self._view(p, [*shape[:dim], rounds, block, *shape[dim + 1 :]]) for p in parts]

@@ -99,18 +99,18 @@ class _Unroller:
     def _once(
         self, keys: Mapping[Coordinate, _Key], make: Callable[[_Key], _Made]
     ) -> dict[Coordinate, _Made]:
-        """What `make` gives for each sub-batch, made once for sub-batches of equal key.
+        """Call `make` for each sub-batch, once for sub-batches of equal key.
 
         Where keys differ, the ops that are added belong to the first sub-batch of their key.
         """
-        found: dict[_Key, _Made] = {}
+        made: dict[_Key, _Made] = {}
         varies = len(set(keys.values())) > 1
         for coordinate, key in keys.items():
-            if key not in found:
+            if key not in made:
                 self.ops.copy = coordinate if varies else ()
-                found[key] = make(key)
+                made[key] = make(key)
         self.ops.copy = ()
-        return {coordinate: found[key] for coordinate, key in keys.items()}
+        return {coordinate: made[key] for coordinate, key in keys.items()}
 
     # Arguments and results
 
@@ -210,12 +210,12 @@ class _Unroller:
             self._index(op)
             return
         over_time, over_space = steps_of(op, self.mesh)
-        found = [self.copies[value] for value in op.operands]
+        values = [self.copies[value] for value in op.operands]
         for step in over_time:
-            found = [self._along(op, copies, step) for copies in found]
+            values = [self._along(op, copies, step) for copies in values]
         for step in over_space:
-            found = self._rest(op, found, step, is_last=step is over_space[-1])
-        for result, copies in zip(op.results, found, strict=True):
+            values = self._rest(op, values, step, is_last=step is over_space[-1])
+        for result, copies in zip(op.results, values, strict=True):
             self.copies[result] = copies
 
     def _along(self, op: dist.DistOp, copies: Copies, step: CollectiveStep) -> Copies:
@@ -252,7 +252,7 @@ class _Unroller:
         return self._once(keys, merge)
 
     def _rest(
-        self, op: dist.DistOp, found: list[Copies], step: CollectiveStep, *, is_last: bool
+        self, op: dist.DistOp, values: list[Copies], step: CollectiveStep, *, is_last: bool
     ) -> list[Copies]:
         """The part of a collective over space axes, after its part over time axes."""
         changed: dict[str, Literal] = {"axes": list(step.axes)}
@@ -273,9 +273,9 @@ class _Unroller:
             self._finish(copy, shardings, op)
             return copy
 
-        keys = {c: tuple(copies[c] for copies in found) for c in self.coordinates}
+        keys = {c: tuple(copies[c] for copies in values) for c in self.coordinates}
         clones = self._once(keys, clone)
-        return [{c: clones[c].results[i] for c in clones} for i in range(len(found))]
+        return [{c: clones[c].results[i] for c in clones} for i in range(len(values))]
 
     def _index(self, op: dist.ShardIndexOp) -> None:
         """The position on time axes is a constant of the copy."""

@@ -1,4 +1,4 @@
-"""Where a sum is wanted in shards: the seats that its uses, a few linear ops down, give an axis.
+"""Seats wanted for a sum: the dims on which its uses, a few linear ops down, hold an axis.
 
 A sum that is reduced anyway is better scattered to where its uses hold the axis. Asking for that
 follows the uses of a value through ops that are linear in it, and through those that scale it, as
@@ -31,7 +31,7 @@ Seat = tuple[int, Placement]
 
 @dataclass(frozen=True)
 class WantedSeats:
-    """Answers where uses want an axis, given the shardings known so far.
+    """Seats on which a value's consumers need an axis, given the shardings known so far.
 
     result_slots: the program's results. stored: from a result to how its parameter is stored.
     """
@@ -55,7 +55,7 @@ class WantedSeats:
                     yield (axis, *seat)
 
     def of(self, value: SSAValue, axis: str, depth: int = LOOKAHEAD) -> Seat | None:
-        """Where the uses of a value, at most `depth` ops down, hold `axis`, if they do."""
+        """The seat where a value's uses, at most `depth` ops down, hold `axis`; None if none."""
         if depth == 0:
             return None
         for use in value.uses:

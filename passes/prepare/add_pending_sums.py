@@ -1,4 +1,4 @@
-"""Adding pending sums to each other before anything else, so that one is left to reduce."""
+"""Adding partial sums to each other before anything else, so that one is left to reduce."""
 
 from __future__ import annotations
 

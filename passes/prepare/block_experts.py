@@ -44,7 +44,7 @@ from shardweave.passes.partition.propagate_shardings import propagated_forward
 from shardweave.passes.program_pass import Analyses, PassWithAnalyses
 
 Routing = tuple[SSAValue, SSAValue]
-"""Where the rows of each group start and end."""
+"""Start and end of the rows of each group."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class BlockExpertsPass(PassWithAnalyses):
 
 @dataclass(frozen=True)
 class _Spread:
-    """Over which axes experts are sharded, and the rows of each beside."""
+    """Axes over which experts are sharded, and further axes over which the rows of each are."""
 
     experts: DimSharding
     axes: tuple[tuple[str, int], ...]
@@ -109,7 +109,7 @@ class _Spread:
 
 
 def _spreads(ops: Sequence[AtenOp], flow: Flow) -> dict[Routing, _Spread]:
-    """For each routing whose experts are sharded, over which devices its rows are spread."""
+    """The devices over which rows are spread, by each routing whose experts are sharded."""
     cuts: dict[Routing, set[DimSharding]] = {}
     tokens: dict[Routing, tuple[tuple[str, int], ...]] = {}
     for op in ops:

@@ -38,7 +38,7 @@ class _Halves:
 
     @staticmethod
     def of(program: Program) -> _Halves:
-        found, blocks = _Halves(), blocks_of(program)
+        halves, blocks = _Halves(), blocks_of(program)
         half: Half | None = None
         paths = [name.split(".") for name in blocks.names]
         around = {".".join(path[:end]) for path in paths for end in range(len(path))}
@@ -48,11 +48,11 @@ class _Halves:
                 half = name, is_forward
             elif layer_of(op) not in around or half is None or half[1] != is_forward:
                 half = None
-            # Gradients of a residual stream are added up by the module around, behind a block's.
+            # Gradients of a residual stream are added up by the module around, after a block's.
             if half is not None:
-                found.place[op] = half, len(found.ops[half])
-                found.ops[half].append(op)
-        return found
+                halves.place[op] = half, len(halves.ops[half])
+                halves.ops[half].append(op)
+        return halves
 
     def body(self, name: str) -> tuple[object, ...]:
         """Equal for blocks whose ops are the same, one by one, in types and in order."""
@@ -93,7 +93,7 @@ def with_fewer_blocks(program: Program, count: int) -> Program | None:
 
 
 def _take_out(program: Program, names: Sequence[str], count: int) -> bool:
-    """Whether the blocks from `count - 1` on, but for the last, could be taken out."""
+    """Whether the blocks from `count - 1` on, except the last, could be taken out."""
     halves = _Halves.of(program)
     gone = frozenset(names[count - 1 : -1])
     bridge = _Bridge(halves, names[count - 2], names[-2], gone)
@@ -116,9 +116,9 @@ def _take_out(program: Program, names: Sequence[str], count: int) -> bool:
     stored = program.module.attributes.get(BLOCKS)
     if isinstance(stored, builtin.ArrayAttr):
         kept = [
-            one
-            for one in cast("builtin.ArrayAttr[builtin.StringAttr]", stored)
-            if one.data not in gone
+            block
+            for block in cast("builtin.ArrayAttr[builtin.StringAttr]", stored)
+            if block.data not in gone
         ]
         program.module.attributes[BLOCKS] = builtin.ArrayAttr(kept)
     return True
@@ -142,7 +142,7 @@ class _Bridge:
         return isinstance(value, OpResult) and _is_in(self.halves, value.op, self.gone)
 
     def instead(self, op: Operation, index: int, value: SSAValue) -> SSAValue | None:
-        """What an op behind the gap reads in place of a value that is taken out with it."""
+        """The value that an op after the gap reads in place of one that is taken out with it."""
         result = cast(OpResult, value)
         (name, is_forward), place = self.halves.place[result.op]
         if is_forward:
@@ -185,7 +185,7 @@ def _drop_slots(program: Program, bridge: _Bridge) -> bool:
 
 
 def _names_gone(name: str, gone: frozenset[str]) -> bool:
-    return any(name.startswith(f"{one}.") for one in gone)
+    return any(name.startswith(f"{block}.") for block in gone)
 
 
 def _at(

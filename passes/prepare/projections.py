@@ -23,7 +23,7 @@ from shardweave.ir.sharding.rules import rule_of
 
 @dataclass(frozen=True)
 class Place:
-    """A dim of a value, of which parts of equal length are taken."""
+    """A dim of a value, taken in parts of equal length."""
 
     value: SSAValue
     dim: int
@@ -40,7 +40,7 @@ class Place:
         return tuple(shape)
 
     def sources(self) -> list[tuple[int, Place]] | None:
-        """The operands of which a part makes one of this value, by index; None if none do."""
+        """Operands whose parts produce a part of this value, by index; None if there are none."""
         op = self.value.owner
         if not isinstance(op, AtenOp) or not spec_of(op).works_in_parts:
             return None
@@ -48,14 +48,14 @@ class Place:
         names = rule.results[0][self.dim]
         if not names or rule.factors[names[0]].size % self.count or rule.localize is not None:
             return None
-        found: list[tuple[int, Place]] = []
+        sources: list[tuple[int, Place]] = []
         for index, dims in enumerate(rule.operands):
             for dim, own in enumerate(dims):
                 if names[0] in own[1:]:
                     return None  # it has parts of each index of another factor
                 if names[0] in own[:1]:
-                    found.append((index, Place(op.operands[index], dim, self.count)))
-        return found
+                    sources.append((index, Place(op.operands[index], dim, self.count)))
+        return sources
 
     def origins(self) -> Iterator[Place]:
         """The place itself, and all those that its parts are made from."""
@@ -73,7 +73,7 @@ class FusedProjection:
 
 
 def projection_of(op: AtenOp, count: int) -> FusedProjection | None:
-    """A linear map of the forward pass with a parameter of its own, of so many parts; or None."""
+    """A linear map of the forward pass with a parameter of its own, of `count` parts; or None."""
     weight = weight_of(op)
     if weight is None or phase_of(op) != "forward":
         return None
@@ -89,7 +89,7 @@ def projection_of(op: AtenOp, count: int) -> FusedProjection | None:
 
 
 def fused_projections(program: Program, among: Collection[AtenOp]) -> dict[AtenOp, int]:
-    """Which linear maps have outputs that are read in equal parts alone, and in how many."""
+    """Linear maps with outputs that are only read in equal parts, with the number of parts."""
     counts: dict[AtenOp, set[int]] = {}
     reads: set[Operation] = set()
     for read in reads_of_parts(program):
@@ -99,11 +99,11 @@ def fused_projections(program: Program, among: Collection[AtenOp]) -> dict[AtenO
                 counts.setdefault(place.value.owner, set()).add(place.count)
                 break
     return {
-        op: min(found)
-        for op, found in counts.items()
+        op: min(parts)
+        for op, parts in counts.items()
         if spec_of(op).works_in_parts  # a convolution does not
-        and len(found) == 1
-        and min(found) > 1
+        and len(parts) == 1
+        and min(parts) > 1
         and _is_read_by(op.results[0], reads)
     }
 
@@ -131,7 +131,7 @@ class Read:
 
 
 def reads_of_parts(program: Program) -> Iterator[Read]:
-    """The slices of the forward pass, each as one of so many parts of its length."""
+    """The slices of the forward pass, each as one of several parts of its length."""
     for op in program.ops:
         if isinstance(op, AtenOp) and phase_of(op) == "forward":
             taken = _taken(op)

@@ -95,7 +95,7 @@ class _Repeat:
         Rewriter.replace_op(self.op, [], [new.results[0], *sums])
 
     def _index(self) -> SSAValue:
-        """For each query head the key head that it reads."""
+        """The key head that each query head reads."""
         count = tensor_type((self.heads,), torch.int64)
         heads = self.new.aten("aten.arange.start_step", [], count, None, start=0, step=1)
         share = self.heads // self.key_heads

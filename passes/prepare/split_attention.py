@@ -185,18 +185,18 @@ class _Backward(_Split):
         types = [of_query, *(with_shape(of_key, shape) for _ in "kv")]
         wanted = [self.flow.sharding(v).whole() for v in (self.query, self.key, self.value)]
         totals: list[SSAValue] = []
-        found: tuple[list[SSAValue], list[SSAValue]] = [], []
+        gradients: tuple[list[SSAValue], list[SSAValue]] = [], []
         for part in range(self.parts):
             key, value, more = self.operands_of(part)
             operands: Operands = [grad, self.query, key, value, out, rows, *more]
             own = self.add(ATTENTION_BACKWARD, operands, types, self.values, wanted)
             totals.append(own[0])
-            for gathered, gradient in zip(found, own[1:], strict=True):
+            for gathered, gradient in zip(gradients, own[1:], strict=True):
                 gathered.append(gradient)
         total = totals[0]
         for more_ in totals[1:]:
             total = self.new.aten("aten.add.Tensor", [total, more_])
-        whole = [self.new.aten("aten.cat", [parts], of_key, dim=POSITIONS) for parts in found]
+        whole = [self.new.aten("aten.cat", [parts], of_key, dim=POSITIONS) for parts in gradients]
         Rewriter.replace_op(self.op, [], [total, *whole])
 
 

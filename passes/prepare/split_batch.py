@@ -64,19 +64,19 @@ class SplitBatchPass(PassOnProgram):
         program.set_argument_attributes("dist.sharding", split)
 
     def _batched(self, program: Program) -> dict[int, Slot]:
-        found = {
+        slots = {
             index: slot
             for index, slot in enumerate(program.arguments)
             if slot.kind == "input" and len(shape_of(slot.value)) > self.dim
         }
-        sizes = Counter(shape_of(slot.value)[self.dim] for slot in found.values())
+        sizes = Counter(shape_of(slot.value)[self.dim] for slot in slots.values())
         if not sizes:
             raise ValueError(
                 f"no input has a dim {self.dim} to split; give the dim of the inputs that the "
                 "samples lie along, as split-batch{dim=0}."
             )
         batch = sizes.most_common(1)[0][0]
-        return {i: s for i, s in found.items() if shape_of(s.value)[self.dim] == batch}
+        return {i: s for i, s in slots.items() if shape_of(s.value)[self.dim] == batch}
 
     def _split_annotated(self, program: Program, batch: int, stride: int) -> None:
         """Annotations that a plan gave to values with the batch along `dim` are split too.

@@ -53,14 +53,14 @@ def split_projections(program: Program) -> int:
     if not counts:
         return 0
     names = {slot.value: slot.name for slot in slots}
-    found = [
-        one
+    projections = [
+        proj
         for op in program.ops
         if isinstance(op, AtenOp)
         for count in sorted(set(counts.values()))
-        if (one := projection_of(op, count)) and counts.get(one.weight.value) == count
+        if (proj := projection_of(op, count)) and counts.get(proj.weight.value) == count
     ]
-    unread = counts.keys() - {one.weight.value for one in found}
+    unread = counts.keys() - {proj.weight.value for proj in projections}
     if unread:
         raise ValueError(
             _problem(names[unread.pop()], "no linear map of the forward pass reads it")
@@ -70,17 +70,17 @@ def split_projections(program: Program) -> int:
         for slot in slots
         if isinstance(sharding := slot.attributes.data.get(PART), ShardingAttr)
     }
-    for one in found:
-        _check_fits(one.weight, wanted.get(one.weight.value), names[one.weight.value], program)
-    _Split(program, found, wanted).run()
-    for one in found:
-        if one.op.parent is not None:
-            problem = f"the outputs of {describe(one.op)} are not read in such parts alone"
-            raise ValueError(_problem(names[one.weight.value], problem))
+    for proj in projections:
+        _check_fits(proj.weight, wanted.get(proj.weight.value), names[proj.weight.value], program)
+    _Split(program, projections, wanted).run()
+    for proj in projections:
+        if proj.op.parent is not None:
+            problem = f"the outputs of {describe(proj.op)} are not read in such parts alone"
+            raise ValueError(_problem(names[proj.weight.value], problem))
     indices = [index for index, slot in enumerate(slots) if slot.value in counts]
     for attribute in (PARTS, PART):
         program.set_argument_attributes(attribute, dict.fromkeys(indices))
-    return len(found)
+    return len(projections)
 
 
 def _check_fits(place: Place, wanted: ShardingAttr | None, name: str, program: Program) -> None:
@@ -117,7 +117,7 @@ class _Split:
     arguments: dict[SSAValue, Place] = field(default_factory=dict[SSAValue, Place])
 
     def run(self) -> None:
-        outputs = {one.op.results[0] for one in self.projections}
+        outputs = {proj.op.results[0] for proj in self.projections}
         for read in list(reads_of_parts(self.program)):
             if any(place.value in outputs for place in read.place.origins()):
                 self._give_part(read)
@@ -148,7 +148,7 @@ class _Split:
             return
         rule = rule_of(op)
         kept = {factor for names in rule.results[0] for factor in names}
-        weights = {one.weight for one in self.projections}
+        weights = {proj.weight for proj in self.projections}
         for count in sorted({weight.count for weight in weights}):
             places = [
                 Place(op.operands[index], dim, count)
@@ -203,11 +203,11 @@ class _Split:
             return self._cut_out(place, index, InsertPoint.before(reader), reader)
         put = _Put.into(owner, place.dim)
         if put is not None:
-            found = put.inside(index * place.length, place.length)
-            if found is None:
+            part = put.inside(index * place.length, place.length)
+            if part is None:
                 return None
-            if found.is_exact:
-                return self._add("aten.view", [found.value], place.shape, owner)
+            if part.is_exact:
+                return self._add("aten.view", [part.value], place.shape, owner)
         sources = place.sources()
         if sources is None:
             return self._cut_out(place, index, InsertPoint.after(owner), owner)
@@ -257,7 +257,7 @@ class _Put:
 
     @staticmethod
     def into(op: Operation, dim: int) -> _Put | None:
-        """What an op puts into its result along a dim, if that is all that it does."""
+        """The values that an op puts into its result along a dim, if it does nothing else."""
         assert isinstance(op, AtenOp)
         size = len(shape_of(op.results[0]))
         if op.name != "aten.cat" and not spec_of(op).places:
@@ -280,7 +280,7 @@ class _Put:
         return _Put(((value, int(op.value("start") or 0), shape_of(value)[dim]),))
 
     def inside(self, start: int, length: int) -> _Inside | None:
-        """What there is in a part of the dim; None if it is zeros."""
+        """The contents of a part of the dim; None if it is zeros."""
         touching = [
             piece for piece in self.pieces if piece[1] < start + length and start < sum(piece[1:])
         ]

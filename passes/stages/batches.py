@@ -1,4 +1,4 @@
-"""What of a step is done once for each micro-batch, and what once for all of them."""
+"""Work of a step that is done once for each micro-batch, and work done once for all."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class JoinedMicroBatches(ValueError):
 
 @dataclass(frozen=True, eq=False)
 class MicroBatches:
-    """How the values of a step depend on micro-batches.
+    """Values and ops of a step by their dependence on micro-batches.
 
     varying: values that differ between them, terms of sums over them included. terms: these, which
     are sums (or maxima) once they are added up. whole: values that micro-batches read and that are
@@ -56,17 +56,17 @@ def micro_batches_of(program: Program, *, keep_gathered: bool = False) -> MicroB
     walk = _Walk(program, axis.name if axis else None)
     for op in program.ops:
         walk.follow(op)
-    found = walk.found
+    batches = walk.batches
     for op in program.ops:
         read = walk.sources.get(op.results[0], _NOTHING)
-        if op.results[0] not in found.varying and not read <= found.whole.keys():
-            found.after[op] = None
-    for value in found.whole:
+        if op.results[0] not in batches.varying and not read <= batches.whole.keys():
+            batches.after[op] = None
+    for value in batches.whole:
         _check_inputs_alone(value, program)
     if keep_gathered:
-        found.whole.update(dict.fromkeys(_gathered(program)))
-    _find_early(program, found)
-    return found
+        batches.whole.update(dict.fromkeys(_gathered(program)))
+    _find_early(program, batches)
+    return batches
 
 
 _NOTHING: _Sources = frozenset()
@@ -81,18 +81,18 @@ class _Walk:
     def __init__(self, program: Program, axis: str | None) -> None:
         self.program = program
         self.axis = axis
-        self.found = MicroBatches()
+        self.batches = MicroBatches()
         self.sources: dict[SSAValue, _Sources] = {}
         self.of_weights: set[SSAValue] = set()
         for slot in program.arguments:
             if axis in program.sharding_of_slot(slot).axes:
-                self.found.varying.add(slot.value)
+                self.batches.varying.add(slot.value)
             if slot.kind not in _OF_DATA:
                 self.of_weights.add(slot.value)
 
     def follow(self, op: Operation) -> None:
         """Tell of one op."""
-        found, operands = self.found, op.operands
+        batches, operands = self.batches, op.operands
         if any(value in self.of_weights for value in operands):
             self.of_weights.update(op.results)
         read = _NOTHING.union(*(self.sources.get(value, _NOTHING) for value in operands))
@@ -102,9 +102,9 @@ class _Walk:
                 self._place(op)
                 return
             read |= {op.results[0]}
-        elif self._has_terms(op) or any(value in found.varying for value in operands):
-            found.varying.update(op.results)
-            found.whole.update(dict.fromkeys(read))
+        elif self._has_terms(op) or any(value in batches.varying for value in operands):
+            batches.varying.update(op.results)
+            batches.whole.update(dict.fromkeys(read))
         if read:
             self.sources.update(dict.fromkeys(op.results, read))
 
@@ -112,7 +112,7 @@ class _Walk:
         """Tell of an op that places samples: what is of inputs alone is so before all of them."""
         (result,) = op.results
         if isinstance(op, dist.ShardIndexOp):
-            self.found.varying.add(result)
+            self.batches.varying.add(result)
         elif result in self.of_weights or not self._is_told(op):
             raise JoinedMicroBatches(
                 f"{describe(op)} brings the samples of all micro-batches together",
@@ -122,10 +122,10 @@ class _Walk:
                 "micro-batches.",
             )
         elif op.is_gather:
-            self.found.whole[result] = None
+            self.batches.whole[result] = None
         else:
-            self.found.varying.add(result)
-            self.found.parts[result] = None
+            self.batches.varying.add(result)
+            self.batches.parts[result] = None
 
     def _is_told(self, op: dist.DistOp) -> bool:
         """Whether an op says how micro-batches cut its result, if they do."""
@@ -140,22 +140,22 @@ class _Walk:
             for result, sharding in zip(op.results, sharding_attrs_of(op) or (), strict=False)
             if any(self.axis == name.data for name in sharding.unreduced)
         ]
-        self.found.terms.update(terms)
+        self.batches.terms.update(terms)
         return bool(terms)
 
 
 _OF_DATA = ("input", "buffer")
-"""The kinds of arguments of which micro-batches may read what is made of all of them."""
+"""Kinds of arguments from which values for all micro-batches may be computed beforehand."""
 
 
-def _find_early(program: Program, found: MicroBatches) -> None:
-    read, made = set(program.return_op.operands), found.whole.keys() | found.parts.keys()
+def _find_early(program: Program, batches: MicroBatches) -> None:
+    read, made = set(program.return_op.operands), batches.whole.keys() | batches.parts.keys()
     for op in reversed(list(program.ops)):
         is_made_before = not made.isdisjoint(op.results)
         if not is_made_before and not read.isdisjoint(op.results):
             read.update(op.operands)
         else:
-            found.early.add(op)
+            batches.early.add(op)
 
 
 def _gathered(program: Program) -> Iterator[SSAValue]:
@@ -178,7 +178,7 @@ def _check_single(op: dist.DistOp) -> None:
 
 
 def _check_inputs_alone(value: SSAValue, program: Program) -> None:
-    """What micro-batches need of all micro-batches can be made before the first one."""
+    """Check that a value of all micro-batches that each one needs is made before the first."""
     slots = {slot.value: slot for slot in program.arguments}
     for slot in (slots[source] for source in arguments_behind(value)):
         if slot.kind not in _OF_DATA:
@@ -193,7 +193,7 @@ def _check_inputs_alone(value: SSAValue, program: Program) -> None:
 
 
 def arguments_behind(value: SSAValue) -> Iterator[SSAValue]:
-    """The arguments of the program of which a value is made."""
+    """The arguments of the program that a value is computed from."""
     stack, seen = [value], {value}
     while stack:
         source = stack.pop()

@@ -40,7 +40,7 @@ _ORDER = ("param", "buffer", "input", "tangent", "whole", "kept", *TOTALS)
 
 
 class ValueSlots:
-    """What is known of the values of the program that is cut: names, shardings, slots."""
+    """Names, shardings and slots of the values of the program that is split into stages."""
 
     def __init__(self, program: Program, axis: str | None) -> None:
         self.program = program
@@ -65,7 +65,7 @@ class ValueSlots:
         return self._names[key]
 
     def sharding(self, value: SSAValue) -> Sharding:
-        """In which shards a value is; whole, where nothing says so."""
+        """The sharding of a value; replicated, if none is noted."""
         if isinstance(value, OpResult):
             attributes = sharding_attrs_of(value.op)
             given = attributes[value.index] if attributes else None
@@ -124,8 +124,8 @@ def function_of(
 
 
 def _entries(slots: Sequence[Attributes]) -> builtin.ArrayAttr[builtin.DictionaryAttr] | None:
-    """What is said of arguments or results; nothing where there are none, as the parser has it."""
-    return builtin.ArrayAttr(builtin.DictionaryAttr(one) for one in slots) if slots else None
+    """Attributes of arguments or results; None if there are none, as the parser has it."""
+    return builtin.ArrayAttr(builtin.DictionaryAttr(slot) for slot in slots) if slots else None
 
 
 class FunctionBuilder:
@@ -180,10 +180,10 @@ class FunctionBuilder:
         members, values = self.members, self.values
         needed = [*(value for value, _ in members.left), *members.returned.values()]
         self._receive(needed, None)
-        found = [self.local[value] for value in needed]
+        results = [self.local[value] for value in needed]
         entries = [values.entry(kind, value) for value, kind in members.left]
         entries += [values.whole_entry(values.results[key])[1] for key in members.returned]
-        return found, entries
+        return results, entries
 
     # Messages
 
@@ -242,13 +242,13 @@ class FunctionBuilder:
         self.block.add_op(copy)
 
     def _drop_axis(self, op: Operation, copy: Operation) -> None:
-        """Behind the micro-batches nothing is pending over them any more."""
+        """Drop the axis of micro-batches from shardings after them: nothing is partial over it."""
         if sharding_attrs_of(op) is None:
             return
         shardings = [self.values.without_axis(self.values.sharding(value)) for value in op.results]
         shapes = [s.global_shape(shape_of(v)) for s, v in zip(shardings, op.results, strict=True)]
         pairs = zip(shardings, shapes, strict=True)
-        set_sharding_attrs(copy, [ShardingAttr.of(one, shape) for one, shape in pairs])
+        set_sharding_attrs(copy, [ShardingAttr.of(sharding, shape) for sharding, shape in pairs])
 
     def _over_micro_batches(self, op: dist.DistOp, axis: str) -> None:
         rest = [name for name in op.axes if name != axis]
@@ -263,7 +263,7 @@ class FunctionBuilder:
             self.local[op.results[0]] = copy.results[0]
 
     def _index(self, op: dist.ShardIndexOp, axis: str, rest: Sequence[str]) -> SSAValue:
-        """The position on axes of which one is that of micro-batches."""
+        """The position on axes, among them the axis of micro-batches."""
         if self.number is None:
             entry: Attributes = {
                 "dist.kind": builtin.StringAttr("micro_batch"),

@@ -31,7 +31,7 @@ from shardweave.passes.stages.places import places_of_ops
 
 
 class ScheduledRun(NamedTuple):
-    """What is run on a micro-batch. at: the coordinate on the stage axis."""
+    """A run of a stage on a micro-batch. at: the coordinate on the stage axis."""
 
     direction: Direction
     stage: int
@@ -40,11 +40,11 @@ class ScheduledRun(NamedTuple):
 
 
 def places_of_tasks(tasks: Sequence[ScheduledRun]) -> list[list[int]]:
-    """By stage, the coordinates that have it."""
-    found: dict[int, set[int]] = {}
+    """The coordinates that have each stage."""
+    places: dict[int, set[int]] = {}
     for task in tasks:
-        found.setdefault(task.stage, set()).add(task.at)
-    return [sorted(found[stage]) for stage in range(len(found))]
+        places.setdefault(task.stage, set()).add(task.at)
+    return [sorted(places[stage]) for stage in range(len(places))]
 
 
 def cut_into_stages(
@@ -187,8 +187,8 @@ class _Cut:
         return function
 
     def _whole(self, value: SSAValue, copy: SSAValue) -> SSAValue:
-        """A value of all micro-batches, given its copy in what is made of all of them: the value
-        itself, or that of which it is a part."""
+        """A value of all micro-batches, given its copy in the function that computes them: the
+        copy, or the value that it is a part of."""
         if value not in self.batches.parts:
             return copy
         op, axis = copy.owner, self.values.axis

@@ -1,4 +1,4 @@
-"""Which ops each function of a stage has, and what goes from function to function."""
+"""Ops of each function of a stage, and values that go from function to function."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from shardweave.passes.stages.places import Places
 
 @dataclass(eq=False)
 class Members:
-    """What is in one function.
+    """Contents of one function.
 
     given: values that are arguments, by kind; a `kept` one comes from an earlier function of the
     stage. received: by the stage that sends them. left: what later functions of the stage read, and
@@ -86,7 +86,7 @@ class Membership:
         }
         self.of_op: dict[Operation, Key] = {}
         self.homes: dict[tuple[str, str], int] = {}
-        """By kind and name of a result, the stage whose value the step returns."""
+        """The stage whose value the step returns, by kind and name of a result."""
 
     def run(self) -> None:
         self._deal()
@@ -109,7 +109,7 @@ class Membership:
         """The ops that lead to gradients in other stages, and to those of inputs."""
         stage, after = self.places.stage, self.batches.after
         outputs = {slot.value for slot in self.program.results if slot.kind == "output"}
-        found: set[Operation] = set()
+        leading: set[Operation] = set()
         for op in reversed(list(self.program.ops)):
             if op in after or phase_of(op) == "forward":
                 continue
@@ -118,9 +118,9 @@ class Membership:
                 stage.get(user, stage[op]) != stage[op] and user not in after for user in users
             )
             is_output = any(result in outputs for result in op.results)
-            if crosses or is_output or any(user in found for user in users):
-                found.add(op)
-        return found
+            if crosses or is_output or any(user in leading for user in users):
+                leading.add(op)
+        return leading
 
     # What they need
 
@@ -153,8 +153,8 @@ class Membership:
 
     def _taken(self, value: SSAValue, op: Operation, members: Members) -> Operation | None:
         index = self.directions.index(members.direction)
-        earlier = (self.functions[members.stage, one] for one in self.directions[:index])
-        holder = next((one for one in earlier if one.has(value)), None)
+        earlier = (self.functions[members.stage, before] for before in self.directions[:index])
+        holder = next((function for function in earlier if function.has(value)), None)
         if holder is not None:
             holder.left[value, "kept"] = None
             members.given[value] = "kept"
@@ -176,7 +176,7 @@ class Membership:
         members.received[value] = sender.stage
 
     def _taken_after(self, value: SSAValue, op: Operation, members: Members) -> Operation | None:
-        """What the function behind the micro-batches reads of them, or makes of that itself."""
+        """The op if the last function computes it; else None, with its value left for that one."""
         if op in self.batches.after:
             return op
         if op in self.places.freedom:
@@ -197,7 +197,7 @@ class Membership:
         return None
 
     def _kind_of_total(self, value: SSAValue) -> str:
-        """How what micro-batches gave is put together."""
+        """The way in which the values of micro-batches are combined."""
         if value in self.batches.terms:
             return "sum"
         return "part" if value in self.batches.varying else "same"
@@ -231,13 +231,13 @@ class Membership:
         return min(held, default=self.places.num_stages - 1)
 
     def holders(self) -> dict[tuple[str, str], tuple[int, ...]]:
-        """By kind and name of arguments, the stages that read them, or what is made of them before
-        the first micro-batch."""
+        """Stages that read each argument, or a value computed from it before the first micro-batch,
+        by kind and name."""
         stages: dict[SSAValue, set[int]] = {}
-        for one in self.functions.values():
-            for value, kind in one.given.items():
+        for function in self.functions.values():
+            for value, kind in function.given.items():
                 for argument in arguments_behind(value) if kind == "whole" else [value]:
-                    stages.setdefault(argument, set()).add(one.stage)
+                    stages.setdefault(argument, set()).add(function.stage)
         return {
             (slot.kind, slot.name): tuple(sorted(stages.get(slot.value, ())))
             for slot in self.program.arguments

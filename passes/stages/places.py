@@ -15,14 +15,14 @@ from shardweave.ir.program.program import Program
 from shardweave.passes.stages.batches import MicroBatches
 
 Freedom = Literal["free", "input", "again"]
-"""Why an op stands wherever its results are read. free: it reads constants and parameters, and
-takes next to nothing, so that each function has its own. input: it reads inputs alone, so that each
-stage has its own. again: it is computed again for the backward pass."""
+"""The reason why an op stands wherever its results are read. free: it reads constants and
+parameters, and takes next to nothing, so that each function has its own. input: it reads inputs
+alone, so that each stage has its own. again: it is computed again for the backward pass."""
 
 
 @dataclass(eq=False)
 class Places:
-    """Where ops stand. stage: of those that stand in one. freedom: of the others."""
+    """Stages of ops. stage: of ops with one stage. freedom: of the others."""
 
     num_stages: int
     stage: dict[Operation, int] = field(default_factory=dict[Operation, int])
@@ -48,7 +48,7 @@ def places_of_ops(
 
     stages: by layer; a layer without one stands where what it reads was made, or where it is read
     if no stage made that. A layer that is called again behind a later stage is in both. Raises
-    ValueError for a stage whose layers all come behind those of a later one, so that it would have
+    ValueError for a stage whose layers all come after those of a later one, so that it would have
     no op.
     """
     places = Places(num_stages)
@@ -132,7 +132,7 @@ def _backward_stage(op: Operation, places: Places, stages: Mapping[str, int]) ->
 
 
 _OF_WEIGHT = frozenset(("param",))
-"""What an op reads that reads parameters alone."""
+"""Kinds of arguments of an op that reads parameters alone."""
 
 _GIVEN = {"param": "param", "buffer": "none", "tangent": "none", "input": "input"}
 
@@ -161,14 +161,14 @@ def _tell_freedom(program: Program, batches: MicroBatches, places: Places) -> No
             continue
         if None in known or not _is_cheap(op) or _is_term(op, batches):
             continue
-        found = frozenset[str]().union(*(one for one in known if one))
-        if "input" not in found and op.results[0] not in batches.varying:
+        kinds = frozenset[str]().union(*(read for read in known if read))
+        if "input" not in kinds and op.results[0] not in batches.varying:
             places.freedom[op] = "free"
-        elif "param" not in found:
+        elif "param" not in kinds:
             places.freedom[op] = "input"
         else:
             continue
-        reads.update(dict.fromkeys(op.results, found))
+        reads.update(dict.fromkeys(op.results, kinds))
 
 
 def _is_cheap(op: Operation) -> bool:

@@ -123,7 +123,7 @@ def _late(program: Program) -> set[Operation] | None:
         if is_of_tangent:
             tangents.update(op.results)
         owners = (value.owner for value in op.operands)
-        if is_of_tangent or phase_of(op) != "forward" or any(one in late for one in owners):
+        if is_of_tangent or phase_of(op) != "forward" or any(owner in late for owner in owners):
             late.add(op)
     stack = [slot.value for slot in program.results if not is_late_result(slot)]
     while stack:
@@ -138,7 +138,7 @@ def _late(program: Program) -> set[Operation] | None:
 
 
 def _crosses(program: Program, late: set[Operation]) -> bool:
-    """Whether products of the forward part come behind products of the backward part."""
+    """Whether products of the forward part come after products of the backward part."""
     is_behind = False
     for op in program.ops:
         if spec_of(op).product is not None:

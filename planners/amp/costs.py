@@ -30,7 +30,7 @@ BACKWARD = 3.0
 
 @dataclass(frozen=True)
 class StageCosts:
-    """What the partition of one strategy decides on.
+    """Costs that the partition of one strategy decides on.
 
     problem: times, boundaries and memory limits. sync_s: seconds per element of parameters that
     a stage synchronises.
@@ -42,7 +42,7 @@ class StageCosts:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a step takes, in seconds, by part.
+    """Estimated seconds of a step, by part.
 
     compute_s: the slowest stage's share. bubble_s: the other stages once. boundary_s: what
     crosses between stages. sync_s: the gradients' all-reduce.
@@ -113,7 +113,7 @@ def num_micro_batches(model: LayeredModel, strategy: Strategy) -> int:
 
 
 Costs = Callable[[LayeredModel, ClusterArrays, Strategy, Grid], StageCosts]
-"""How the stages of a strategy on a placement are costed."""
+"""Function that gives the costs of a strategy's stages on a placement."""
 
 
 def corrected_costs(
@@ -149,8 +149,8 @@ def corrected_costs(
 
 def slowest_times(model: LayeredModel, devices: list[str], strategy: Strategy) -> Floats:
     """Seconds of a micro-batch, forward and backward, by layer, on devices of some types."""
-    found: list[Floats] = []
+    seconds: list[Floats] = []
     for device in devices:
         once, fixed = model.times(device, strategy.tensor), model.fixed_shares(device, strategy)
-        found.append(once * (fixed + (1 - fixed) * strategy.micro_batch))
-    return BACKWARD * np.max(found, axis=0)
+        seconds.append(once * (fixed + (1 - fixed) * strategy.micro_batch))
+    return BACKWARD * np.max(seconds, axis=0)

@@ -1,4 +1,4 @@
-"""What a stage keeps in memory, and what is missing where no cuts fit."""
+"""Memory of a stage, and the shortfall where no cuts fit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shardweave.planners.plan.zero import whole_for_a_while
 
 @dataclass(frozen=True)
 class Shortfall:
-    """What keeps a strategy from fitting, with the cuts that come nearest to it.
+    """The reason that a strategy does not fit, with the cuts that come nearest to it.
 
     stage: the fullest, by share of its device's memory. parts: its bytes. capacity_bytes: of its
     smallest device.
@@ -89,9 +89,9 @@ def first_layers(model: LayeredModel, links: ClusterArrays, strategy: Strategy, 
     """
     sizes = layer_bytes(model, strategy)
     if strategy.pipeline == 1:
-        for one in model.tied:
-            states = sum(model.state_of(strategy).values()) * one.counts[strategy.tensor]
-            sizes[0, one.second] -= states
+        for shared in model.tied:
+            states = sum(model.state_of(strategy).values()) * shared.counts[strategy.tensor]
+            sizes[0, shared.second] -= states
     prefix = np.zeros((strategy.pipeline, model.num_layers + 1))
     np.cumsum(sizes, axis=1, out=prefix[:, 1:])
     reserved = workspace(model, strategy) + whole_bytes(model, strategy)
@@ -108,14 +108,12 @@ def shortfall(
     no_cost = np.zeros((strategy.pipeline - 1, model.num_layers + 1))
     # The bottleneck outweighs all else that the partition minimises.
     weight = 1e6
-    found = exact_cuts(
-        Problem(sizes / capacity[:, None], range(strategy.pipeline), no_cost, weight)
-    )
-    assert found is not None, "a strategy has no more stages than layers"
-    used = stage_bytes(model, strategy, found.cuts)
+    fit = exact_cuts(Problem(sizes / capacity[:, None], range(strategy.pipeline), no_cost, weight))
+    assert fit is not None, "a strategy has no more stages than layers"
+    used = stage_bytes(model, strategy, fit.cuts)
     totals = [sum(parts.values()) / capacity[s] for s, parts in enumerate(used)]
     stage = int(np.argmax(totals))
-    return Shortfall(strategy, found.cuts, stage, used[stage], float(capacity[stage]))
+    return Shortfall(strategy, fit.cuts, stage, used[stage], float(capacity[stage]))
 
 
 def stage_bytes(
@@ -123,12 +121,12 @@ def stage_bytes(
 ) -> list[dict[str, float]]:
     parameters = model.stage_parameters(cuts, strategy.tensor)
     kept = strategy.micro_batch * np.array(model.kept_bytes[strategy.tensor])
-    found: list[dict[str, float]] = []
+    parts_of: list[dict[str, float]] = []
     for stage, in_flight in enumerate(_in_flight(model, strategy).tolist()):
         activations = in_flight * float(kept[cuts[stage] : cuts[stage + 1]].sum())
         parts = {name: size * parameters[stage] for name, size in model.state_of(strategy).items()}
         parts |= {"activations": activations, "workspace": workspace(model, strategy)}
         if whole := whole_bytes(model, strategy):
             parts["communication"] = whole
-        found.append(parts)
-    return found
+        parts_of.append(parts)
+    return parts_of

@@ -1,4 +1,4 @@
-"""What AMP knows about a model: a chain of layers with profiled times, and a strategy for it."""
+"""AMP's model of a program: a chain of layers with profiled times, and a strategy for it."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class LayeredModel:
         return np.array(self.fixed[device][strategy.tensor])
 
     def sent_elements(self, tensor: int) -> Floats:
-        """What a tensor rank sends of each layer's output for one sample."""
+        """Elements that a tensor rank sends of each layer's output for one sample."""
         if self.sent is None:
             return np.array(self.outputs[1]) / tensor
         return np.array(self.sent[tensor])
@@ -102,12 +102,12 @@ class LayeredModel:
     def stage_parameters(self, cuts: Sequence[int], tensor: int) -> list[float]:
         """Elements of the parameters of each stage, on one device."""
         counts = self.parameters[tensor]
-        found = [sum(counts[left:right]) for left, right in pairwise(cuts)]
-        for one in self.tied:
+        totals = [sum(counts[left:right]) for left, right in pairwise(cuts)]
+        for shared in self.tied:
             for stage, (left, right) in enumerate(pairwise(cuts)):
-                if left <= one.first and one.second < right:
-                    found[stage] -= one.counts[tensor]
-        return found
+                if left <= shared.first and shared.second < right:
+                    totals[stage] -= shared.counts[tensor]
+        return totals
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Where the ranks of a 3D strategy stand, and what their pipelines and rings get of the links."""
+"""Devices of a 3D strategy's ranks, and bandwidths of their pipelines and rings."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ class ClusterArrays:
                 "another planner."
             )
         places = [cluster.place(rank) for rank in range(cluster.num_devices)]
-        node = np.array([one for one, _ in places], dtype=np.intp)
+        node = np.array([index for index, _ in places], dtype=np.intp)
         inside = np.full((len(places), len(places)), np.inf)
-        for left, (one, place) in enumerate(places):
+        for left, (number, place) in enumerate(places):
             for right, (other, other_place) in enumerate(places):
-                if one == other and left != right:
-                    inside[left, right] = cluster.node_type(one).link(place, other_place)[0]
+                if number == other and left != right:
+                    inside[left, right] = cluster.node_type(number).link(place, other_place)[0]
         nodes = [cluster.node_type(index) for index in range(cluster.num_nodes)]
-        nic = np.array([one.network_bandwidth_bytes_s for one in nodes])
-        names = tuple(dict.fromkeys(one.device for one in nodes))
-        kind = np.array([names.index(nodes[one].device) for one, _ in places], dtype=np.intp)
+        nic = np.array([n.network_bandwidth_bytes_s for n in nodes])
+        names = tuple(dict.fromkeys(n.device for n in nodes))
+        kind = np.array([names.index(nodes[n].device) for n, _ in places], dtype=np.intp)
         return ClusterArrays(cluster, node, inside, nic, names, kind)
 
     def shared(self, left: Ints, right: Ints) -> Floats:
-        """What each of some flows gets that run at once, from devices `left` to `right`.
+        """Bandwidths of concurrent flows from devices `left` to `right`.
 
         A NIC's flows out share what it carries one way, and so do its flows in.
         """

@@ -128,11 +128,11 @@ def _best_bottleneck(
 
 def _stage_times(prefix: Floats, kinds: Sequence[int], least: float, most: float) -> Floats:
     low, high = least * (1 - 1e-9), most * (1 + 1e-9)
-    found: list[Floats] = []
+    ranges: list[Floats] = []
     for kind in kinds:
         sums = np.subtract.outer(prefix[kind], prefix[kind])
-        found.append(sums[(sums >= low) & (sums <= high)])
-    return np.unique(np.concatenate(found))
+        ranges.append(sums[(sums >= low) & (sums <= high)])
+    return np.unique(np.concatenate(ranges))
 
 
 def _first_feasible(problem: Problem, program: _WindowProgram, sums: Floats) -> int:
@@ -164,8 +164,8 @@ def _first_feasible(problem: Problem, program: _WindowProgram, sums: Floats) -> 
 
 def earliest(prefix: Floats, most: float) -> Ints:
     """For each end j, the first i with prefix[j] - prefix[i] <= most; prefix must not fall."""
-    found: Ints = np.searchsorted(prefix, prefix - most).astype(np.intp)
-    return found
+    lefts: Ints = np.searchsorted(prefix, prefix - most).astype(np.intp)
+    return lefts
 
 
 class _WindowProgram:

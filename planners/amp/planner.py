@@ -88,30 +88,28 @@ def plan_amp(
     program = lowerings.program
     profile = profile_program(lowerings, cluster, degrees, precision)
     profile = replace(profile, model=replace(profile.model, zero=zero))
-    wanted = [
-        one for one in strategies(profile.model, cluster) if _is_wanted(sizes, max_stages, one)
-    ]
+    wanted = [s for s in strategies(profile.model, cluster) if _is_wanted(sizes, max_stages, s)]
     joined = _why_joined(program, profile, cluster, wanted)
-    found = search_strategies(
+    placements = search_strategies(
         profile.model,
         cluster,
-        [one for one in wanted if not (joined and _runs_in_turn(one, profile))],
+        [s for s in wanted if not (joined and _runs_in_turn(s, profile))],
         annealing=Annealing(steps=anneal) if anneal else None,
         problem=joined,
     )
     links = ClusterArrays.of(cluster)
     shown = max(1, top, simulate, trials)
     rows = [
-        Candidate(_name(one.estimate.strategy, profile), _predicted(one, profile, links))
-        for one in found[:shown]
+        Candidate(_name(p.estimate.strategy, profile), _predicted(p, profile, links))
+        for p in placements[:shown]
     ]
     reason = (
-        f"{len(found)} strategies fit into memory, of {cluster.name}'s {cluster.num_devices} "
+        f"{len(placements)} strategies fit into memory, of {cluster.name}'s {cluster.num_devices} "
         "devices; "
     )
     plans = [
-        replace(_plan(program, one, profile, links), precision=precision)
-        for one in found[: trials or max(1, simulate)]
+        replace(_plan(program, p, profile, links), precision=precision)
+        for p in placements[: trials or max(1, simulate)]
     ]
     if trials:
         real = RealTrials(launch_of(host, "amp"), steps, trial_limit_s, slow)
@@ -121,10 +119,11 @@ def plan_amp(
         why = "the estimate of this one is the least"
     else:
         shared = {
-            index: replace(one, precision=precision)
+            index: replace(uneven, precision=precision)
             for index, plan in enumerate(plans)
             if not joined
-            and (one := with_shares(plan, program, found[index], profile.model, links)) is not None
+            and (uneven := with_shares(plan, program, placements[index], profile.model, links))
+            is not None
         }
         plan, why = _fastest(lowerings, cluster, rows, plans, shared, max(1, top), limit)
     return replace(plan, reasons=(reason + why, *plan.reasons))
@@ -146,7 +145,7 @@ def _fastest(
     """
     tried = [(index, "", plan) for index, plan in enumerate(plans)]
     tried += [(index, ", micro-batches in proportion", plan) for index, plan in shared.items()]
-    simulated = list(limit.each(lambda one: predict_plan(lowerings, one[2], cluster), tried))
+    simulated = list(limit.each(lambda trial: predict_plan(lowerings, trial[2], cluster), tried))
     tried, plans = tried[: len(simulated)], plans[: len(simulated)]
     # A sort is stable: of plans that take as long, the least estimate comes first.
     order = sorted(range(len(tried)), key=lambda i: (not simulated[i].fits, simulated[i].time_s))
@@ -158,12 +157,12 @@ def _fastest(
         f"is the fastest (number {first + 1} by estimate, {seconds_text(chosen.time_s)}{how})"
     )
     rows = [Candidate(estimated[tried[i][0]].name + tried[i][1], simulated[i]) for i in order]
-    found = with_candidates(fastest, rows[:top])
+    best = with_candidates(fastest, rows[:top])
     rest = [
-        replace(one, reason=f"not simulated; by estimate {why_slower(chosen, one.predicted)}")
-        for one in estimated[len(plans) : top]
+        replace(row, reason=f"not simulated; by estimate {why_slower(chosen, row.predicted)}")
+        for row in estimated[len(plans) : top]
     ]
-    return replace(found, candidates=(*found.candidates, *rest)), why
+    return replace(best, candidates=(*best.candidates, *rest)), why
 
 
 def _is_wanted(sizes: Mapping[str, int], max_stages: int | None, strategy: Strategy) -> bool:
@@ -183,10 +182,10 @@ def _runs_in_turn(strategy: Strategy, profile: ProgramProfile) -> bool:
 def _why_joined(
     program: Program, profile: ProgramProfile, cluster: Cluster, wanted: Sequence[Strategy]
 ) -> str:
-    """Why no plan has micro-batches in stages, if they cannot run one by one; looked at only where
-    some strategy has them."""
+    """Explain why no plan has micro-batches in stages, if they cannot run one by one; looked at
+    only where some strategy has them."""
     is_mixed = len({node.device for node in cluster.nodes}) > 1
-    if not is_mixed and not any(_runs_in_turn(one, profile) for one in wanted):
+    if not is_mixed and not any(_runs_in_turn(s, profile) for s in wanted):
         return ""
     return why_not_one_by_one(program)
 
@@ -252,20 +251,20 @@ def _name(strategy: Strategy, profile: ProgramProfile) -> str:
 
 def _predicted(placed: Placed, profile: ProgramProfile, links: ClusterArrays) -> Predicted:
     """The estimate by part: of the slowest stage in time, of the fullest in memory."""
-    one = placed.estimate
-    strategy, model = one.strategy, profile.model
+    estimate = placed.estimate
+    strategy, model = estimate.strategy, profile.model
     tensor_s = _tensor_s(placed, profile, links)
-    memory = stage_bytes(model, strategy, one.cuts)
+    memory = stage_bytes(model, strategy, estimate.cuts)
     limits = capacities(links, placed.grid).tolist()
     fullest = max(range(len(memory)), key=lambda stage: sum(memory[stage].values()) / limits[stage])
-    parts = {"tensor": tensor_s, "data": one.sync_s, "pipeline": one.boundary_s}
+    parts = {"tensor": tensor_s, "data": estimate.sync_s, "pipeline": estimate.boundary_s}
     communication = {axis: seconds for axis, seconds in parts.items() if seconds}
     return Predicted(
-        time_s=one.seconds,
-        compute_s=one.compute_s - tensor_s,
+        time_s=estimate.seconds,
+        compute_s=estimate.compute_s - tensor_s,
         communication_s=communication,
         exposed_s=sum(communication.values()),
-        bubble_s=one.bubble_s,
+        bubble_s=estimate.bubble_s,
         memory_bytes=memory[fullest],
         capacity_bytes=limits[fullest],
         source="estimated",
@@ -274,14 +273,14 @@ def _predicted(placed: Placed, profile: ProgramProfile, links: ClusterArrays) ->
 
 def _tensor_s(placed: Placed, profile: ProgramProfile, links: ClusterArrays) -> float:
     """Seconds of the tensor axis in the slowest stage, over all micro-batches."""
-    one = placed.estimate
-    tensor = one.strategy.tensor
+    estimate = placed.estimate
+    tensor = estimate.strategy.tensor
     best, seconds = 0.0, 0.0
-    for stage, (left, right) in zip(placed.grid, pairwise(one.cuts), strict=True):
+    for stage, (left, right) in zip(placed.grid, pairwise(estimate.cuts), strict=True):
         for kind in np.unique(links.kind[stage]):
             key = (links.names[int(kind)], tensor)
             whole = BACKWARD * float(profile.model.times(*key)[left:right].sum())
             if whole > best:
                 best = whole
-                seconds = sum(profile.tensor_s[key][left:right]) / whole * one.compute_s
+                seconds = sum(profile.tensor_s[key][left:right]) / whole * estimate.compute_s
     return seconds

@@ -52,22 +52,22 @@ def profile_program(
     program = lowerings.program
     batch = batch_of(program)
     more = math.gcd(batch, _MORE)
-    one: dict[tuple[str, int], Workload] = {}
+    single: dict[tuple[str, int], Workload] = {}
     many: dict[tuple[str, int], Workload] = {}
     for degree in degrees:
         local = _local(lowerings, batch, degree)
         larger = _local(lowerings, batch // more, degree) if more > 1 else local
         for name, part in _by_device(cluster).items():
-            one[name, degree] = workload_of(local, part, Mesh(tensor=degree))
+            single[name, degree] = workload_of(local, part, Mesh(tensor=degree))
             many[name, degree] = workload_of(larger, part, Mesh(tensor=degree))
     if not any(slot.kind == "param" for slot in program.arguments):
         raise PlanError("the program has no parameters; there is nothing to train.")
-    model = _model(program, batch, more, one, many, precision)
+    model = _model(program, batch, more, single, many, precision)
     tensor_s = {
         key: tuple(sum(block.communication_s.values()) for block in work.blocks)
-        for key, work in one.items()
+        for key, work in single.items()
     }
-    return ProgramProfile(model, next(iter(one.values())).blocks, tensor_s)
+    return ProgramProfile(model, next(iter(single.values())).blocks, tensor_s)
 
 
 def _local(lowerings: Lowerings, data: int, degree: int) -> Program:
@@ -76,24 +76,24 @@ def _local(lowerings: Lowerings, data: int, degree: int) -> Program:
 
 def _by_device(cluster: Cluster) -> dict[str, Cluster]:
     """The part of a cluster that has devices of one type alone, by type."""
-    found: dict[str, Cluster] = {}
+    parts: dict[str, Cluster] = {}
     for name in dict.fromkeys(node.device for node in cluster.nodes):
         nodes = tuple(node for node in cluster.nodes if node.device == name)
-        found[name] = replace(cluster, devices={name: cluster.devices[name]}, nodes=nodes)
-    return found
+        parts[name] = replace(cluster, devices={name: cluster.devices[name]}, nodes=nodes)
+    return parts
 
 
 Read = Mapping[tuple[str, int], Workload]
 
 
 def _model(
-    program: Program, batch: int, more: int, one: Read, many: Read, precision: str
+    program: Program, batch: int, more: int, single: Read, many: Read, precision: str
 ) -> LayeredModel:
     size = parameter_dtype(program).itemsize
-    devices = list(dict.fromkeys(name for name, _ in one))
-    degrees = list(dict.fromkeys(degree for _, degree in one))
-    first = {degree: one[devices[0], degree] for degree in degrees}
-    seconds = {key: _seconds(key[0], work) for key, work in one.items()}
+    devices = list(dict.fromkeys(name for name, _ in single))
+    degrees = list(dict.fromkeys(degree for _, degree in single))
+    first = {degree: single[devices[0], degree] for degree in degrees}
+    seconds = {key: _seconds(key[0], work) for key, work in single.items()}
     larger = {key: _seconds(key[0], work) for key, work in many.items()}
     blocks = first[degrees[0]].blocks
     repeated = [index for index, block in enumerate(blocks) if block.is_repeated]
@@ -132,22 +132,22 @@ def _seconds(device: str, work: Workload) -> tuple[float, ...]:
     )
 
 
-def _fixed(one: Sequence[float], many: Sequence[float], more: int) -> tuple[float, ...]:
+def _fixed(single: Sequence[float], many: Sequence[float], more: int) -> tuple[float, ...]:
     """phi of each layer, from its time for one sample and for `more`."""
     if more == 1:
-        return (0.0,) * len(one)
-    found = (
+        return (0.0,) * len(single)
+    shares = (
         (more - after / before) / (more - 1) if before else 0.0
-        for before, after in zip(one, many, strict=True)
+        for before, after in zip(single, many, strict=True)
     )
-    return tuple(min(1.0, max(0.0, share)) for share in found)
+    return tuple(min(1.0, max(0.0, share)) for share in shares)
 
 
 def _parameters(work: Workload, size: int) -> list[float]:
-    found = [block.parameter_bytes / size for block in work.blocks]
-    for one in work.shared:
-        found[one.second] += one.bytes / size
-    return found
+    sizes = [block.parameter_bytes / size for block in work.blocks]
+    for shared in work.shared:
+        sizes[shared.second] += shared.bytes / size
+    return sizes
 
 
 def _tied(works: Mapping[int, Workload], size: int) -> tuple[Tied, ...]:
@@ -157,7 +157,7 @@ def _tied(works: Mapping[int, Workload], size: int) -> tuple[Tied, ...]:
         Tied(
             ones[0].first,
             ones[0].second,
-            {n: one.bytes / size for n, one in zip(degrees, ones, strict=True)},
+            {n: tied.bytes / size for n, tied in zip(degrees, ones, strict=True)},
         )
         for ones in zip(*shared, strict=True)
     )

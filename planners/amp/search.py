@@ -68,9 +68,9 @@ def anneal(grid: Grid, evaluate: Callable[[Grid], float], annealing: Annealing) 
     heat = annealing.start * seconds
     for _ in range(annealing.steps):
         heat *= 0.01 ** (1 / annealing.steps)
-        one, other = dice.sample(range(len(groups)), 2)
+        first, other = dice.sample(range(len(groups)), 2)
         tried = current.copy()
-        tried[one], tried[other] = tried[other], tried[one]
+        tried[first], tried[other] = tried[other], tried[first]
         key = tuple(tried)
         if key not in seen:
             seen[key] = evaluate(groups[tried].reshape(grid.shape))
@@ -118,20 +118,20 @@ def search_strategies(
     def best_on(strategy: Strategy, grid: Grid) -> Estimate | None:
         return best_cuts(model, strategy, corrected_costs(model, links, strategy, grid))
 
-    found = [
-        Placed(one, grid)
+    placements = [
+        Placed(best, grid)
         for strategy, grid in grids.items()
-        if (one := best_on(strategy, grid)) is not None
+        if (best := best_on(strategy, grid)) is not None
     ]
-    if not found:
+    if not placements:
         raise PlanError(f"{_nothing_fits(model, links, grids)} {problem}".rstrip())
-    found.sort(key=lambda placed: placed.seconds)
+    placements.sort(key=lambda placed: placed.seconds)
     if annealing is not None:
-        found[: annealing.strategies] = [
-            _annealed(placed, best_on, annealing) for placed in found[: annealing.strategies]
+        placements[: annealing.strategies] = [
+            _annealed(placed, best_on, annealing) for placed in placements[: annealing.strategies]
         ]
-        found.sort(key=lambda placed: placed.seconds)
-    return found
+        placements.sort(key=lambda placed: placed.seconds)
+    return placements
 
 
 def _annealed(
@@ -140,12 +140,12 @@ def _annealed(
     strategy = placed.estimate.strategy
 
     def evaluate(grid: Grid) -> float:
-        found = best_on(strategy, grid)
-        return math.inf if found is None else found.seconds
+        estimated = best_on(strategy, grid)
+        return math.inf if estimated is None else estimated.seconds
 
     grid = anneal(placed.grid, evaluate, annealing)
-    found = best_on(strategy, grid)
-    return placed if found is None or found.seconds >= placed.seconds else Placed(found, grid)
+    better = best_on(strategy, grid)
+    return placed if better is None or better.seconds >= placed.seconds else Placed(better, grid)
 
 
 def _nothing_fits(model: LayeredModel, links: ClusterArrays, grids: dict[Strategy, Grid]) -> str:
@@ -157,7 +157,7 @@ def _nothing_fits(model: LayeredModel, links: ClusterArrays, grids: dict[Strateg
         )
     nearest: Shortfall = min(
         (shortfall(model, links, strategy, grid) for strategy, grid in grids.items()),
-        key=lambda one: one.missing_bytes,
+        key=lambda s: s.missing_bytes,
     )
     return (
         f"model '{model.name}' does not fit into the memory of cluster '{links.cluster.name}': "
@@ -178,17 +178,17 @@ def best_cuts(model: LayeredModel, strategy: Strategy, costs: StageCosts) -> Est
     counts = np.array(model.parameters[strategy.tensor])
     least = float(counts.sum() / (1 / costs.sync_s).sum()) if costs.sync_s.all() else 0.0
     while True:
-        found = exact_cuts(problem)
-        if found is None:
+        cut = exact_cuts(problem)
+        if cut is None:
             return best
-        if best is not None and found.seconds + least >= best.seconds:
+        if best is not None and cut.seconds + least >= best.seconds:
             return best
-        one = estimate(model, strategy, costs, found.cuts)
-        if best is None or one.seconds < best.seconds:
-            best = one
-        if one.sync_s <= least or strategy.pipeline == 1:
+        priced = estimate(model, strategy, costs, cut.cuts)
+        if best is None or priced.seconds < best.seconds:
+            best = priced
+        if priced.sync_s <= least or strategy.pipeline == 1:
             return best
-        problem = _synchronising_faster(problem, costs, counts.tolist(), one.sync_s)
+        problem = _synchronising_faster(problem, costs, counts.tolist(), priced.sync_s)
 
 
 def _synchronising_faster(
@@ -211,14 +211,14 @@ def fastest_tried(
     limit: Deadline,
 ) -> Plan:
     """The fastest plan as measured, and why some did not run. Raises PlanError if none runs."""
-    names = [one.name for one in estimated]
+    names = [c.name for c in estimated]
     outcomes = list(limit.each(trials.run, plans))
     plans = plans[: len(outcomes)]
-    ran = [index for index, one in enumerate(outcomes) if one.status == "ok"]
+    ran = [index for index, outcome in enumerate(outcomes) if outcome.status == "ok"]
     failed = [
-        f"{names[index]}: {one.status.replace('_', ' ')}: {one.message}"
-        for index, one in enumerate(outcomes)
-        if one.status != "ok"
+        f"{names[index]}: {outcome.status.replace('_', ' ')}: {outcome.message}"
+        for index, outcome in enumerate(outcomes)
+        if outcome.status != "ok"
     ]
     if not ran:
         best = counted(len(plans), "best estimate")
@@ -234,8 +234,8 @@ def fastest_tried(
         f"this one is the fastest (number {ran[0] + 1} by estimate)"
     )
     plan = replace(plans[ran[0]], reasons=(reason, *plans[ran[0]].reasons))
-    found = with_candidates(plan, rows[: max(1, top)])
-    return replace(found, notes=(*found.notes, *failed))
+    ranked = with_candidates(plan, rows[: max(1, top)])
+    return replace(ranked, notes=(*ranked.notes, *failed))
 
 
 def with_shares(
@@ -271,26 +271,26 @@ def _seconds_of_replicas(
 ) -> list[list[float]]:
     """By stage, the seconds of a micro-batch on each replica, which is as fast as its slowest
     device."""
-    strategy, found = placed.estimate.strategy, list[list[float]]()
+    strategy, times = placed.estimate.strategy, list[list[float]]()
     for stage, (left, right) in zip(placed.grid, pairwise(placed.estimate.cuts), strict=True):
         seconds: list[float] = []
         for replica in stage:
             kinds: list[int] = links.kind[replica].tolist()
             names = [links.names[kind] for kind in dict.fromkeys(kinds)]
             seconds.append(float(slowest_times(model, names, strategy)[left:right].sum()))
-        found.append(seconds)
-    return found
+        times.append(seconds)
+    return times
 
 
 def shares_by_seconds(seconds: Sequence[float], count: int) -> tuple[int, ...]:
-    """How many of `count` micro-batches each replica runs, so that the last is done the soonest.
+    """Share `count` micro-batches out among replicas, so that the last is done the soonest.
 
     seconds: of a micro-batch on each. Each runs one, and every other one goes to whoever would be
     done with it first, which is exact: to run fewer than a replica has by then, another would have
     to run one that it ends later.
     """
-    found = [1] * len(seconds)
+    shares = [1] * len(seconds)
     for _ in range(count - len(seconds)):
-        ends = [(number + 1) * one for number, one in zip(found, seconds, strict=True)]
-        found[ends.index(min(ends))] += 1
-    return tuple(found)
+        ends = [(number + 1) * s for number, s in zip(shares, seconds, strict=True)]
+        shares[ends.index(min(ends))] += 1
+    return tuple(shares)

@@ -1,4 +1,4 @@
-"""What a point of the joint space takes by its blocks, in closed form: to rank, and to prune.
+"""Closed-form estimate of a point of the joint space by its blocks: to rank, and to prune.
 
 The estimate ranks points; the bound never exceeds what the simulator finds, as far as blocks cost
 alone what they cost in the step, so that a point whose bound is above the best step so far needs
@@ -33,7 +33,7 @@ WEIGHTS_SHARE = 0.5
 """Of a backward pass, what computes gradients of weights, behind which other messages hide."""
 
 LOGITS = 2
-"""How many values as large as logits live at once where the loss is computed."""
+"""Values as large as logits that live at once where the loss is computed."""
 
 FITS_SURELY = 0.8
 """Share of the memory up to which an estimate is trusted to fit."""
@@ -145,7 +145,7 @@ class Estimator:
         return inside - hidden
 
     def _slowest_share(self, point: JointPoint, cost: PieceCost) -> float:
-        """What part of both passes the slowest stage takes, of stages as even as blocks allow."""
+        """Share of both passes that the slowest stage takes, of stages as even as blocks allow."""
         rows = self.reader.batch // point.pieces
         share = recomputed_share(point, cost)
         key = point.cut, rows, point.recompute, share, point.stages
@@ -155,7 +155,7 @@ class Estimator:
         return self._stages[key]
 
     def _sync(self, point: JointPoint, size: float, compute: float) -> tuple[float, float]:
-        """What replicas send that nothing hides, and what they send at least."""
+        """Seconds of the replicas' messages that nothing hides, and the least that they take."""
         if point.replicas * point.context == 1:
             return 0.0, 0.0
         by_bytes, begin_s = self._once(point, size)
@@ -323,8 +323,8 @@ def bottleneck(times: Sequence[float], stages: int) -> float:
 
 def _parts_below(times: Sequence[float], most: float) -> int:
     parts, total = 1, 0.0
-    for one in times:
-        if total + one > most:
+    for seconds in times:
+        if total + seconds > most:
             parts, total = parts + 1, 0.0
-        total += one
+        total += seconds
     return parts

@@ -30,7 +30,7 @@ class Evaluator:
     """Simulates points, each once. problems: why some could not be, by point."""
 
     maker: PlanMaker
-    found: dict[JointPoint, Predicted] = field(default_factory=dict[JointPoint, Predicted])
+    simulated: dict[JointPoint, Predicted] = field(default_factory=dict[JointPoint, Predicted])
     problems: dict[JointPoint, str] = field(default_factory=dict[JointPoint, str])
     _lowerings: dict[int, Lowerings] = field(default_factory=dict[int, Lowerings])
 
@@ -40,12 +40,12 @@ class Evaluator:
 
     def predict(self, point: JointPoint) -> Predicted | None:
         """None for what cannot be partitioned or scheduled; `problems` then says why."""
-        if point not in self.found and point not in self.problems:
+        if point not in self.simulated and point not in self.problems:
             try:
-                self.found[point] = self._simulated(point)
+                self.simulated[point] = self._simulated(point)
             except ValueError as error:
                 self.problems[point] = str(error)
-        return self.found.get(point)
+        return self.simulated.get(point)
 
     def predict_plans(self, plans: Sequence[Plan]) -> Predicted:
         """The step of another planner's plan: of the whole program, or given for each of
@@ -103,8 +103,8 @@ class Evaluator:
         depths = self.depths
         staged: list[Program] = []
         sizes: list[list[int]] = []
-        for program, one in zip(depths.priced, (plan, more_plan), strict=True):
-            small, counts = with_few_blocks(one, depths.names, blocks_of(program).names)
+        for program, p in zip(depths.priced, (plan, more_plan), strict=True):
+            small, counts = with_few_blocks(p, depths.names, blocks_of(program).names)
             staged.append(with_all_stages(self.lowerings(program).local(small), plan))
             sizes.append(counts)
         deeper = Deeper(staged[1], deepened_stages(plan, depths.names, sizes[0], sizes[1]))

@@ -57,7 +57,7 @@ SIMULATED, SIMULATED_DEEP = 64, 16
 and a second of a few layers of a large one."""
 
 MOST_WHOLE = 3
-"""How many plans of a deep model are simulated with all their blocks for each that is to be."""
+"""Plans of a deep model that are simulated with all their blocks, for each that is asked for."""
 
 FEW_LAYERS, MANY_LAYERS = 16, 48
 """Blocks up to which all listed plans are simulated whole, and up to which plans with stages are: a
@@ -103,7 +103,7 @@ def plan_auto(
         space=joint_space(reader, mesh, constraints, has_list=bool(name) and not depths.is_deep),
         estimator=estimator,
         evaluator=evaluator,
-        capacity=float(min(one.memory_bytes for one in cluster.device_types(cluster.num_devices))),
+        capacity=float(min(d.memory_bytes for d in cluster.device_types(cluster.num_devices))),
         simulate=options.simulate or (SIMULATED_DEEP if depths.is_deep else SIMULATED),
         deadline_s=start_s + limit_s if limit_s else float("inf"),
         tell=host.tell if host else None,
@@ -119,7 +119,7 @@ def plan_auto(
 
 
 def _name_of(cluster: Cluster, name: str, options: AutoOptions) -> str:
-    """How a plan names its cluster, for schedule `list`; empty if no name stands for it."""
+    """Name of the cluster in a plan, for schedule `list`; empty if no name stands for it."""
     if name or options.memory:
         return name
     try:
@@ -144,7 +144,7 @@ def _proposed(
         return
     wide = [point for point, _ in search.seen if point.tensor > 1 and point.stages == 1]
     meshes = [Mesh(data=point.replicas, tensor=point.tensor) for point in wide]
-    found = proposals(
+    others = proposals(
         search.evaluator,
         cluster,
         mesh,
@@ -152,13 +152,13 @@ def _proposed(
         list(dict.fromkeys(meshes)),
     )
     depths, joined = search.evaluator.depths, _joined_bytes(search)
-    for name, make in found:
+    for name, make in others:
         if time.monotonic() > search.deadline_s:
             return
         search.say(f"asking {name}")
         try:
             is_whole = name == AMP
-            plans = [make(one) for one in ((depths.program,) if is_whole else depths.priced)]
+            plans = [make(p) for p in ((depths.program,) if is_whole else depths.priced)]
         except ValueError:
             continue
         first = plans[0]
@@ -182,7 +182,7 @@ def _proposed(
 
 def _joined_bytes(search: JointSearch) -> int:
     """From which bytes on tensors travel alone in the fastest point that joins more than usual."""
-    sizes = (point.buckets for point, found in search.seen if found.fits)
+    sizes = (point.buckets for point, predicted in search.seen if predicted.fits)
     return next((size * 2**20 for size in sizes if size != BUCKETS[0]), 0)
 
 
@@ -218,7 +218,7 @@ def _plan_of(search: JointSearch, rivals: list[Rival], options: AutoOptions) -> 
     rows = _with_whole_best(search, rows, plan_of, options.top)
     for row in rows:
         if row.name in points:
-            search.evaluator.found[points[row.name]] = row.predicted
+            search.evaluator.simulated[points[row.name]] = row.predicted
     best = rows[0]
     plan = plan_of(best.name)
     if best.name not in points:
@@ -265,7 +265,7 @@ def _by_time(row: Candidate) -> tuple[bool, float]:
 
 def _too_early(search: JointSearch, rows: list[Candidate]) -> str:
     """That the search ended before it found a plan that fits, and how near it came."""
-    nearest = min((row.predicted for row in rows), key=lambda one: one.peak_bytes, default=None)
+    nearest = min((row.predicted for row in rows), key=lambda p: p.peak_bytes, default=None)
     came = (
         ""
         if nearest is None
@@ -285,7 +285,7 @@ def _check_any(search: JointSearch, rows: list[Candidate]) -> None:
     problem = search.space.whole or next(iter(search.evaluator.problems.values()), "")
     if search.stopped and not any(row.predicted.fits for row in rows):
         raise PlanError(_too_early(search, rows))
-    if not search.evaluator.found and not any(row.predicted.fits for row in rows):
+    if not search.evaluator.simulated and not any(row.predicted.fits for row in rows):
         raise PlanError(why_empty(search))
     further = "or ask for less (fix, forbid, memory)"
     check_some_fit(rows, search.estimator.cluster, problem, further)

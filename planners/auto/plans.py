@@ -69,12 +69,12 @@ class PlanMaker:
     def _stages(self, point: JointPoint) -> Stages:
         cost = self.estimator.cost_of(point)
         count = point.stages * point.stages_each
-        found = exact_cuts(_problem(point, cost, count))
-        if found is None:
+        partition = exact_cuts(_problem(point, cost, count))
+        if partition is None:
             raise PlanError(f"{count} stages, but the program has {len(cost.blocks)} blocks.")
         return tuple(
             tuple(name for block in cost.blocks[left:right] for name in block.plan_names)
-            for left, right in pairwise(found.cuts)
+            for left, right in pairwise(partition.cuts)
         )
 
 

@@ -24,7 +24,7 @@ AMP = "amp"
 plan is simulated whole."""
 
 MOST_OASES = 2
-"""How many meshes Oases plans for: those of the fastest points with a tensor axis."""
+"""Meshes that Oases plans for: those of the fastest points with a tensor axis."""
 
 
 REFINED = 16
@@ -65,11 +65,11 @@ def proposals(
         )
     if is_deep:
         return
-    for one in meshes[:MOST_OASES]:
+    for tensor_mesh in meshes[:MOST_OASES]:
         yield (
-            f"oases on {one}",
-            lambda program, one=one: plan_oases(
-                program, one, cluster=cluster, precision=precision, refine=REFINED
+            f"oases on {tensor_mesh}",
+            lambda program, on=tensor_mesh: plan_oases(
+                program, on, cluster=cluster, precision=precision, refine=REFINED
             ),
         )
 

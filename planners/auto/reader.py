@@ -100,11 +100,11 @@ class Depths:
         shift = len(added)
         shared = tuple(
             replace(
-                one,
-                first=_moved(one.first, middle, shift),
-                second=_moved(one.second, middle, shift),
+                s,
+                first=_moved(s.first, middle, shift),
+                second=_moved(s.second, middle, shift),
             )
-            for one in work.shared
+            for s in work.shared
         )
         return replace(work, blocks=blocks, shared=shared)
 
@@ -115,7 +115,7 @@ def _moved(index: int, middle: int, shift: int) -> int:
 
 @dataclass(frozen=True)
 class PieceCost:
-    """What a rank takes for one piece of the batch, block by block.
+    """Cost of one piece of the batch on a rank, block by block.
 
     forward_s, backward_s: compute on the slowest device, without what `REPEATING` policies
     recompute; that of others is part of the backward pass. inside_forward_s,
@@ -137,7 +137,7 @@ class PieceCost:
     @cached_property
     def sums(self) -> Mapping[str, float]:
         """Totals of all blocks, and of the repeated ones, by name."""
-        found: dict[str, float] = {}
+        sums: dict[str, float] = {}
         rows = {
             "forward": self.forward_s,
             "backward": self.backward_s,
@@ -148,13 +148,13 @@ class PieceCost:
             "crossing": [float(block.crossing_bytes) for block in self.blocks],
         }
         for name, row in rows.items():
-            found[name] = sum(row)
-            found[f"repeated {name}"] = sum(
-                one for one, is_in in zip(row, self.repeated, strict=True) if is_in
+            sums[name] = sum(row)
+            sums[f"repeated {name}"] = sum(
+                x for x, is_in in zip(row, self.repeated, strict=True) if is_in
             )
-            found[f"largest {name}"] = max(row, default=0.0)
-        found["workspace"] = max((float(b.workspace_bytes) for b in self.blocks), default=0.0)
-        return found
+            sums[f"largest {name}"] = max(row, default=0.0)
+        sums["workspace"] = max((float(b.workspace_bytes) for b in self.blocks), default=0.0)
+        return sums
 
     def passes_s(self, recompute: str, share: float = 1.0) -> list[float]:
         """Seconds of both passes of each block, with messages that nothing hides. share: of each
@@ -253,7 +253,7 @@ class CostReader:
         return self._priced(workload_of(local, self.cluster, self._mesh(cut)))
 
     def _mesh(self, cut: ReplicaCut) -> Mesh:
-        """Where messages of a replica are priced: all groups at once if they share NICs."""
+        """Mesh for pricing the messages of a replica: all groups at once if they share NICs."""
         inside = cut.mesh()
         if all(node.devices % inside.num_devices == 0 for node in self.cluster.nodes):
             return inside
@@ -274,7 +274,7 @@ class CostReader:
             ),
             inside_forward_s=_inside(work.blocks, is_forward=True),
             inside_backward_s=_inside(work.blocks, is_forward=False),
-            shared_bytes=float(sum(one.bytes for one in work.shared)),
+            shared_bytes=float(sum(s.bytes for s in work.shared)),
             itemsize=work.itemsize,
         )
 
@@ -288,18 +288,18 @@ def _around(rows: int, read: Sequence[int]) -> tuple[int, int]:
 def _between(low: PieceCost, high: PieceCost, share: float) -> PieceCost:
     """Costs of rows between two, or beyond: affine, as launches and work are, and never below 0."""
 
-    def line(one: float, other: float) -> float:
-        return max(0.0, one + share * (other - one))
+    def line(few: float, other: float) -> float:
+        return max(0.0, few + share * (other - few))
 
-    def each(one: Sequence[float], other: Sequence[float]) -> tuple[float, ...]:
-        return tuple(map(line, one, other))
+    def each(few: Sequence[float], other: Sequence[float]) -> tuple[float, ...]:
+        return tuple(map(line, few, other))
 
-    def block(one: BlockWork, other: BlockWork) -> BlockWork:
+    def block(few: BlockWork, other: BlockWork) -> BlockWork:
         return replace(
-            one,
-            kept_bytes=int(line(one.kept_bytes, other.kept_bytes)),
-            crossing_bytes=int(line(one.crossing_bytes, other.crossing_bytes)),
-            workspace_bytes=int(line(one.workspace_bytes, other.workspace_bytes)),
+            few,
+            kept_bytes=int(line(few.kept_bytes, other.kept_bytes)),
+            crossing_bytes=int(line(few.crossing_bytes, other.crossing_bytes)),
+            workspace_bytes=int(line(few.workspace_bytes, other.workspace_bytes)),
         )
 
     return replace(

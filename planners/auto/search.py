@@ -42,13 +42,13 @@ STARTS = 3
 """From how many of the fastest points neighbours are looked at: more find what one misses."""
 
 MAY_FIT = 2.0
-"""How many times the memory an estimate may need and the point still be simulated: of small models
-estimates are up to 1.4 times what the simulator counts."""
+"""Multiple of the memory that an estimate may need and the point still be simulated: of small
+models estimates are up to 1.4 times what the simulator counts."""
 
 LIKELY_FITS, UNSURE = 1.25, 1.15
-"""How many times the memory the estimate of a small model may need and the point not come behind
-all others, and how much slower it then counts as: a GPT of one layer with little memory had its
-fastest plans among points whose estimates are 1.2 times the memory."""
+"""Multiple of the memory that the estimate of a small model may need without coming after all
+other points, and factor by which it then counts as slower: a GPT of one layer with little memory
+had its fastest plans among points whose estimates are 1.2 times the memory."""
 
 NEAR = 1.3
 """Points this many times slower than the fastest, or larger than the memory, are tried under other
@@ -161,9 +161,9 @@ class JointSearch:
 
     @property
     def seen(self) -> list[tuple[JointPoint, Predicted]]:
-        """What was simulated, those that fit first, then by time; of equals the simpler."""
+        """Simulated points, those that fit first, then by time; of equals the simpler."""
         return sorted(
-            self.evaluator.found.items(),
+            self.evaluator.simulated.items(),
             key=lambda item: (not item[1].fits, item[1].time_s, _plainness(item[0])),
         )
 
@@ -171,9 +171,9 @@ class JointSearch:
     def best(self) -> tuple[JointPoint, Predicted] | None:
         """The fastest that fits. Asked for each point that may win, and found anew where a point
         was simulated since."""
-        count = len(self.evaluator.found)
+        count = len(self.evaluator.simulated)
         if self._best[0] != count:
-            fitting = [item for item in self.evaluator.found.items() if item[1].fits]
+            fitting = [item for item in self.evaluator.simulated.items() if item[1].fits]
             best = min(
                 fitting, key=lambda item: (item[1].time_s, _plainness(item[0])), default=None
             )
@@ -182,11 +182,11 @@ class JointSearch:
 
     @property
     def allowed(self) -> int:
-        """How many simulations: more while nothing fits, and while the last ones find something
-        faster."""
+        """Number of simulations allowed: more while nothing fits, and while the last ones find
+        something faster."""
         if self.best is None:
             return PATIENCE * self.simulate
-        number = 1 + list(self.evaluator.found).index(self.best[0])
+        number = 1 + list(self.evaluator.simulated).index(self.best[0])
         return max(self.simulate, number + self.simulate // LATE)
 
     @property
@@ -204,18 +204,18 @@ class JointSearch:
                 self._waiting.append(point)
                 continue
             try:
-                found = self.estimator.estimate(point)
+                estimate = self.estimator.estimate(point)
             except ValueError as error:
                 self.refused += 1
                 self.evaluator.problems[point] = str(error)
                 continue
-            self.least_state_bytes = min(self.least_state_bytes, found.state_bytes)
-            if found.state_bytes > self.capacity:
+            self.least_state_bytes = min(self.least_state_bytes, estimate.state_bytes)
+            if estimate.state_bytes > self.capacity:
                 self.too_large += 1
                 continue
-            self.estimates[point] = found
-            if found.memory_bytes <= self.capacity:
-                self._least_s = min(self._least_s, found.time_s)
+            self.estimates[point] = estimate
+            if estimate.memory_bytes <= self.capacity:
+                self._least_s = min(self._least_s, estimate.time_s)
 
     def _waits(self, point: JointPoint) -> bool:
         """Whether blocks of a deep model would have to be read for a point although a twin of it,
@@ -232,10 +232,10 @@ class JointSearch:
         if twin is point:
             return False
         try:
-            found = self.estimates.get(twin) or self.estimator.estimate(twin)
+            estimate = self.estimates.get(twin) or self.estimator.estimate(twin)
         except ValueError:  # the twin's shardings cannot be, which says nothing of the point's
             return False
-        return found.time_s > limit_s
+        return estimate.time_s > limit_s
 
     def _estimate_waiting(self, *, may_wait: bool = True) -> None:
         waiting, self._waiting = self._waiting, []
@@ -275,9 +275,9 @@ class JointSearch:
                     break
 
     def _see_one(self) -> None:
-        """Where time was up before anything was simulated: the best estimate so far, in full."""
+        """Simulate the best estimate so far, where time was up before any simulation."""
         for point in self._by_estimate(self.estimates)[:STARTS]:
-            if self.evaluator.found:
+            if self.evaluator.simulated:
                 return
             self.evaluator.predict(point)
 
@@ -285,7 +285,7 @@ class JointSearch:
         """Change one dimension of the fastest points, until nothing is faster."""
         done: set[JointPoint] = set()
         while True:
-            starts = [p for p, found in self.seen[:STARTS] if found.fits and p not in done]
+            starts = [p for p, predicted in self.seen[:STARTS] if predicted.fits and p not in done]
             if not starts:
                 return
             point = starts[0]
@@ -318,42 +318,42 @@ class JointSearch:
             schedules = {name: getattr(point, name) for name in ORDERS}
             same = other.with_value(**schedules) if other.stages > 1 else other
             yield other
-            found = self.evaluator.found.get(other)
-            if found is not None and not found.fits:
+            known = self.evaluator.simulated.get(other)
+            if known is not None and not known.fits:
                 yield from self.space.keeping_products(other)
             filled = other.with_value(pipeline=FILLING) if _has_bubbles(other) else other
-            for one in (same, filled):
-                is_allowed = self.space.constraints.allows(one)
-                if one != other and is_allowed and self.space.is_possible(one):
-                    yield one
+            for variant in (same, filled):
+                is_allowed = self.space.constraints.allows(variant)
+                if variant != other and is_allowed and self.space.is_possible(variant):
+                    yield variant
 
     def _variants(self, point: JointPoint) -> Iterator[JointPoint]:
         """The point under other orders, and where it has to compute something again, by another
         policy: of a deep model, whose simulations are few, the best estimates first."""
         orders = filter(_has_order, self.space.variants(point))
-        found = chain(orders, self._keeping_products(point))
+        variants = chain(orders, self._keeping_products(point))
         if not self.evaluator.depths.is_deep:
-            return found
-        return iter(self._by_estimate([other for other in found if self._may_win(other)]))
+            return variants
+        return iter(self._by_estimate([other for other in variants if self._may_win(other)]))
 
     def _keeping_products(self, point: JointPoint) -> Iterator[JointPoint]:
-        """What keeps more than a point that computes again, or less than one that does not fit."""
-        found = self.evaluator.found.get(point)
-        if point.recompute != "none" or (found is not None and not found.fits):
+        """Yield points that keep more than a recomputing one, or less than one too large."""
+        known = self.evaluator.simulated.get(point)
+        if point.recompute != "none" or (known is not None and not known.fits):
             yield from self.space.keeping_products(point)
 
     def _recompute_less(self) -> None:
         """Of the fastest that recompute anything, the fewest layers of each stage with which they
         fit: a few simulations more than are allowed, while there is time. Where that many layers
         fit more do, and take longer."""
-        again = [p for p, found in self.seen if found.fits and p.recompute != "none"]
+        again = [p for p, predicted in self.seen if predicted.fits and p.recompute != "none"]
         for point in again[:STARTS]:
             fewer = self.space.fewer_layers(point)
             low, high = -1, len(fewer)
             while high - low > 1 and time.monotonic() <= self.deadline_s:
                 middle = (low + high) // 2
-                found = self.evaluator.predict(fewer[middle])
-                low, high = (low, middle) if found is not None and found.fits else (middle, high)
+                tried = self.evaluator.predict(fewer[middle])
+                low, high = (low, middle) if tried is not None and tried.fits else (middle, high)
 
     def _chunk_loss(self) -> None:
         """Of points faster than the best that logits keep from fitting, the fastest with chunks of
@@ -361,7 +361,7 @@ class JointSearch:
         limit_s = self.best[1].time_s if self.best else math.inf
         pool: list[tuple[float, JointPoint]] = []
         for point, estimate in self.estimates.items():
-            seen, spared = self.evaluator.found.get(point), self.estimator.chunked_bytes(point)
+            seen, spared = self.evaluator.simulated.get(point), self.estimator.chunked_bytes(point)
             peak = seen.peak_bytes if seen else estimate.memory_bytes
             time_s = seen.time_s if seen else estimate.time_s
             is_notable = spared > NOTABLE * self.capacity and point.loss_chunks == 1
@@ -371,8 +371,8 @@ class JointSearch:
             for chunks in LOSS_CHUNKS:
                 other = point.with_value(loss_chunks=chunks)
                 if time.monotonic() <= self.deadline_s and self.space.constraints.allows(other):
-                    found = self.evaluator.predict(other)
-                    if found is None or found.fits:
+                    predicted = self.evaluator.predict(other)
+                    if predicted is None or predicted.fits:
                         break
 
     def _see_rest(self) -> None:
@@ -396,17 +396,17 @@ class JointSearch:
 
     def _is_near(self, point: JointPoint) -> bool:
         """Whether another schedule may make a simulated point the fastest, or let it fit."""
-        found = self.evaluator.found.get(point)
-        if found is None:
+        known = self.evaluator.simulated.get(point)
+        if known is None:
             return False
-        return self._is_fast(found) and found.peak_bytes <= NEAR * self.capacity
+        return self._is_fast(known) and known.peak_bytes <= NEAR * self.capacity
 
-    def _is_fast(self, found: Predicted) -> bool:
+    def _is_fast(self, predicted: Predicted) -> bool:
         best = self.best
-        return best is None or found.time_s <= NEAR * best[1].time_s
+        return best is None or predicted.time_s <= NEAR * best[1].time_s
 
     def _is_seen(self, point: JointPoint) -> bool:
-        return point in self.evaluator.found or point in self.evaluator.problems
+        return point in self.evaluator.simulated or point in self.evaluator.problems
 
     def _may_win(self, point: JointPoint) -> bool:
         """Whether a point can be faster than the fastest, and fit, by its blocks."""
@@ -416,16 +416,16 @@ class JointSearch:
                 self.estimates[key] = self.estimator.estimate(key)
             except ValueError:
                 return False
-        found = self.estimates[key]
-        if found.memory_bytes > MAY_FIT * self.capacity:
+        estimate = self.estimates[key]
+        if estimate.memory_bytes > MAY_FIT * self.capacity:
             return False
         best = self.best
         if best is None:
             return True
         # Orders of micro-batches that fill stages sooner are tried on what is near with 1f1b.
         near = 1.0 if self.evaluator.depths.is_deep else NEAR
-        filling_s = found.filling_s / near if point.pipeline in FILLED_LATE else 0.0
-        return max(found.bound_s, filling_s) < best[1].time_s
+        filling_s = estimate.filling_s / near if point.pipeline in FILLED_LATE else 0.0
+        return max(estimate.bound_s, filling_s) < best[1].time_s
 
     def _is_promising(self, point: JointPoint) -> bool:
         """Whether a deep model's point is worth a simulation before others, by its estimate."""
@@ -441,10 +441,10 @@ class JointSearch:
         """A point's place by its estimate: it does not change, and is asked for at each step."""
         rank = self._ranks.get(point)
         if rank is None:
-            found = self.estimates[point]
-            share = found.memory_bytes / self.capacity
+            estimate = self.estimates[point]
+            share = estimate.memory_bytes / self.capacity
             # What may not fit comes behind what surely does, but before what surely does not.
-            time_s = found.time_s * (UNSURE if share > 1 else 1.05 if share > FITS_SURELY else 1)
+            time_s = estimate.time_s * (UNSURE if share > 1 else 1.05 if share > FITS_SURELY else 1)
             most = 1.0 if self.evaluator.depths.is_deep else LIKELY_FITS
             rank = self._ranks[point] = share > most, time_s, _plainness(point)
         return rank
@@ -454,8 +454,8 @@ class JointSearch:
         if self._is_seen(point):
             return
         self._predict(point)
-        found = self.evaluator.found.get(point)
-        if found is not None and not found.fits and _has_bubbles(point) and self._is_fast(found):
+        known = self.evaluator.simulated.get(point)
+        if known is not None and not known.fits and _has_bubbles(point) and self._is_fast(known):
             for other in self.space.variants(point):
                 if (other.pipeline, other.schedule) == (BALANCED, point.schedule):
                     self._simulate(other)
@@ -463,17 +463,17 @@ class JointSearch:
     def _predict(self, point: JointPoint) -> None:
         self._check_time()
         allowed = self.allowed
-        if len(self.evaluator.found) >= allowed:
+        if len(self.evaluator.simulated) >= allowed:
             raise OutOfTime(
                 f"{counted(allowed, 'point', 'was')} simulated, the limit but for points that "
                 f"recompute less; raise it by -O simulate={2 * self.simulate}"
             )
         each = COLLECT_EACH_DEEP if self.evaluator.depths.is_deep else COLLECT_EACH
-        if self.evaluator.predict(point) and len(self.evaluator.found) % each == 0:
+        if self.evaluator.predict(point) and len(self.evaluator.simulated) % each == 0:
             gc.collect()
         best = self.best
         told = f"best {seconds_text(best[1].time_s)} ({best[0]})" if best else "none fits so far"
-        seen = f"{len(self.estimates)} points estimated, {len(self.evaluator.found)}"
+        seen = f"{len(self.estimates)} points estimated, {len(self.evaluator.simulated)}"
         self.say(f"{seen} of at most {allowed} simulated; {told}")
 
     def _check_time(self) -> None:

@@ -1,4 +1,4 @@
-"""What a search looked at, what each choice is worth, and why there may be none."""
+"""Report of a search: its points, the worth of each choice, and why there may be none."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from shardweave.planners.predict.predict import TIE, gap_parts, why_slower
 def looked_at(search: JointSearch) -> Iterator[str]:
     """The values of each dimension, and how many points were estimated, left out and simulated."""
     points = [*search.estimates]
-    counts = len(search.evaluator.found)
+    counts = len(search.evaluator.simulated)
     reader = search.estimator.reader
     yield (
         f"{counted(len(points), 'point of the joint space', 'was')} estimated from the blocks of "
@@ -32,7 +32,7 @@ def looked_at(search: JointSearch) -> Iterator[str]:
     if search.too_large:
         larger = counted(search.too_large, "more point", "needs")
         yield f"{larger} more memory for parameters and optimizer alone"
-    seen = list(search.evaluator.found)
+    seen = list(search.evaluator.simulated)
     for name in DIMENSIONS:
         values = dict.fromkeys(point.value(name) for point in (*points, *seen))
         if len(values) > 1:
@@ -59,7 +59,7 @@ def sorted_values(values: dict[str, None]) -> list[str]:
 
 def over_own(search: JointSearch, best: Candidate) -> Iterator[str]:
     """By how much another planner's plan is faster than the fastest point of the joint space."""
-    own = next(((point, found) for point, found in search.seen if found.fits), None)
+    own = next(((point, p) for point, p in search.seen if p.fits), None)
     if own is None:
         yield f"{best.name} fits, and no point of the joint space that was simulated does"
     else:
@@ -75,21 +75,17 @@ def worth(search: JointSearch, point: JointPoint, best: Predicted) -> Iterator[s
         if not point.chooses(name):
             yield f"{name}={value} was asked for, and makes no difference to this plan"
     for name in filter(point.chooses, DIMENSIONS):
-        others = [
-            (found, one)
-            for one, found in search.seen
-            if found.fits and one.value(name) != point.value(name)
-        ]
+        others = [(p, q) for q, p in search.seen if p.fits and q.value(name) != point.value(name)]
         if not others:
             continue
-        found, one = others[0]
-        share = found.time_s / best.time_s - 1
-        own, other = f"{name}={point.value(name)}", f"{name}={one.value(name)}"
+        predicted, nearest = others[0]
+        share = predicted.time_s / best.time_s - 1
+        own, other = f"{name}={point.value(name)}", f"{name}={nearest.value(name)}"
         if abs(share) < TIE:
-            yield f"{own} is a tie with {other}: {one} takes {share:+.1%}"
+            yield f"{own} is a tie with {other}: {nearest} takes {share:+.1%}"
             continue
-        gap = f"{seconds_text(found.time_s - best.time_s)} ({share:.1%})"
-        yield f"{own} is worth {gap} against {other}: {one}{gap_parts(best, found)}"
+        gap = f"{seconds_text(predicted.time_s - best.time_s)} ({share:.1%})"
+        yield f"{own} is worth {gap} against {other}: {nearest}{gap_parts(best, predicted)}"
 
 
 def why_empty(search: JointSearch) -> str:

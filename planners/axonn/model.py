@@ -49,7 +49,7 @@ class LinearLayer:
 
 @dataclass(frozen=True)
 class Volumes:
-    """What a device sends for one layer, per collective (Equations 1 to 5).
+    """Elements that a device sends for one layer, per collective (Equations 1 to 5).
 
     gather_z: W, before the forward product. reduce_y: O. reduce_x: the gradient of I.
     scatter_z: the gradient of W. reduce_data: the same, among data groups. In a transposed layer
@@ -65,13 +65,13 @@ class Volumes:
 
 def grids_of(devices: int) -> Grids:
     """All (Gx, Gy, Gz, Gdata) with as many devices. There are C(p + 3, 3) for 2^p devices."""
-    found = [
+    grids = [
         (x, y, z, devices // (x * y * z))
         for x in divisors(devices)
         for y in divisors(devices // x)
         for z in divisors(devices // (x * y))
     ]
-    return np.array(found, dtype=np.int64)
+    return np.array(grids, dtype=np.int64)
 
 
 def volumes(layer: LinearLayer, grids: Grids) -> Volumes:
@@ -96,7 +96,7 @@ def _axes_of(layer: LinearLayer, grids: Grids) -> Numbers:
 
 @dataclass(frozen=True)
 class AxisLinks:
-    """What each axis' collectives run at, per grid: seconds per element, and per step of a ring.
+    """Speeds of each axis' collectives, per grid: seconds per element, and per step of a ring.
 
     Both of shape (4, grids), in the order of `AXES`.
     """

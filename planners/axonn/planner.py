@@ -75,7 +75,7 @@ def plan_axonn(
     ranked = rank_grids(model, cluster, devices, options, accept=divides)
     capacity = min(device.memory_bytes for device in cluster.device_types(devices))
     slowest = max(workload.compute_s(device) for device in cluster.devices) / devices
-    rows = [_candidate(one, slowest, capacity) for one in ranked[: max(1, top)]]
+    rows = [_candidate(r, slowest, capacity) for r in ranked[: max(1, top)]]
     plan = with_candidates(_plan(program, ranked[0].grid, checkpointing), rows)
     kept = ranked[0].kept_blocks
     if kept:
@@ -151,23 +151,23 @@ def axonn_layers_of(program: Program, pairs: Mapping[SSAValue, Cut]) -> list[Lin
     inside a pair by x, which is AxoNN's alternation wherever layers follow each other. A map in no
     pair is a layer of its own: y cuts its inputs, and x leaves it whole.
     """
-    found: list[LinearLayer] = []
+    layers: list[LinearLayer] = []
     blocks = blocks_of(program)
-    for one in linear_maps(program):
-        k, n = (one.rule.factors[f].size for f in (one.contracted, one.produced))
-        inputs = shape_of(one.op.operands[one.weight - 1])
-        found.append(
+    for m in linear_maps(program):
+        k, n = (m.rule.factors[f].size for f in (m.contracted, m.produced))
+        inputs = shape_of(m.op.operands[m.weight - 1])
+        layers.append(
             LinearLayer(
                 rows_in=prod(inputs) // k,
-                rows_out=prod(shape_of(one.op.results[0])) // n,
+                rows_out=prod(shape_of(m.op.results[0])) // n,
                 k=k,
                 n=n,
-                is_transposed=one.is_contracted_in(pairs.get(one.parameter, ())),
-                kernel=prod(shape_of(one.op.operands[one.weight])) // (k * n),
-                block=blocks.of_op(one.op) or layer_of(one.op),
+                is_transposed=m.is_contracted_in(pairs.get(m.parameter, ())),
+                kernel=prod(shape_of(m.op.operands[m.weight])) // (k * n),
+                block=blocks.of_op(m.op) or layer_of(m.op),
             )
         )
-    return found
+    return layers
 
 
 def _widest_pairs(program: Program) -> dict[SSAValue, Cut]:
@@ -189,9 +189,9 @@ def _divisibility(program: Program) -> Callable[[Grid], bool]:
         return parallel_pairs(program, "x", size)
 
     sides = {
-        one.rule.factors[_stream_side(one, widest)].size
-        for one in linear_maps(program)
-        if one.parameter in widest
+        m.rule.factors[_stream_side(m, widest)].size
+        for m in linear_maps(program)
+        if m.parameter in widest
     }
 
     def accept(grid: Grid) -> bool:
@@ -205,21 +205,21 @@ def _divisibility(program: Program) -> Callable[[Grid], bool]:
     return accept
 
 
-def _stream_side(one: LinearMap, pairs: dict[SSAValue, Cut]) -> int:
+def _stream_side(linear: LinearMap, pairs: dict[SSAValue, Cut]) -> int:
     """The factor that y cuts: n where x cuts k, else k."""
-    is_transposed = one.is_contracted_in(pairs.get(one.parameter, ()))
-    return one.produced if is_transposed else one.contracted
+    is_transposed = linear.is_contracted_in(pairs.get(linear.parameter, ()))
+    return linear.produced if is_transposed else linear.contracted
 
 
-def _candidate(one: Ranked, compute_s: float, capacity: float) -> Candidate:
-    name = ",".join(f"{axis}={size}" for axis, size in one.mesh.items())
-    communication = {axis: seconds for axis, seconds in one.communication_s.items() if seconds}
+def _candidate(ranked: Ranked, compute_s: float, capacity: float) -> Candidate:
+    name = ",".join(f"{axis}={size}" for axis, size in ranked.mesh.items())
+    communication = {axis: seconds for axis, seconds in ranked.communication_s.items() if seconds}
     predicted = Predicted(
-        time_s=compute_s + one.time_s,
+        time_s=compute_s + ranked.time_s,
         compute_s=compute_s,
         communication_s=communication,
-        exposed_s=one.time_s,
-        memory_bytes=one.memory_bytes,
+        exposed_s=ranked.time_s,
+        memory_bytes=ranked.memory_bytes,
         capacity_bytes=capacity,
         source="estimated",
     )
@@ -233,9 +233,9 @@ def _plan(program: Program, grid: Grid, checkpointing: bool) -> Plan:
     pairs = parallel_pairs(program, "x", x) if x > 1 else {}
     structure = pairs or (_widest_pairs(program) if y > 1 else {})
     cuts: dict[SSAValue, Cut] = dict(pairs)
-    maps = {one.parameter: one for one in linear_maps(program)}
-    for parameter, one in maps.items():
-        _cut_by_y(cuts, parameter, one.cut(_stream_side(one, structure), "y", y), y, notes)
+    maps = {m.parameter: m for m in linear_maps(program)}
+    for parameter, linear in maps.items():
+        _cut_by_y(cuts, parameter, linear.cut(_stream_side(linear, structure), "y", y), y, notes)
     tables = {table for _, table in input_embeddings(program)} - set(maps)
     for table in tables:
         width = shape_of(table)[1]

@@ -33,7 +33,7 @@ from shardweave.planners.plan.plan_parts import PlanError
 
 @dataclass(frozen=True)
 class Model:
-    """What a grid is chosen for.
+    """The model that a grid is chosen for.
 
     itemsize: bytes of an element that is sent. state_bytes: of memory per element of a weight, in
     all that is stored in shards: weight, gradient and optimizer state. other_bytes: of the same for
@@ -193,7 +193,7 @@ def _capacity(cluster: Cluster, devices: int) -> float:
 def _fitting(
     memory: Mapping[str, Numbers], grids: Grids, cluster: Cluster, devices: int
 ) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Which grids fit into a device's memory. Raises PlanError if none does."""
+    """Return a mask of the grids that fit into a device's memory. Raises PlanError if none does."""
     capacity = _capacity(cluster, devices)
     total = np.sum(list(memory.values()), axis=0)
     fits = total <= capacity
@@ -213,7 +213,7 @@ def _fitting(
 def links_of(
     cluster: Cluster, devices: int, grids: Grids, itemsize: int, options: Options
 ) -> AxisLinks:
-    """What collectives over each axis of each grid run at."""
+    """Speeds of collectives over each axis of each grid."""
     if not options.aware:
         return agnostic_links(grids, cluster.node_type(0).network_bandwidth_bytes_s / itemsize)
 
@@ -223,13 +223,13 @@ def links_of(
         if size == 1:
             return 0.0, 0.0
         mesh = Mesh(outer=devices // (inside * size), ring=size, inner=inside)
-        found = ring_of(cluster, mesh, ["ring"])
-        return itemsize / found.bandwidth_bytes_s, found.latency_s
+        hops = ring_of(cluster, mesh, ["ring"])
+        return itemsize / hops.bandwidth_bytes_s, hops.latency_s
 
     inner = np.cumprod(grids, axis=1) // grids
     rings = [
         [ring(inside, size) for inside, size in zip(*axis, strict=True)]
         for axis in zip(inner.T.tolist(), grids.T.tolist(), strict=True)
     ]
-    found = np.array(rings)
-    return AxisLinks(found[..., 0], found[..., 1])
+    speeds = np.array(rings)
+    return AxisLinks(speeds[..., 0], speeds[..., 1])

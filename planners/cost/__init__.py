@@ -1,1 +1,1 @@
-"""What a step takes: cluster, links, op cost, memory by liveness, simulator, pipelines."""
+"""Cost of a step: cluster, links, op cost, memory by liveness, simulator, pipelines."""

@@ -1,4 +1,4 @@
-"""What a program runs on: device types, nodes of devices, and the links between them.
+"""Cluster that a program runs on: device types, nodes of devices, and the links between them.
 
 Ranks are placed in order: rank r of a mesh is device r of the cluster, node by node, so that
 the mesh's last axis stays within a node for as long as it fits.
@@ -69,7 +69,7 @@ class Island:
 
 @dataclass(frozen=True)
 class MeasuredRing:
-    """What a rank of a ring within a node sends per second, one direction, as measured.
+    """Measured bytes per second that a rank of a ring within a node sends, one direction.
 
     It holds for rings of `ranks` devices, each `stride` places after the one before it. Several
     links may carry one ring, so that this need not be the bandwidth of any link.
@@ -102,7 +102,7 @@ class NodeType:
 
     @property
     def network_bandwidth_bytes_s(self) -> float:
-        """What all NICs of one node carry together, one direction."""
+        """Bandwidth of all NICs of one node together, one direction."""
         return self.nics * self.nic_bandwidth_bytes_s
 
     def link(self, left: int, right: int) -> tuple[float, float]:
@@ -298,7 +298,7 @@ class PlacedCluster(Cluster):
 def on_devices(cluster: Cluster, devices: Sequence[int]) -> PlacedCluster:
     """These devices, by number, in this order. Raises ClusterError for one that is not there."""
     cluster.check_fits(max(devices) + 1, f"a plan that uses device {max(devices)}")
-    known = {one.name: getattr(cluster, one.name) for one in fields(Cluster)}
+    known = {f.name: getattr(cluster, f.name) for f in fields(Cluster)}
     return PlacedCluster(**known, order=tuple(devices))
 
 

@@ -62,7 +62,7 @@ DTYPES = (
     "float64", "float32", "tfloat32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2",
     "int64", "int32", "int16", "int8", "uint8", "complex64", "complex128", "bool",
 )  # fmt: skip
-"""What a device has a peak of FLOP/s for."""
+"""Dtypes for which a device has a peak of FLOP/s."""
 
 _UNITS = {"_bytes": "bytes", "_bytes_s": "bytes", "_s": "s"}
 _POSITIVE = {
@@ -117,15 +117,15 @@ class _Loader(yaml.SafeLoader):
     """Refuses what is said twice, of which YAML keeps the last."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        found: set[str] = set()
+        keys: set[str] = set()
         for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
-            if isinstance(key, yaml.ScalarNode) and key.value in found:
+            if isinstance(key, yaml.ScalarNode) and key.value in keys:
                 raise yaml.constructor.ConstructorError(
                     problem=f"'{key.value}' is there twice; leave one of them out",
                     problem_mark=key.start_mark,
                 )
             if isinstance(key, yaml.ScalarNode):
-                found.add(key.value)
+                keys.add(key.value)
         return super().construct_mapping(node, deep)
 
 
@@ -179,11 +179,11 @@ class _Reader:
             self.check_node(cluster, node, f"{self.name}: nodes[{index}]")
         for device in cluster.devices.values():
             self.check_dtypes(device, f"{self.name}: devices.{device.name}.flops")
-        for index, one in enumerate(cluster.collectives):
-            if one.kind not in KINDS:
+        for index, times in enumerate(cluster.collectives):
+            if times.kind not in KINDS:
                 raise ClusterError(
-                    f"{self.name}: collectives[{index}].kind: found '{one.kind}'; "
-                    f"{did_you_mean(one.kind, KINDS)}write one of {', '.join(KINDS)}."
+                    f"{self.name}: collectives[{index}].kind: found '{times.kind}'; "
+                    f"{did_you_mean(times.kind, KINDS)}write one of {', '.join(KINDS)}."
                 )
         if cluster.num_devices > MOST_DEVICES:
             raise ClusterError(
@@ -256,13 +256,13 @@ class _Reader:
         return kind(number)
 
     def by_name(self, kind: Any, table: Mapping[str, Any], where: str) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        entries: dict[str, Any] = {}
         for name, entry in table.items():
             place = f"{where}.{name}"
             if kind is DeviceType:
                 entry = {"name": str(name)} | _mapping(entry, place)
-            found[str(name)] = self.read(kind, entry, place)
-        return found
+            entries[str(name)] = self.read(kind, entry, place)
+        return entries
 
     def inside(self, where: str, key: str) -> str:
         """The place of a field: `FILE: nodes`, `FILE: nodes[0].count`."""
@@ -274,44 +274,44 @@ class _Reader:
     def number(self, value: object, where: str) -> float:
         key = where.replace(":", ".").rpartition(".")[2].strip()
         unit = next((unit for end, unit in _UNITS.items() if key.endswith(end)), "")
-        found = quantity(value, unit)
-        is_number = found is not None and math.isfinite(found)
-        if found is None or not is_number or found < 0 or (key in _POSITIVE and not found):
+        number = quantity(value, unit)
+        is_number = number is not None and math.isfinite(number)
+        if number is None or not is_number or number < 0 or (key in _POSITIVE and not number):
             hint = WHAT_TO_WRITE.get(key, "a number that is not negative")
             raise ClusterError(f"{where}: found {_shown(value)}; write {hint}.")
         # 0 stands for none of its own.
-        if key in _SLOWDOWNS and found < 1 and (found or key != "node_overlap_slowdown"):
+        if key in _SLOWDOWNS and number < 1 and (number or key != "node_overlap_slowdown"):
             raise ClusterError(
                 f"{where}: found {_shown(value)}, expected 1 or more; write {WHAT_TO_WRITE[key]}."
             )
-        return found
+        return number
 
     def points(self, value: object, where: str) -> Points:
         entries = cast("list[object]", value) if isinstance(value, list) else []
-        found: list[tuple[float, float]] = []
+        points: list[tuple[float, float]] = []
         for entry in entries:
             pair = cast("list[object]", entry) if isinstance(entry, list) else []
             x, y = [quantity(item, "") for item in pair] if len(pair) == 2 else (None, None)
-            if x is None or y is None or x <= 0 or y < 0 or (found and x <= found[-1][0]):
-                found = []
+            if x is None or y is None or x <= 0 or y < 0 or (points and x <= points[-1][0]):
+                points = []
                 break
-            found.append((x, y))
-        if not found:
+            points.append((x, y))
+        if not points:
             raise ClusterError(
                 f"{where}: found {_shown(cast(object, value))}; write "
                 "pairs [x, y] with growing x > 0, such as [[1e6, 0.1], [1e9, 0.8]]."
             )
-        no_share = next((y for _, y in found if not 0 < y <= 1), None)
+        no_share = next((y for _, y in points if not 0 < y <= 1), None)
         if where.endswith("efficiency") and no_share is not None:
             raise ClusterError(
                 f"{where}: found a share of {no_share:g}, expected more than 0 and at most 1, the "
                 "peak of 'flops'; write shares of the peak, such as 0.8 for 80%, or a higher peak."
             )
-        return tuple(found)
+        return tuple(points)
 
     def each(self, kind: Any, value: object, where: str) -> tuple[Any, ...]:
         if not isinstance(value, list) or not value:
-            found = _shown(cast(object, value))
-            raise ClusterError(f"{where}: found {found}, expected a list of one or more.")
+            shown = _shown(cast(object, value))
+            raise ClusterError(f"{where}: found {shown}, expected a list of one or more.")
         entries = enumerate(cast("list[object]", value))
         return tuple(self.read(kind, entry, f"{where}[{index}]") for index, entry in entries)

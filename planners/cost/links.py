@@ -1,4 +1,4 @@
-"""What communication gets of a cluster's links: rings of all groups at once, messages by pairs.
+"""Bandwidth of communication on a cluster: rings of all groups at once, messages by pairs.
 
 The one place that knows how flows share NICs; `model.CostModel` makes seconds of it.
 """
@@ -24,7 +24,7 @@ NETWORK_LINK = "network"
 
 @dataclass(frozen=True)
 class Ring:
-    """How ranks are joined, the slowest group standing for all.
+    """The ring that joins ranks, the slowest group standing for all.
 
     ranks: in a group. nodes: that it spans. bandwidth_bytes_s: of its slowest hop, a NIC being
     shared by the flows of all groups that cross it. latency_s: of its slowest hop. flows: how
@@ -118,14 +118,14 @@ def _hops(group: Sequence[int], all_pairs: bool) -> Iterable[tuple[int, int]]:
 
 
 def _flows(cluster: Cluster, groups: Iterable[Sequence[int]], all_pairs: bool) -> Counter[int]:
-    found: Counter[int] = Counter()
+    flows: Counter[int] = Counter()
     for group in groups:
         senders: set[tuple[int, int]] = set()
         for left, right in _hops(group, all_pairs):
             if cluster.place(left)[0] != cluster.place(right)[0]:
                 senders.add((cluster.place(left)[0], left))
-        found.update(node for node, _ in senders)
-    return found
+        flows.update(node for node, _ in senders)
+    return flows
 
 
 def _hop(
@@ -135,14 +135,14 @@ def _hop(
     if node == other:
         return (*cluster.node_type(node).link(place, other_place), NODE_LINK)
     shares = [
-        cluster.node_type(one).network_bandwidth_bytes_s / max(1, flows[one])
-        for one, flows in ((node, leaving), (other, entering))
+        cluster.node_type(n).network_bandwidth_bytes_s / max(1, flows[n])
+        for n, flows in ((node, leaving), (other, entering))
     ]
     return min(shares), cluster.network_latency_s, NETWORK_LINK
 
 
 def _measured(cluster: Cluster, groups: Iterable[Sequence[int]]) -> dict[int, float]:
-    found: dict[int, float] = {}
+    bandwidths: dict[int, float] = {}
     for group in groups:
         nodes = {cluster.place(rank)[0] for rank in group}
         strides = {right - left for left, right in pairwise(group)}
@@ -150,5 +150,5 @@ def _measured(cluster: Cluster, groups: Iterable[Sequence[int]]) -> dict[int, fl
             continue
         for ring in cluster.node_type(nodes.pop()).rings:
             if ring.ranks == len(group) and {ring.stride} == strides:
-                found.update(dict.fromkeys(group, ring.bandwidth_bytes_s))
-    return found
+                bandwidths.update(dict.fromkeys(group, ring.bandwidth_bytes_s))
+    return bandwidths

@@ -156,7 +156,7 @@ def _walk(program: Program, optimizer_multiplier: float | None, precision: str) 
     tally.add("optimizer", round(optimizer))
     yield tally
     dying: dict[int, list[Storage]] = {}
-    for storage in (one for group in created for one in group):
+    for storage in (s for group in created for s in group):
         dying.setdefault(storage.last_use, []).append(storage)
     in_flight: set[Storage] = set()
     for index, op in enumerate(program.ops):
@@ -184,10 +184,10 @@ def _land(
 def storages_of(program: Program) -> tuple[dict[SSAValue, Storage], list[list[Storage]]]:
     """The memory behind each value, and what each op creates."""
     mesh = program.mesh
-    found: dict[SSAValue, Storage] = {}
+    storages: dict[SSAValue, Storage] = {}
     for slot in program.arguments:
         part = _PART_OF_KIND.get(slot.kind, "inputs")
-        found[slot.value] = Storage(num_bytes(tensor_type_of(slot.value)), part)
+        storages[slot.value] = Storage(num_bytes(tensor_type_of(slot.value)), part)
     created: list[list[Storage]] = []
     for index, op in enumerate(program.ops):
         created.append([])
@@ -197,21 +197,21 @@ def storages_of(program: Program) -> tuple[dict[SSAValue, Storage], list[list[St
                 storage = Storage(num_bytes(tensor_type_of(result)), "activations")
                 created[-1].append(storage)
             else:
-                storage = found[source]
-            found[result] = storage
+                storage = storages[source]
+            storages[result] = storage
             storage.last_use = index
         for value in held_by(op):
-            found[value].last_use = index
+            storages[value].last_use = index
     for slot in program.results:
-        storage = found[slot.value]
+        storage = storages[slot.value]
         storage.last_use = len(created)
         if slot.kind == "grad" and storage.part == "activations":
             storage.part = "gradients"
-    return found, created
+    return storages, created
 
 
 def held_by(op: Operation) -> Iterator[SSAValue]:
-    """What must be alive until an op is done: of a wait, also what the collective reads."""
+    """Yield values that live until an op is done: of a wait, also the collective's operands."""
     yield from op.operands
     if isinstance(op, WaitOp):
         start = op.operands[0].owner

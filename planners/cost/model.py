@@ -1,4 +1,4 @@
-"""What ops and collectives cost on a cluster, in seconds: the one model that all planners use.
+"""Seconds of ops and collectives on a cluster: the one cost model that all planners use.
 
 An op takes its measured time if the cluster has one, else the longer of its arithmetic and its
 memory traffic (a roofline), plus the overhead of any op. A collective takes its measured time,
@@ -52,7 +52,7 @@ Kind = Literal["compute", "view", "collective", "start", "wait", "message"]
 
 
 def kind_of(op: Operation) -> Kind:
-    """How an op takes time.
+    """Kind of an op, by where its time goes.
 
     compute: on the device. view: not at all, its results share their operand's memory.
     collective: the device waits for it. start: it runs beside the device until the `wait` for it.
@@ -74,7 +74,7 @@ def _kind_of_class(op: type[Operation]) -> Kind:
 
 
 def signature_text(op: Operation) -> str:
-    """What tells the cost of an op: `aten.mm(float32[8,4], float32[4,2]) -> float32[8,2]`."""
+    """Key of an op's cost: `aten.mm(float32[8,4], float32[4,2]) -> float32[8,2]`."""
     taken = ", ".join(_type_text(value) for value in op.operands)
     given = ", ".join(_type_text(value) for value in op.results)
     return f"{op.name}({taken}) -> {given}"
@@ -116,13 +116,13 @@ class CostModel:
         if kind != "compute":
             return self.start_time_s(cast(DistOp, op))
         key = self._signature(op)
-        found = self._op_times.get(key)
-        if found is None:
-            found = max(
+        seconds = self._op_times.get(key)
+        if seconds is None:
+            seconds = max(
                 self._time_on(op, device) + self._merging_s(op, device) for device in self.devices
             )
-            self._op_times[key] = found
-        return found
+            self._op_times[key] = seconds
+        return seconds
 
     def start_time_s(self, op: DistOp) -> float:
         """Seconds that the device spends on starting a collective."""
@@ -157,8 +157,8 @@ class CostModel:
         return max(slowdown * flops / rate, memory_s) + device.overhead_s
 
     def _imbalance(self, op: Operation) -> float:
-        """How much more than half of its products a causal attention computes on some device,
-        which all wait for: 1 where pieces of the sequence are balanced. 1 of all other ops."""
+        """Factor by which a causal attention computes more than half of its products on some
+        device, for which all wait: 1 if pieces of the sequence are balanced, and of other ops."""
         if is_attention(op) and is_causal(op):
             return 2 * seen_share(op, self.cut_by or self.mesh)
         return 1.0
@@ -189,12 +189,12 @@ class CostModel:
         if self.mesh.sizes(op.axes) == 1:
             return 0.0
         key = (op.axes, self._signature(op))
-        found = self._collective_times.get(key)
-        if found is None:
+        seconds = self._collective_times.get(key)
+        if seconds is None:
             sent = sent_bytes(op, self.mesh)
-            found = self.ring_time_s(op.kind(), self.ring(op), self._operand_bytes(op), sent)
-            self._collective_times[key] = found
-        return found
+            seconds = self.ring_time_s(op.kind(), self.ring(op), self._operand_bytes(op), sent)
+            self._collective_times[key] = seconds
+        return seconds
 
     def ring_time_s(self, kind: str, ring: Ring, operand_bytes: float, sent: float) -> float:
         """Seconds of a collective of some kind on a ring, of which each rank sends `sent` bytes."""
@@ -277,10 +277,10 @@ def _peak(op: Operation, device: DeviceType) -> float:
     dtype = dtype_word(dtype_of_value(op.results[0]))
     if op.operands and is_float8(dtype_of_value(op.operands[0])):
         dtype = FLOAT8
-    found = device.flops.get(dtype)
-    if found is None:
+    peak = device.flops.get(dtype)
+    if peak is None:
         raise ValueError(
             f"device '{device.name}' has no FLOP/s for {dtype}, which {op.name} computes in (it "
             f"has {', '.join(device.flops)}); add '{dtype}' to its 'flops'."
         )
-    return found
+    return peak

@@ -49,10 +49,10 @@ def find_cluster(cluster: Cluster | str | Path) -> Cluster:
             f"{did_you_mean(name, preset_names())}the presets are {', '.join(preset_names())}. "
             "For another machine write a file: docs/clusters.md, 'Writing one', has one to copy."
         )
-    found = _preset(name)
+    preset = _preset(name)
     for option in filter(None, options.split(",")):
-        found = _with_option(found, option, str(cluster))
-    return found
+        preset = _with_option(preset, option, str(cluster))
+    return preset
 
 
 def _joined(names: str) -> Cluster:
@@ -87,11 +87,11 @@ def cluster_to_order(cluster: str) -> Cluster:
     So a plan that was made for a cluster runs in a dtype of which the cluster says nothing, as
     where it is checked in float64.
     """
-    found = find_cluster(cluster)
+    known = find_cluster(cluster)
     devices = {
-        name: replace(device, flops=_all_dtypes(device)) for name, device in found.devices.items()
+        name: replace(device, flops=_all_dtypes(device)) for name, device in known.devices.items()
     }
-    return replace(found, devices=devices)
+    return replace(known, devices=devices)
 
 
 def _all_dtypes(device: DeviceType) -> dict[str, float]:

@@ -66,8 +66,8 @@ def _scale(word: str, unit: str) -> float | None:
     else:
         for ending in ("flops", "flop"):
             word = word.removesuffix(ending)
-    found = (_SCALES | _BINARY).get(word)
-    return None if found is None else found / divisor
+    scale = (_SCALES | _BINARY).get(word)
+    return None if scale is None else scale / divisor
 
 
 def counted(count: int, noun: str, verb: str = "") -> str:

@@ -1,4 +1,4 @@
-"""What a program asks of its devices, block by block: read off once, used by all planners.
+"""Work of a program's devices, block by block: read off once, used by all planners.
 
 A *block* is a repeated module (`h.3`), or what stands before, between or after those. A global
 program gives the work of the whole batch on one device; a local one that of a
@@ -58,7 +58,7 @@ class BlockWork:
 
     @property
     def plan_names(self) -> tuple[str, ...]:
-        """How a plan names the block: by its own name, or by the layers in it."""
+        """Names of the block in a plan: its own, or those of its layers."""
         return (self.name,) if self.is_repeated else self.layers
 
 
@@ -81,7 +81,7 @@ class Workload:
 
     def compute_s(self, device: str) -> float:
         """Seconds of all compute on a device type."""
-        return sum(one.forward_s[device] + one.backward_s[device] for one in self.blocks)
+        return sum(block.forward_s[device] + block.backward_s[device] for block in self.blocks)
 
 
 def workload_of(
@@ -107,7 +107,7 @@ def workload_of(
         index = places[owner] if isinstance(owner, Operation) else 0
         tallies[index].kept += num_bytes(tensor_type_of(value))
     shared = _count_parameters(program, places, tallies)
-    found = [
+    works = [
         BlockWork(
             name=name,
             is_repeated=name in blocks.names,
@@ -125,7 +125,7 @@ def workload_of(
             layers, tallies, _crossing(len(layers), places), strict=True
         )
     ]
-    return Workload(tuple(found), shared, parameter_dtype(program).itemsize)
+    return Workload(tuple(works), shared, parameter_dtype(program).itemsize)
 
 
 def _kept(program: Program, regathers: bool) -> list[SSAValue]:
@@ -165,7 +165,7 @@ def alone(cluster: Cluster, device: str) -> Cluster:
 
 @dataclass(eq=False)
 class _Tally:
-    """What is counted of one block."""
+    """Counts of one block."""
 
     seconds: defaultdict[tuple[str, bool], float] = field(
         default_factory=lambda: defaultdict(float)
@@ -255,9 +255,9 @@ def _crossing(num_blocks: int, of_op: Mapping[Operation, int]) -> list[int]:
             size = num_bytes(tensor_type_of(value))
             changes[of_op[owner]] += size
             changes[last] -= size
-    found: list[int] = []
+    alive_at: list[int] = []
     alive = 0
     for change in changes[:-1]:
         alive += change
-        found.append(alive)
-    return found
+        alive_at.append(alive)
+    return alive_at

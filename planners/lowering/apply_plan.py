@@ -54,7 +54,7 @@ def _annotate_arguments(plan: Plan, program: Program, mesh: Mesh) -> None:
     program.set_argument_attributes("dist.sharding", stored)
     slots, batch = program.arguments, _batch_axes(program)
     used = argument_shardings(program, "param", plan.used, mesh)
-    found: dict[int, ShardingAttr] = {}
+    shardings: dict[int, ShardingAttr] = {}
     for index, slot in enumerate(slots):
         if slot.kind != "param":
             continue
@@ -62,12 +62,12 @@ def _annotate_arguments(plan: Plan, program: Program, mesh: Mesh) -> None:
         gathered = tuple(tuple(p for p in dim if p.axis not in batch) for dim in sharding.dims)
         read = used.get(index) or ShardingAttr.of(Sharding(gathered), shape)
         if read.on(shape, mesh) != sharding:
-            found[index] = read
-    program.set_argument_attributes(USED, found)
+            shardings[index] = read
+    program.set_argument_attributes(USED, shardings)
     if plan.zero:
         # Experts are read in the shards of a batch's axis that store them, and divide further.
         others = {i for i in used if program.sharding_of_slot(slots[i]).axes.isdisjoint(batch)}
-        _divide_parameters(program, mesh, found.keys() | others)
+        _divide_parameters(program, mesh, shardings.keys() | others)
     if plan.projections:
         _annotate_projections(plan, program)
 
@@ -80,13 +80,13 @@ def _annotate_projections(plan: Plan, program: Program) -> None:
         for index, slot in enumerate(program.arguments)
         if slot.kind == "param" and len(shape_of(slot.value)) > 1
     }
-    found = {index: plan.projections[key] for index, key in keys.items() if key is not None}
-    counts = {index: to_attribute(one.parts) for index, one in found.items()}
+    projections = {index: plan.projections[key] for index, key in keys.items() if key is not None}
+    counts = {index: to_attribute(p.parts) for index, p in projections.items()}
     program.set_argument_attributes(PARTS, counts)
     used = {
-        index: read_sharding(one.used, f"projection '{keys[index]}'")
-        for index, one in found.items()
-        if one.used
+        index: read_sharding(p.used, f"projection '{keys[index]}'")
+        for index, p in projections.items()
+        if p.used
     }
     program.set_argument_attributes(PART, used)
 

@@ -81,11 +81,11 @@ class Lowerings:
         itself if None.
         """
         key = plan and plan.to_json(), like or id(cluster), mesh
-        found = self._works.find(key)
-        if found is None:
+        work = self._works.find(key)
+        if work is None:
             program = self.blocking(plan) if plan else self.program
-            found = self._works.keep(key, workload_of(program, cluster, mesh), cluster)
-        return found
+            work = self._works.keep(key, workload_of(program, cluster, mesh), cluster)
+        return work
 
     def _remembered(self, key: str, make: Callable[[], Program]) -> Program:
         self.made[key] = self.made.pop(key, None) or make()

@@ -32,7 +32,7 @@ from shardweave.planners.plan.plan_parts import Pipeline
 from shardweave.planners.plan.replicated import batch_shardings
 
 Stored = Mapping[tuple[str, str], Sharding]
-"""How parameters and buffers are stored, by kind and name."""
+"""Shardings of parameters and buffers as stored, by kind and name."""
 
 
 @dataclass(frozen=True)
@@ -84,12 +84,12 @@ def _pipeline(
     plan: Plan, program: Program, mesh: Mesh, inputs: Mapping[str, str]
 ) -> Pipeline | None:
     """The plan's stages, with as many micro-batches as these inputs divide into."""
-    found = plan.pipeline
-    if found is None:
+    pipeline = plan.pipeline
+    if pipeline is None:
         return None
     rows = rows_of(replace(plan, inputs=inputs), program, mesh)
-    found = replace(found, stages=_with_other_layers(program, found.stages))
-    return fewer_micro_batches(found, min(found.micro_batches, rows), rows, mesh.num_stages)
+    pipeline = replace(pipeline, stages=_with_other_layers(program, pipeline.stages))
+    return fewer_micro_batches(pipeline, min(pipeline.micro_batches, rows), rows, mesh.num_stages)
 
 
 def _with_other_layers(
@@ -102,13 +102,13 @@ def _with_other_layers(
     owners = {
         name.rpartition(".")[0] for s in _slots(program, "param") for name in (s.name, *s.aliases)
     }
-    found = [list(names) for names in stages]
+    layers_of = [list(names) for names in stages]
     for layer in program.layers():
         if layer in owners and layer not in known:
             shared = [max(shared_modules(layer, name) for name in names) for names in stages]
             if max(shared):
-                found[len(shared) - 1 - shared[::-1].index(max(shared))].append(layer)
-    return tuple(map(tuple, found))
+                layers_of[len(shared) - 1 - shared[::-1].index(max(shared))].append(layer)
+    return tuple(map(tuple, layers_of))
 
 
 def in_one_micro_batch(plan: Plan, mesh: Mesh) -> Plan:
@@ -125,7 +125,7 @@ def in_one_micro_batch(plan: Plan, mesh: Mesh) -> Plan:
 def _parameters(
     plan: Plan, program: Program, stored: Stored, batch_axes: set[str]
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """How parameters are stored, and how ops read those that are gathered before use."""
+    """Shardings of parameters, as stored, and as read by ops where they are gathered before use."""
     parameters: dict[str, str] = {}
     used: dict[str, str] = {}
     given = Lookup(plan.used)
@@ -145,14 +145,14 @@ def _inputs(
     the batch axes."""
     by_default, notes = batch_shardings(program, mesh, *batch_axes)
     table = Lookup(plan.inputs)
-    found: dict[str, str] = {}
+    inputs: dict[str, str] = {}
     for slot in _slots(program, "input"):
         text = table.find(slot.name)
         if text is not None and _fits(read_sharding(text, slot.name), shape_of(slot.value), mesh):
-            found[slot.name] = text
+            inputs[slot.name] = text
         elif slot.name in by_default and (text is None or _is_cut(text)):
-            found[slot.name] = by_default[slot.name]
-    return found, [note for note in notes if _is_planned(note, table)]
+            inputs[slot.name] = by_default[slot.name]
+    return inputs, [note for note in notes if _is_planned(note, table)]
 
 
 def _is_planned(note: str, table: Lookup) -> bool:
@@ -178,17 +178,17 @@ def _activations(plan: Plan, program: Program, mesh: Mesh) -> tuple[dict[str, st
     for name, op in named_ops(program).items() if ops else ():
         if name in ops:
             shapes[name] = {shape_of(op.results[0])}
-    found: dict[str, str] = {}
+    activations: dict[str, str] = {}
     dropped = 0
     for key, text in plan.activations.items():
         rank = len(read_sharding(text, f"activation '{key}'").dims)
         ranked = [shape for shape in shapes[key] if len(shape) == rank]
         fitted = _trimmed(text, ranked, mesh) if ranked else None
         if fitted is not None:
-            found[key] = fitted
+            activations[key] = fitted
         dropped += bool(ranked) and fitted != text
     notes = [f"{dropped} of the plan's shardings of activations do not fit these shapes"]
-    return found, notes if dropped else []
+    return activations, notes if dropped else []
 
 
 def _leaves_layer(op: Operation) -> bool:
@@ -199,14 +199,14 @@ def _trimmed(text: str, shapes: Iterable[tuple[int, ...]], mesh: Mesh) -> str | 
     """A sharding less the dims of it that do not divide in some shape; None if nothing is left."""
     given = read_sharding(text, "activation")
     whole = ShardingAttr.of(Sharding.replicated(len(given.dims)), (1,) * len(given.dims))
-    found = whole
+    trimmed = whole
     for dim in range(len(given.dims)):
         alone = _with_dim(whole, given, dim)
         if all(_fits(alone, shape, mesh) for shape in shapes):
-            found = _with_dim(found, given, dim)
-    if found == given:
+            trimmed = _with_dim(trimmed, given, dim)
+    if trimmed == given:
         return text
-    return None if found == whole else attribute_text(found)
+    return None if trimmed == whole else attribute_text(trimmed)
 
 
 def _with_dim(attribute: ShardingAttr, other: ShardingAttr, dim: int) -> ShardingAttr:

@@ -45,7 +45,7 @@ def partition(
     given = PassPipeline([passes] if isinstance(passes, str) else passes).passes
     first, last = PassPipeline(ONE_DEVICE_PASSES), PassPipeline([])
     if plan is not None:
-        names = {one.name for one in given}
+        names = {p.name for p in given}
         if "insert-collectives" in names:
             first = PassPipeline([ApplyPlanPass.of(plan)])
         else:

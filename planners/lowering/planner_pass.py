@@ -40,9 +40,9 @@ def planner_pass(planner: str) -> type[ModulePass]:
     schedule) is left to the passes that follow.
     """
     options = [
-        (name, _field_type(one.annotation), _default(one.default))
-        for name, one in planner_options(planner).items()
-        if _field_type(one.annotation) is not None
+        (name, _field_type(option.annotation), _default(option.default))
+        for name, option in planner_options(planner).items()
+        if _field_type(option.annotation) is not None
     ]
     made = make_dataclass(
         f"Plan{planner.title().replace('-', '')}Pass",
@@ -62,7 +62,7 @@ def _apply_of(planner: str) -> Callable[[Any, Context, builtin.ModuleOp], None]:
     def apply(self: Any, ctx: Context, op: builtin.ModuleOp) -> None:
         program = Program(op)
         mesh: Mesh | None = program.mesh
-        options = {one.name: getattr(self, one.name) for one in fields(self)}
+        options = {f.name: getattr(self, f.name) for f in fields(self)}
         cluster = options.pop("cluster") or None
         plan = call_planner(planner, program, mesh, cluster=cluster, options=options)
         annotate_shardings(plan, program)

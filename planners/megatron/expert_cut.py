@@ -1,4 +1,4 @@
-"""Where a plan cuts mixtures of experts: by the expert, each expert whole on some device.
+"""Cuts of mixtures of experts: by the expert, each expert whole on some device.
 
 The experts of a layer are linear maps with their weights in one parameter, experts x inputs x
 outputs: a batched product, or one product whose features are those of all experts. Either is cut
@@ -27,7 +27,7 @@ from shardweave.planners.structure.structure import parallel_pairs
 
 @dataclass(frozen=True)
 class ExpertCut:
-    """How parameters are cut over the axis of experts.
+    """Cuts of parameters over the axis of experts.
 
     stacked: the linear maps whose features are those of so many experts, one after another.
     """
@@ -45,23 +45,23 @@ def expert_cut(program: Program, mesh: Mesh, axis: str) -> ExpertCut:
     maps = dict(_expert_maps(program, axis, size))
     cuts = parallel_pairs(program, axis, size, among=maps) | dict(_grouped(program, axis, size))
     stacked = {
-        one.op: _experts(one)
-        for one in maps
-        if one.parameter in cuts and one.rule.factors[one.produced].size > _experts(one)
+        m.op: _experts(m)
+        for m in maps
+        if m.parameter in cuts and m.rule.factors[m.produced].size > _experts(m)
     }
     return ExpertCut(cuts, stacked, () if cuts else (_why_idle(program, f"{axis}={size}"),))
 
 
 def _grouped(program: Program, axis: str, size: int) -> Iterator[tuple[SSAValue, Cut]]:
     """The parameters of grouped products, with the shards of whole experts."""
-    for one in linear_maps(program):
-        if spec_of(one.op).grouped and _experts(one) >= size:
-            yield one.parameter, ((Placement(axis, size, -(-_experts(one) // size)),), (), ())
+    for m in linear_maps(program):
+        if spec_of(m.op).grouped and _experts(m) >= size:
+            yield m.parameter, ((Placement(axis, size, -(-_experts(m) // size)),), (), ())
 
 
 def _why_idle(program: Program, axis: str) -> str:
-    """Why no experts are cut."""
-    counts = {_experts(one) for one in linear_maps(program) if _is_of_experts(one)}
+    """Explain why no experts are cut."""
+    counts = {_experts(m) for m in linear_maps(program) if _is_of_experts(m)}
     why = (
         f"{max(counts)} experts cannot be sharded over {axis}"
         if counts
@@ -71,12 +71,12 @@ def _why_idle(program: Program, axis: str) -> str:
     return f"axis '{axis.partition('=')[0]}' of the mesh is idle: {why}"
 
 
-def _experts(one: LinearMap) -> int:
-    return shape_of(one.parameter)[0]
+def _experts(linear: LinearMap) -> int:
+    return shape_of(linear.parameter)[0]
 
 
-def _is_of_experts(one: LinearMap) -> bool:
-    return len(shape_of(one.parameter)) == 3
+def _is_of_experts(linear: LinearMap) -> bool:
+    return len(shape_of(linear.parameter)) == 3
 
 
 def _expert_maps(program: Program, axis: str, size: int) -> Iterator[tuple[LinearMap, int]]:
@@ -84,17 +84,17 @@ def _expert_maps(program: Program, axis: str, size: int) -> Iterator[tuple[Linea
 
     Their `produced` factor is that of the experts.
     """
-    for one in linear_maps(program):
-        if not _is_of_experts(one) or _experts(one) < size:
+    for m in linear_maps(program):
+        if not _is_of_experts(m) or _experts(m) < size:
             continue
-        first = -(-_experts(one) // size)
+        first = -(-_experts(m) // size)
         cut: Cut | None = ((Placement(axis, size, first),), (), ())
-        for view in reversed(one.views):
+        for view in reversed(m.views):
             rule = rule_of(view)
             cut = cut and rule.carry(rule.operands[0], rule.results[0], cut)
-        factors = cut and one.rule.factors_of(one.rule.operands[one.weight], cut)
+        factors = cut and m.rule.factors_of(m.rule.operands[m.weight], cut)
         if not factors:
             continue
-        ((factor, placement),) = ((f, p) for f, found in enumerate(factors) for p in found)
-        if any(factor in names for names in one.rule.results[0]):
-            yield replace(one, produced=factor), placement.stride
+        ((factor, placement),) = ((f, p) for f, dim in enumerate(factors) for p in dim)
+        if any(factor in names for names in m.rule.results[0]):
+            yield replace(m, produced=factor), placement.stride

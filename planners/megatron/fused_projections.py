@@ -1,4 +1,4 @@
-"""Where a plan splits fused projections, whose heads do not divide, to cut each part of them.
+"""Splits of fused projections, whose heads do not divide, to cut each part of them.
 
 The outputs of queries, keys and values in one linear map are cut in stripes where heads divide.
 Else the plan computes each by a linear map of its own, on a slice of the weight, and cuts these as
@@ -23,7 +23,7 @@ from shardweave.planners.structure.structure import parallel_pairs, separable_ma
 
 @dataclass(frozen=True)
 class FusedCut:
-    """How parameters are cut once some projections are split.
+    """Cuts of parameters once some projections are split.
 
     parameters: the cuts of all of a program's. weights: those that are split, at the dim of their
     outputs and into how many parts, with the cut of each part. uneven: the maps that stay whole
@@ -39,9 +39,9 @@ def fused_cut(program: Program, axis: str, size: int, whole: Collection[AtenOp])
     """The cuts over an axis of `size` if fused projections among the maps that would stay whole
     are split, those of which that lets the parts be cut; None if there are none."""
     weights: set[Place] = {
-        one.weight
+        projection.weight
         for op, count in fused_projections(program, whole).items()
-        if (one := projection_of(op, count)) is not None
+        if (projection := projection_of(op, count)) is not None
     }
     indices = {value: index for index, value in enumerate(_values(program))}
     while weights:
@@ -52,9 +52,9 @@ def fused_cut(program: Program, axis: str, size: int, whole: Collection[AtenOp])
         }
         if len(kept) == len(weights):
             uneven: dict[AtenOp, str] = {}
-            found = parallel_pairs(split, axis, size, uneven)
+            pairs = parallel_pairs(split, axis, size, uneven)
             values = dict(zip(_values(split), _values(program), strict=True))
-            return FusedCut({values[v]: cut for v, cut in found.items()}, kept, uneven)
+            return FusedCut({values[v]: cut for v, cut in pairs.items()}, kept, uneven)
         weights = set(kept)
     return None
 
@@ -63,18 +63,18 @@ def _cuts_of_parts(split: Program, axis: str, size: int) -> dict[int, Cut]:
     """By the index of a parameter, how its parts are cut: those whose parts are all cut alike."""
     columns = separable_maps(split, axis, size)
     indices = {value: index for index, value in enumerate(_values(split))}
-    found: dict[int, set[Cut | None]] = {}
-    for one in linear_maps(split):
-        if not one.views or one.views[-1].name != "aten.slice.Tensor":
+    cuts_of: dict[int, set[Cut | None]] = {}
+    for m in linear_maps(split):
+        if not m.views or m.views[-1].name != "aten.slice.Tensor":
             continue
-        cut = columns.get(one.op)
+        cut = columns.get(m.op)
         if cut is not None:
-            factors = one.rule.factors_of(one.rule.results[0], cut)
+            factors = m.rule.factors_of(m.rule.results[0], cut)
             assert factors is not None, "the map's own cut"
-            cut = one.rule.dims_of(one.rule.operands[one.weight], factors)
-            cut = back_through(one.views[:-1], cut)
-        found.setdefault(indices[one.parameter], set()).add(cut)
-    alike = {index: next(iter(cuts)) for index, cuts in found.items() if len(cuts) == 1}
+            cut = m.rule.dims_of(m.rule.operands[m.weight], factors)
+            cut = back_through(m.views[:-1], cut)
+        cuts_of.setdefault(indices[m.parameter], set()).add(cut)
+    alike = {index: next(iter(cuts)) for index, cuts in cuts_of.items() if len(cuts) == 1}
     return {index: cut for index, cut in alike.items() if cut is not None}
 
 

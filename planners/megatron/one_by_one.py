@@ -16,7 +16,7 @@ from shardweave.planners.plan.plan_parts import Pipeline
 
 
 def why_not_one_by_one(program: Program) -> str:
-    """Why micro-batches cannot run one by one, as with batch norm; empty if they can.
+    """Reason that micro-batches cannot run one by one, as with batch norm; empty if they can.
 
     One partition of the global program, with the fewest micro-batches that divide its batch.
     """

@@ -129,7 +129,7 @@ def plan_megatron(
 
 
 class _TensorCut(NamedTuple):
-    """How parameters are cut over the tensor axis, by their values, and the weights of fused
+    """Cuts of parameters over the tensor axis, by their values, and the weights of fused
     projections by their places, which are cut in their parts."""
 
     parameters: dict[SSAValue, Cut]
@@ -169,7 +169,7 @@ def _unused_axes(mesh: Mesh, *known: str) -> list[str]:
 
 
 def _stored_for_parts(place: Place, tensor: str, mesh: Mesh) -> tuple[str, str]:
-    """How a weight that is read in parts is stored, in plain shards, and used: whole."""
+    """Shardings of a weight that is read in parts: stored in plain shards, and used whole."""
     shape = shape_of(place.value)
     whole = Sharding.replicated(len(shape))
     stored = whole.with_dim(place.dim, contiguous([tensor], shape[place.dim], mesh))
@@ -185,17 +185,17 @@ def _batch_axes(program: Program, mesh: Mesh, batch: Sequence[str], expert: str)
 
 
 def _joined(a: Mapping[SSAValue, Cut], b: Mapping[SSAValue, Cut]) -> dict[SSAValue, Cut]:
-    found = dict(a)
+    joined = dict(a)
     for value, cut in b.items():
-        pairs = zip(found.get(value, ((),) * len(cut)), cut, strict=True)
-        found[value] = tuple(ordered((*own, *more)) for own, more in pairs)
-    return found
+        pairs = zip(joined.get(value, ((),) * len(cut)), cut, strict=True)
+        joined[value] = tuple(ordered((*own, *more)) for own, more in pairs)
+    return joined
 
 
 def _stored_and_used(
     program: Program, mesh: Mesh, cuts: Mapping[SSAValue, Cut], expert: str
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """How the cut parameters are stored, and how they are read where that would not follow."""
+    """Shardings of the cut parameters, as stored, and as read where that would not follow."""
     parameters: dict[str, str] = {}
     used: dict[str, str] = {}
     for slot in program.arguments:
@@ -249,7 +249,7 @@ def _sequence(
 
     Also returns notes on those that cannot be cut.
     """
-    found: dict[str, str] = {}
+    outputs: dict[str, str] = {}
     notes: list[str] = []
     refused: set[str] = set()  # a layer may be looked up twice, by an encoder and a decoder
     size = mesh.size(tensor)
@@ -274,10 +274,10 @@ def _sequence(
             )
             continue
         rows = contiguous(batch, shape[0], mesh) if can_be_cut(shape[0], batch, mesh) else ()
-        found[layer] = sharding_text((rows, dims, ()), shape)
+        outputs[layer] = sharding_text((rows, dims, ()), shape)
     if not embeddings:
         notes.append("sequence_parallel has no effect: no embedding of inputs was found")
-    return {layer: text for layer, text in found.items() if layer not in refused}, notes
+    return {layer: text for layer, text in outputs.items() if layer not in refused}, notes
 
 
 def _cut_rows(length: int, axis: str, size: int, cut: SequenceCut) -> DimSharding | None:

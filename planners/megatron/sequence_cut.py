@@ -1,4 +1,4 @@
-"""Where a plan cuts the sequence: inputs along it, and all between them and the loss follows."""
+"""Cuts of the sequence: inputs along it, and all between them and the loss follows."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class SequenceCut:
 
     def inputs(self, program: Program, given: Mapping[str, str]) -> dict[str, str]:
         """The shardings of inputs, those that have a sequence cut along it too."""
-        found = dict(given)
+        inputs = dict(given)
         for slot in program.arguments:
             shape = shape_of(slot.value)
             if (
@@ -43,12 +43,12 @@ class SequenceCut:
                 if slot.name in given:
                     dims = ShardingAttr.parse_text(given[slot.name]).on(shape, self.mesh)
                 cut = dims.with_dim(SEQUENCE, [self.placements[shape[SEQUENCE]]])
-                found[slot.name] = sharding_text(cut.dims, shape)
-        return found
+                inputs[slot.name] = sharding_text(cut.dims, shape)
+        return inputs
 
 
 def sequence_cut(program: Program, mesh: Mesh, axis: str, parts: int = 1) -> SequenceCut:
-    """How `axis` cuts the sequences of a program: those of embeddings and of fused attention.
+    """Cut a program's sequences over `axis`: those of embeddings and of fused attention.
 
     In stripes, position p on device p % n, where attention is causal: the work is then the same on
     all devices but for one row (Brandon et al. 2023, Striped Attention). So it is too where

@@ -90,18 +90,18 @@ def _activations(program: Program, forward: Iterable[AtenOp]) -> set[SSAValue]:
     from_inputs = {slot.value for slot in program.arguments if slot.kind == "input"}
     from_parameters = {slot.value for slot in program.arguments if slot.kind == "param"}
     for op in forward:
-        for found in (from_inputs, from_parameters):
-            if not found.isdisjoint(op.operands):
-                found.update(op.results)
+        for reached in (from_inputs, from_parameters):
+            if not reached.isdisjoint(op.operands):
+                reached.update(op.results)
     return from_inputs & from_parameters
 
 
 def _spans(pairs: Sequence[Pair], places: dict[AtenOp, int]) -> list[tuple[int, int, Pair]]:
-    found = [
+    spans = [
         (min(places[op] for op in pair.columns), max(places[op] for op in pair.ends), pair)
         for pair in pairs
     ]
-    return sorted(found, key=lambda span: span[0])
+    return sorted(spans, key=lambda span: span[0])
 
 
 def _boundaries(
@@ -109,15 +109,15 @@ def _boundaries(
 ) -> tuple[list[tuple[int, SSAValue]], tuple[SSAValue, ...]]:
     """(place, the value that crosses it) between pairs, and what crosses before the first pair."""
     single = dict(_single_crossings(forward, activations))
-    found: list[tuple[int, SSAValue]] = []
+    boundaries: list[tuple[int, SSAValue]] = []
     end = spans[0][1]
     for (_, stop), (start, _) in pairwise(spans):
         end = max(end, stop)
         place = next((t for t in range(end, start) if t in single), None)
         if place is not None:
-            found.append((place, single[place]))
+            boundaries.append((place, single[place]))
     before = [single[t] for t in range(spans[0][0]) if t in single]
-    return found, tuple(before[-1:])
+    return boundaries, tuple(before[-1:])
 
 
 def _single_crossings(
@@ -192,14 +192,14 @@ def _gradients(
         if numbers[op] < lowest:
             begins[place - 1] = list(range(numbers[op], lowest))
             lowest = numbers[op]
-    found: list[SSAValue | None] = [None] * (len(handed_on) + 1)
+    gradients: list[SSAValue | None] = [None] * (len(handed_on) + 1)
     produced: set[SSAValue] = {value for op in backward for value in op.results}
     for place, alive in _crossings(backward, produced):
         for number in begins.get(place, ()):
             shape = shape_of(handed_on[number])
             same = [value for value in alive if shape_of(value) == shape]
-            found[number] = same[0] if len(same) == 1 else None
-    return found
+            gradients[number] = same[0] if len(same) == 1 else None
+    return gradients
 
 
 def _name(pairs: Sequence[Pair], number: int) -> str:

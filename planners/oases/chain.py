@@ -133,11 +133,11 @@ def chain_costs_of(
 ) -> ChainCosts:
     """The costs of a chain from those of its blocks, and of neighbours' choices and gather."""
     edges: list[Matrix] = []
-    for (one, two), gather in zip(pairwise(chain.blocks), chain.gather_s, strict=True):
+    for (before, after), gather in zip(pairwise(chain.blocks), chain.gather_s, strict=True):
         edges.append(
             tuple(
-                tuple(edge_s(left, right, gather[a][b]) for b, right in enumerate(two.choices))
-                for a, left in enumerate(one.choices)
+                tuple(edge_s(left, right, gather[a][b]) for b, right in enumerate(after.choices))
+                for a, left in enumerate(before.choices)
             )
         )
     return ChainCosts(tuple(map(tuple, unary)), tuple(edges), _memory(chain))
@@ -189,13 +189,13 @@ def _memory(chain: Chain) -> tuple[tuple[int, ...], ...]:
 
 def runs(degrees: Sequence[int]) -> str:
     """Degrees as the paper writes them, `[2]*8 [4]*16`, in their order."""
-    found: list[list[int]] = []
+    counts: list[list[int]] = []
     for degree in degrees:
-        if found and found[-1][0] == degree:
-            found[-1][1] += 1
+        if counts and counts[-1][0] == degree:
+            counts[-1][1] += 1
         else:
-            found.append([degree, 1])
-    return " ".join(f"[{degree}]*{count}" for degree, count in found)
+            counts.append([degree, 1])
+    return " ".join(f"[{degree}]*{count}" for degree, count in counts)
 
 
 def no_fit(chain: Chain, path: Sequence[int], budget_bytes: float) -> PlanError:

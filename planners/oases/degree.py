@@ -31,14 +31,14 @@ TIME_AXIS = "batch"
 
 def prime_factors(size: int) -> tuple[int, ...]:
     """The prime factors of a size, the largest first, so that the smallest is innermost."""
-    found: list[int] = []
+    factors: list[int] = []
     factor = 2
     while size > 1:
         while size % factor == 0:
-            found.append(factor)
+            factors.append(factor)
             size //= factor
         factor += 1
-    return tuple(reversed(found))
+    return tuple(reversed(factors))
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Axes:
     def batch_cut(self, size: int, degree: int) -> DimSharding | None:
         """A batch over data, sub-batches, then the spare digits; None if it does not divide."""
         names = [name for name in (self.data, TIME_AXIS) if name in self.with_time.names]
-        found: list[Placement] = []
+        placements: list[Placement] = []
         stride = size
         for name in (*names, *self.spare(degree)):
             count = self.with_time.size(name)
@@ -98,22 +98,22 @@ class Axes:
                 return None
             stride //= count
             if count > 1:
-                found.append(Placement(name, count, stride))
-        return tuple(found)
+                placements.append(Placement(name, count, stride))
+        return tuple(placements)
 
     def digits_cut(self, cut: Cut) -> Cut:
         """A cut over one axis of the size of a degree, over the digits of that degree."""
         return tuple(
-            ordered(one for placement in dim for one in self._digits_of(placement)) for dim in cut
+            ordered(p for placement in dim for p in self._digits_of(placement)) for dim in cut
         )
 
     def _digits_of(self, placement: Placement) -> list[Placement]:
-        found: list[Placement] = []
+        digits: list[Placement] = []
         stride = placement.span
         for name in self.cutting(placement.size):
             stride //= self.mesh.size(name)
-            found.append(Placement(name, self.mesh.size(name), stride))
-        return found
+            digits.append(Placement(name, self.mesh.size(name), stride))
+        return digits
 
 
 @dataclass(frozen=True)
@@ -138,13 +138,13 @@ def batch_annotations(
     placed = axes.batch_cut(batch, degree)
     if placed is None:
         return None
-    found: dict[int, Attribute | None] = {}
+    inputs: dict[int, Attribute | None] = {}
     for index, slot in enumerate(program.arguments):
         shape = shape_of(slot.value)
         if slot.kind == "input" and shape and shape[0] == batch:
             dims = (placed, *((),) * (len(shape) - 1))
-            found[index] = ShardingAttr.of(Sharding(dims), shape)
-    return found
+            inputs[index] = ShardingAttr.of(Sharding(dims), shape)
+    return inputs
 
 
 def plan_of_degrees(program: Program, space: DegreeSpace, degrees: Sequence[int]) -> Plan:
@@ -176,8 +176,8 @@ def _parameters(
     parameters: dict[str, str] = {}
     for degree, cuts in zip(degrees, space.cuts, strict=True):
         for value, cut in cuts.get(degree, {}).items():
-            one = tuple(tuple(replace(p, axis=whole) for p in dim) for dim in cut)
-            sharding = Sharding(one if whole else space.axes.digits_cut(cut))
+            own = tuple(tuple(replace(p, axis=whole) for p in dim) for dim in cut)
+            sharding = Sharding(own if whole else space.axes.digits_cut(cut))
             parameters.setdefault(names[value], _text(sharding, value))
     return parameters
 

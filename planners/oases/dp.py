@@ -16,7 +16,7 @@ from shardweave.planners.oases.chain import (
 )
 
 _TOLERANCE = 1e-12
-"""What a path must save, as a share of the time, to count as better: more than rounding does."""
+"""Share of the time that a path must save to count as better: more than rounding does."""
 
 
 @dataclass(frozen=True)
@@ -201,14 +201,14 @@ def _search(
         for b, (time_s, size) in enumerate(zip(times, sizes, strict=True)):
             room = budget_bytes - least_memory[i][b]
             room_s = relaxed_limit_s - relaxed.togo_s[i][b]
-            found = [
+            paths = [
                 (total, total_s, label)
                 for labels, step in zip(rows, edges, strict=True)
                 for label in labels
                 if (total := label[0] + size) <= room
                 and (total_s := label[1] + step[b] + time_s) + weight * total < room_s
             ]
-            following.append(_undominated(found, b))
+            following.append(_undominated(paths, b))
         rows = following
         num_labels += sum(map(len, rows))
     # The relaxed time of a path that leaves memory unused is below its time.
@@ -225,11 +225,11 @@ def _path_of(end: _Label) -> tuple[int, ...]:
     return tuple(reversed(path))
 
 
-def _undominated(found: list[tuple[int, float, _Label]], choice: int) -> list[_Label]:
-    found.sort(key=_BY_MEMORY_THEN_TIME)
+def _undominated(labels: list[tuple[int, float, _Label]], choice: int) -> list[_Label]:
+    labels.sort(key=_BY_MEMORY_THEN_TIME)
     kept: list[_Label] = []
     least_s = math.inf
-    for size, time_s, before in found:
+    for size, time_s, before in labels:
         if time_s < least_s:
             least_s = time_s
             kept.append(_Label(size, time_s, choice, before))

@@ -41,7 +41,7 @@ def refined(
     simulate: Callable[[Path], Predicted],
     most: int,
 ) -> dict[Path, Predicted]:
-    """What a few paths take, the fastest that fits first: at most `most` are simulated.
+    """Predict a few paths, the fastest that fits first: at most `most` are simulated.
 
     first: a path that fits by the chain, simulated whatever the others are. Those that change one
     block of the fastest are simulated in the order of the chain. A local optimum: exact among all
@@ -60,8 +60,8 @@ def refined(
         near = sorted(_changed(costs, order[0]), key=costs.time_s)
 
 
-def _rank(found: Predicted) -> tuple[bool, float]:
-    return not found.fits, found.time_s
+def _rank(predicted: Predicted) -> tuple[bool, float]:
+    return not predicted.fits, predicted.time_s
 
 
 def _changed(costs: ChainCosts, path: Path) -> Iterator[Path]:
@@ -84,7 +84,7 @@ def best_paths(costs: ChainCosts, count: int) -> list[Path]:
             )[:count]
             for choice, node_s in enumerate(row)
         ]
-    whole = sorted(one for paths in ends for one in paths)
+    whole = sorted(p for paths in ends for p in paths)
     return [path for _, path in whole[:count]]
 
 
@@ -123,16 +123,16 @@ def plan_oases(
     check_plan_precision(precision)
     axes = Axes.of(mesh, tensor, data, batch_split)
     options = ChainOptions(recompute, precision)
-    found = chain_of_program(program, axes, cluster, options)
+    problem = chain_of_program(program, axes, cluster, options)
     devices = cluster.device_types(mesh.num_devices)
     budget = memory_share * min(device.memory_bytes for device in devices)
-    solution = solve_chain(found.chain, budget)
-    costs = linearise(found.chain)
-    candidates = tuple(_candidates(found.chain, costs, solution, budget))
+    solution = solve_chain(problem.chain, budget)
+    costs = linearise(problem.chain)
+    candidates = tuple(_candidates(problem.chain, costs, solution, budget))
     step = Plan(recompute=recompute, schedule=schedule, precision=precision)
     plan = replace(
-        _with_degrees(program, found.space, solution.degrees, step),
-        reasons=tuple(_reasons(found.chain, solution, candidates)),
+        _with_degrees(program, problem.space, solution.degrees, step),
+        reasons=tuple(_reasons(problem.chain, solution, candidates)),
         candidates=candidates,
     )
     if not refine:
@@ -140,13 +140,13 @@ def plan_oases(
     lowerings = Lowerings(program, most=RECENT)
 
     def planned(path: Path) -> Plan:
-        return _with_degrees(program, found.space, found.chain.degrees(path), step)
+        return _with_degrees(program, problem.space, problem.chain.degrees(path), step)
 
     def simulated(path: Path) -> Predicted:
         return predict_plan(lowerings, planned(path), cluster)
 
     seen = refined(costs, solution.path, budget, simulated, refine)
-    rows = [Candidate(runs(found.chain.degrees(path)), took) for path, took in seen.items()]
+    rows = [Candidate(runs(problem.chain.degrees(path)), took) for path, took in seen.items()]
     first_s = seconds_text(seen[solution.path].time_s)
     count = counted(len(seen), "assignment", "was")
     reason = f"{count} simulated; that of the chain model takes {first_s}"
@@ -180,9 +180,9 @@ def _candidates(
     """The solution, then all blocks at one degree each, by time."""
     yield Candidate(runs(solution.degrees), _predicted(chain, costs, solution.path, budget))
     common = [
-        one.degree
-        for one in chain.blocks[0].choices
-        if all(one.degree in [c.degree for c in block.choices] for block in chain.blocks)
+        choice.degree
+        for choice in chain.blocks[0].choices
+        if all(choice.degree in [c.degree for c in block.choices] for block in chain.blocks)
     ]
     paths = [chain.path([degree] * len(chain.blocks)) for degree in common]
     for path in sorted(paths, key=costs.time_s):
@@ -198,7 +198,7 @@ def _candidates(
 
 
 def _predicted(chain: Chain, costs: ChainCosts, path: Sequence[int], budget: float) -> Predicted:
-    """What the chain says of a path: seconds, and bytes by part."""
+    """The chain's prediction for a path: seconds, and bytes by part."""
     chosen = [block.choices[a] for block, a in zip(chain.blocks, path, strict=True)]
     works = [work for choice in chosen for work in (choice.forward, choice.backward)]
     return Predicted(
@@ -221,5 +221,5 @@ def _reasons(chain: Chain, solution: Solution, candidates: Sequence[Candidate]) 
         f"{len(chain.blocks)} blocks, {shown}: {solution.time_s * 1e3:.3f} ms and "
         f"{gib(solution.memory_bytes)} GiB by the chain model"
     )
-    for one in candidates[1:]:
-        yield f"all blocks {one.name}: {one.reason}"
+    for candidate in candidates[1:]:
+        yield f"all blocks {candidate.name}: {candidate.reason}"

@@ -1,4 +1,4 @@
-"""What blocks take at a degree, read off the program that would run if all had it.
+"""Prices of blocks at a degree, read off the program that would run if all had it.
 
 For each degree the plan that gives it to every block is lowered as it would be to run, and its ops
 and messages are counted with the block of the captured op that they come from: their location is
@@ -103,7 +103,7 @@ def handed_at(
 
 
 def price(program: Program, space: DegreeSpace, degree: int, cluster: Cluster) -> DegreePrices:
-    """What blocks take if all have a degree, or are whole where they cannot. Linear in the ops."""
+    """Price blocks if all have a degree, or are whole where they cannot. Linear in the ops."""
     plan = plan_of_degrees(program, space, [degree] * len(space.blocks))
     passes = PlanPasses.of(plan)
     # Merged messages would belong to several blocks.

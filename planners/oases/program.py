@@ -32,7 +32,7 @@ from shardweave.planners.structure.structure import Pair, find_pairs
 
 @dataclass(frozen=True)
 class ChainOptions:
-    """How the step runs. recompute: a policy of `rematerialize`."""
+    """Options for running the step. recompute: a policy of `rematerialize`."""
 
     recompute: str
     precision: str = ""
@@ -92,14 +92,14 @@ def _cuts(
     program: Program, block: ProgramBlock, pairs: dict[int, list[Pair]]
 ) -> dict[int, dict[SSAValue, Cut]]:
     """The cuts of a block's parameters by the degrees that all its pairs have."""
-    found: dict[int, dict[SSAValue, Cut]] = {1: {}}
+    cuts_of: dict[int, dict[SSAValue, Cut]] = {1: {}}
     for degree, known in pairs.items():
         by_columns = {pair.columns: pair.cuts for pair in known}
         own = [by_columns.get(pair.columns) for pair in block.pairs]
         if all(cuts is not None for cuts in own):
-            found[degree] = {v: c for cuts in own if cuts is not None for v, c in cuts.items()}
-            found[degree] |= _tables(program, block, degree, found[degree])
-    return found
+            cuts_of[degree] = {v: c for cuts in own if cuts is not None for v, c in cuts.items()}
+            cuts_of[degree] |= _tables(program, block, degree, cuts_of[degree])
+    return cuts_of
 
 
 def _tables(
@@ -107,13 +107,13 @@ def _tables(
 ) -> dict[SSAValue, Cut]:
     """The cuts along their rows of embeddings in a block that no projection shares."""
     members = set(block.forward)
-    found: dict[SSAValue, Cut] = {}
+    tables: dict[SSAValue, Cut] = {}
     for op, table in input_embeddings(program):
         rows, _ = shape_of(table)
-        projects = any(weight_of(one) is not None for one in _users(table))
+        projects = any(weight_of(user) is not None for user in _users(table))
         if op in members and table not in known and not projects and rows % degree == 0:
-            found[table] = ((Placement("degree", degree, rows // degree),), ())
-    return found
+            tables[table] = ((Placement("degree", degree, rows // degree),), ())
+    return tables
 
 
 def _users(value: SSAValue) -> Iterator[Operation]:
@@ -144,12 +144,12 @@ def _owners(program: Program, blocks: Sequence[ProgramBlock]) -> list[list[str]]
     numbers: dict[Operation, int] = {
         op: number for number, block in enumerate(blocks) for op in block.forward
     }
-    found: list[list[str]] = [[] for _ in blocks]
+    owners: list[list[str]] = [[] for _ in blocks]
     for slot in program.arguments:
         users = [numbers[u.operation] for u in slot.value.uses if u.operation in numbers]
         if slot.kind == "param" and users:
-            found[min(users)].append(slot.name)
-    return found
+            owners[min(users)].append(slot.name)
+    return owners
 
 
 def _option(
@@ -161,27 +161,27 @@ def _option(
     options: ChainOptions,
 ) -> DegreeOption:
     """A block at a degree, with its recomputation."""
-    one, split = prices.blocks[number], space.axes.batch_split
-    backward, backward_message = list(one.backward_s), list(one.backward_message_s)
-    kept_bytes = one.kept_bytes
+    block, split = prices.blocks[number], space.axes.batch_split
+    backward, backward_message = list(block.backward_s), list(block.backward_message_s)
+    kept_bytes = block.kept_bytes
     if options.recompute != "none":
         # What only feeds a message whose result is kept is not computed again.
         keeps_messages = options.recompute == "after-communication"
         for copy in range(2):
-            backward[copy] += one.forward_s[copy] - (one.fed_s[copy] if keeps_messages else 0.0)
+            backward[copy] += block.forward_s[copy] - (block.fed_s[copy] if keeps_messages else 0.0)
             if options.recompute == "layer":
-                backward_message[copy] += one.forward_message_s[copy]
+                backward_message[copy] += block.forward_message_s[copy]
         kept_bytes = split * _entering_bytes(space, number, degree)
-        kept_bytes += one.message_bytes if keeps_messages else 0
-    running = one.kept_bytes // split
+        kept_bytes += block.message_bytes if keeps_messages else 0
+    running = block.kept_bytes // split
     return DegreeOption(
         degree,
-        PassTimes(_pair(one.forward_s), _pair(one.forward_message_s)),
+        PassTimes(_pair(block.forward_s), _pair(block.forward_message_s)),
         PassTimes(_pair(backward), _pair(backward_message)),
         state_bytes=sum(_state_bytes(prices.parameters[name], options) for name in parameters),
         kept_bytes=kept_bytes,
         runtime_bytes=running if options.recompute == "none" else 2 * running,
-        sync_s=one.sync_s,
+        sync_s=block.sync_s,
     )
 
 
@@ -208,10 +208,10 @@ def _gathers(
 ) -> Matrix:
     """Seconds of gathering, in all sub-batches, what one block hands to the next."""
 
-    def gather_s(one: int, two: int) -> float:
-        if one == two:
+    def gather_s(first: int, second: int) -> float:
+        if first == second:
             return 0.0
-        small, large = (space.handed[degree][value] for degree in sorted((one, two)))
+        small, large = (space.handed[degree][value] for degree in sorted((first, second)))
         return space.axes.batch_split * moving_s(value, small, large, space.axes, costs)
 
     return tuple(tuple(gather_s(a.degree, b.degree) for b in after.choices) for a in before.choices)

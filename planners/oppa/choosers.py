@@ -62,7 +62,7 @@ class History:
     @property
     def scale(self) -> float:
         """The throughput of the first trial that ran, by which all are counted; 0 if none did."""
-        ran = (one.outcome.throughput for one in self.records if one.outcome.status == "ok")
+        ran = (r.outcome.throughput for r in self.records if r.outcome.status == "ok")
         return next(ran, 0.0)
 
     def first(self, count: int) -> History:
@@ -74,16 +74,16 @@ class History:
         scale = self.scale
         if scale == 0:
             return None
-        ran = [one.outcome for one in self.records if one.outcome.status == "ok"]
-        slowest = min(one.throughput for one in ran)
+        ran = [r.outcome for r in self.records if r.outcome.status == "ok"]
+        slowest = min(o.throughput for o in ran)
         rows: list[int] = []
         values: list[tuple[float, float]] = []
         for row, record in zip(self.rows, self.records, strict=True):
-            one = record.outcome
-            if one.status == "out_of_memory":
+            outcome = record.outcome
+            if outcome.status == "out_of_memory":
                 continue
-            mean = one.throughput if one.status == "ok" else slowest
-            variance = one.variance if one.status == "ok" else 0.0
+            mean = outcome.throughput if outcome.status == "ok" else slowest
+            variance = outcome.variance if outcome.status == "ok" else 0.0
             rows.append(row)
             values.append((np.log(mean / scale), variance / mean**2 + NOISE**2))
         stacked = np.array(values)
@@ -96,11 +96,11 @@ class History:
         rows: list[int] = []
         values: list[float] = []
         for row, record in zip(self.rows, self.records, strict=True):
-            one = record.outcome
-            if one.status == "out_of_memory":
+            outcome = record.outcome
+            if outcome.status == "out_of_memory":
                 values.append(FAILED_MEMORY)
-            elif one.peak_bytes is not None:
-                values.append(min(one.peak_bytes / self.memory_bytes, FAILED_MEMORY))
+            elif outcome.peak_bytes is not None:
+                values.append(min(outcome.peak_bytes / self.memory_bytes, FAILED_MEMORY))
             else:
                 continue
             rows.append(row)
@@ -130,9 +130,9 @@ def first_choice(history: History, rng: np.random.Generator) -> Suggestion:
     counts: dict[tuple[int, ...], list[int]] = {}
     for row in history.open_rows:
         counts.setdefault(history.table.configurations[row].degrees, []).append(row)
-    tried = Counter[tuple[int, ...]](one.configuration.degrees for one in history.records)
+    tried = Counter[tuple[int, ...]](r.configuration.degrees for r in history.records)
     fewest = min(tried[degrees] for degrees in counts)
-    degrees = [one for one in counts if tried[one] == fewest]
+    degrees = [d for d in counts if tried[d] == fewest]
     chosen = degrees[int(rng.integers(len(degrees)))]
     return Suggestion(int(rng.choice(counts[chosen])), "random: one of the first")
 
@@ -199,7 +199,7 @@ class BayesianChooser:
     def _fit(
         self, history: History, samples: Samples, what: str, formula: Formula | None
     ) -> Belief:
-        """What is believed of all samples, with the numbers of the last trial that has a fit.
+        """The belief about all samples, with the numbers of the last trial that has a fit.
 
         They follow from the trials alone, so that a search that was stopped goes on the same.
         what: the method of `History` that gives the samples.

@@ -40,7 +40,7 @@ def botorch() -> ModuleType:
         with warnings.catch_warnings():
             # linear_operator compiles a function as it is imported.
             warnings.filterwarnings("ignore", message="`torch.jit", category=DeprecationWarning)
-            import botorch as found
+            import botorch as module
 
             importlib.import_module("botorch.fit")
     except ImportError as error:
@@ -48,7 +48,7 @@ def botorch() -> ModuleType:
             f"planner 'oppa' needs botorch, which cannot be imported ({error}); install it with "
             "pip install 'shardweave[oppa]'."
         ) from error
-    return found
+    return module
 
 
 @dataclass(frozen=True)

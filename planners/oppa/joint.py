@@ -47,22 +47,22 @@ class JointPlans:
         """All of them, always in the same order."""
         return list(self._points)
 
-    def plan(self, one: Configuration) -> Plan:
+    def plan(self, configuration: Configuration) -> Plan:
         """Raises PlanError if the model cannot be cut into so many stages."""
-        found = self._maker.plan(self._points[one], self.program)
-        return replace(found, planner=self.planner)
+        plan = self._maker.plan(self._points[configuration], self.program)
+        return replace(plan, planner=self.planner)
 
 
 def every_point(space: JointSpace) -> Iterator[JointPoint]:
     """Each point under each order, with each policy of recomputation, `layer` also in some blocks
     of each stage."""
-    found: dict[JointPoint, None] = {}
+    points: dict[JointPoint, None] = {}
     for point in space.all_points():
         for variant in space.variants(point):
-            found[variant] = None
-            found |= dict.fromkeys(space.keeping_products(variant))
-            found |= dict.fromkeys(_in_some_layers(space, variant))
-    yield from found
+            points[variant] = None
+            points |= dict.fromkeys(space.keeping_products(variant))
+            points |= dict.fromkeys(_in_some_layers(space, variant))
+    yield from points
 
 
 def _in_some_layers(space: JointSpace, point: JointPoint) -> list[JointPoint]:
@@ -70,7 +70,7 @@ def _in_some_layers(space: JointSpace, point: JointPoint) -> list[JointPoint]:
     stage, as far as they are whole numbers of them that differ."""
     if point.recompute != "layer" or point.recompute_layers:
         return []
-    fewer = {one.recompute_layers: one for one in space.fewer_layers(point)}
+    fewer = {p.recompute_layers: p for p in space.fewer_layers(point)}
     count = -(-space.layers // (point.stages * point.stages_each))
     asked = dict.fromkeys(count * quarters // 4 for quarters in (1, 2, 3))
     return [fewer[number] for number in asked if number in fewer]

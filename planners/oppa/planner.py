@@ -104,7 +104,7 @@ class Plans(Protocol):
         """All of them, always in the same order."""
         ...
 
-    def plan(self, one: Configuration) -> Plan:
+    def plan(self, configuration: Configuration) -> Plan:
         """Raises PlanError if there is none."""
         ...
 
@@ -129,13 +129,13 @@ def plan_by_trials(
         "space": plans.space,
     }
     simulated = PlanTrial(plans, cluster)
-    memory_bytes = min(one.memory_bytes for one in cluster.device_types(devices))
+    memory_bytes = min(d.memory_bytes for d in cluster.device_types(devices))
     opened = TrialFile.open(options.file, problem) if options.file else nullcontext()
     with opened as file:
         notes = tuple(file.notes) if file else ()
-        earlier = [one.outcome for one in file.records] if file else []
+        earlier = [r.outcome for r in file.records] if file else []
         trial = _real_trial(plans, options, host, earlier) if options.real else simulated.run
-        found = run_trials(
+        result = run_trials(
             configurations,
             trial,
             chooser,
@@ -147,10 +147,10 @@ def plan_by_trials(
             progress=_progress(options.trials, host),
         )
 
-    def predict(one: Record) -> Predicted:
-        return measured(one.outcome) if options.real else simulated.predict(one.configuration)
+    def predict(record: Record) -> Predicted:
+        return measured(record.outcome) if options.real else simulated.predict(record.configuration)
 
-    plan = _plan_of(found, plans, memory_bytes, options, len(configurations), predict)
+    plan = _plan_of(result, plans, memory_bytes, options, len(configurations), predict)
     return replace(plan, notes=(*plan.notes, *notes))
 
 
@@ -171,12 +171,12 @@ class PlanTrial:
     def run(self, configuration: Configuration) -> Outcome:
         """One time, for the simulator has no noise. What cannot be partitioned has crashed."""
         try:
-            found = self.predict(configuration)
+            predicted = self.predict(configuration)
         except ValueError as error:
             return Outcome("crashed", message=str(error))
-        if not found.fits:
-            return Outcome("out_of_memory", peak_bytes=found.peak_bytes)
-        return Outcome("ok", (found.time_s,), found.peak_bytes)
+        if not predicted.fits:
+            return Outcome("out_of_memory", peak_bytes=predicted.peak_bytes)
+        return Outcome("ok", (predicted.time_s,), predicted.peak_bytes)
 
     def predict(self, configuration: Configuration) -> Predicted:
         """The step of a trial by part; simulated here if the trial is of an earlier search."""
@@ -193,7 +193,7 @@ def _real_trial(
     launch = launch_of(host, plans.planner)
     real = RealTrials(launch, options.steps, options.trial_limit_s, options.slow)
     real.learn(earlier)
-    return lambda one: real.run(plans.plan(one))
+    return lambda configuration: real.run(plans.plan(configuration))
 
 
 def _progress(trials: int, host: Host | None) -> Callable[[Sequence[Record]], None] | None:
@@ -202,7 +202,7 @@ def _progress(trials: int, host: Host | None) -> Callable[[Sequence[Record]], No
     tell = host.tell
 
     def say(records: Sequence[Record]) -> None:
-        rates = [one.outcome.throughput for one in records if one.outcome.status == "ok"]
+        rates = [r.outcome.throughput for r in records if r.outcome.status == "ok"]
         best = f"best {max(rates):.4g} steps/s" if rates else "none ran so far"
         last = records[-1]
         tell(
@@ -214,31 +214,30 @@ def _progress(trials: int, host: Host | None) -> Callable[[Sequence[Record]], No
 
 
 def _plan_of(
-    found: Found,
+    result: Found,
     plans: Plans,
     capacity: float,
     options: TrialOptions,
     size: int,
     predict: Callable[[Record], Predicted],
 ) -> Plan:
-    counts = Counter(one.outcome.status for one in found.records)
+    counts = Counter(r.outcome.status for r in result.records)
     told = ", ".join(f"{n} {status.replace('_', ' ')}" for status, n in counts.items())
-    if found.best is None:
-        last = next((r.outcome.message for r in reversed(found.records) if r.outcome.message), "")
+    if result.best is None:
+        last = next((r.outcome.message for r in reversed(result.records) if r.outcome.message), "")
         raise PlanError(
-            f"none of {counted(len(found.records), 'trial')} ran within {gib(capacity)} GiB "
+            f"none of {counted(len(result.records), 'trial')} ran within {gib(capacity)} GiB "
             f"({told}); make more trials, or use more devices. {last}".rstrip()
         )
-    ran = [one for one in found.records if one.outcome.status == "ok" and one != found.best]
-    ran.sort(key=lambda one: -one.outcome.throughput)
-    best = [found.best, *ran][: max(1, options.top)]
+    ran = [r for r in result.records if r.outcome.status == "ok" and r != result.best]
+    ran.sort(key=lambda r: -r.outcome.throughput)
+    best = [result.best, *ran][: max(1, options.top)]
     rows = [
-        Candidate(str(one.configuration), replace(predict(one), capacity_bytes=capacity))
-        for one in best
+        Candidate(str(r.configuration), replace(predict(r), capacity_bytes=capacity)) for r in best
     ]
-    reason = f"the fastest of {counted(len(found.records), 'trial')} ({told}) of "
+    reason = f"the fastest of {counted(len(result.records), 'trial')} ({told}) of "
     reason += counted(size, "configuration")
-    if options.time_limit_s and len(found.records) < min(options.trials, size):
+    if options.time_limit_s and len(result.records) < min(options.trials, size):
         reason += f"; the time limit of {options.time_limit_s:g} s ended the search"
-    plan = replace(plans.plan(found.best.configuration), reasons=(reason,))
+    plan = replace(plans.plan(result.best.configuration), reasons=(reason,))
     return with_candidates(plan, rows)

@@ -1,4 +1,4 @@
-"""What OPPA believes before any trial: throughput (11)-(18) and memory (19)-(20) by formula.
+"""OPPA's belief before any trial: throughput (11)-(18) and memory (19)-(20) by formula.
 
 Each formula has a few unknown numbers, which are fitted together with the Gaussian process around
 it. Notation of the paper: n devices, dp, tp, pp degrees, mb micro-batches, mc chunks.
@@ -100,15 +100,15 @@ class ThroughputPrior:
         """(15)."""
         micro_batches = x["micro_batches"]
         size = of["tensor_transfer"] / micro_batches
-        one = all_reduce(x["tensor"], of["tensor_latency"], size / x["data"])
-        return micro_batches * one / x["pipeline"]
+        seconds = all_reduce(x["tensor"], of["tensor_latency"], size / x["data"])
+        return micro_batches * seconds / x["pipeline"]
 
     def pipeline_s(self, x: Columns, of: Values) -> Tensor:
         """(16)."""
         repeats = x["chunks"] * x["micro_batches"]
         size = of["pipeline_transfer"] / x["micro_batches"]
-        one = of["pipeline_latency"] + size / x["data"]
-        return torch.where(x["pipeline"] > 1, repeats * one, 0.0)
+        seconds = of["pipeline_latency"] + size / x["data"]
+        return torch.where(x["pipeline"] > 1, repeats * seconds, 0.0)
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ Formula = ThroughputPrior | MemoryPrior
 
 
 def _share_of_states(x: Columns) -> Tensor:
-    """What a device has of its stage's states."""
+    """Share of its stage's states that a device holds."""
     parts = (
         torch.where(x["zero"] >= stage, size * x["replica"] / x["data"], size)
         for stage, size in enumerate(STATES, start=1)
@@ -167,12 +167,12 @@ SHARES = ("recomputed",)
 """Numbers of a formula of throughput that are no times."""
 
 FORMULA_DEVIATION = 0.05
-"""How far a fitted formula is believed to be off, with values of the order of 1."""
+"""Believed deviation of a fitted formula, with values of the order of 1."""
 
 
 @dataclass(frozen=True)
 class Samples:
-    """What a model learns from: rows of a table, values, and their variances."""
+    """Training samples of a model: rows of a table, values, and their variances."""
 
     table: SpaceTable
     values: Floats
@@ -192,12 +192,12 @@ def first_guess(samples: Samples, formula: Formula) -> dict[str, float]:
     expected = predict(samples.table, formula, guess)
     # The formula is a logarithm of a rate: numbers that are times scale inversely.
     scale = float(np.exp(np.median(expected - samples.values)))
-    return {name: one if name in SHARES else one * scale for name, one in guess.items()}
+    return {name: number if name in SHARES else number * scale for name, number in guess.items()}
 
 
 def predict(table: SpaceTable, formula: Formula, numbers: Mapping[str, float]) -> Floats:
     """The formula's value of each row."""
-    values = {name: torch.tensor(one, dtype=torch.float64) for name, one in numbers.items()}
+    values = {name: torch.tensor(number, dtype=torch.float64) for name, number in numbers.items()}
     return formula(columns_of(table), values).numpy()
 
 
@@ -225,5 +225,5 @@ def fit_formula(samples: Samples, formula: Formula) -> dict[str, float]:
         (gradient,) = torch.autograd.grad(misfit(rows).sum(), rows)
         return np.concatenate([gradient.numpy(), np.eye(len(numbers)) / NUMBERS_DEVIATION])
 
-    found = least_squares(residuals, centre, jac=jacobian)
-    return dict(zip(numbers, np.exp(found.x).tolist(), strict=True))
+    fit = least_squares(residuals, centre, jac=jacobian)
+    return dict(zip(numbers, np.exp(fit.x).tolist(), strict=True))

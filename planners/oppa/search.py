@@ -16,7 +16,7 @@ from shardweave.planners.trials.trials import Deadline, Record, Trial, TrialFile
 
 @dataclass(frozen=True)
 class Found:
-    """What a search found. records: all trials in order. best: the fastest that fitted, if any."""
+    """Result of a search. records: all trials in order. best: the fastest that fitted, if any."""
 
     records: tuple[Record, ...]
     best: Record | None
@@ -49,7 +49,7 @@ def run_trials(
     Raises PlanError if the file has a trial of a configuration that is not among these.
     """
     table = SpaceTable.of(configurations)
-    row_of = {one: row for row, one in enumerate(configurations)}
+    row_of = {c: row for row, c in enumerate(configurations)}
     records = list(file.records) if file else []
     rows = _rows(file, row_of) if file else []
     limit = Deadline(time_limit_s)
@@ -75,7 +75,7 @@ def run_trials(
 
 
 def _rows(file: TrialFile, row_of: Mapping[Configuration, int]) -> list[int]:
-    found: list[int] = []
+    rows: list[int] = []
     for number, record in enumerate(file.records, start=2):
         row = row_of.get(record.configuration)
         if row is None:
@@ -83,5 +83,5 @@ def _rows(file: TrialFile, row_of: Mapping[Configuration, int]) -> list[int]:
                 f"{file.path}:{number}: the configuration '{record.configuration}' is not in the "
                 "space that is searched; give another file."
             )
-        found.append(row)
-    return found
+        rows.append(row)
+    return rows

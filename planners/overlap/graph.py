@@ -57,12 +57,12 @@ def build_graph(ops: Sequence[Operation], cost: CostModel) -> Graph:
 
 def leading_to(ops: Sequence[Operation], goals: Collection[Operation]) -> set[Operation]:
     """Some of these ops, which are in order, and all that they are computed of. Linear in uses."""
-    found: set[Operation] = set()
+    leading: set[Operation] = set()
     for op in reversed(ops):
         users = (use.operation for result in op.results for use in result.uses)
-        if op in goals or any(user in found for user in users):
-            found.add(op)
-    return found
+        if op in goals or any(user in leading for user in users):
+            leading.add(op)
+    return leading
 
 
 def wait_of(start: Operation) -> Operation:

@@ -173,15 +173,15 @@ class _InOrder:
 
     def _next_part(self) -> dict[Operation, list[Operation]]:
         """For each part of an attention the gathers of the part that follows it."""
-        found: dict[Operation, list[Operation]] = {}
+        next_part: dict[Operation, list[Operation]] = {}
         parts = [op for op in self.ops if is_positional(op)]
         for before, after in pairwise(parts):
             places = [(layer_of(op), phase_of(op), copy_of(op)) for op in (before, after)]
             if places[0] == places[1]:
                 waits = (v.owner for v in after.operands if isinstance(v.owner, WaitOp))
                 starts = [wait.operands[0].owner for wait in waits]
-                found[before] = [op for op in starts if isinstance(op, STARTS[AllGatherOp])]
-        return found
+                next_part[before] = [op for op in starts if isinstance(op, STARTS[AllGatherOp])]
+        return next_part
 
     # Gradients
 

@@ -22,7 +22,7 @@ from shardweave.planners.overlap.graph import Graph
 
 @dataclass(frozen=True)
 class Liveness:
-    """What the ops of a graph hold, in whatever order they run.
+    """Memory that the ops of a graph hold, in whatever order they run.
 
     base_bytes: of arguments, which live always. created_bytes: of the results of each op.
     reads: of each op the values (numbered) that it reads or makes and that die after their last
@@ -53,11 +53,11 @@ def liveness(program: Program, graph: Graph) -> Liveness:
         held = [*held_by(op), *op.results]
         reads[i].update(numbers[id(s)] for v in held if id(s := storages[v]) in numbers)
     forever = {numbers.get(id(storages[slot.value])) for slot in program.results}
-    readers = Counter(number for one in reads for number in one)
+    readers = Counter(number for own in reads for number in own)
     return Liveness(
         base_bytes=sum(storages[value].size for value in program.function.body.block.args),
         created_bytes=created_bytes,
-        reads=[sorted(one - forever) for one in reads],
+        reads=[sorted(own - forever) for own in reads],
         size_bytes=sizes,
         num_readers=[readers[number] for number in range(len(sizes))],
     )

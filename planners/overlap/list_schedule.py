@@ -96,20 +96,20 @@ class _Scheduler:
     def _pick(self, heap: list[tuple[tuple[float, ...], int]]) -> int | None:
         """Take the op of highest priority that the budget admits."""
         aside: list[tuple[tuple[float, ...], int]] = []
-        found: int | None = None
-        while heap and found is None and len(aside) < MOST_SET_ASIDE:
+        picked: int | None = None
+        while heap and picked is None and len(aside) < MOST_SET_ASIDE:
             entry = heapq.heappop(heap)
             if self.budget is None or self.budget.admits(entry[1]):
-                found = entry[1]
+                picked = entry[1]
             else:
                 aside.append(entry)
         for entry in aside:
             heapq.heappush(heap, entry)
-        return found
+        return picked
 
     def _over_budget(self) -> int:
         """Take the first op of the graph's order, though it does not fit."""
-        entry = min((*self.ready, *self.starts), key=lambda one: one[1])
+        entry = min((*self.ready, *self.starts), key=lambda e: e[1])
         heap = self.ready if self.graph.streams[entry[1]] is None else self.starts
         heap.remove(entry)
         heapq.heapify(heap)

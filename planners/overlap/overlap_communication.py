@@ -42,8 +42,8 @@ def reschedule(
     if schedule not in known:
         raise ValueError(f"schedule '{schedule}' is unknown; use one of {', '.join(known)}.")
     ops = list(program.ops)
-    if not any(isinstance(one, StartedOp) for one in ops):
-        blocking = next((one for one in ops if type(one) in STARTS), None)
+    if not any(isinstance(op, StartedOp) for op in ops):
+        blocking = next((op for op in ops if type(op) in STARTS), None)
         if blocking is not None:
             raise ValueError(
                 f"{describe(blocking)} blocks, and no collective is started; run "
@@ -96,7 +96,7 @@ def _best_order(
     trials.add(_list_orders(program, graph, cap))
     if trials.least_peak > cap:  # for the error, what is really needed
         trials.add(_list_orders(program, graph, enough))
-    return min(trials.tried, key=lambda one: (max(0, one.peak_bytes - cap), one.time_s)).order
+    return min(trials.tried, key=lambda t: (max(0, t.peak_bytes - cap), t.time_s)).order
 
 
 class _Try(NamedTuple):
@@ -125,11 +125,11 @@ class _Trials:
 
     @property
     def largest_peak(self) -> int:
-        return max(one.peak_bytes for one in self.tried)
+        return max(t.peak_bytes for t in self.tried)
 
     @property
     def least_peak(self) -> int:
-        return min(one.peak_bytes for one in self.tried)
+        return min(t.peak_bytes for t in self.tried)
 
 
 def _fixed_order(schedule: str, ops: Sequence[Operation]) -> list[Operation]:
@@ -215,7 +215,7 @@ class OverlapCommunicationPass(PassOnProgram):
     def run(self, program: Program) -> None:
         reschedule(program, self.schedule, self.cluster, self.memory_cap)
         ops = list(program.ops)
-        if not any(isinstance(one, StartedOp) for one in ops):
+        if not any(isinstance(op, StartedOp) for op in ops):
             note(
                 "the program communicates nothing that could be hidden; shard it first (apply-plan "
                 "or plan-<planner>, then preset:partition), and run start-collectives."

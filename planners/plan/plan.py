@@ -117,10 +117,10 @@ class Plan:
         """The plan as JSON text; what is not decided is left out, except for the shardings."""
         empty = Plan()
         data: dict[str, Any] = {"format": FORMAT}
-        for one in fields(Plan):
-            value = getattr(self, one.name)
-            if one.name in _ALWAYS or value != getattr(empty, one.name):
-                data[one.name] = _json(value)
+        for f in fields(Plan):
+            value = getattr(self, f.name)
+            if f.name in _ALWAYS or value != getattr(empty, f.name):
+                data[f.name] = _json(value)
         return json.dumps(data, indent=2)
 
     @staticmethod
@@ -176,13 +176,13 @@ class Plan:
     def diff(self, other: Plan) -> list[str]:
         """The changes from this plan to another, by name: `- key: old`, `+ key: new`."""
         lines: list[str] = []
-        for one in fields(Plan):
-            before, after = _json(getattr(self, one.name)), _json(getattr(other, one.name))
-            if one.name in _TABLES:
+        for f in fields(Plan):
+            before, after = _json(getattr(self, f.name)), _json(getattr(other, f.name))
+            if f.name in _TABLES:
                 names = dict.fromkeys([*before, *after])
-                entries = [(f"{one.name} '{n}'", before.get(n), after.get(n)) for n in names]
+                entries = [(f"{f.name} '{n}'", before.get(n), after.get(n)) for n in names]
             else:
-                entries = [(one.name, before, after)]
+                entries = [(f.name, before, after)]
             for what, old, new in entries:
                 lines += [f"{sign} {what}: {_short(v)}" for sign, v in _changed(old, new)]
         return lines
@@ -225,9 +225,9 @@ def _json(value: Any) -> Any:
         return parts.without_defaults(value)
     if isinstance(value, dict):
         items = cast("dict[str, Any]", value).items()
-        return {key: _json(one) for key, one in items}
+        return {key: _json(x) for key, x in items}
     if isinstance(value, tuple):
-        return [_json(one) for one in cast("tuple[Any, ...]", value)]
+        return [_json(x) for x in cast("tuple[Any, ...]", value)]
     return value
 
 
@@ -243,8 +243,8 @@ def _short(value: Any) -> str:
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """A JSON object. Raises PlanError for a key given twice, of which JSON keeps the last."""
-    found = dict(pairs)
+    table = dict(pairs)
     for key, _ in pairs:
         if sum(key == other for other, _ in pairs) > 1:
             raise PlanError(f"'{key}' is given twice; keep one of them.")
-    return found
+    return table

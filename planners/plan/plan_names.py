@@ -32,16 +32,16 @@ OP_MARK = ":"
 def named_ops(program: Program) -> dict[str, Operation]:
     """The ops with one result, by name."""
     counts: Counter[str] = Counter()
-    found: dict[str, Operation] = {}
+    ops: dict[str, Operation] = {}
     for op in program.ops:
         phase = phase_of(op)
         if phase not in ("forward", "backward") or len(op.results) != 1:
             continue
         kind = OP_MARK.join((layer_of(op), op.name.removeprefix("aten."), ""))
         kind += "" if phase == "forward" else "backward."
-        found[f"{kind}{counts[kind]}"] = op
+        ops[f"{kind}{counts[kind]}"] = op
         counts[kind] += 1
-    return found
+    return ops
 
 
 def is_pattern(name: str) -> bool:
@@ -144,7 +144,7 @@ def attribute_text(attribute: ShardingAttr) -> str:
 def argument_shardings(
     program: Program, kind: str, table: Mapping[str, str], mesh: Mesh
 ) -> dict[int, ShardingAttr]:
-    """What a table says of a program's arguments of a kind, as a whole, by index.
+    """Shardings that a table gives to a program's arguments of a kind, by index.
 
     A pattern is for tensors of its sharding's rank. Raises PlanError for a sharding that does not
     fit, and for a pattern that fits names, but no tensor of its rank.
@@ -157,13 +157,13 @@ def argument_shardings(
     def of_rank(rank: int) -> Lookup:
         return Lookup({k: v for k, v in table.items() if ranks[k] == rank or not is_pattern(k)})
 
-    found: dict[int, ShardingAttr] = {}
+    shardings: dict[int, ShardingAttr] = {}
     for index, slot in slots.items():
         shape = program.global_shape_of(slot)
         text = of_rank(len(shape)).find(slot.name, *slot.aliases)
         if text is not None:
-            found[index] = parse_sharding(text, shape, mesh, f"{kind} '{slot.name}'")
-    return found
+            shardings[index] = parse_sharding(text, shape, mesh, f"{kind} '{slot.name}'")
+    return shardings
 
 
 def _check_patterns(

@@ -10,7 +10,7 @@ from typing import Any, cast
 from shardweave.ir.suggest import did_you_mean
 
 PAPERS_RECOMPUTE = ("none", "layer", "after-communication")
-"""What the planners of papers, and their baselines, choose among."""
+"""Policies among which the planners of papers, and their baselines, choose."""
 
 PRODUCTS = "after-products"
 """The policy of `rematerialize` that keeps what products, attention and collectives give."""
@@ -29,12 +29,12 @@ PIPELINE_SCHEDULES = (
 """Orders of micro-batches in a pipeline (`planners/schedules`)."""
 
 PRECISIONS = ("", "fp32", "bf16-mixed", "fp16-mixed", "bf16-true")
-"""What a plan may say of its precision; "" takes the program's own: parameters of 16 bits are
+"""Precisions that a plan may have; "" takes the program's own: parameters of 16 bits are
 trained in mixed precision, for an optimizer's small steps are lost in their digits. `bf16-true`
 says that they are all there is."""
 
 SOURCES = ("", "estimated", "simulated", "measured")
-"""Where predicted numbers come from: a closed form, the simulator, or runs."""
+"""Sources of predicted numbers: a closed form, the simulator, or runs."""
 
 
 class PlanError(ValueError):
@@ -80,7 +80,7 @@ class SplitProjection:
 
 @dataclass(frozen=True)
 class Predicted:
-    """What a step is expected to take on one device.
+    """The predicted time and memory of a step on one device.
 
     time_s: of the whole step, in seconds. compute_s: of the compute in it. communication_s: by
     mesh axes, joined by commas. exposed_s: communication that nothing hides. bubble_s: waiting
@@ -171,7 +171,7 @@ def list_of(reader: Reader, what: str) -> Reader:
         if not isinstance(value, list | tuple):
             raise PlanError(f"{where} must be a list of {what}.")
         items = cast("list[object]", value)
-        return tuple(reader(one, f"{where}[{index}]") for index, one in enumerate(items))
+        return tuple(reader(x, f"{where}[{index}]") for index, x in enumerate(items))
 
     return read
 
@@ -183,7 +183,7 @@ def object_of(reader: Reader, what: str) -> Reader:
         if not isinstance(value, Mapping):
             raise PlanError(f"{where} must be an object of {what}.")
         items = cast("Mapping[str, object]", value).items()
-        return {key: reader(one, f"{where}['{key}']") for key, one in items}
+        return {key: reader(x, f"{where}['{key}']") for key, x in items}
 
     return read
 
@@ -199,7 +199,7 @@ number = _of_type(float, "a number", int)
 
 def record_of(kind: type[Any], readers: Mapping[str, Reader]) -> Reader:
     """A JSON object with the fields of a dataclass."""
-    known: dict[str, Field[Any]] = {one.name: one for one in fields(kind)}
+    known: dict[str, Field[Any]] = {f.name: f for f in fields(kind)}
 
     def read(value: object, where: str) -> Any:
         if not isinstance(value, Mapping):
@@ -211,11 +211,11 @@ def record_of(kind: type[Any], readers: Mapping[str, Reader]) -> Reader:
                 f"{where}: unknown keys {unknown}; {did_you_mean(unknown[0], known)}"
                 f"it has {', '.join(sorted(known))}."
             )
-        for name, one in known.items():
-            has_default = one.default is not MISSING or one.default_factory is not MISSING
+        for name, f in known.items():
+            has_default = f.default is not MISSING or f.default_factory is not MISSING
             if name not in data and not has_default:
                 raise PlanError(f"{where}: '{name}' is missing.")
-        return kind(**{key: readers[key](one, f"{where}.{key}") for key, one in data.items()})
+        return kind(**{key: readers[key](x, f"{where}.{key}") for key, x in data.items()})
 
     return read
 
@@ -224,28 +224,28 @@ projection = record_of(SplitProjection, {"parts": at_least(2), "used": text})
 
 
 def _checked_pipeline(value: object, where: str) -> Pipeline:
-    found = cast("Pipeline", _pipeline(value, where))
-    if not found.stages or not all(found.stages):
+    read = cast("Pipeline", _pipeline(value, where))
+    if not read.stages or not all(read.stages):
         raise PlanError(f"{where}.stages must be lists of layer names, none of them empty.")
-    if found.shares and len(found.stages) % len(found.shares):
+    if read.shares and len(read.stages) % len(read.shares):
         raise PlanError(
-            f"{where}.shares has {len(found.shares)} entries, which do not divide the "
-            f"{len(found.stages)} stages; give one for each stage, or for the first of each rank's."
+            f"{where}.shares has {len(read.shares)} entries, which do not divide the "
+            f"{len(read.stages)} stages; give one for each stage, or for the first of each rank's."
         )
     for key in ("devices", "ranks"):
-        count = len(getattr(found, key))
-        if count not in (0, len(found.stages)):
+        count = len(getattr(read, key))
+        if count not in (0, len(read.stages)):
             raise PlanError(
                 f"{where}.{key} has {count} entries, expected one for each of the "
-                f"{len(found.stages)} stages, or none."
+                f"{len(read.stages)} stages, or none."
             )
-    for stage, own in enumerate(found.shares):
-        if not own or sum(own) != found.micro_batches:
+    for stage, own in enumerate(read.shares):
+        if not own or sum(own) != read.micro_batches:
             raise PlanError(
                 f"{where}.shares[{stage}] is {list(own)}, expected the micro-batches of each of "
-                f"the stage's coordinates, {found.micro_batches} in all."
+                f"the stage's coordinates, {read.micro_batches} in all."
             )
-    return found
+    return read
 
 
 _pipeline = record_of(
@@ -279,9 +279,5 @@ pipeline: Reader = _checked_pipeline
 
 def without_defaults(value: Any) -> dict[str, Any]:
     """The fields of a part that say something, for JSON."""
-    empty = {one.name: one.default if one.default is not MISSING else None for one in fields(value)}
-    return {
-        key: found
-        for key, found in asdict(value).items()
-        if found != empty[key] and found not in ({}, ())
-    }
+    empty = {f.name: f.default if f.default is not MISSING else None for f in fields(value)}
+    return {key: x for key, x in asdict(value).items() if x != empty[key] and x not in ({}, ())}

@@ -33,12 +33,12 @@ def divided(state: Mapping[str, float], zero: int, data: int) -> dict[str, float
 
 
 def whole_for_a_while(zero: int) -> int:
-    """How many times a block's parameters are whole at once: gradients (2, 3), parameters (3)."""
+    """Number of times a block's parameters are whole at once: gradients (2, 3), parameters (3)."""
     return max(0, zero - 1)
 
 
 def ring_passes(zero: int, micro_batches: int) -> int:
-    """How many times a step sends the parameters' bytes around the ring of replicas.
+    """Number of times that a step sends the parameters' bytes around the ring of replicas.
 
     An all-reduce takes two, a reduce-scatter or an all-gather one. Stage 1 scatters gradients and
     gathers parameters once a step; stage 2 scatters gradients for every micro-batch, lest they

@@ -24,13 +24,13 @@ def plot_candidates(rows: Sequence[Candidate], path: str | Path) -> None:
         raise ValueError("the plan predicts nothing to draw; plan for a cluster.")
     figure = new_figure(13, 1.8 + 0.5 * len(rows))
     left, right = figure.subplots(1, 2, sharey=True)
-    names = [one.name for one in rows]
-    _bars(left, names, [time_parts(one.predicted) for one in rows], 1e3)
+    names = [row.name for row in rows]
+    _bars(left, names, [time_parts(row.predicted) for row in rows], 1e3)
     left.set_xlabel("time of a step (ms)")
     right.set_xlabel("memory of a device (GiB)")
-    for size in {one.predicted.capacity_bytes for one in rows} - {0.0}:
+    for size in {row.predicted.capacity_bytes for row in rows} - {0.0}:
         right.axvline(size / GIB, color="black", linestyle="--", label="the device has")
-    _bars(right, names, [one.predicted.memory_bytes for one in rows], 1 / GIB)
+    _bars(right, names, [row.predicted.memory_bytes for row in rows], 1 / GIB)
     left.invert_yaxis()
     figure.savefig(path, dpi=120)
 

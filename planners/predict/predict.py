@@ -1,4 +1,4 @@
-"""What plans are predicted to take, from simulations."""
+"""Predictions of plans, from simulations."""
 
 from __future__ import annotations
 
@@ -165,16 +165,14 @@ def _parameter_bytes(program: Program) -> int:
 
 
 def predict_plan(program: Program | Lowerings, plan: Plan, cluster: Cluster) -> Predicted:
-    """What a step under a plan takes in the simulator. Raises as `simulation_of` does."""
+    """Predict a step under a plan by the simulator. Raises as `simulation_of` does."""
     return predicted_of(simulation_of(program, plan, cluster))
 
 
 def with_candidates(plan: Plan, candidates: Sequence[Candidate]) -> Plan:
     """The plan with what it was chosen from, the best first, and why each of the others lost."""
     best = candidates[0]
-    rest = [
-        replace(one, reason=why_slower(best.predicted, one.predicted)) for one in candidates[1:]
-    ]
+    rest = [replace(c, reason=why_slower(best.predicted, c.predicted)) for c in candidates[1:]]
     reasons = [
         *plan.reasons,
         f"{best.name}: {best.predicted.source} {seconds_text(best.predicted.time_s)}",
@@ -190,7 +188,7 @@ def with_candidates(plan: Plan, candidates: Sequence[Candidate]) -> Plan:
 
 
 def why_slower(best: Predicted, other: Predicted) -> str:
-    """What makes a step slower than the best, by the parts that differ most."""
+    """Name the parts that make a step slower than the best, those that differ most."""
     if other.capacity_bytes and not other.fits:
         return f"does not fit, by {gib(other.peak_bytes - other.capacity_bytes)} GiB"
     gap = other.time_s - best.time_s
@@ -225,21 +223,19 @@ def check_some_fit(
     problem: why there is no candidate at all, if so. further: what else a user can do than use more
     or larger devices, or a smaller batch.
     """
-    if any(one.predicted.fits for one in candidates):
+    if any(c.predicted.fits for c in candidates):
         return
     if not candidates:
         raise PlanError(
             f"no plan of the space can be partitioned; change the batch or the mesh. {problem}"
         )
-    nearest = min(
-        candidates, key=lambda one: one.predicted.peak_bytes - one.predicted.capacity_bytes
-    )
-    found = nearest.predicted
-    parts = ", ".join(f"{part} {gib(size)}" for part, size in found.memory_bytes.items())
+    nearest = min(candidates, key=lambda c: c.predicted.peak_bytes - c.predicted.capacity_bytes)
+    p = nearest.predicted
+    parts = ", ".join(f"{part} {gib(size)}" for part, size in p.memory_bytes.items())
     raise PlanError(
         f"no plan fits into the memory of cluster '{cluster.name}'; nearest is {nearest.name}: it "
-        f"needs {gib(found.peak_bytes)} GiB ({parts}) of {gib(found.capacity_bytes)} "
-        f"GiB, {gib(found.peak_bytes - found.capacity_bytes)} GiB too many; use more "
+        f"needs {gib(p.peak_bytes)} GiB ({parts}) of {gib(p.capacity_bytes)} "
+        f"GiB, {gib(p.peak_bytes - p.capacity_bytes)} GiB too many; use more "
         f"devices, devices with more memory, a smaller batch, {further}."
     )
 

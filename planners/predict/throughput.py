@@ -39,7 +39,7 @@ def recomputed_flops(program: Program, plan: Plan) -> float:
 
 @dataclass(frozen=True)
 class Throughput:
-    """What a step of a captured program does in a second on some devices.
+    """Throughput of a step of a captured program on some devices.
 
     seq: tokens of a sample; 0 for a model that reads none. flops: of the model, in a step; again:
     what is computed again. peak_flops_s: of a device, in the parameters' dtype; 0 if it has none.

@@ -24,7 +24,7 @@ class _Rank:
     def __init__(self, rank: int, ranks: int, micro_batches: int) -> None:
         self.rank, self.ranks, self.micro_batches = rank, ranks, micro_batches
         self.first, self.last = rank, 2 * ranks - 1 - rank
-        self.found: list[Action] = []
+        self.order: list[Action] = []
         self.done: dict[tuple[int, Kind], int] = {}
         self.left: list[tuple[int, int]] = []
         """Stage and micro-batch of the weight gradients that are put off."""
@@ -50,7 +50,7 @@ class _Rank:
             self.add(self.last, "F")
             self.add(self.first, "B")
         self.cool_down(behind)
-        return tuple(self.found)
+        return tuple(self.order)
 
     def cool_down(self, behind: int) -> None:
         """Backward passes alone; those of the second half put their weights off."""
@@ -72,11 +72,11 @@ class _Rank:
     def add(self, stage: int, kind: Kind) -> None:
         counted: Kind = "I" if kind == "B" else kind
         number = self.done[stage, counted] = self.done.get((stage, counted), -1) + 1
-        self.found.append(Action(stage, kind, number))
+        self.order.append(Action(stage, kind, number))
         if kind == "I":
             self.left.append((stage, number))
 
     def add_weights(self) -> None:
         if self.left:
             stage, number = self.left.pop(0)
-            self.found.append(Action(stage, "W", number))
+            self.order.append(Action(stage, "W", number))

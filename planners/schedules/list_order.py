@@ -65,18 +65,18 @@ def list_table(
     the first rank has in 1F1B, as in ZB-H2. placement: of stages that are at several ranks; else
     each is at one, of which several ways are tried. Raises ValueError if no order fits.
     """
-    found = costs or UNIT_COSTS
+    seconds = costs or UNIT_COSTS
     candidates = [_split(table) for table in others]
     placements = [placement] if placement else [*_placements(ranks, micro_batches, chunks)]
     num_stages = len(placements[0])
     most = max(1, MOST_PASSES // (3 * num_stages * micro_batches))
     attempts = product(_policies(ranks, micro_batches, chunks), placements)
     for policy, places in islice(attempts, most):
-        table = _Greedy(places, ranks, found, policy).table()
+        table = _Greedy(places, ranks, seconds, policy).table()
         if table is not None:
             candidates.append(table)
     ranked = {
-        table: (_rounded(time_of(table, num_stages, found)), most_weight_passes_in_flight(table))
+        table: (_rounded(time_of(table, num_stages, seconds)), most_weight_passes_in_flight(table))
         for table in dict.fromkeys(candidates)
     }
     limit = 2 * ranks * chunks
@@ -169,11 +169,11 @@ def _policies(ranks: int, micro_batches: int, chunks: int) -> Iterator[_Policy]:
     for factor, more in product((1.0, 1.5, 2.0, 3.0), (0, 1, 2)):
         alike = [math.ceil(factor * ranks * chunks) + more] * ranks
         fewer = [math.ceil(factor * (ranks * chunks - rank)) + more for rank in range(ranks)]
-        for found in (alike, fewer):
-            limits[tuple(min(most, one) for one in found)] = None
+        for most_each in (alike, fewer):
+            limits[tuple(min(most, count) for count in most_each)] = None
     order = (True, False) if chunks > 1 else (True,)
-    for gap, alternates, is_deep, one in product(GAPS, (True, False), order, limits):
-        yield _Policy(one, alternates, gap, is_deep)
+    for gap, alternates, is_deep, limit in product(GAPS, (True, False), order, limits):
+        yield _Policy(limit, alternates, gap, is_deep)
 
 
 class _Greedy:
@@ -238,12 +238,12 @@ class _Greedy:
         return None if self._comes_before(rank, now_s, now_s + wait_s) else action
 
     def _ready(self, rank: int, kind: Kind, now_s: float) -> list[Action]:
-        found: list[Action] = []
+        actions: list[Action] = []
         for stage in self.stages[rank]:
             left = self.left[stage, rank, kind]
             if left and self.arrived.get((stage, kind, left[-1]), math.inf) <= now_s:
-                found.append(Action(stage, kind, left[-1]))
-        return found
+                actions.append(Action(stage, kind, left[-1]))
+        return actions
 
     def _comes_before(self, rank: int, now_s: float, until_s: float) -> bool:
         """Whether something is on its way that is there between two moments, and could begin."""

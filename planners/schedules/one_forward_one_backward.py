@@ -33,10 +33,10 @@ def one_forward_one_backward(ranks: int, micro_batches: int, chunks: int = 1) ->
         forward = [Action(rank, "F", number) for number in range(micro_batches)]
         backward = [Action(rank, "B", number) for number in range(micro_batches)]
         ahead = min(ranks - 1 - rank, micro_batches)
-        found = forward[:ahead]
-        for one, other in zip(forward[ahead:], backward, strict=False):
-            found += (one, other)
-        table.append((*found, *backward[micro_batches - ahead :]))
+        actions = forward[:ahead]
+        for first, other in zip(forward[ahead:], backward, strict=False):
+            actions += (first, other)
+        table.append((*actions, *backward[micro_batches - ahead :]))
     return tuple(table)
 
 
@@ -74,8 +74,8 @@ def interleaved(ranks: int, micro_batches: int, chunks: int = 2) -> Table:
         forward = [Action(s, "F", n) for s, n in passes(*arguments, is_forward=True)]
         backward = [Action(s, "B", n) for s, n in passes(*arguments, is_forward=False)]
         ahead = min((chunks - 1) * size + 2 * (ranks - 1 - rank), len(forward))
-        found = forward[:ahead]
-        for one, other in zip(forward[ahead:], backward, strict=False):
-            found += (one, other)
-        table.append((*found, *backward[len(forward) - ahead :]))
+        actions = forward[:ahead]
+        for first, other in zip(forward[ahead:], backward, strict=False):
+            actions += (first, other)
+        table.append((*actions, *backward[len(forward) - ahead :]))
     return tuple(table)

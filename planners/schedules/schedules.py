@@ -35,7 +35,7 @@ class Schedule:
     is_v: bool = False
 
     def table(self, ranks: int, micro_batches: int, chunks: int) -> Table:
-        """What each rank runs. Raises ValueError for what the schedule cannot do."""
+        """Table of each rank's actions. Raises ValueError for what the schedule cannot do."""
         if chunks < 1 or (self.fixed and chunks != self.chunks):
             raise ValueError(
                 f"schedule '{self.name}' has {self.chunks} stages on each rank, not {chunks}; give "
@@ -61,8 +61,8 @@ def _list_table(ranks: int, micro_batches: int, chunks: int = 1) -> Table:
 
 
 _SCHEDULES = {
-    one.name: one
-    for one in (
+    schedule.name: schedule
+    for schedule in (
         Schedule("1f1b", one_forward_one_backward, fixed=True),
         Schedule("gpipe", gpipe),
         Schedule("interleaved-1f1b", interleaved, chunks=2),
@@ -88,11 +88,11 @@ def find_schedule(name: str) -> Schedule:
 
 def fixed_tables(ranks: int, micro_batches: int, chunks: int) -> list[Table]:
     """The tables of all schedules but `list` that can do with these numbers."""
-    found: list[Table] = []
-    for name, one in _SCHEDULES.items():
+    tables: list[Table] = []
+    for name, schedule in _SCHEDULES.items():
         if name != LIST:
             try:
-                found.append(one.table(ranks, micro_batches, chunks))
+                tables.append(schedule.table(ranks, micro_batches, chunks))
             except ValueError:
                 continue
-    return found
+    return tables

@@ -36,9 +36,9 @@ def actions_in_order(table: Table, num_stages: int) -> list[tuple[int, Action]]:
     """
     done: set[tuple[int, str, int]] = set()
     next_of = [0] * len(table)
-    found: list[tuple[int, Action]] = []
+    ordered: list[tuple[int, Action]] = []
     total = sum(map(len, table))
-    while len(found) < total:
+    while len(ordered) < total:
         ready = [
             (rank, actions[at])
             for rank, (actions, at) in enumerate(zip(table, next_of, strict=True))
@@ -51,18 +51,18 @@ def actions_in_order(table: Table, num_stages: int) -> list[tuple[int, Action]]:
         for rank, action in ready:
             next_of[rank] += 1
             done.update(gives_of(action))
-            found.append((rank, action))
-    return found
+            ordered.append((rank, action))
+    return ordered
 
 
 def gives_of(action: Action) -> list[tuple[int, str, int]]:
-    """What is done behind an action: a whole backward pass is both of its halves."""
+    """Work that an action completes: a whole backward pass is both of its halves."""
     kinds = "IW" if action.kind == "B" else action.kind
     return [(action.stage, kind, action.micro_batch) for kind in kinds]
 
 
 def needs_of(action: Action, num_stages: int) -> set[tuple[int, str, int]]:
-    """What has to be done before an action, as `gives_of` says it."""
+    """Work that must be done before an action, in the form of `gives_of`."""
     stage, kind, number = action
     if kind == "F":
         return {(stage - 1, "F", number)} if stage else set()

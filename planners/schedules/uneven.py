@@ -20,7 +20,7 @@ Shares = Sequence[Sequence[int]]
 
 
 def uneven_table(schedule: str, shares: Shares, chunks: int = 1) -> Table:
-    """What each rank runs; the ranks of stage 0 come first.
+    """Table of each rank's actions; the ranks of stage 0 come first.
 
     A rank runs what its stage would run alone, less what goes elsewhere; so no rank waits for what
     it would not wait for then, and the order ends. chunks: stages on each rank, placed as the
@@ -36,8 +36,7 @@ def uneven_table(schedule: str, shares: Shares, chunks: int = 1) -> Table:
     for own, actions in zip(shares, rows, strict=True):
         takers = takers_of(own)
         table += [
-            tuple(one for one in actions if takers[one.micro_batch] == rank)
-            for rank in range(len(own))
+            tuple(a for a in actions if takers[a.micro_batch] == rank) for rank in range(len(own))
         ]
     return tuple(table)
 
@@ -55,21 +54,21 @@ def _list_table(shares: Shares, chunks: int) -> Table:
 
 def uneven_tables(shares: Shares, chunks: int) -> list[Table]:
     """The tables of all schedules but `list` that can do with such stages."""
-    found: list[Table] = []
+    tables: list[Table] = []
     for name in PIPELINE_SCHEDULES:
         if name != LIST:
             try:
-                found.append(uneven_table(name, shares, chunks))
+                tables.append(uneven_table(name, shares, chunks))
             except ValueError:
                 continue
-    return found
+    return tables
 
 
 def _one_forward_one_backward(shares: Shares) -> list[list[Action]]:
-    """What the ranks of each stage run: as many forward passes before the first backward pass as
+    """Actions of the ranks of each stage: as many forward passes before the first backward pass as
     there are ranks from it to the end."""
     count = sum(shares[0])
-    behind = list(accumulate(len(one) for one in reversed(shares)))[::-1]
+    behind = list(accumulate(len(own) for own in reversed(shares)))[::-1]
     rows: list[list[Action]] = []
     for stage, ranks in enumerate(behind):
         ahead = min(ranks, count)
@@ -83,7 +82,7 @@ def _one_forward_one_backward(shares: Shares) -> list[list[Action]]:
 
 
 def _in_groups(schedule: str, shares: Shares, chunks: int) -> list[list[Action]]:
-    """What the ranks of each stage run, in the order that the schedule has of whole groups."""
+    """Actions of the ranks of each stage, in the order that the schedule has of whole groups."""
     count, size = sum(shares[0]), max(map(len, shares))
     groups = -(-count // size)
     try:
@@ -107,13 +106,13 @@ def takers_of(shares: Sequence[int]) -> list[int]:
     """By micro-batch the rank that takes it: the one furthest behind its number in `shares`."""
     total = sum(shares)
     taken = [0] * len(shares)
-    found: list[int] = []
+    takers: list[int] = []
     for number in range(1, total + 1):
         owed = [share * number - total * had for share, had in zip(shares, taken, strict=True)]
         taker = owed.index(max(owed))
         taken[taker] += 1
-        found.append(taker)
-    return found
+        takers.append(taker)
+    return takers
 
 
 def fitted_shares(shares: Shares, count: int) -> tuple[tuple[int, ...], ...]:
@@ -124,33 +123,33 @@ def fitted_shares(shares: Shares, count: int) -> tuple[tuple[int, ...], ...]:
             f"a stage is at {most} ranks, but a step has {count} micro-batches; give a larger "
             "batch, or fewer ranks in 'shares'."
         )
-    return tuple(_fitted(one, count) for one in shares)
+    return tuple(_fitted(own, count) for own in shares)
 
 
 def _fitted(shares: Sequence[int], count: int) -> tuple[int, ...]:
     """Everyone takes one, and the rest goes in proportion, each to who is furthest behind."""
     total = sum(shares)
-    found = [1] * len(shares)
+    counts = [1] * len(shares)
     for _ in range(count - len(shares)):
-        owed = [share * count - total * had for share, had in zip(shares, found, strict=True)]
-        found[owed.index(max(owed))] += 1
-    return tuple(found)
+        owed = [share * count - total * had for share, had in zip(shares, counts, strict=True)]
+        counts[owed.index(max(owed))] += 1
+    return tuple(counts)
 
 
 def shares_text(shares: Shares) -> str:
     """Shares as an option of `cut-stages`: `8/5,3` for two stages, the second at two ranks."""
-    return "/".join(",".join(map(str, one)) for one in shares)
+    return "/".join(",".join(map(str, own)) for own in shares)
 
 
 def read_shares(text: str) -> tuple[tuple[int, ...], ...]:
     """Shares from their text. Raises ValueError for another."""
-    parts = [one.split(",") for one in text.split("/")]
-    if not all(word.strip().isdecimal() for one in parts for word in one):
+    parts = [part.split(",") for part in text.split("/")]
+    if not all(word.strip().isdecimal() for part in parts for word in part):
         raise ValueError(
             f"shares '{text}': expected numbers of micro-batches by stage, such as 8/5,3 for two "
             "stages, the second at two ranks."
         )
-    return tuple(tuple(map(int, one)) for one in parts)
+    return tuple(tuple(map(int, part)) for part in parts)
 
 
 def check_shares(shares: Shares, stages: int, micro_batches: int) -> None:

@@ -22,15 +22,15 @@ def zero_bubble(ranks: int, micro_batches: int, chunks: int = 1) -> Table:
         forward = [Action(s, "F", n) for s, n in passes(*arguments, is_forward=True)]
         backward = list(passes(*arguments, is_forward=False))
         ahead = min((chunks - 1) * size + ranks - 1 - rank, len(forward))
-        found = forward[:ahead]
+        actions = forward[:ahead]
         left = list(backward)
         for index, (stage, number) in enumerate(backward):
-            found += forward[ahead + index : ahead + index + 1]
-            found.append(Action(stage, "I", number))
+            actions += forward[ahead + index : ahead + index + 1]
+            actions.append(Action(stage, "I", number))
             if index >= rank:
-                found.append(Action(left[0][0], "W", left.pop(0)[1]))
-        found += [Action(stage, "W", number) for stage, number in left]
-        table.append(tuple(found))
+                actions.append(Action(left[0][0], "W", left.pop(0)[1]))
+        actions += [Action(stage, "W", number) for stage, number in left]
+        table.append(tuple(actions))
     return tuple(table)
 
 
@@ -46,12 +46,12 @@ def zero_bubble_h2(ranks: int, micro_batches: int, chunks: int = 1) -> Table:
         forward = [Action(rank, "F", number) for number in range(micro_batches)]
         weights = [Action(rank, "W", number) for number in range(micro_batches)]
         ahead, behind = 2 * (ranks - 1 - rank), 2 * rank
-        found = forward[:ahead]
+        actions = forward[:ahead]
         for number in range(micro_batches):
-            found += forward[ahead + number : ahead + number + 1]
-            found.append(Action(rank, "I", number))
-            found += weights[number - behind : number - behind + 1] if number >= behind else []
-        table.append((*found, *weights[max(0, micro_batches - behind) :]))
+            actions += forward[ahead + number : ahead + number + 1]
+            actions.append(Action(rank, "I", number))
+            actions += weights[number - behind : number - behind + 1] if number >= behind else []
+        table.append((*actions, *weights[max(0, micro_batches - behind) :]))
     return tuple(table)
 
 
@@ -71,19 +71,19 @@ def _rank(rank: int, ranks: int, micro_batches: int) -> tuple[Action, ...]:
     made.steady()
     made.cool_down(ranks - rank, rank)
     # The steps are those of enough micro-batches to fill the pipeline.
-    return tuple(action for action in made.found if action.micro_batch < micro_batches)
+    return tuple(action for action in made.actions if action.micro_batch < micro_batches)
 
 
 class _Rank:
     def __init__(self, rank: int, ranks: int, micro_batches: int) -> None:
         self.first, self.last = rank, 2 * ranks - 1 - rank
         self.count = max(2 * ranks - 1, micro_batches)
-        self.found: list[Action] = []
+        self.actions: list[Action] = []
         self.done: dict[tuple[int, Kind], int] = {}
 
     def add(self, stage: int, *kinds: Kind) -> None:
         for kind in kinds:
-            self.found.append(Action(stage, kind, self.ran(stage, kind)))
+            self.actions.append(Action(stage, kind, self.ran(stage, kind)))
             self.done[stage, kind] = self.ran(stage, kind) + 1
 
     def ran(self, stage: int, kind: Kind) -> int:

@@ -86,11 +86,11 @@ def devices_of_places(program: Program) -> list[list[int]]:
     """By coordinate on the stage axis, the devices there, as their ranks are numbered."""
     mesh = program.needed_mesh()
     axis, devices = mesh.stage_axis, program.devices
-    found: list[list[int]] = [[] for _ in range(mesh.num_stages)]
+    devices_at: list[list[int]] = [[] for _ in range(mesh.num_stages)]
     for rank in range(mesh.num_devices):
         place = mesh.coordinates(rank)[axis.name] if axis else 0
-        found[place].append(devices[rank] if devices else rank)
-    return found
+        devices_at[place].append(devices[rank] if devices else rank)
+    return devices_at
 
 
 _Name = tuple[int, str, str]
@@ -113,7 +113,7 @@ def _name_of(slot: Slot, stage: int) -> _Name:
 def _find_owners(function: StageFunction, owners: dict[_Name, _Owner]) -> None:
     """Tell in which memory is what a function leaves: its own, or that of an argument."""
     stage, mesh = function.stage, function.mesh
-    found: dict[SSAValue, _Owner] = {
+    owner_of: dict[SSAValue, _Owner] = {
         slot.value: owners[_name_of(slot, stage)]
         if slot.kind in HELD
         else _Owner(0, "activations", False)
@@ -121,14 +121,14 @@ def _find_owners(function: StageFunction, owners: dict[_Name, _Owner]) -> None:
     }
     for slot in function.results:
         root = storage_of(slot.value, mesh)
-        if root not in found:
+        if root not in owner_of:
             part = "gradients" if slot.kind in ("sum", "grad") else "activations"
-            found[root] = _Owner(_size(root), part, slot.kind == "kept")
-        owners[_name_of(slot, stage)] = found[root]
+            owner_of[root] = _Owner(_size(root), part, slot.kind == "kept")
+        owners[_name_of(slot, stage)] = owner_of[root]
 
 
 class _Profile:
-    """What a run of a function does to memory.
+    """Memory profile of a run of a function.
 
     takes: what it reads of earlier functions. last: the op, by its number, behind which nothing
     reads that any more. created, freed: bytes of its own by op; added: of its sums, by the op
@@ -152,9 +152,9 @@ class _Profile:
             for name, slot in self.takes.items()
             if storages[slot.value] in last
         }
-        self.created = [sum(one.size for one in group) for group in created]
+        self.created = [sum(s.size for s in group) for group in created]
         self.freed: Counter[int] = Counter()
-        for storage in (one for group in created for one in group):
+        for storage in (s for group in created for s in group):
             self.freed[storage.last_use] += storage.size
         ops = list(function.ops)
         self.added, self.products = Counter[int](), Counter[int]()
@@ -197,14 +197,14 @@ def _size(value: SSAValue) -> int:
 
 
 def _by_owner(names: Iterable[_Name], owners: Mapping[_Name, _Owner]) -> dict[_Owner, list[_Name]]:
-    found: dict[_Owner, list[_Name]] = {}
+    names_of: dict[_Owner, list[_Name]] = {}
     for name in names:
-        found.setdefault(owners[name], []).append(name)
-    return found
+        names_of.setdefault(owners[name], []).append(name)
+    return names_of
 
 
 class _Rank:
-    """What the ranks of one coordinate hold.
+    """Memory of the ranks of one coordinate.
 
     readers: by memory, how many values in it are still to be read. inbox: by coordinate that sends
     here, the bytes of its messages in order, and what they have seen. sent: bytes of what is not
@@ -224,7 +224,7 @@ class _Rank:
         self.place, self.places = place, places
         self.runs = [run for run in runs if run.at == place]
         self.inbox = {
-            at: deque((_size(one.op.operands[0]), one.seen) for one in messages)
+            at: deque((_size(m.op.operands[0]), m.seen) for m in messages)
             for at, messages in coming.items()
         }
         self.readers: Counter[tuple[_Owner, int | None]] = Counter()
@@ -243,44 +243,44 @@ class _Rank:
     def _last_reads(self) -> list[frozenset[_Name]]:
         """For each run, what no later one reads."""
         read: set[tuple[_Name, int | None]] = set()
-        found: list[frozenset[_Name]] = []
+        reads: list[frozenset[_Name]] = []
         for run in reversed(self.runs):
             taken = {
                 (name, run.micro_batch if slot.kind == "kept" else None)
                 for name, slot in self.profiles[run.function].takes.items()
             }
-            found.append(frozenset(name for name, _ in taken - read))
+            reads.append(frozenset(name for name, _ in taken - read))
             read |= taken
-        return found[::-1]
+        return reads[::-1]
 
     def _run(self, run: Run, last: frozenset[_Name]) -> None:
-        one, number = self.profiles[run.function], run.micro_batch
-        adds = all(name in self.left for name, slot in one.leaves.items() if slot.kind == "sum")
-        fresh = self._leave(one, number)
-        self._receive(one, number)
+        profile, number = self.profiles[run.function], run.micro_batch
+        adds = all(name in self.left for name, slot in profile.leaves.items() if slot.kind == "sum")
+        fresh = self._leave(profile, number)
+        self._receive(profile, number)
         dying = frozenset(
             name
-            for owner, names in _by_owner(last, one.owners).items()
+            for owner, names in _by_owner(last, profile.owners).items()
             if self.readers[self._key(owner, number)] == len(names)
             for name in names
         )
-        self._look(one.peak(dying, adds=adds))
+        self._look(profile.peak(dying, adds=adds))
         for owner in fresh:
             self.parts[owner.part] += owner.size
-        self.readers.subtract(self._key(one.owners[name], number) for name in last)
-        for owner in _by_owner(dying, one.owners):
+        self.readers.subtract(self._key(profile.owners[name], number) for name in last)
+        for owner in _by_owner(dying, profile.owners):
             self.parts[owner.part] -= owner.size
-        self._send(one, run)
+        self._send(profile, run)
 
-    def _leave(self, one: _Profile, number: int | None) -> list[_Owner]:
+    def _leave(self, profile: _Profile, number: int | None) -> list[_Owner]:
         """Count what a run leaves; returns the memory that is new."""
         fresh: dict[_Owner, None] = {}
-        for name, slot in one.leaves.items():
-            key = self._key(one.owners[name], number)
+        for name, slot in profile.leaves.items():
+            key = self._key(profile.owners[name], number)
             if slot.kind != "kept" and name in self.left:
                 continue
             if not self.readers[key]:
-                fresh[one.owners[name]] = None
+                fresh[profile.owners[name]] = None
             self.left.add(name)
             self.readers[key] += 1
         return list(fresh)
@@ -300,9 +300,9 @@ class _Rank:
         held = {part: size for part, size in parts.items() if size}
         self.seen.append(PlaceMemory(sum(held.values()), held))
 
-    def _receive(self, one: _Profile, number: int | None) -> None:
-        """What a function receives is among what it makes."""
-        for source, size in one.receives:
+    def _receive(self, profile: _Profile, number: int | None) -> None:
+        """Take a function's messages from the inbox: they are among the values that it makes."""
+        for source, size in profile.receives:
             place = self.places.source(source, number)
             if place == self.place:
                 self.here -= size
@@ -312,9 +312,9 @@ class _Rank:
                     self.sent[place].popleft()
                 self.arrived[place] = max(seen, self.arrived[place])
 
-    def _send(self, one: _Profile, run: Run) -> None:
-        for (to, size), (_, alone) in zip(one.sends, one.sent, strict=True):
-            for place in self.places.goals(run, one.stage, to):
+    def _send(self, profile: _Profile, run: Run) -> None:
+        for (to, size), (_, alone) in zip(profile.sends, profile.sent, strict=True):
+            for place in self.places.goals(run, profile.stage, to):
                 if place == self.place:
                     self.here += size
                 else:

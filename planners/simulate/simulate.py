@@ -1,4 +1,4 @@
-"""What a program's schedule takes on a cluster, simulated for one rank of its mesh.
+"""Simulation of a program's schedule on a cluster, for one rank of its mesh.
 
 Every rank runs the same program, so that one stands for all. Its ops run in program order on
 the compute stream; a started collective runs on the stream of its axes, as `streams` says.
@@ -57,8 +57,8 @@ def simulate_by(
 ) -> Simulation:
     """As `simulate`, by a model that may know the costs of the program's ops already."""
     _mesh_of(program, model.mesh)
-    found = model.cluster
-    run = _Run(model, Streams(found.overlap_slowdown, found.link_slowdown))
+    cluster = model.cluster
+    run = _Run(model, Streams(cluster.overlap_slowdown, cluster.link_slowdown))
     op_end_s: list[float] = []
     for op in program.ops:
         run.step(op)
@@ -68,7 +68,7 @@ def simulate_by(
     events = [*run.events, *(run.event_of(op, flight) for op, flight in run.flights)]
     bound = LowerBound(run.compute_s, dict(run.link_s), run.critical_path_s)
     return Simulation(
-        cluster=found,
+        cluster=cluster,
         mesh=model.mesh,
         time_s=time_s,
         lower_bound_s=bound.seconds,
@@ -96,18 +96,18 @@ def _mesh_of(program: Program, mesh: Mesh | None) -> Mesh:
             f"the program is for mesh {own}, not for {mesh}; leave the mesh out, or partition "
             "the program for that mesh."
         )
-    found = own or mesh or Mesh()
-    if not program.is_local and found.num_devices > 1:
+    chosen = own or mesh or Mesh()
+    if not program.is_local and chosen.num_devices > 1:
         raise ValueError(
-            f"the program is not partitioned for its mesh {found}: run the passes apply-plan, "
+            f"the program is not partitioned for its mesh {chosen}: run the passes apply-plan, "
             "propagate-shardings and insert-collectives on it first."
         )
-    return found
+    return chosen
 
 
 @dataclass(eq=False)
 class _Run:
-    """What was simulated so far."""
+    """The simulation so far."""
 
     model: CostModel
     streams: Streams

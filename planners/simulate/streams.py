@@ -102,7 +102,7 @@ class Streams:
     def wait(self, flight: Flight) -> float:
         """Let the compute stream stand still until a collective has arrived; returns then."""
         while not flight.arrived:
-            first_s = min(one.left_s for one in self._active)
+            first_s = min(active.left_s for active in self._active)
             self._advance(first_s, first_s, True)
         self.now_s = max(self.now_s, flight.end_s)
         return self.now_s
@@ -125,18 +125,18 @@ class Streams:
         return landed
 
     def _factors(self) -> list[float]:
-        """How many times longer each active flight takes for what runs beside it."""
-        busy = {device for one in self._active if one.is_compute for device in one.devices}
+        """Factors by which each active flight is slowed by those beside it."""
+        busy = {device for flight in self._active if flight.is_compute for device in flight.devices}
         linked: dict[Hashable, float] = {}
-        for one in self._active:
-            if not one.is_compute:
-                for device in one.devices:
-                    linked[device] = max(one.slowdown, linked.get(device, 1.0))
+        for flight in self._active:
+            if not flight.is_compute:
+                for device in flight.devices:
+                    linked[device] = max(flight.slowdown, linked.get(device, 1.0))
         return [
-            max((linked.get(device, 1.0) for device in one.devices), default=1.0)
-            if one.is_compute
-            else (1.0 if busy.isdisjoint(one.devices) else self.link_slowdown)
-            for one in self._active
+            max((linked.get(device, 1.0) for device in flight.devices), default=1.0)
+            if flight.is_compute
+            else (1.0 if busy.isdisjoint(flight.devices) else self.link_slowdown)
+            for flight in self._active
         ]
 
     def _begin(self, flight: Flight) -> None:

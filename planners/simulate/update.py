@@ -1,4 +1,4 @@
-"""What the update of an optimizer takes behind a step: from its own code, as ranks run it.
+"""Cost of an optimizer's update after a step: from its own code, as ranks run it.
 
 Ops element by element run on shards; what needs full values of a matrix runs on its owner, to and
 from which one all-to-all of all matrices goes (`backends/optimizers`).
@@ -107,10 +107,10 @@ def simulate_update(
         for stage, more in _counts(further, precision).items():
             few = stored[stage]
             stored[stage] = Counter(
-                {one: few[one] + round(times[stage] * (more[one] - few[one])) for one in more}
+                {key: few[key] + round(times[stage] * (more[key] - few[key])) for key in more}
             )
-    flat = [one for counts in stored.values() for one in counts.elements()]
-    kinds = [_priced(_class_for(name, one), *one[:3]) for one in flat]
+    flat = [p for counts in stored.values() for p in counts.elements()]
+    kinds = [_priced(_class_for(name, p), *p[:3]) for p in flat]
     return _Costs(model, flat, kinds).total(name)
 
 

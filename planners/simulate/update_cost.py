@@ -1,4 +1,4 @@
-"""What an optimizer's update takes, as a simulation says it."""
+"""Cost of an optimizer's update, as simulated."""
 
 from __future__ import annotations
 

@@ -19,16 +19,16 @@ from shardweave.ir.sharding.rules import Rule, rule_of
 
 def repeated_dims(ops: Iterable[AtenOp]) -> dict[SSAValue, set[int]]:
     """The dims of results along which all elements are equal, since something was expanded."""
-    found: dict[SSAValue, set[int]] = {}
+    repeated: dict[SSAValue, set[int]] = {}
     for op in ops:
         expands = spec_of(op).view == "expand"
-        if not expands and found.keys().isdisjoint(op.operands):
+        if not expands and repeated.keys().isdisjoint(op.operands):
             continue
         rule = rule_of(op)
         repeats: dict[int, bool] = {}
         for value, dims in zip(op.operands, rule.operands, strict=True):
             for dim, names in enumerate(dims):
-                here = dim in found.get(value, ())
+                here = dim in repeated.get(value, ())
                 repeats |= {name: here and repeats.get(name, True) for name in names}
         for result, dims in zip(op.results, rule.results, strict=True):
             alike = {
@@ -37,8 +37,8 @@ def repeated_dims(ops: Iterable[AtenOp]) -> dict[SSAValue, set[int]]:
                 if names and all(repeats.get(name, expands) for name in names)
             }
             if alike:
-                found[result] = alike
-    return found
+                repeated[result] = alike
+    return repeated
 
 
 Cut = tuple[DimSharding, ...]
@@ -90,10 +90,10 @@ def linear_maps(program: Program) -> Iterator[LinearMap]:
         weight = weight_of(op)
         if not isinstance(op, AtenOp) or weight is None or phase_of(op) != "forward":
             continue
-        found = parameter_of(op.operands[weight], parameters)
+        read = parameter_of(op.operands[weight], parameters)
         factors = _sides(rule_of(op), weight)
-        if found is not None and factors is not None:
-            yield LinearMap(op, weight, found[0], tuple(found[1]), *factors)
+        if read is not None and factors is not None:
+            yield LinearMap(op, weight, read[0], tuple(read[1]), *factors)
 
 
 def _sides(rule: Rule, weight: int) -> tuple[int, int] | None:
@@ -144,8 +144,8 @@ def back_through(views: Sequence[AtenOp], cut: Cut) -> Cut | None:
 
 
 def stored_cut(cut: Cut, shape: tuple[int, ...], mesh: Mesh) -> Cut:
-    """How a parameter is stored that is read in this cut: in the same one or, where no DTensor has
-    such parts (four heads and three), in plain shards over the same axes."""
+    """Sharding that stores a parameter which is read in this cut: the same or, if no DTensor has
+    such parts (four heads and three), plain shards over the same axes."""
     if Sharding(cut).is_chunked(shape):
         return cut
     pairs = zip(cut, shape, strict=True)
@@ -158,9 +158,9 @@ def input_embeddings(program: Program) -> Iterator[tuple[AtenOp, SSAValue]]:
     parameters = {slot.value for slot in program.arguments if slot.kind == "param"}
     for op in program.ops:
         if isinstance(op, AtenOp) and op.name == "aten.embedding" and phase_of(op) == "forward":
-            found = parameter_of(op.operands[0], parameters)
-            if found is not None and _comes_from(op.operands[1], inputs):
-                yield op, found[0]
+            table = parameter_of(op.operands[0], parameters)
+            if table is not None and _comes_from(op.operands[1], inputs):
+                yield op, table[0]
 
 
 def _comes_from(value: SSAValue, inputs: Collection[SSAValue]) -> bool:

@@ -70,26 +70,26 @@ def parallel_pairs(
     stacked: maps whose features are a stack of so many alike, each to be cut. among: the only maps
     to cut, with the number of features that the first device takes.
     """
-    found = _separable(program, axis, size, uneven, stacked, among)
-    return {value: cut for value, (cut, _) in found.cuts.items()}
+    analysis = _separable(program, axis, size, uneven, stacked, among)
+    return {value: cut for value, (cut, _) in analysis.cuts.items()}
 
 
 def separable_maps(program: Program, axis: str, size: int) -> dict[AtenOp, Cut]:
     """The linear maps that `parallel_pairs` cuts along their outputs, and the cut of these."""
-    found = _separable(program, axis, size)
-    return {op: found.labels[op.results[0]].cut for op in found.together}
+    analysis = _separable(program, axis, size)
+    return {op: analysis.labels[op.results[0]].cut for op in analysis.together}
 
 
 def find_pairs(program: Program, axis: str, size: int) -> list[Pair]:
     """The maps of `parallel_pairs`, those together that are cut together, in program order."""
-    found = _separable(program, axis, size)
+    analysis = _separable(program, axis, size)
     return [
         Pair(
-            columns=tuple(op for op in found.together if op in maps),
-            ends=tuple(op for op, sources in found.ends if sources <= maps),
-            cuts={value: cut for value, (cut, sources) in found.cuts.items() if sources <= maps},
+            columns=tuple(op for op in analysis.together if op in maps),
+            ends=tuple(op for op, sources in analysis.ends if sources <= maps),
+            cuts={value: cut for value, (cut, sources) in analysis.cuts.items() if sources <= maps},
         )
-        for maps in {id(maps): maps for maps in found.together.values()}.values()
+        for maps in {id(maps): maps for maps in analysis.together.values()}.values()
     ]
 
 
@@ -107,8 +107,8 @@ def _separable(
     activations = _input_dependent(program, forward)
     repeated = repeated_dims(forward)
     candidates = linear_maps(program) if among is None else among
-    maps: dict[Operation, LinearMap] = {one.op: one for one in candidates}
-    strides = {one.op: first for one, first in (among or {}).items()}
+    maps: dict[Operation, LinearMap] = {m.op: m for m in candidates}
+    strides = {m.op: first for m, first in (among or {}).items()}
     assumed = _Assumptions(maps, strides)
     uneven = {} if uneven is None else uneven
     while True:
@@ -134,7 +134,7 @@ def _separable(
 
 @dataclass
 class _Assumptions:
-    """What an analysis begins with, until it shows that this does not hold.
+    """Assumptions that an analysis begins with, until it refutes them.
 
     maps: that may be cut. strides: how many features the first device takes of some. parts: in how
     many the outputs of some are read. Each correction adds a map to `parts`, moves it from there to
@@ -161,7 +161,7 @@ class _Assumptions:
         failed = (failed & self._stacks) or (failed & self.strides.keys()) or failed
         grouped = failed & self._groups.keys() - self.strides.keys()
         if not grouped:
-            self.maps = {op: one for op, one in self.maps.items() if op not in failed}
+            self.maps = {op: m for op, m in self.maps.items() if op not in failed}
             return False
         self.strides |= {op: self._groups[op] for op in grouped}
         self.parts = {op: count for op, count in self.parts.items() if op not in grouped}
@@ -180,16 +180,16 @@ class _Assumptions:
 
 
 def _input_dependent(program: Program, forward: list[AtenOp]) -> set[SSAValue]:
-    found = {slot.value for slot in program.arguments if slot.kind == "input"}
+    dependent = {slot.value for slot in program.arguments if slot.kind == "input"}
     for op in forward:
-        if not found.isdisjoint(op.operands):
-            found.update(op.results)
-    return found
+        if not dependent.isdisjoint(op.operands):
+            dependent.update(op.results)
+    return dependent
 
 
 @dataclass(eq=False)
 class _Analysis:
-    """What follows from cutting linear maps along their outputs together, so far.
+    """Consequences, so far, of cutting linear maps along their outputs together.
 
     parts: how many parts the features of a map are made of, where it is more than one; met_parts:
     as found on the way. strides: how many features the first device takes, where that is some
@@ -271,7 +271,7 @@ class _Analysis:
             self.ends.append((op, sources))
 
     def _rule(self, op: AtenOp) -> Rule:
-        """How an op can be cut, once key heads are repeated that are too few to be cut."""
+        """Rule for cutting an op, once key heads are repeated that are too few to be cut."""
         few = shares_key_heads(op) and shape_of(op.operands[1])[1] % self.size
         return queries_rule(op) if few else rule_of(op)
 
@@ -320,11 +320,11 @@ class _Analysis:
     ) -> None:
         """Cut the parameters that an op reads along the cut factor."""
         for value, dims in zip(op.operands, rule.operands, strict=True):
-            found = parameter_of(value, self.parameters)
+            read = parameter_of(value, self.parameters)
             cut = rule.dims_of(dims, cuts)
-            if found is None or not any(cut):
+            if read is None or not any(cut):
                 continue
-            parameter, views = found
+            parameter, views = read
             back = back_through(views, cut)
             if back is not None and self.cuts.setdefault(parameter, (back, sources))[0] != back:
                 self.dead |= sources

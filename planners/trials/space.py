@@ -51,8 +51,8 @@ class Configuration:
         return self.data, self.tensor, self.pipeline, self.context
 
     def __str__(self) -> str:
-        """What differs from the least choice: `data 4, tensor 2, micro_batches 8`."""
-        own = {one.name: getattr(self, one.name) for one in fields(self)}
+        """Differences from the least choice: `data 4, tensor 2, micro_batches 8`."""
+        own = {f.name: getattr(self, f.name) for f in fields(self)}
         least = Configuration()
         parts = [f"{name} {value}" for name, value in own.items() if value != getattr(least, name)]
         return ", ".join(parts) or "one device"
@@ -96,12 +96,12 @@ class SpaceTable:
     @staticmethod
     def of(configurations: Sequence[Configuration]) -> SpaceTable:
         columns = {
-            name: np.array([getattr(one, name) for one in configurations], dtype=np.float64)
+            name: np.array([getattr(c, name) for c in configurations], dtype=np.float64)
             for name in (*NUMBERS, "zero")
         }
-        shares = np.array([one.recomputed_share for one in configurations])
+        shares = np.array([c.recomputed_share for c in configurations])
         columns["recomputed"] = np.where(
-            [one.recompute != "none" for one in configurations], shares, 0.0
+            [c.recompute != "none" for c in configurations], shares, 0.0
         )
         features: dict[str, Floats] = {}
         for name in FEATURES:
@@ -109,9 +109,9 @@ class SpaceTable:
             if np.ptp(values) > 0:
                 features[name] = np.log2(values) / np.log2(values.max())
         for name in ("zero", "recompute", "schedule", "sequence_parallel", "order"):
-            values = [getattr(one, name) for one in configurations]
+            values = [getattr(c, name) for c in configurations]
             for value in list(dict.fromkeys(values))[1:]:
-                is_it = np.array([float(one == value) for one in values])
+                is_it = np.array([float(c == value) for c in values])
                 features[f"{name}={value}"] = is_it * (shares if name == "recompute" else 1.0)
         constant = np.zeros(len(configurations))
         stacked = np.stack(list(features.values()) or [constant], axis=1)

@@ -30,7 +30,7 @@ Status = Literal["ok", "out_of_memory", "crashed", "timed_out"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a trial.
+    """Result of a trial.
 
     times_s: of its steps, if it is ok. peak_bytes: of the fullest device; None if it is not known.
     message: what went wrong, or what else is to be known.
@@ -83,7 +83,7 @@ _KINDS: dict[type, parts.Reader] = {
     bool: parts.one_of((True, False)),
 }
 _read_configuration = parts.record_of(
-    Configuration, {one.name: _KINDS[type(one.default)] for one in fields(Configuration)}
+    Configuration, {f.name: _KINDS[type(f.default)] for f in fields(Configuration)}
 )
 _read_outcome = parts.record_of(
     Outcome,
@@ -183,13 +183,13 @@ class TrialFile:
             ) from error
 
     def _check(self, header: Any, problem: dict[str, Any]) -> None:
-        found = cast("dict[str, Any]", header) if isinstance(header, dict) else {}
-        if found.get("format") != FORMAT or not isinstance(found.get("problem"), dict):
+        content = cast("dict[str, Any]", header) if isinstance(header, dict) else {}
+        if content.get("format") != FORMAT or not isinstance(content.get("problem"), dict):
             raise PlanError(
                 f"{self.path}:1: not a file of trials, whose first line has the format "
                 f"'{FORMAT}' and a problem; give another file."
             )
-        own = cast("dict[str, Any]", found["problem"])
+        own = cast("dict[str, Any]", content["problem"])
         for key in dict.fromkeys([*problem, *own]):
             if own.get(key) != problem.get(key):
                 raise PlanError(
@@ -256,7 +256,7 @@ class Deadline:
 
 
 def launch_of(host: Host | None, planner: str) -> Launch:
-    """What starts processes. Raises PlanError where nothing can be trained."""
+    """Return the starter of processes. Raises PlanError where nothing can be trained."""
     if host is None or host.launch is None:
         option = "-O trials=10" if planner == "amp" else "-O real=true"
         raise PlanError(
@@ -289,7 +289,7 @@ class RealTrials:
             )
 
     def learn(self, outcomes: Sequence[Outcome]) -> None:
-        steps_s = [fmean(one.times_s) for one in outcomes if one.status == "ok"]
+        steps_s = [fmean(o.times_s) for o in outcomes if o.status == "ok"]
         self.fastest_s = min([self.fastest_s, *steps_s])
 
     def run(self, plan: Plan) -> Outcome:
@@ -301,6 +301,6 @@ class RealTrials:
 
 
 def measured(outcome: Outcome) -> Predicted:
-    """What a real trial took; how long of it was compute is not measured."""
+    """Prediction from a real trial; its share of compute is not measured."""
     memory = {} if outcome.peak_bytes is None else {"peak": outcome.peak_bytes}
     return Predicted(fmean(outcome.times_s), memory_bytes=memory, source="measured")

@@ -76,7 +76,7 @@ def test_first_index_is_that_of_the_first_element_that_differs() -> None:
     found["grad", "h.0.w"][3, 0] = float("nan")
     (one,) = find_differences(program, expected, found)
     assert (one.index, one.num_different, one.size) == ((2, 1), 2, 16)
-    assert one.found == pytest.approx(one.expected + 1)
+    assert one.actual == pytest.approx(one.expected + 1)
 
 
 def test_rounding_is_no_difference_and_noise_in_a_zero_gradient_neither() -> None:

@@ -169,11 +169,11 @@ def test_observer_sees_the_program_before_and_after_each_pass() -> None:
     seen: list[tuple[str, str, int]] = []
 
     class Watch(Observer):
-        def before(self, one: ModulePass, program: Program) -> None:
-            seen.append(("before", one.name, len(lines(program))))
+        def before(self, pass_: ModulePass, program: Program) -> None:
+            seen.append(("before", pass_.name, len(lines(program))))
 
-        def after(self, one: ModulePass, program: Program) -> None:
-            seen.append(("after", one.name, len(lines(program))))
+        def after(self, pass_: ModulePass, program: Program) -> None:
+            seen.append(("after", pass_.name, len(lines(program))))
 
     PassPipeline("cse,dce").run(step(TEXT), observer=Watch())
     assert seen == [

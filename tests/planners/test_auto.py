@@ -208,13 +208,13 @@ def test_plan_of_another_planner_is_compared_with_the_best_of_the_space_and_each
     rival = Candidate("axonn, in-order", Predicted(1.0, compute_s=1.0))
     (alone,) = over_own(search, rival)
     assert alone == "axonn, in-order fits, and no point of the joint space that was simulated does"
-    search.evaluator.found[JointPoint(data=4)] = Predicted(1.5, compute_s=1.5)
+    search.evaluator.simulated[JointPoint(data=4)] = Predicted(1.5, compute_s=1.5)
     (compared,) = over_own(search, rival)
     assert compared.startswith("axonn, in-order is worth 500.00 ms against the joint space's own:")
     of_grid = point_of(Plan(mesh={"data": 2, "z": 2, "y": 1, "x": 1}))
     lines = list(worth(search, of_grid, rival.predicted))
     assert any(line.startswith("replica=2 is worth 500.00 ms (50.0%)") for line in lines)
-    search.evaluator.found[JointPoint(data=4, zero=1)] = Predicted(1.0, compute_s=1.0)
+    search.evaluator.simulated[JointPoint(data=4, zero=1)] = Predicted(1.0, compute_s=1.0)
     lines = list(worth(search, of_grid, rival.predicted))
     assert "zero=3 is a tie with zero=1: data=4,tensor=1, zero 1, in-order takes +0.0%" in lines
     assert not any(line.startswith(("pipeline=", "chunks=")) for line in lines)
@@ -222,7 +222,7 @@ def test_plan_of_another_planner_is_compared_with_the_best_of_the_space_and_each
 
 def test_search_goes_on_while_nothing_fits_and_where_its_last_points_were_faster() -> None:
     search = search_of_16()
-    found = search.evaluator.found
+    found = search.evaluator.simulated
     for number in range(16):
         found[JointPoint(data=number + 1)] = Predicted(1.0, memory_bytes={"activations": 2.0})
     assert search.allowed == PATIENCE * 16

@@ -141,7 +141,7 @@ class _ReductionTemplate:
             self._store_aside()
 
     def _store_aside(self) -> None:
-        """What has nothing to do with the rows: a block of it by each of the first programs."""
+        """Store values that do not depend on the rows: a block by each of the first programs."""
         x = of_base(Base("x", self.space.aside, frozenset({"x"})))
         with self.writer.block("if tl.program_id(0) * BLOCK_A < n_aside:"):
             self.writer.line("x = tl.program_id(0) * BLOCK_A + tl.arange(0, BLOCK_A)")

@@ -132,7 +132,7 @@ def _block(term: Term, shape: str) -> str:
 
 
 def _configs(itemsize: int, is_plain: bool) -> tuple[Config, ...]:
-    """What to try, first what to compile untried; work around a product needs smaller blocks."""
+    """Configs to tune over, the default first; work around a product needs smaller blocks."""
     if itemsize == 2 and not is_plain:
         table = ((64, 64, 32, 8, 3), (128, 64, 32, 8, 3), (64, 128, 32, 8, 3), (64, 64, 64, 8, 3),
                  (128, 128, 32, 8, 3), (128, 128, 64, 8, 3), (64, 32, 64, 4, 3))  # fmt: skip

@@ -56,19 +56,19 @@ def _numbers(  # pyright: ignore[reportUnusedFunction]
             angle = ((c.to(tl.int64) << 21) | (d >> 11).to(tl.int64)).to(tl.float64)
             radius *= 1.1102230246251565e-16
             angle *= 1.1102230246251565e-16
-        found = tl.sqrt(-2 * tl.log(1 - radius)) * tl.cos(6.283185307179586 * angle)
+        drawn = tl.sqrt(-2 * tl.log(1 - radius)) * tl.cos(6.283185307179586 * angle)
     elif WORDS == 2:
         high = tl.where(place == 0, a, c)
         low = tl.where(place == 0, b, d)
         if DISTRIBUTION == "bits":
-            found = ((high >> 1).to(tl.int64) << 32) | low.to(tl.int64)
+            drawn = ((high >> 1).to(tl.int64) << 32) | low.to(tl.int64)
         else:
-            found = ((high.to(tl.int64) << 21) | (low >> 11).to(tl.int64)).to(tl.float64)
-            found *= 1.1102230246251565e-16
+            drawn = ((high.to(tl.int64) << 21) | (low >> 11).to(tl.int64)).to(tl.float64)
+            drawn *= 1.1102230246251565e-16
     else:
         word = tl.where(place == 0, a, tl.where(place == 1, b, tl.where(place == 2, c, d)))
-        found = (word >> (32 - DIGITS)).to(tl.float32) * (1.0 / (1 << DIGITS))  # pyright: ignore[reportOperatorIssue]
-    tl.store(out + offsets, found.to(out.dtype.element_ty), mask=is_in)
+        drawn = (word >> (32 - DIGITS)).to(tl.float32) * (1.0 / (1 << DIGITS))  # pyright: ignore[reportOperatorIssue]
+    tl.store(out + offsets, drawn.to(out.dtype.element_ty), mask=is_in)
 
 
 def numbers(

@@ -32,7 +32,7 @@ _SAFE_SOFTMAX = "aten._safe_softmax"
 
 
 def accumulation_kind(op: AtenOp) -> Kind:
-    """How an op accumulates: a largest or smallest element, else a sum."""
+    """Kind of accumulation of an op: largest, smallest, or sum."""
     return spec_of(op).combine or "sum"
 
 
@@ -86,7 +86,7 @@ class Reducer:
         }
 
     def steps(self, op: AtenOp) -> list[Accumulation]:
-        """What an op accumulates over rows, and over columns."""
+        """Accumulations of an op over rows, and over columns."""
         _, steps = _REDUCERS[op.name]
         return steps(self, op)
 
@@ -137,11 +137,11 @@ class Reducer:
         dtype = computed_in(dtype_of_value(op.results[0]))
 
         def term() -> Term:
-            found = self.each(source)
-            if found.dtype == dtype:
-                return found
-            text = converted(found.name, found.dtype, dtype)
-            return self.values.writer.assign("wide", text, dtype, found.axes)
+            value = self.each(source)
+            if value.dtype == dtype:
+                return value
+            text = converted(value.name, value.dtype, dtype)
+            return self.values.writer.assign("wide", text, dtype, value.axes)
 
         if reductions_of(op)[0].over == "column":
             return [Accumulation((op, "total"), kind, term, op.results[0])]

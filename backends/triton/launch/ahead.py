@@ -152,7 +152,7 @@ class Built:
 
     @property
     def problem(self) -> str | None:
-        """Why the kernel cannot run on its target, or not well; None if it can."""
+        """Reason that the kernel cannot run on its target, or not well; None if it can."""
         limit = SHARED_LIMIT_BYTES[self.target]
         if self.shared_bytes > limit:
             return f"needs {self.shared_bytes} bytes of shared memory, {self.target} has {limit}"
@@ -283,10 +283,10 @@ def _resources_of_cubin(cubin: bytes) -> tuple[int, int]:
         file.flush()
         command = [str(tool), "--dump-resource-usage", file.name]
         said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    found = dict(re.findall(r"(REG|STACK|LOCAL):(\d+)", said))
-    if "REG" not in found:
+    usage = dict(re.findall(r"(REG|STACK|LOCAL):(\d+)", said))
+    if "REG" not in usage:
         raise ValueError(f"cuobjdump said nothing of registers: {said.strip()}")
-    return int(found["REG"]), int(found.get("STACK", 0)) + int(found.get("LOCAL", 0))
+    return int(usage["REG"]), int(usage.get("STACK", 0)) + int(usage.get("LOCAL", 0))
 
 
 def _spilled_by_ptxas(ptx: bytes, target: str) -> int:

@@ -101,7 +101,7 @@ class FusedCall:
         return list(self._kernels)
 
     def explain(self, device: torch.device) -> str:
-        """What computes the region on a device, in one line."""
+        """Describe what computes the region on a device, in one line."""
         names = ", ".join(op.name.removeprefix("aten.") for op in self.op.fused_ops)
         if self.region is None:
             return f"ATen, op by op, since {self.reason}: {names}"
@@ -126,7 +126,7 @@ class FusedCall:
         return run(tensors)
 
     def _prepared(self, tensors: Sequence[Tensor]) -> Callable[[Sequence[Tensor]], Results]:
-        """What runs the region on tensors of these strides."""
+        """Return a function that runs the region on tensors of these strides."""
         if self.region is None or not self._runs_kernels:
             return self._on_aten
         if is_sum_in_memory(self.op) and all(tensor.is_contiguous() for tensor in tensors):
@@ -183,7 +183,7 @@ def has_gpu_types(device: torch.device) -> bool:
 
 
 def product_precision() -> str:
-    """How float32 products are computed, as torch is set: `tf32` or `ieee`."""
+    """Precision of float32 products, as torch is set: `tf32` or `ieee`."""
     matmul: Any = torch.backends.cuda.matmul
     setting = matmul.fp32_precision
     if setting == "none":
@@ -201,7 +201,7 @@ Start = Callable[..., object]
 
 
 def starter(source: KernelSource, config: Config, grid: tuple[int, ...]) -> Start:
-    """What starts a kernel, given its pointers; all else is computed here, once."""
+    """Return a function that starts a kernel, given its pointers; all else is computed here."""
     function = load_function(source.source, source.name, source.key)[grid]
     sizes = tuple(source.sizes.values())
     constants = source.fixed | config
@@ -332,7 +332,7 @@ def launch_kernel(kernel: Kernel, config: Config, tensors: Sequence[Tensor]) -> 
 
 
 def grid_of(kernel: Kernel, config: Config) -> tuple[int, ...]:
-    """How many programs run, along each dim of the grid."""
+    """Number of programs along each dim of the grid."""
     space = kernel.region.space
     if kernel.family == "pointwise":
         return (_blocks(space.columns, config["BLOCK"]),)

@@ -54,7 +54,7 @@ def power_of_2(count: int) -> int:
 
 
 def configs_of(region: Region, *, in_parts: bool) -> list[Config]:
-    """What to try; the first is the default. programs: that share the rows of column sums."""
+    """Configs to tune over, default first. programs: those that share the rows of column sums."""
     space = region.space
     columns, rows = power_of_2(space.columns), power_of_2(space.rows)
     live = len(region.inputs) + len(region.stored)
@@ -87,11 +87,11 @@ def configs_of(region: Region, *, in_parts: bool) -> list[Config]:
     warps = 4 if columns <= 2048 else 8 if columns <= 4096 else 16
     tall = max(1, min(rows, budget // columns, 16))
     base: Config = {"BLOCK_R": tall, "num_warps": warps}
-    found = [base, {"BLOCK_R": 1, "num_warps": warps}, {"BLOCK_R": 1, "num_warps": warps * 2},
+    configs = [base, {"BLOCK_R": 1, "num_warps": warps}, {"BLOCK_R": 1, "num_warps": warps * 2},
              {"BLOCK_R": min(rows, 2 * tall), "num_warps": min(16, warps * 2)}]  # fmt: skip
     if space.reduces_columns:
-        found = [{**config, "programs": 256} for config in found]
-    unique = {tuple(config.items()): config for config in found}
+        configs = [{**config, "programs": 256} for config in configs]
+    unique = {tuple(config.items()): config for config in configs}
     return list(unique.values())
 
 
@@ -150,7 +150,7 @@ def _named(config: Config) -> str:
 
 
 def entry_path(kernel: Kernel, device_name: str) -> Path:
-    """Where the choice for a kernel on a device is kept."""
+    """Path of the file that keeps the choice for a kernel on a device."""
     what = json.dumps(
         [
             kernel.key,
@@ -170,10 +170,10 @@ def entry_path(kernel: Kernel, device_name: str) -> Path:
 def read_choice(path: Path, kernel: Kernel) -> Config | None:
     """The choice in a file; None if there is none, or none that this kernel knows."""
     try:
-        found = json.loads(path.read_text())["config"]
+        choice = json.loads(path.read_text())["config"]
     except (OSError, ValueError, KeyError, TypeError):  # a corrupt entry is no entry
         return None
-    return found if found in (*kernel.configs, ATEN) else None
+    return choice if choice in (*kernel.configs, ATEN) else None
 
 
 def record_choice(path: Path, kernel: Kernel, config: Config) -> None:

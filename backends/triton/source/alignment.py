@@ -15,10 +15,10 @@ from shardweave.ir.ops.fusible import GROUP
 from shardweave.ir.program.iteration_space import IterationSpace
 
 VECTOR_BYTES = 16
-"""What a thread reads at once."""
+"""Bytes that a thread reads at once."""
 
 DENSE = DensePlace("row * n_cols + col", "place", "in_place & in_row", "is_whole")
-"""What the statements below say of the elements of values that are dense."""
+"""Names in the statements below for the elements of dense values."""
 
 ROWS_FROM_ALIGNED = """\
 first = row * n_cols

@@ -1,4 +1,4 @@
-"""What each pointwise ATen op is in Triton.
+"""Triton formulas of the pointwise ATen ops.
 
 Half-precision operands are widened to float32 when they are loaded, so that all arithmetic here
 is in float32 (or float64), as in ATen's own kernels, and rounds once, when the result is stored.
@@ -36,8 +36,8 @@ Write = Callable[..., str]
 
 @dataclass(frozen=True)
 class Formula:
-    """How an op is written. takes_numbers: whether an operand may be a written number, which takes
-    the dtype of what it meets."""
+    """The Triton text of an op. takes_numbers: whether an operand may be a written number, which
+    takes the dtype of the other operand."""
 
     write: Write
     takes_numbers: bool = False
@@ -241,7 +241,7 @@ for _name, _symbol in zip("eq ne lt le gt ge".split(), "== != < <= > >=".split()
 
 
 def common_dtype(dtypes: list[torch.dtype]) -> torch.dtype:
-    """What operands of these dtypes are compared in."""
+    """Dtype in which operands of these dtypes are compared."""
     return computed_in(reduce(torch.promote_types, dtypes))
 
 

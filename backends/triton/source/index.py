@@ -1,4 +1,4 @@
-"""Where an element lies: indices as sums of parts of the variables that a program loops over.
+"""Indices of elements, as sums of parts of the variables that a program loops over.
 
 An index is `constant + sum(coefficient * ((base // divisor) % size))`. Views split and merge such
 sums exactly: (x // 16) * 16 + x % 16 becomes x again, so that a chain of views costs nothing.
@@ -123,14 +123,14 @@ def raveled(indices: Sequence[Index], shape: Sequence[int]) -> Index:
 
 def unraveled(flat: Index, shape: Sequence[int], namer: Namer) -> tuple[Index, ...]:
     """The indices along each dim of the element at a place; inverse of `raveled`."""
-    found: list[Index] = []
+    indices: list[Index] = []
     for position, size in enumerate(reversed(shape)):
         if position == len(shape) - 1:
-            found.append(flat if size > 1 else ZERO)
+            indices.append(flat if size > 1 else ZERO)
         else:
             flat, index = quotient_and_remainder(flat, size, namer)
-            found.append(index if size > 1 else ZERO)
-    return tuple(reversed(found))
+            indices.append(index if size > 1 else ZERO)
+    return tuple(reversed(indices))
 
 
 def _split(part: IndexTerm, divisor: int) -> list[IndexTerm]:
@@ -148,21 +148,21 @@ def _split(part: IndexTerm, divisor: int) -> list[IndexTerm]:
 
 def _merged(parts: list[IndexTerm], total: int) -> Index:
     """Parts with neighbouring digits of one base joined, and equal parts added."""
-    found: list[IndexTerm] = []
+    merged: list[IndexTerm] = []
     for part in sorted(parts, key=lambda p: (p.base.name, p.divisor, p.size)):
-        last = found[-1] if found else None
+        last = merged[-1] if merged else None
         if last is not None and last.base == part.base:
             if (last.divisor, last.size) == (part.divisor, part.size):
-                found[-1] = IndexTerm(
+                merged[-1] = IndexTerm(
                     last.base, last.divisor, last.size, last.coefficient + part.coefficient
                 )
                 continue
             if _continues(last, part):
                 size = last.size * part.size
-                found[-1] = IndexTerm(last.base, last.divisor, size, last.coefficient)
+                merged[-1] = IndexTerm(last.base, last.divisor, size, last.coefficient)
                 continue
-        found.append(part)
-    kept = [part for part in found if part.size > 1 and part.coefficient]
+        merged.append(part)
+    kept = [part for part in merged if part.size > 1 and part.coefficient]
     return Index(tuple(sorted(kept, key=lambda p: -p.coefficient)), total)
 
 

@@ -1,4 +1,4 @@
-"""How parts of a reduction are joined: in a kernel, and of what its programs leave, by another."""
+"""Joins of partial reductions: in a kernel, or by a second kernel from what programs leave."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class PartialResult:
 
 
 def identity_of(kind: Kind, dtype: torch.dtype) -> str:
-    """What changes no sum, maximum or minimum of a dtype."""
+    """Neutral element of a sum, maximum or minimum of a dtype."""
     if kind == "sum":
         return "0"
     if dtype == torch.bool:
@@ -158,7 +158,7 @@ def partial_results_of(kernel: Kernel, config: Config) -> list[PartialResult]:
 
 
 def num_partial(space: IterationSpace, config: Config) -> int:
-    """How many parts a reduction over the rows of a space comes in."""
+    """Number of parts of a reduction over the rows of a space."""
     count = min(-(-space.rows // config["BLOCK_R"]), config["programs"])
     period = row_period(space)
     return -(-count // period) * period
@@ -228,7 +228,7 @@ def with_joining(
 
 
 def finishing_grid(results: Sequence[PartialResult]) -> tuple[int]:
-    """How many programs join results: some for each of them."""
+    """Grid of the programs that join results: some for each result."""
     return (sum(-(-parts.num_columns // FINISHING["BLOCK_C"]) for parts in results),)
 
 

@@ -71,10 +71,10 @@ def joins(program: Program, at_once: Collection[SSAValue] = ()) -> dict[SSAValue
     what follows its maker. Linear in the ops.
     """
     waiting: list[SSAValue] = []
-    found: dict[SSAValue, Operation] = {}
+    join_of: dict[SSAValue, Operation] = {}
 
     def join_before(op: Operation) -> None:
-        found.update(dict.fromkeys(waiting, op))
+        join_of.update(dict.fromkeys(waiting, op))
         waiting.clear()
 
     for op in program.ops:
@@ -86,7 +86,7 @@ def joins(program: Program, at_once: Collection[SSAValue] = ()) -> dict[SSAValue
         if any(value in at_once for value in op.results) and op.next_op is not None:
             join_before(op.next_op)
     join_before(program.return_op)
-    return found
+    return join_of
 
 
 def in_parts(op: Operation) -> list[SSAValue]:
@@ -110,7 +110,7 @@ def is_sum_in_memory(op: FusedOp) -> bool:
 
 
 def sum_in_memory(region: Region) -> tuple[int, PartialResult]:
-    """Which input of such a region has the rows, and these as parts of its result."""
+    """Return the index of the input that has the rows, and these as parts of the result."""
     op = sum_of_few_rows(region.ops)
     assert op is not None
     rows, (made,) = op.operands[0], region.stored
@@ -121,7 +121,7 @@ def sum_in_memory(region: Region) -> tuple[int, PartialResult]:
 
 
 def results_in_parts(op: FusedOp, kernel: Kernel | None, config: Config) -> list[PartialResult]:
-    """What a region leaves in parts. kernel: its own, if it has one. config: of that."""
+    """Results that a region leaves in parts. kernel: its own, if any. config: the kernel's."""
     if is_sum_in_memory(op):
         return [sum_in_memory(region_of(op))[1]]
     return [] if kernel is None else partial_results_of(kernel, config)
@@ -142,8 +142,8 @@ class Joining:
 
 def joined_together(program: Program, kernels: Mapping[FusedOp, Kernel]) -> list[Joining]:
     """By launch, the results of a program that are joined, at the default configurations."""
-    found: list[Joining] = []
-    queue = PartsQueue(lambda results, _: found.append(Joining(list(results))))
+    joinings: list[Joining] = []
+    queue = PartsQueue(lambda results, _: joinings.append(Joining(list(results))))
     places = set(joins(program).values())
     for op in program.ops:
         if op in places:
@@ -151,8 +151,8 @@ def joined_together(program: Program, kernels: Mapping[FusedOp, Kernel]) -> list
         if isinstance(op, FusedOp):
             kernel = kernels.get(op)
             if kernel is not None and joins_others(kernel) and (taken := queue.take()[0]):
-                found.append(Joining(taken, op))
+                joinings.append(Joining(taken, op))
             results = results_in_parts(op, kernel, {} if kernel is None else kernel.configs[0])
             queue.add(results, results)
     queue.join()
-    return found
+    return joinings

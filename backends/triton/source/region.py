@@ -85,8 +85,8 @@ class Region:
     @cached_property
     def aside(self) -> tuple[SSAValue, ...]:
         """The stored values that are computed beside the rows, in order."""
-        found = computed_aside(self.ops, self.stored) if self.space.aside else set[SSAValue]()
-        return tuple(value for value in self.stored if value in found)
+        values = computed_aside(self.ops, self.stored) if self.space.aside else set[SSAValue]()
+        return tuple(value for value in self.stored if value in values)
 
     def dtype_of(self, value: SSAValue) -> torch.dtype:
         """The dtype that an input or a stored value has in memory."""

@@ -78,9 +78,9 @@ class KernelSource:
     @cached_property
     def pointer_names(self) -> tuple[str, ...]:
         """The names of the pointer parameters, in order."""
-        found = re.search(rf"^def {self.name}\(\n(.*?)\n\):", self.source, re.DOTALL | re.MULTILINE)
-        assert found is not None
-        names = [line.strip().rstrip(",") for line in found[1].splitlines()]
+        head = re.search(rf"^def {self.name}\(\n(.*?)\n\):", self.source, re.DOTALL | re.MULTILINE)
+        assert head is not None
+        names = [line.strip().rstrip(",") for line in head[1].splitlines()]
         return tuple(names[: len(self.pointers)])
 
 

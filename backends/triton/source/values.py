@@ -37,7 +37,7 @@ Special = Callable[[AtenOp, SSAValue, Indices, Guards], Term]
 _Handler = Callable[["Values", AtenOp, Indices, Guards], Term]
 
 _HANDLERS: dict[str, _Handler] = {}
-"""How ops whose elements are those of their operands are computed, by op name."""
+"""Functions that compute ops whose elements are those of their operands, by op name."""
 
 
 def _handles(name: str) -> Callable[[_Handler], _Handler]:
@@ -188,9 +188,9 @@ class Values:
 
     @_handles("aten.constant_pad_nd")
     def pad(self, op: AtenOp, indices: Indices, guards: Guards) -> Term:
-        source, found = op.operands[0], padded_dim(op)
-        assert found is not None
-        dim, before = found
+        source, padding = op.operands[0], padded_dim(op)
+        assert padding is not None
+        dim, before = padding
         size = shape_of(op.results[0])[dim]
         tests = self._between(indices[dim], before, before + shape_of(source)[dim], size)
         value = literal(op.value("value"), dtype_of_value(source))
@@ -219,13 +219,13 @@ class Values:
         other: str = "0",
     ) -> Term:
         """The element of `source` where all tests of `index` hold, else another."""
-        found = self.at(source, own, (*guards, *self._guard(tests, index)))
+        value = self.at(source, own, (*guards, *self._guard(tests, index)))
         if not tests:
-            return found
-        zero = "False" if found.dtype == torch.bool and other == "0" else other
-        text = f"tl.where({_both(tests)}, {found.name}, {zero})"
+            return value
+        zero = "False" if value.dtype == torch.bool and other == "0" else other
+        text = f"tl.where({_both(tests)}, {value.name}, {zero})"
         hint = op.name.split(".")[1]
-        return self.writer.assign(hint, text, found.dtype, index.axes | found.axes, op.name)
+        return self.writer.assign(hint, text, value.dtype, index.axes | value.axes, op.name)
 
     def _guard(self, tests: list[str], index: Index) -> Guards:
         if not tests:

@@ -99,7 +99,7 @@ class Writer:
 
     def line(self, text: str) -> None:
         """Write a statement, or several on lines of their own."""
-        self.lines += [f"{self.indent}{one}" for one in text.splitlines()]
+        self.lines += [f"{self.indent}{row}" for row in text.splitlines()]
 
     def fresh(self, hint: str) -> str:
         """A new variable, named after `hint`."""
@@ -119,7 +119,7 @@ class Writer:
         return self.known[key]
 
     def state(self) -> tuple[int, dict[object, Term]]:
-        """What `restore` needs to forget all that is written from here on."""
+        """Snapshot for `restore`, which forgets all that is written after it."""
         return len(self.lines), dict(self.known)
 
     def restore(self, state: tuple[int, dict[object, Term]], *, erase: bool) -> None:

@@ -34,16 +34,16 @@ def calibrate_command(options: argparse.Namespace) -> int:
 
     cluster = find_cluster(options.cluster)
     steps = read_steps(map(Path, options.runs))
-    found = calibrate(cluster, steps, StepPredictor().predict)
-    save_cluster(found.cluster, options.output)
-    for name, factor in found.factors.items():
-        shown = "as before: no run depends on it" if name in found.unmoved else f"x {factor:.3f}"
+    fit = calibrate(cluster, steps, StepPredictor().predict)
+    save_cluster(fit.cluster, options.output)
+    for name, factor in fit.factors.items():
+        shown = "as before: no run depends on it" if name in fit.unmoved else f"x {factor:.3f}"
         print(f"{name:<10}{shown}  ({KNOBS[name]})")
     print(
-        f"mean error of the step over {found.runs} runs: {found.before:.1%} before, "
-        f"{found.after:.1%} after; {found.left_out:.1%} of a run that is left out of the fit"
+        f"mean error of the step over {fit.runs} runs: {fit.before:.1%} before, "
+        f"{fit.after:.1%} after; {fit.left_out:.1%} of a run that is left out of the fit"
     )
-    if found.left_out >= found.before:
+    if fit.left_out >= fit.before:
         print("of runs left out it is no better than before: keep the cluster, or give more runs")
     print(f"wrote {options.output} in {time.monotonic() - start_s:.0f} s")
     return 0

@@ -102,6 +102,6 @@ def _plan(text: str, program: Program) -> Plan:
     """The plan in a file, or Megatron's on a mesh."""
     if not Path(text).is_file():
         return planned(program, text, "megatron")
-    found = Plan.load(text)
-    check_plan(found, program)
-    return found
+    plan = Plan.load(text)
+    check_plan(plan, program)
+    return plan

@@ -62,7 +62,7 @@ def add_parser(commands: Commands) -> None:
 
 
 def _add_limits(command: argparse.ArgumentParser) -> None:
-    """What a search may look at, and for how long."""
+    """Add options that bound a search's space and time."""
     for name, help_text in (
         (
             "--fix",

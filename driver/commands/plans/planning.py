@@ -34,7 +34,7 @@ from shardweave.planners.predict.plan_plot import plot_candidates
 from shardweave.planners.registry import DEFAULT_PLANNER, PLANNERS, no_such_plan
 
 DIFFERENCES = 20
-"""How many lines of what differs between two plans are shown."""
+"""Most differences between two plans that are shown, in lines."""
 
 
 def plan_program(options: argparse.Namespace) -> int:
@@ -54,21 +54,21 @@ def plan_program(options: argparse.Namespace) -> int:
         return _compare(options, given, program)
     (planner,) = _planners(options)
     with status(f"planning with {planner}") as shown:
-        found = _planned(options, planner, given, program, tell=shown.update)
-    considered = found.candidates or _rows([found.planner], [found])
+        plan = _planned(options, planner, given, program, tell=shown.update)
+    considered = plan.candidates or _rows([plan.planner], [plan])
     if options.explain:
         print_candidates(considered, out)
-    if options.cluster and found.predicted is not None:
-        print_throughput(program, options.cluster, found, found.predicted, out)
-    print_plan(found, out)
+    if options.cluster and plan.predicted is not None:
+        print_throughput(program, options.cluster, plan, plan.predicted, out)
+    print_plan(plan, out)
     if options.show_passes:
-        print(f"passes: {PlanPasses.of(found)}", file=out)
+        print(f"passes: {PlanPasses.of(plan)}", file=out)
     _plot(considered, options.plot, out)
-    _check_fits(found)
+    _check_fits(plan)
     if options.output == "-":
-        sys.stdout.write(found.to_json() + "\n")
+        sys.stdout.write(plan.to_json() + "\n")
     elif options.output:
-        found.save(options.output)
+        plan.save(options.output)
         print(f"wrote {options.output}")
     return 0
 
@@ -152,9 +152,9 @@ def _program(options: argparse.Namespace) -> Program:
 
 def _check_fits(plan: Plan) -> None:
     """Raises ValueError for a plan that needs more memory than the cluster's devices have."""
-    found = plan.predicted
-    if found is not None and found.capacity_bytes and not found.fits:
-        missing = bytes_text(found.peak_bytes - found.capacity_bytes)
+    predicted = plan.predicted
+    if predicted is not None and predicted.capacity_bytes and not predicted.fits:
+        missing = bytes_text(predicted.peak_bytes - predicted.capacity_bytes)
         raise ValueError(
             f"the plan of '{plan.planner}' does not fit, by {missing} on its fullest device, and "
             "is not written; plan with 'auto', which looks for one that fits, or use more devices."
@@ -193,8 +193,8 @@ def _compare(options: argparse.Namespace, given: dict[str, Any], program: Progra
         print(line)
     if len(lines) > DIFFERENCES:
         print(f"and {len(lines) - DIFFERENCES} more lines")
-    for name, one in zip(names, plans, strict=True):
-        for note in one.notes:
+    for name, compared in zip(names, plans, strict=True):
+        for note in compared.notes:
             print(f"note: {name}: {note}")
     _plot(_rows(names, plans), options.plot, sys.stdout)
     return 0
@@ -207,10 +207,10 @@ def _plan_named(
         return _planned(options, name, given, program)
     if not Path(name).is_file():
         raise ValueError(no_such_plan(name))
-    found = Plan.load(name)
-    check_plan(found, program)
-    found = with_update(found, options.update)
-    return on_cluster(program, found, options.cluster) if options.cluster else found
+    plan = Plan.load(name)
+    check_plan(plan, program)
+    plan = with_update(plan, options.update)
+    return on_cluster(program, plan, options.cluster) if options.cluster else plan
 
 
 def _is_outcome(line: str) -> bool:
@@ -222,7 +222,7 @@ def _is_outcome(line: str) -> bool:
 def _rows(names: Sequence[str], plans: Sequence[Plan]) -> tuple[Candidate, ...]:
     """The plans of which something is predicted, as rows of a table."""
     pairs = zip(names, plans, strict=True)
-    return tuple(Candidate(name, one.predicted) for name, one in pairs if one.predicted)
+    return tuple(Candidate(name, plan.predicted) for name, plan in pairs if plan.predicted)
 
 
 def _plot(rows: Sequence[Candidate], path: str | None, out: TextIO) -> None:

@@ -56,7 +56,7 @@ def report_command(options: argparse.Namespace) -> int:
     program, reshards = local_with_reshards(program, plan)
     note_what_is_simulated(options.cluster, program)
     state, precision = optimizer_state(options), plan.precision if plan else ""
-    found = simulate_step(
+    simulation = simulate_step(
         program,
         options.cluster,
         optimizer_multiplier=state,
@@ -64,12 +64,12 @@ def report_command(options: argparse.Namespace) -> int:
         pipeline=plan.pipeline if plan else None,
         update=options.update or (plan.update if plan else ""),
     )
-    if found.update is not None and isinstance(found, Simulation):
-        held = found.memory.parts
+    if simulation.update is not None and isinstance(simulation, Simulation):
+        held = simulation.memory.parts
         state = held["optimizer"] / max(1, held["parameters"])
     page = report_page(
         program,
-        found,
+        simulation,
         title=Path(options.file).name,
         plan=plan,
         reshards=reshards,
@@ -78,7 +78,7 @@ def report_command(options: argparse.Namespace) -> int:
     )
     Path(options.output).write_text(page)
     if plan is not None and not captured.is_local:
-        print_throughput(captured, options.cluster, plan, predicted_of(found), sys.stdout)
-    print(found.summary())
+        print_throughput(captured, options.cluster, plan, predicted_of(simulation), sys.stdout)
+    print(simulation.summary())
     print(f"wrote {options.output} ({bytes_text(len(page.encode()))})")
     return 0

@@ -61,20 +61,20 @@ def simulate_command(options: argparse.Namespace) -> int:
     check_picture(options.plot)
     program = read(options.file)
     check(program)
-    found = _simulated(program, options)
+    simulation = _simulated(program, options)
     if options.json:
-        print(json.dumps(found.record(), indent=2))
+        print(json.dumps(simulation.record(), indent=2))
     else:
         if options.plan is not None:
             plan = Plan.load(options.plan)
-            print_throughput(program, options.cluster, plan, predicted_of(found), sys.stdout)
-        print(found.summary())
+            print_throughput(program, options.cluster, plan, predicted_of(simulation), sys.stdout)
+        print(simulation.summary())
     out = sys.stderr if options.json else sys.stdout
     if options.trace:
-        found.save_trace(options.trace)
-        print(f"wrote {options.trace} ({len(found.events)} events)", file=out)
+        simulation.save_trace(options.trace)
+        print(f"wrote {options.trace} ({len(simulation.events)} events)", file=out)
     if options.plot:
-        found.plot(options.plot)
+        simulation.plot(options.plot)
         print(f"wrote {options.plot} (a picture)", file=out)
     return 0
 

@@ -67,16 +67,16 @@ def _diff(options: argparse.Namespace) -> bool:
     if options.before == options.after == "-":
         raise ValueError("both programs cannot be standard input; give the path of one of them.")
     before, after = read(options.before), read(options.after)
-    found = diff(before, after, cluster=options.cluster)
+    delta = diff(before, after, cluster=options.cluster)
     if options.cluster:
         note_what_is_simulated(options.cluster, before, after)
     if options.json:
-        print(json.dumps(found.to_dict(), indent=2))
+        print(json.dumps(delta.to_dict(), indent=2))
     else:
         colour = {"auto": None, "always": True, "never": False}[options.color]
         console = Console(force_terminal=colour, no_color=colour is False, highlight=False)
-        print_diff(found.structure, found.numbers(), console, shown=None if options.all else SHOWN)
+        print_diff(delta.structure, delta.numbers(), console, shown=None if options.all else SHOWN)
     if options.html:
-        found.save_html(options.html, (options.before, options.after))
+        delta.save_html(options.html, (options.before, options.after))
         print(f"wrote {options.html}", file=sys.stderr if options.json else sys.stdout)
-    return found.is_empty
+    return delta.is_empty

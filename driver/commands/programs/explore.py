@@ -53,10 +53,10 @@ def explore_command(options: argparse.Namespace) -> int:
     check_output(options.output)
     program = read(options.file)
     with status("running passes, and noting what each does"):
-        found = _explored(program, options)
-    found.save(options.output)
-    print(program_line(found.program))
-    print(f"wrote {options.output} ({bytes_text(len(found.html.encode()))})")
+        page = _explored(program, options)
+    page.save(options.output)
+    print(program_line(page.program))
+    print(f"wrote {options.output} ({bytes_text(len(page.html.encode()))})")
     return 0
 
 

@@ -82,11 +82,11 @@ def _print_summary(
     from shardweave.driver.commands.read_programs import program_line
     from shardweave.planners.cost.quantity import seconds_text
 
-    changed = sum(one.changed for one in watch.seen)
+    changed = sum(p.changed for p in watch.seen)
     out = messages(options.output)
     print(
         f"{len(watch.seen)} passes, {changed} of which changed the program, in "
-        f"{seconds_text(sum(one.seconds for one in watch.seen))}: {program_line(result)}",
+        f"{seconds_text(sum(p.seconds for p in watch.seen))}: {program_line(result)}",
         file=out,
     )
     if validator is not None:
@@ -147,17 +147,17 @@ def pipeline_of_options(options: argparse.Namespace) -> PassPipeline:
 
 
 def observers_of(options: argparse.Namespace, pipeline: PassPipeline) -> list[Observer]:
-    """What the options ask to see. A failing pass always leaves the program before it in a file."""
+    """Observers that the options ask for; a failing pass always dumps the program before it."""
     from shardweave.passes.observers import DumpFiles, NameDump, PrintChanges, PrintPrograms
 
-    found: list[Observer] = [DumpFiles(options.dump_dir) if options.dump_dir else NameDump()]
+    observers: list[Observer] = [DumpFiles(options.dump_dir) if options.dump_dir else NameDump()]
     if options.print_after_change:
-        found.append(PrintChanges())
-    every = [one.name for one in pipeline.passes] if options.print_after_all else []
+        observers.append(PrintChanges())
+    every = [p.name for p in pipeline.passes] if options.print_after_all else []
     after = every or options.print_after
     if options.print_before or after:
-        found.append(PrintPrograms(options.print_before, after))
-    return found
+        observers.append(PrintPrograms(options.print_before, after))
+    return observers
 
 
 def list_of_passes() -> str:

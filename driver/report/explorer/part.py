@@ -40,7 +40,7 @@ class Words:
 
 
 KINDS = ("same", "added", "removed", "moved", "changed")
-"""What happened to an op; the page has their numbers."""
+"""Kinds of change of an op; the page has their numbers."""
 
 NOWHERE = -1
 """In place of the number of a row or a text that is not there."""
@@ -55,7 +55,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Seat:
-    """Where the page shows an op: a row of its part; layer: its own, if another stands for it."""
+    """Row of an op in its part of the page; layer: its own, if another stands for it."""
 
     row: int
     layer: str = ""
@@ -128,7 +128,7 @@ class FunctionPart:
                 for index, pair in enumerate(pairs)
                 if pair.change is not None and pair.change.details
             },
-            "pictures": {index: found for index, found in pictures.items() if found},
+            "pictures": {index: known for index, known in pictures.items() if known},
             "origins": {
                 index: self._reference(self.seats[sources[op]])
                 for index, op in there.items()
@@ -153,12 +153,12 @@ class FunctionPart:
         mesh = self.program.mesh
         if attributes is None or mesh is None or mesh.num_devices == 1:
             return []
-        found: list[int] = []
+        numbers: list[int] = []
         pairs = zip(op.results, shardings_of(op, self.program), attributes, strict=True)
         for result, sharding, attribute in pairs:
             assert sharding is not None
-            found.append(self._picture(result, sharding, attribute, mesh))
-        return found
+            numbers.append(self._picture(result, sharding, attribute, mesh))
+        return numbers
 
     def _picture(
         self, value: SSAValue, sharding: Sharding, attribute: ShardingAttr | None, mesh: Mesh
@@ -173,22 +173,22 @@ class FunctionPart:
         # Sub-batches run in turn on the same devices.
         on_devices = sharding.without(mesh.time_names) if mesh.time_names else sharding
         svg = sharding_svg(Picture((), whole, text, on_devices), mesh.within_stage)
-        found = self._known_pictures[whole, text] = self.words.number(svg)
-        return found
+        number = self._known_pictures[whole, text] = self.words.number(svg)
+        return number
 
     # Arguments and results
 
     def slots(self) -> dict[SlotKey, SlotLine]:
         """By kind and name, the line of an argument or result, and what of it is no name."""
-        found: dict[SlotKey, SlotLine] = {}
+        slots: dict[SlotKey, SlotLine] = {}
         groups = {"": self.program.arguments, "return": self.program.results}
         for word, group in groups.items():
             for index, slot in enumerate(group):
                 said = f"{_notes(slot)} : {slot.value.type}"
                 value, head = self.lines.name(slot.value), f'{slot.kind} "{slot.name}"'
                 line = f"return.{head} ({value}){said}" if word else f"{value} = {head}{said}"
-                found[word, slot.kind, slot.name or f"#{index}"] = line, said
-        return found
+                slots[word, slot.kind, slot.name or f"#{index}"] = line, said
+        return slots
 
     def _slots(self) -> Json:
         new = self.slots()
@@ -219,40 +219,40 @@ class FunctionPart:
     def _uses(self) -> dict[str, list[list[int]]]:
         """By value on the page, its users in layers that are not."""
         shown = (r for op, seat in self.seats.items() if not seat.layer for r in op.results)
-        found: dict[str, list[list[int]]] = {}
+        uses: dict[str, list[list[int]]] = {}
         for value in (*(slot.value for slot in self.program.arguments), *shown):
             users = [self.seats.get(use.operation) for use in value.uses]
             away = [self._reference(seat) for seat in users if seat is not None and seat.layer]
             if away:
-                found[self.lines.name(value)] = away
-        return found
+                uses[self.lines.name(value)] = away
+        return uses
 
     def _away(self) -> dict[str, list[int]]:
         """By name, where a value stands that a line of the page reads, if its own line does not."""
-        found: dict[str, list[int]] = {}
+        away: dict[str, list[int]] = {}
         for op, seat in self.seats.items():
             if seat.layer:
                 continue
             for value in op.operands:
                 maker = self.seats.get(value.owner) if isinstance(value.owner, Operation) else None
                 if maker is not None and maker.layer:
-                    found[self.lines.name(value)] = self._reference(maker)
-        return found
+                    away[self.lines.name(value)] = self._reference(maker)
+        return away
 
     def _reference(self, seat: Seat) -> list[int]:
         return [seat.row, self.words.number(seat.layer)]
 
 
 def _seats(layers: Iterable[LayerPairs], first_row: int) -> dict[Operation, Seat]:
-    found: dict[Operation, Seat] = {}
+    seats: dict[Operation, Seat] = {}
     row = first_row
     for layer in layers:
         rows = [row + i for i, pair in enumerate(layer.pairs) if pair.after is not None]
         for name, members in zip(layer.layers, layer.members, strict=True):
             own = "" if name == layer.layers[0] else name
-            found.update((op, Seat(at, own)) for op, at in zip(members, rows, strict=True))
+            seats.update((op, Seat(at, own)) for op, at in zip(members, rows, strict=True))
         row += len(layer.pairs)
-    return found
+    return seats
 
 
 def _source_line(op: Operation) -> str:

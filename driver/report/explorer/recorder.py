@@ -1,4 +1,4 @@
-"""What a pipeline does to a program, noted pass by pass as the data of the explorer's page."""
+"""Record of a pipeline's work on a program, pass by pass, as the data of the explorer's page."""
 
 from __future__ import annotations
 
@@ -74,15 +74,15 @@ class Recorder(Observer):
         self._stats: ProgramStats | None = None
         self._start_s = 0.0
 
-    def before(self, one: ModulePass, program: Program) -> None:
+    def before(self, pass_: ModulePass, program: Program) -> None:
         if self._program is None:
             self.note("input", program, summary="The program that the passes are given.")
         self._start_s = time.perf_counter()
 
-    def after(self, one: ModulePass, program: Program) -> None:
+    def after(self, pass_: ModulePass, program: Program) -> None:
         seconds = time.perf_counter() - self._start_s
-        summary = (getdoc(type(one)) or "").partition("\n\n")[0]
-        self.note(one.name, program, spec=str(one.spec()), summary=summary, seconds=seconds)
+        summary = (getdoc(type(pass_)) or "").partition("\n\n")[0]
+        self.note(pass_.name, program, spec=str(pass_.spec()), summary=summary, seconds=seconds)
 
     def note(
         self,
@@ -170,27 +170,27 @@ class Recorder(Observer):
                 "The program is global here: what one device does of it, and how long it takes, "
                 "is there from the pass insert-collectives on."
             )
-        found = simulate_step(
+        simulation = simulate_step(
             program,
             self.cluster,
             optimizer_multiplier=self.optimizer_multiplier,
             precision=self.precision,
         )
-        return found, ""
+        return simulation, ""
 
     def _pictures(self, program: Program, simulated: Simulated) -> Json:
         """Streams, memory and schedule as numbers of texts of HTML, and as a table."""
-        found: Json = {"streams": -1, "memory": -1, "schedule": []}
+        pictures: Json = {"streams": -1, "memory": -1, "schedule": []}
         if simulated is not None:
-            found["streams"] = self.words.number(timeline_html(simulated))
+            pictures["streams"] = self.words.number(timeline_html(simulated))
         if isinstance(simulated, Simulation):
             series = memory_over_time(
                 program, optimizer_multiplier=self.optimizer_multiplier, precision=self.precision
             )
-            found["memory"] = self.words.number(memory_html(simulated, series))
+            pictures["memory"] = self.words.number(memory_html(simulated, series))
         if is_staged(program):
-            found["schedule"] = moments_of(*schedule_of(program))
-        return found
+            pictures["schedule"] = moments_of(*schedule_of(program))
+        return pictures
 
 
 def _functions(program: Program) -> dict[str, Program]:
@@ -209,10 +209,10 @@ def _rail(
     reshards = sum(isinstance(op, ReshardOp) for op in program.ops)
     if reshards:
         yield "reshards", f"{reshards:,}", reshards
-    axes = dict.fromkeys(one.axes for one in stats.collectives)
+    axes = dict.fromkeys(c.axes for c in stats.collectives)
     for names in axes:
-        rows = [one for one in stats.collectives if one.axes == names]
-        count, size = sum(one.count for one in rows), sum(one.sent_bytes for one in rows)
+        rows = [c for c in stats.collectives if c.axes == names]
+        count, size = sum(c.count for c in rows), sum(c.sent_bytes for c in rows)
         yield ", ".join(names), f"{count:,} x, {bytes_text(size)}", size
     if simulated is not None:
         exposed_s = simulated.exposed_communication_s

@@ -59,7 +59,7 @@ Form = Callable[[Call], Result]
 FORMS: dict[str, Form] = {}
 
 DRAWS = "draws"
-"""In place of a name: of the overloads that draw random numbers and have no form of their own."""
+"""Name of the form of overloads that draw random numbers and have none of their own."""
 
 
 def form(*names: str) -> Callable[[Form], Form]:
@@ -85,8 +85,8 @@ def _load() -> None:
 def lookup(name: str) -> Form | None:
     """The canonical form of an overload, or None if it enters the program as it is."""
     _load()
-    found = FORMS.get(name)
-    return FORMS[DRAWS] if found is None and _draws(name) else found
+    form = FORMS.get(name)
+    return FORMS[DRAWS] if form is None and _draws(name) else form
 
 
 def _draws(name: str) -> bool:

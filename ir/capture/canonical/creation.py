@@ -18,7 +18,7 @@ _KINDS: tuple[tuple[Callable[[torch.dtype], bool], Callable[[Any], Any]], ...] =
     (lambda dtype: dtype.is_floating_point, float),
     (lambda dtype: True, int),
 )
-"""Of a dtype the Python type of its elements."""
+"""The Python type of a dtype's elements."""
 
 
 def _filled(call: Call, constant: Any) -> Result:

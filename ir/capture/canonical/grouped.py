@@ -64,7 +64,7 @@ def _product(
 
 
 def _starts(b: ImportBuilder, ends: SSAValue) -> SSAValue:
-    """Where groups start: where the one before ends. Made once, as all products of it share it."""
+    """The starts of groups: the ends of the groups before. Made once; all products share it."""
     for use in ends.uses:
         if use.operation.name == "aten.constant_pad_nd":
             return use.operation.results[0]

@@ -196,7 +196,7 @@ def _index(call: Call) -> Result:
 
 @form("aten.index_put", "aten._unsafe_index_put")
 def _index_put(call: Call) -> Result:
-    """What is written; rows that are added to zeros, as the gradient of a lookup."""
+    """Write values at indices; rows added to zeros become the gradient of a lookup."""
     rows = _numbers_of_rows(call)
     if rows is not None and call["accumulate"] and is_zeros(call["self"]):
         # An index may count from the end.

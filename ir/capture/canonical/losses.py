@@ -44,18 +44,18 @@ def _log_softmax_backward(call: Call) -> Result:
     grad, output = call["grad_output"], call["output"]
     dim = normalized(call["dim"], len(call.shape))
     power = b.call("aten.exp", output)
-    found = _row_gradient(grad, dim)
-    if found is None:
+    row_gradient = _row_gradient(grad, dim)
+    if row_gradient is None:
         rest = b.call("aten.mul.Tensor", power, b.sum(grad, [dim], True))
         return b.cast(b.call("aten.sub.Tensor", grad, rest), call["input_dtype"])
-    index, total = found
+    index, total = row_gradient
     rest = b.call("aten.mul.Tensor", power, b.call("aten.neg", total))
     result = b.call("aten.scatter_add", rest, index, total, dim=dim)
     return b.cast(result, call["input_dtype"])
 
 
 def _row_gradient(grad: SSAValue, dim: int) -> tuple[SSAValue, SSAValue] | None:
-    """If `grad` has one entry per row, scattered along `dim` into zeros: where, and the entries."""
+    """Index and entries of a `grad` with one entry per row, scattered along `dim` into zeros."""
     scatter = maker(grad, "aten.scatter_add")
     if scatter is None or not is_zeros(scatter.operands[0]) or scatter.value("dim") != dim:
         return None

@@ -116,11 +116,11 @@ _IN_PLACE = {
 
 
 def _ancestors(node: fx.Node) -> set[fx.Node]:
-    found: set[fx.Node] = set()
+    ancestors: set[fx.Node] = set()
     left = list(node.all_input_nodes)
     while left:
-        one = left.pop()
-        if one not in found:
-            found.add(one)
-            left += one.all_input_nodes
-    return found
+        ancestor = left.pop()
+        if ancestor not in ancestors:
+            ancestors.add(ancestor)
+            left += ancestor.all_input_nodes
+    return ancestors

@@ -127,7 +127,7 @@ def explained(
 
 
 def _number_remedy(error: Exception) -> str:
-    """What to do about a number that is read; if torch's own Python reads it, which line does."""
+    """The remedy for a number that is read, with the line if torch's own Python reads it."""
     frames = getattr(error, "real_stack", None) or ()
     places = [(frame.filename, frame.lineno or 0) for frame in frames][-1:]
     said = _READER.search(str(error))

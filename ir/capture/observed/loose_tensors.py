@@ -19,7 +19,7 @@ from shardweave.ir.capture.site import CaptureError, Site, site_of_node
 from shardweave.ir.torch_private import FakeTensor, assign_attribute
 
 _DEPTH = 3
-"""How deep lists, dicts and plain objects are searched for a tensor."""
+"""Depth to which lists, dicts and plain objects are searched for a tensor."""
 
 
 CONSTANT = "constant_"

@@ -1,6 +1,6 @@
 # pyright: basic
 # torch's tracing API is private and only partly typed.
-"""What dynamo saw of a model's Python state: what it writes, what it depends on, and where.
+"""Dynamo's view of a model's Python state: its writes, its dependencies, and their lines.
 
 Dynamo runs the model's bytecode on symbols. It notes every object from outside the trace that the
 code writes to, and guards every value from outside that the graph depends on. The graph shows
@@ -30,10 +30,10 @@ from shardweave.ir.torch_private import (
 )
 
 ABSENT = object()
-"""In place of a value: there is none."""
+"""Marker of a value that does not exist."""
 
 UNKNOWN = object()
-"""In place of a value: it is no Python constant, but a tensor or what holds one."""
+"""Marker of a value that is no Python constant, but a tensor or an object that holds one."""
 
 _MODULES = re.compile(r"L\['self'\](?:(?:\.__dict__\['_modules'\]|\._modules)\['[^']*'\])*")
 
@@ -57,7 +57,7 @@ class Write:
 
 @dataclass
 class Observation:
-    """What was seen of a trace.
+    """Facts noted while a model is traced.
 
     failed_in: the innermost module in which it raised an error. notes: sentences for the user.
     constants: tensors that became buffers of the model, by name. arrays: by the identity of a fake
@@ -157,7 +157,7 @@ def _is_set_of_old(variable: Any) -> bool:
 
 
 def _outside(graph: Any, source: str) -> Any:
-    """What a source means outside the trace; None where that cannot be told."""
+    """Evaluate a source outside the trace; None if that fails."""
     try:
         return eval(source, {"G": graph.global_scope, "L": graph.local_scope})
     except Exception:  # noqa: BLE001 - a source may be an expression of dynamo's own helpers
@@ -208,7 +208,7 @@ def _constant(value: Any) -> Any:
 
 
 class _Read:
-    """What a graph depends on, by the names of sources."""
+    """Values that a graph depends on, by the names of their sources."""
 
     def __init__(self, graph: Any) -> None:
         names = {guard.originating_source.name for guard in graph.guards}

@@ -1,6 +1,6 @@
 # pyright: basic
 # torch's tracing API is private and only partly typed.
-"""How torch is set while it traces a model."""
+"""Torch's settings while it traces a model."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ class _FlatRoot(torch.nn.Module):
 
 
 def _root_of(root: Any, in_spec: Any) -> torch.nn.Module:
-    """In place of `ModuleToTrace`: what is traced takes tensors, so that each argument is one."""
+    """Replace `ModuleToTrace`: the traced module takes tensors, so that each argument is one."""
     args, kwargs = children_of(in_spec)
     assert in_spec.num_leaves == len(children_of(args)) + len(children_of(kwargs))
     return _FlatRoot(root, len(children_of(args)), tuple(kwargs.context))
@@ -152,8 +152,8 @@ _recompile = fx.GraphModule.recompile
 
 
 def _without_code(graph: fx.GraphModule) -> None:
-    """In place of `recompile`, a tenth of the time that a capture takes: a graph gets its code when
-    it is called, which most never are."""
+    """Replace `recompile`, a tenth of the time of a capture: a graph gets its code when it is
+    called, which most never are."""
     keep_tree_specs(graph)
     type(graph).forward = _run_with_code
 
@@ -195,7 +195,7 @@ _REPLACED: dict[str, Any] = {
     "flex device": lambda *tensors: None,
     "flex width": lambda *tensors: None,
 }
-"""What of torch's tracing does something else meanwhile, and what it does."""
+"""Parts of torch's tracing that are replaced meanwhile, with their replacements."""
 
 
 @contextlib.contextmanager

@@ -27,7 +27,7 @@ from shardweave.ir.torch_private import (
 )
 
 Jump = Callable[[Any, Any], None]
-"""How dynamo runs a jump: of a translator, which has the frame's instructions, and the jump."""
+"""Dynamo's function for a jump; takes a translator, with the frame's instructions, and the jump."""
 
 _JUMPS = [
     code
@@ -38,7 +38,7 @@ _JUMPS = [
 
 @contextlib.contextmanager
 def without_value_checks() -> Iterator[None]:
-    """Meanwhile dynamo goes on behind a check."""
+    """Let dynamo go on after a check, while in the context."""
     translators = {InstructionTranslator}
     for translator in list(translators):
         translators |= _subclasses(translator)
@@ -104,8 +104,8 @@ def _is_caught(frame: Any, instruction: Any) -> bool:
 
 
 def _has_except(frame: Any, instruction: Any) -> bool:
-    """Of one frame: `finally` and `with` raise again what they get, and so does what cleans up
-    behind a handler, which does not begin as one."""
+    """Whether a frame has an `except` at an instruction. `finally`, `with` and the code that
+    cleans up after a handler do not count: they raise the error again."""
     while instruction.exn_tab_entry is not None:
         first = frame.indexof[instruction.exn_tab_entry.target]
         handler = frame.instructions[first:]

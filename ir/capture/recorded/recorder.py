@@ -30,7 +30,7 @@ _PLAIN = (
     int, float, complex, bool, str, type(None), type(...), slice, torch.dtype, torch.device,
     torch.layout, torch.memory_format, torch.Size,
 )  # fmt: skip
-"""What may stand in the code of a graph."""
+"""Types of constants that the code of a graph may contain."""
 
 _OPERATORS: dict[str, Any] = {"__getitem__": operator.getitem, "__setitem__": operator.setitem}
 _NUMBERS = ("item", "tolist", "__bool__", "__int__", "__float__", "__index__", "__complex__")
@@ -173,7 +173,7 @@ class CallRecorder(TorchFunctionMode):
 
     @contextlib.contextmanager
     def _seeing_functions(self) -> Iterator[None]:
-        """With functions of autograd as one call each, which has its own backward."""
+        """Record each autograd function as one call with its own backward, while in the context."""
         applied: Any = vars(torch.autograd.Function)["apply"]
         make_variable = _VariableMeta.__call__
 

@@ -41,7 +41,7 @@ _HEAP_TYPE = 1 << 9
 
 
 Parts = Iterator[tuple[Any, Any, str]]
-"""Of one object, of the other, and where."""
+"""Pairs of parts of two objects, and where they are."""
 
 
 class Unlike(Exception):
@@ -58,40 +58,40 @@ class Likeness:
     _kept: list[Any] = field(default_factory=list)
     """Keeps temporary objects alive, whose ids are noted."""
 
-    def compare(self, one: Any, other: Any, place: str) -> None:
-        """Raises Unlike unless `other` is `one` up to renaming."""
-        if isinstance(one, _CONSTANTS) or isinstance(other, _CONSTANTS):
-            if not same_constant(one, other):
-                raise Unlike(f"{place} is {_short(one)} and {_short(other)}")
+    def compare(self, left: Any, right: Any, place: str) -> None:
+        """Raises Unlike unless `right` is `left` up to renaming."""
+        if isinstance(left, _CONSTANTS) or isinstance(right, _CONSTANTS):
+            if not same_constant(left, right):
+                raise Unlike(f"{place} is {_short(left)} and {_short(right)}")
             return
-        if id(one) in self.partners or id(other) in self._taken:
-            if self.partners.get(id(one)) is not other or self._taken.get(id(other)) is not one:
+        if id(left) in self.partners or id(right) in self._taken:
+            if self.partners.get(id(left)) is not right or self._taken.get(id(right)) is not left:
                 raise Unlike(f"{place} is shared in one of them")
             return
-        self.partners[id(one)], self._taken[id(other)] = other, one
-        self._kept += (one, other)
-        if type(one) is not type(other):
-            raise Unlike(f"{place} is a {type(one).__name__} and a {type(other).__name__}")
-        if isinstance(one, _CONTAINERS) and type(one).__module__ not in _OF_PYTHON:
-            raise Unlike(f"{place} is a {type(one).__name__}, whose state cannot be compared")
-        for value, partner, inner in self._parts(one, other, place):
+        self.partners[id(left)], self._taken[id(right)] = right, left
+        self._kept += (left, right)
+        if type(left) is not type(right):
+            raise Unlike(f"{place} is a {type(left).__name__} and a {type(right).__name__}")
+        if isinstance(left, _CONTAINERS) and type(left).__module__ not in _OF_PYTHON:
+            raise Unlike(f"{place} is a {type(left).__name__}, whose state cannot be compared")
+        for value, partner, inner in self._parts(left, right, place):
             self.compare(value, partner, inner)
 
-    def _parts(self, one: Any, other: Any, place: str) -> Parts:
+    def _parts(self, left: Any, right: Any, place: str) -> Parts:
         """Pairs of what two objects of one class hold. Raises Unlike if the rest is not equal."""
-        if isinstance(one, nn.Module):
-            return self._module_parts(one, other, place)
+        if isinstance(left, nn.Module):
+            return self._module_parts(left, right, place)
         for kinds, parts in _PARTS:
-            if isinstance(one, kinds):
-                return parts(one, other, place)
-        if is_plain_object(one):
-            return _dict_parts(vars(one), vars(other), place)
-        if one is not other or isinstance(one, weakref.ReferenceType):
-            raise Unlike(f"{place} is a {type(one).__name__}, whose state cannot be compared")
+            if isinstance(left, kinds):
+                return parts(left, right, place)
+        if is_plain_object(left):
+            return _dict_parts(vars(left), vars(right), place)
+        if left is not right or isinstance(left, weakref.ReferenceType):
+            raise Unlike(f"{place} is a {type(left).__name__}, whose state cannot be compared")
         return iter(())
 
-    def _module_parts(self, one: nn.Module, other: nn.Module, place: str) -> Parts:
-        for value, partner, inner in _dict_parts(vars(one), vars(other), place):
+    def _module_parts(self, left: nn.Module, right: nn.Module, place: str) -> Parts:
+        for value, partner, inner in _dict_parts(vars(left), vars(right), place):
             both_constant = isinstance(value, _CONSTANTS) and isinstance(partner, _CONSTANTS)
             if both_constant and not same_constant(value, partner):
                 self.differing.add(inner.rpartition(".")[2])
@@ -99,10 +99,10 @@ class Likeness:
                 yield value, partner, inner
 
 
-def same_constant(one: Any, other: Any) -> bool:
+def same_constant(left: Any, right: Any) -> bool:
     """Whether two constants of a graph are of one type and value."""
     # The text tells 0.0 from -0.0, and nan is itself.
-    return type(one) is type(other) and repr(one) == repr(other)
+    return type(left) is type(right) and repr(left) == repr(right)
 
 
 def is_plain_object(value: Any) -> bool:
@@ -114,60 +114,60 @@ def is_plain_object(value: Any) -> bool:
     return is_python and hasattr(value, "__dict__")
 
 
-def _code_parts(one: Any, other: Any, place: str) -> Parts:
-    if one is not other:
+def _code_parts(left: Any, right: Any, place: str) -> Parts:
+    if left is not right:
         raise Unlike(f"{place} is other code")
     return iter(())
 
 
-def _set_parts(one: Any, other: Any, place: str) -> Parts:
-    if one != other or not all(isinstance(item, _CONSTANTS) for item in one):
+def _set_parts(left: Any, right: Any, place: str) -> Parts:
+    if left != right or not all(isinstance(item, _CONSTANTS) for item in left):
         raise Unlike(f"{place} is a set of other items")
     return iter(())
 
 
-def _method_parts(one: Any, other: Any, place: str) -> Parts:
-    yield one.__func__, other.__func__, place
-    yield one.__self__, other.__self__, place
+def _method_parts(left: Any, right: Any, place: str) -> Parts:
+    yield left.__func__, right.__func__, place
+    yield left.__self__, right.__self__, place
 
 
-def _partial_parts(one: Any, other: Any, place: str) -> Parts:
+def _partial_parts(left: Any, right: Any, place: str) -> Parts:
     for name in ("func", "args", "keywords", "__dict__"):
-        yield getattr(one, name), getattr(other, name), place
+        yield getattr(left, name), getattr(right, name), place
 
 
-def _dict_parts(one: dict, other: dict, place: str) -> Parts:
-    if list(one) != list(other) or not all(isinstance(key, _CONSTANTS) for key in one):
+def _dict_parts(left: dict, right: dict, place: str) -> Parts:
+    if list(left) != list(right) or not all(isinstance(key, _CONSTANTS) for key in left):
         raise Unlike(f"{place} has other attributes or keys")
-    for key, value in one.items():
-        yield value, other[key], f"{place}.{key}".lstrip(".")
+    for key, value in left.items():
+        yield value, right[key], f"{place}.{key}".lstrip(".")
 
 
-def _list_parts(one: Any, other: Any, place: str) -> Parts:
-    if len(one) != len(other):
-        raise Unlike(f"{place} has {len(one)} and {len(other)} items")
-    for index, (value, partner) in enumerate(zip(one, other, strict=True)):
+def _list_parts(left: Any, right: Any, place: str) -> Parts:
+    if len(left) != len(right):
+        raise Unlike(f"{place} has {len(left)} and {len(right)} items")
+    for index, (value, partner) in enumerate(zip(left, right, strict=True)):
         yield value, partner, f"{place}[{index}]"
 
 
-def _function_parts(one: Any, other: Any, place: str) -> Parts:
-    if one.__code__ is not other.__code__ or one.__globals__ is not other.__globals__:
+def _function_parts(left: Any, right: Any, place: str) -> Parts:
+    if left.__code__ is not right.__code__ or left.__globals__ is not right.__globals__:
         raise Unlike(f"{place} is other code")
-    yield one.__defaults__, other.__defaults__, place
-    yield one.__kwdefaults__, other.__kwdefaults__, place
-    yield one.__dict__, other.__dict__, place
-    cells = (one.__closure__ or (), other.__closure__ or ())
-    for left, right in zip(*cells, strict=True):
-        yield left.cell_contents, right.cell_contents, place
+    yield left.__defaults__, right.__defaults__, place
+    yield left.__kwdefaults__, right.__kwdefaults__, place
+    yield left.__dict__, right.__dict__, place
+    cells = (left.__closure__ or (), right.__closure__ or ())
+    for cell, partner in zip(*cells, strict=True):
+        yield cell.cell_contents, partner.cell_contents, place
 
 
-def _tensor_parts(one: Tensor, other: Tensor, place: str) -> Parts:
-    if tensor_facts(one) != tensor_facts(other):
-        raise Unlike(f"{place} is {_words(one)} and {_words(other)}")
-    for tensor in (one, other):
+def _tensor_parts(left: Tensor, right: Tensor, place: str) -> Parts:
+    if tensor_facts(left) != tensor_facts(right):
+        raise Unlike(f"{place} is {_words(left)} and {_words(right)}")
+    for tensor in (left, right):
         if tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None):
             raise Unlike(f"{place} has hooks")
-    yield _own(one), _own(other), place
+    yield _own(left), _own(right), place
 
 
 def _own(tensor: Tensor) -> dict[str, Any]:

@@ -78,7 +78,7 @@ def module_name_of(variable: Any) -> str:
 
 
 def structure_of(variable: Any, leaves: list[Any]) -> Any:
-    """What is passed, less its tensors, which are added to `leaves`."""
+    """The structure of an argument without its tensors, which are added to `leaves`."""
     if isinstance(variable, LazyVariableTracker):
         variable = variable.realize()
     if isinstance(variable, TensorVariable):
@@ -92,7 +92,7 @@ def structure_of(variable: Any, leaves: list[Any]) -> Any:
 
 
 def torch_state(tx: Any) -> tuple[Any, ...]:
-    """What code can see besides objects: torch's modes, and the frame that calls."""
+    """State that code can see besides objects: torch's modes, and the calling frame."""
     devices = ("cpu", "cuda")
     return (
         torch.is_grad_enabled(),
@@ -132,11 +132,11 @@ class _Same:
 
 
 Writes = dict[int, tuple[Any, Any]]
-"""By identity of a variable: the variable, and what it holds."""
+"""Written variables and their contents, by the variable's identity."""
 
 
 def writes_of(tx: Any) -> Writes:
-    """What has been written so far, to objects from outside the trace and to new ones."""
+    """All writes so far, to objects from outside the trace and to new ones."""
     effects = tx.output.side_effects
     if effects.tensor_hooks:
         raise Unfit("hooks were registered")

@@ -50,7 +50,7 @@ def chains_of(graph: fx.Graph) -> list[BlockChain]:
     run: list[_Link] = []
     for link in [*links, None]:
         if run and (link is None or not link.continues(run)):
-            chain = BlockChain(tuple(one.path for one in run))
+            chain = BlockChain(tuple(linked.path for linked in run))
             if len(run) > 2 * _KEPT and _is_closed(run):
                 chains.append(chain)
             # The last block may be the first of the next run.
@@ -157,7 +157,7 @@ def without_blocks(exported: fx.GraphModule, chains: list[BlockChain]) -> fx.Gra
 
 
 def _bridges(graph: fx.Graph, chains: list[BlockChain]) -> dict[fx.Node, fx.Node]:
-    """For the nodes of the last block that is cut, those of the last one that is kept before it."""
+    """Map nodes of the last removed block to those of the last block kept before it."""
     nodes: dict[str, list[fx.Node]] = {}
     for node in graph.nodes:
         path = block_path_of(node)

@@ -139,7 +139,7 @@ class _Lengthening:
         if not all(self.forward) or any(map(bool, self.backward)) != all(map(bool, self.backward)):
             raise Irregular("a block has no calls")
         spans = zip(self.forward, self.backward, strict=True)
-        self.blocks = [_nodes((*one, *other)) for one, other in spans]
+        self.blocks = [_nodes((*forward, *backward)) for forward, backward in spans]
         self.owner = {node: index for index, block in enumerate(self.blocks) for node in block}
         self.earlier: dict[fx.Node, fx.Node] = {}
         self.later: dict[fx.Node, fx.Node] = {}
@@ -147,7 +147,7 @@ class _Lengthening:
         self._check_closed(graph)
 
     def _spans(self, paths: Sequence[str], is_backward: bool) -> list[list[Entry]]:
-        """Of each block all entries from its first one to the next block's first."""
+        """All entries of each block, from its first one to the next block's first."""
         starts, end = [], 0
         for path in paths:
             places = [
@@ -178,18 +178,18 @@ class _Lengthening:
             if [e.node is None for e in spans[1]] != [e.node is None for e in spans[2]]:
                 raise Irregular("blocks have other calls")
         self.partner = dict(zip(self.blocks[1], self.blocks[2], strict=True))
-        for one, other in self.partner.items():
-            self._check_pair(one, other)
-        self.original = {other: one for one, other in self.partner.items()}
+        for first, second in self.partner.items():
+            self._check_pair(first, second)
+        self.original = {second: first for first, second in self.partner.items()}
 
-    def _check_pair(self, one: fx.Node, other: fx.Node) -> None:
-        if one.target != other.target or not _same_meta(one, other, self.chain.kept[1:3]):
-            raise Irregular(f"{one.name} and {other.name} differ")
-        if not self._same_arguments((one.args, one.kwargs), (other.args, other.kwargs)):
-            raise Irregular(f"{one.name} and {other.name} have other operands")
+    def _check_pair(self, first: fx.Node, second: fx.Node) -> None:
+        if first.target != second.target or not _same_meta(first, second, self.chain.kept[1:3]):
+            raise Irregular(f"{first.name} and {second.name} differ")
+        if not self._same_arguments((first.args, first.kwargs), (second.args, second.kwargs)):
+            raise Irregular(f"{first.name} and {second.name} have other operands")
 
-    def _same_arguments(self, one: Any, other: Any) -> bool:
-        (mine, spec), (theirs, other_spec) = map(pytree.tree_flatten, (one, other))
+    def _same_arguments(self, first: Any, second: Any) -> bool:
+        (mine, spec), (theirs, other_spec) = map(pytree.tree_flatten, (first, second))
         return spec == other_spec and all(
             self._same_operand(a, b)
             if isinstance(a, fx.Node) and isinstance(b, fx.Node)
@@ -197,27 +197,27 @@ class _Lengthening:
             for a, b in zip(mine, theirs, strict=True)
         )
 
-    def _same_operand(self, one: fx.Node, other: fx.Node) -> bool:
+    def _same_operand(self, first: fx.Node, second: fx.Node) -> bool:
         """Both from the same place, seen from their blocks."""
-        places = self.owner.get(one), self.owner.get(other)
+        places = self.owner.get(first), self.owner.get(second)
         if places == (1, 2):
-            return self.partner[one] is other
+            return self.partner[first] is second
         if places == (0, 1):
-            return self.earlier.setdefault(one, other) is other
+            return self.earlier.setdefault(first, second) is second
         if places == (2, 3):
-            return self.later.setdefault(one, other) is other
+            return self.later.setdefault(first, second) is second
         if places != (None, None):
             return False
-        if one is other:
-            return parameter_in_block(one, self.chain.kept[1]) is None
+        if first is second:
+            return parameter_in_block(first, self.chain.kept[1]) is None
         names = [
             parameter_in_block(n, path)
-            for n, path in zip((one, other), self.chain.kept[1:3], strict=True)
+            for n, path in zip((first, second), self.chain.kept[1:3], strict=True)
         ]
         return names[0] is not None and names[0] == names[1]
 
     def _check_closed(self, graph: fx.Graph) -> None:
-        """What the two blocks make is read by their neighbours, or is a parameter's gradient."""
+        """Check that only neighbours read the two blocks' results, parameter gradients aside."""
         output = graph.output_node()
         descs: dict[Any, Any] = dict(zip(flat_results(output), output.meta["desc"], strict=True))
         for index in (1, 2):
@@ -238,8 +238,8 @@ class _Lengthening:
         cut = self.chain.cut
         copies = [self._copies(path) for path in cut]
         self._connect(copies)
-        forward = [entry for one, _ in copies for entry in one]
-        backward = [entry for _, one in reversed(copies) for entry in one]
+        forward = [entry for copied, _ in copies for entry in copied]
+        backward = [entry for _, copied in reversed(copies) for entry in copied]
         first = self.all.index(self.forward[2][0])
         entries = [*self.all[:first], *forward]
         if backward:
@@ -284,7 +284,7 @@ class _Lengthening:
 
 
 def _is_sum_of_gradients(entry: Entry) -> bool:
-    """Torch does not say of which block."""
+    """Whether an entry adds up gradients; torch does not say for which block."""
     is_sum = entry.node is not None and entry.node.meta.get("is_gradient_acc", False)
     return is_sum and entry.block is None
 
@@ -297,15 +297,15 @@ def _nodes(entries: Sequence[Entry]) -> list[fx.Node]:
     return [entry.node for entry in entries if entry.node is not None]
 
 
-def _same_meta(one: fx.Node, other: fx.Node, paths: Sequence[str]) -> bool:
-    if one.meta.get("stack_trace") != other.meta.get("stack_trace"):
+def _same_meta(first: fx.Node, second: fx.Node, paths: Sequence[str]) -> bool:
+    if first.meta.get("stack_trace") != second.meta.get("stack_trace"):
         return False
-    if _forms(one.meta.get("val")) != _forms(other.meta.get("val")):
+    if _forms(first.meta.get("val")) != _forms(second.meta.get("val")):
         return False
     for key in ("nn_module_stack", "fwd_nn_module_stack"):
         stacks = (
-            renamed_stack(one.meta.get(key), *paths),
-            renamed_stack(other.meta.get(key), *paths),
+            renamed_stack(first.meta.get(key), *paths),
+            renamed_stack(second.meta.get(key), *paths),
         )
         if list((stacks[0] or {}).values()) != list((stacks[1] or {}).values()):
             return False

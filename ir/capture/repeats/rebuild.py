@@ -31,7 +31,7 @@ class Entry:
     is_backward: bool
     renamed: tuple[str, str] | None = None
     operands: dict[fx.Node, Any] = field(default_factory=dict)
-    """What stands for operands of the node, where it is not the same."""
+    """Replacements for operands of the node, where they differ."""
 
 
 def numbered(base: str, number: int) -> str:

@@ -285,7 +285,7 @@ def _result(structure: Any, fresh: Iterator[Any]) -> Any:
 
 
 class _Renaming:
-    """From the modules of one block to those of another."""
+    """A renaming of one block's modules to another's."""
 
     def __init__(self, old: BlockCall, new: BlockCall) -> None:
         self.old, self.new = old.name, new.name
@@ -294,7 +294,7 @@ class _Renaming:
             new.variable.value.named_modules(remove_duplicate=False),
             strict=True,
         )
-        self.keys = {str(id(one)): str(id(other)) for (_, one), (_, other) in pairs}
+        self.keys = {str(id(before)): str(id(after)) for (_, before), (_, after) in pairs}
 
     def name(self, name: str) -> str:
         is_inner = name == self.old or name.startswith((f"{self.old}.", f"{self.old}["))

@@ -21,10 +21,10 @@ from shardweave.ir.ops.registry import spec_named
 _COMPARED: frozenset[Any] = frozenset(
     getattr(operator, name) for name in "gt ge lt le eq ne and_ or_ invert getitem".split()
 )
-"""What gives the same of the same operands."""
+"""Functions that give equal results for equal operands."""
 
 _FILLER = 0.5
-"""In place of rows that are not named, so that what is computed on them has a finite gradient."""
+"""Value of rows that are not selected, which gives ops on them a finite gradient."""
 
 
 def replace_boolean_rows(exported: torch.fx.GraphModule) -> None:

@@ -29,7 +29,7 @@ _DECOMPOSED = (
 
 @cache
 def decompositions() -> Mapping[Any, Any]:
-    """What torch makes of these ops, by overload."""
+    """Torch's decompositions of these ops, by overload."""
     table = get_decompositions(_DECOMPOSED)
     return {op: _widely(make) if _keeps_statistics(op) else make for op, make in table.items()}
 

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from shardweave.ir.capture.site import CaptureError, site_of_node
 
 Function = Callable[..., Tensor]
-"""Of a score, or of none, and of four indices: sample, head, query, key; then of buffers."""
+"""A function of a score (or none), four indices (sample, head, query, key), and buffers."""
 
 FLEX = "flex_attention"
 VARLEN = "torch_attn._varlen_attn"
@@ -201,7 +201,7 @@ def varlen(
 
 
 def _sequences(ends: Tensor, part: Tensor) -> tuple[Tensor, Tensor]:
-    """Of each position the sequence that it is in, and how far it is from that one's end."""
+    """The sequence of each position, and its distance from the sequence's end."""
     positions = torch.arange(part.shape[0], device=part.device)
     sequence = (positions[:, None] >= ends[None, 1:]).sum(-1)
     return sequence, ends[(sequence + 1).clamp(max=ends.shape[0] - 1)] - positions

@@ -75,12 +75,12 @@ _REPLACED: tuple[tuple[str, str, object], ...] = (
     ("trl.trainer.utils", "_ChunkedLogProbFunction", LogProbabilities),
     ("trl.trainer.utils", "_use_triton", _none),
 )  # fmt: skip
-"""What of some modules, if they are loaded, does something else meanwhile, and what it does."""
+"""Functions of some modules that are replaced meanwhile, if loaded, with their replacements."""
 
 
 @contextlib.contextmanager
 def _noting_inner_outputs(model: nn.Module) -> Iterator[None]:
-    """With the hooks that note outputs of inner modules, where no call has installed them yet.
+    """Install the hooks that note outputs of inner modules, if no call has done so yet.
 
     They do nothing unless forward asks for such outputs, and are taken out again.
     """

@@ -4,7 +4,7 @@
 - `sgn` of real numbers is `sign`, which is the same, and has a gradient to trace. That of sgn is a
   kind of zero that torch makes outside of what it traces.
 - `multilabel_margin_loss` is written out. What torch traces in its place is wrong where a row of
-  targets ends early: it also compares class 0 with the others, once for each target behind the end.
+  targets ends early: it also compares class 0 with the others, once for each target after the end.
 - A determinant is that of a dense matrix. Torch factors a matrix as it lies in memory, and traces
   a gradient by these factors: of a weight that is laid out otherwise, such as the `Q` of
   `torch.linalg.qr`, it would be that of the transposed one, as values of a program are dense.
@@ -71,7 +71,7 @@ def _of_dense(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def wide_under_autocast(input: Tensor) -> Tensor:
-    """What a loss is computed of: under torch.autocast in float32, if it was in fewer digits."""
+    """Widen a loss's input to float32 under torch.autocast, if it is float16 or bfloat16."""
     is_cast = torch.is_autocast_enabled(input.device.type)
     return input.float() if is_cast and input.dtype in (torch.bfloat16, torch.float16) else input
 

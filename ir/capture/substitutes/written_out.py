@@ -107,10 +107,10 @@ def ctc_loss(
     scores = log_probs[:, None] if is_one else log_probs
     steps, samples = _each(input_lengths, scores), _each(target_lengths, scores)
     labels = _padded(targets, target_lengths, samples, is_one)
-    found = _minus_log_likelihood(scores, labels, steps, samples, blank, zero_infinity)
+    losses = _minus_log_likelihood(scores, labels, steps, samples, blank, zero_infinity)
     if reduction == 1:
-        return (found / samples.clamp_min(1)).mean()
-    return found.sum() if reduction == 2 else found.squeeze(0) if is_one else found
+        return (losses / samples.clamp_min(1)).mean()
+    return losses.sum() if reduction == 2 else losses.squeeze(0) if is_one else losses
 
 
 def _each(lengths: Lengths, scores: Tensor) -> Tensor:
@@ -141,7 +141,7 @@ def _minus_log_likelihood(
     num_steps, num_states = len(scores), 2 * labels.shape[1] + 1
     never = torch.finfo(scores.dtype).min / 4  # what is finite has gradients
     state = torch.arange(num_states, device=scores.device)
-    # Blanks lie between labels and at both ends; behind the end of a row nothing is read.
+    # Blanks lie between labels and at both ends; after the end of a row nothing is read.
     label = F.pad(labels, (0, 1)).repeat_interleave(2, 1)[:, :num_states]
     is_label = (state % 2 == 1) & (state < 2 * lengths[:, None])
     label = torch.where(is_label, label, blank)
@@ -154,14 +154,14 @@ def _minus_log_likelihood(
         paths = torch.stack([reached, before[:, 1:-1], skipped])
         reached = torch.where(step < steps[:, None], paths.logsumexp(0) + own[step], reached)
     ends = (state == 2 * lengths[:, None]) | (state == 2 * lengths[:, None] - 1)
-    found = -torch.where(ends, reached, never).logsumexp(1)
-    is_possible = torch.where(steps > 0, found < -never / 2, lengths == 0)
-    found = torch.where(steps > 0, found, 0.0)
+    losses = -torch.where(ends, reached, never).logsumexp(1)
+    is_possible = torch.where(steps > 0, losses < -never / 2, lengths == 0)
+    losses = torch.where(steps > 0, losses, 0.0)
     is_read = torch.arange(num_steps, device=scores.device)[:, None] < steps
     # Torch takes the scores for a log_softmax, whose sums of probabilities have no gradient.
     total = torch.where(is_read[..., None], scores.exp(), 0).sum((0, 2))
     impossible = 0.0 if zero_infinity else math.inf
-    return torch.where(is_possible, found + (total - total.detach()), impossible)
+    return torch.where(is_possible, losses + (total - total.detach()), impossible)
 
 
 def gaussian_nll_loss(
@@ -220,12 +220,12 @@ def cov(
 
 def corrcoef(input: Tensor) -> Tensor:
     """As torch's correlations. Shapes as of `cov`."""
-    found = cov(input)
-    if found.dim() == 0:
-        return found / found
-    deviation = found.diagonal().real.sqrt() if found.is_complex() else found.diagonal().sqrt()
-    found = found / deviation[:, None] / deviation
-    return found if found.is_complex() else found.clip(-1, 1)
+    matrix = cov(input)
+    if matrix.dim() == 0:
+        return matrix / matrix
+    deviation = matrix.diagonal().real.sqrt() if matrix.is_complex() else matrix.diagonal().sqrt()
+    matrix = matrix / deviation[:, None] / deviation
+    return matrix if matrix.is_complex() else matrix.clip(-1, 1)
 
 
 def narrow(input: Tensor, dim: int, start: int | Tensor, length: int) -> Tensor:
@@ -273,8 +273,8 @@ def recurrent_layers(
         given = hidden[own], params[own], has_biases, 1, 0.0, train, bidirectional, False
         if first and train and dropout:
             rows = torch.dropout(rows, dropout, True)
-        rows, found = _recurrent_layers(rows, *given, layer_fn)
-        states += found
+        rows, new_states = _recurrent_layers(rows, *given, layer_fn)
+        states += new_states
     return (rows.transpose(0, 1) if batch_first else rows), states
 
 
@@ -291,8 +291,8 @@ def batch_norm(self: Any, input: Tensor) -> Tensor:
     num_batches.add_(1)
     # With a momentum of 1 they become the statistics of this batch.
     mean, variance = torch.zeros_like(self.running_mean), torch.zeros_like(self.running_var)
-    found = F.batch_norm(input, mean, variance, self.weight, self.bias, True, 1.0, self.eps)
+    normalized = F.batch_norm(input, mean, variance, self.weight, self.bias, True, 1.0, self.eps)
     share = 1 / num_batches.double()
     self.running_mean.mul_(1 - share).add_(share * mean)
     self.running_var.mul_(1 - share).add_(share * variance)
-    return found
+    return normalized

@@ -57,7 +57,7 @@ class CutUpdate:
     results: tuple[Sent, ...]
     flops: int
     temporary_bytes: int
-    """Of full values that the core makes."""
+    """Bytes of full values that the core computes."""
 
 
 def cut_update(update: Update, device: torch.device) -> CutUpdate:
@@ -84,7 +84,7 @@ def cut_update(update: Update, device: torch.device) -> CutUpdate:
 
 
 def _early(graph: fx.Graph, shape: tuple[int, ...]) -> dict[fx.Node, None]:
-    """What each rank can compute from its shards, or from what it has whole."""
+    """Nodes that each rank can compute from its shards, or from replicated values."""
     early: dict[fx.Node, None] = {}
     for node in graph.nodes:
         if node.op == "placeholder":
@@ -99,7 +99,7 @@ def _early(graph: fx.Graph, shape: tuple[int, ...]) -> dict[fx.Node, None]:
 def _core(
     graph: fx.Graph, shape: tuple[int, ...], early: Collection[fx.Node]
 ) -> dict[fx.Node, None]:
-    """What needs full values, and all between two such ops."""
+    """Ops that need full values, and all ops between two of them."""
     core: set[fx.Node] = set()
     for node in reversed(graph.nodes):
         if node.op == "call_function" and node not in early:

@@ -25,8 +25,8 @@ _META = torch.device("meta")
 
 @dataclass(frozen=True)
 class _Value:
-    """What is in some memory: the parameters that it was made of, and whether each element was
-    made of the same element of theirs. Nothing: a constant."""
+    """Contents of some memory: the parameters that they were computed from (none for a constant),
+    and whether each element was computed from the same element of theirs."""
 
     of: frozenset[int]
     is_aligned: bool
@@ -105,7 +105,7 @@ class OpsSeen(TorchDispatchMode):
     def _look_at_views(
         self, func: OpOverload[..., Any], given: Sequence[Tensor], made: Sequence[Tensor]
     ) -> None:
-        """Where a view has another order of elements, what is written through it is not aligned."""
+        """Mark writes through a view with another order of elements as not aligned."""
         for source in given:
             value = self.value_of(source)
             for view in made:
@@ -138,7 +138,7 @@ class OpsSeen(TorchDispatchMode):
 
 
 _RESULTS: dict[tuple[Any, ...], tuple[Any, ...]] = {}
-"""By op and arguments, what it gives on the meta device: shape, strides and dtype; empty, if it
+"""Results on the meta device by op and arguments: shape, strides and dtype; empty, if the op
 writes to its first operand. Torch takes milliseconds to find out."""
 
 _MOST_RESULTS = 10_000
@@ -199,15 +199,15 @@ def _geometry(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def _arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
-    found: list[Any] = []
+    arguments: list[Any] = []
     for x in (*args, *kwargs.values()):
         if isinstance(x, Sequence) and not isinstance(x, str):
             items = cast("Sequence[Any]", x)
             numbers = all(isinstance(item, int) for item in items)
-            found += [tuple(items)] if numbers else list(items)
+            arguments += [tuple(items)] if numbers else list(items)
         else:
-            found.append(x)
-    return found
+            arguments.append(x)
+    return arguments
 
 
 def _rows(args: tuple[Any, ...], kwargs: Mapping[str, Any], count: int) -> list[Sequence[Any]]:

@@ -1,4 +1,4 @@
-"""Who computes updates that need full values, and who sends what there."""
+"""Owners of updates that need full values, and the messages to them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Hashable, Mapping, Sequence
 def dealt_out(flops: Mapping[int, int], ranks: Mapping[int, Sequence[int]]) -> dict[int, int]:
     """The owner of each update: the largest goes first, to the rank with least to do.
 
-    flops, ranks: by update its work, and those of which one is to own it.
+    flops, ranks: by update, its work, and the ranks that may own it.
     """
     work = dict.fromkeys((rank for chosen in ranks.values() for rank in chosen), 0)
     owners: dict[int, int] = {}
@@ -19,7 +19,7 @@ def dealt_out(flops: Mapping[int, int], ranks: Mapping[int, Sequence[int]]) -> d
 
 
 def senders_of(shards: Mapping[int, Hashable], goal: int) -> list[int]:
-    """For each different shard a rank that has it: `goal` itself where it can, else by turns.
+    """A rank that has each distinct shard: `goal` itself where it can, else by turns.
 
     shards: by rank.
     """

@@ -35,7 +35,7 @@ class Sizes:
 class Calls:
     """The ops that update one parameter, with their numbers, and the state that they leave.
 
-    ops: behind them those that make constants, which may be of any parameter. state: that of the
+    ops: after them those that make constants, which may be of any parameter. state: that of the
     parameter, with tensors on the meta device in place of its tensors.
     """
 
@@ -193,11 +193,11 @@ class MetaCopy:
         return Reads(frozenset(full | joint), frozenset(joint), reason, bool(self.mode.draws))
 
     def all_calls(self, seen: _Seen, has_gradient: Sequence[bool]) -> dict[int, Calls]:
-        """By index, those of each parameter with a gradient."""
+        """Calls on each parameter with a gradient, by index."""
         return {index: self._calls(index, seen) for index, has in enumerate(has_gradient) if has}
 
     def _calls(self, index: int, seen: _Seen) -> Calls:
-        """Those of one parameter: numbers of ops that make constants stay in the ops."""
+        """Calls on one parameter: numbers of ops that make constants stay in the ops."""
         ops: list[tuple[str, tuple[Any, ...]]] = []
         numbers: list[float] = []
         for (op, plain), of in zip(seen.calls, seen.of, strict=True):

@@ -33,7 +33,7 @@ def _bias_sizes(op: AtenOp) -> list[int] | None:
 
 
 def _grouped_flops(op: AtenOp) -> int:
-    """As if the rows were spread evenly over all groups, of which the op may have a part.
+    """Count as if the rows were spread evenly over all groups; the op may have some of these.
 
     Ragged rows are all of the op's own groups.
     """

@@ -257,6 +257,6 @@ class Expressions:
             values.update(zip(inner.results, made, strict=True))
 
     def describe(self, number: int) -> str:
-        """How messages name an expression."""
+        """Name an expression for messages."""
         maker = self.makers[number]
         return maker if isinstance(maker, str) else describe(maker)

@@ -23,7 +23,7 @@ from shardweave.ir.sharding.rules.base import Dims
 
 
 class Table(Protocol):
-    """What numbers expressions (`Expressions`): their shapes, and the terms of sums."""
+    """A numbering of expressions (`Expressions`), with their shapes and the terms of sums."""
 
     shapes: list[tuple[int, ...]]
     sums: dict[int, dict[int, float]]
@@ -39,7 +39,7 @@ class Table(Protocol):
 
 @dataclass(frozen=True)
 class Cut:
-    """A dim that is taken in so many pieces of one length."""
+    """A dim, taken in `count` pieces of one length."""
 
     dim: int
     count: int
@@ -157,17 +157,17 @@ class Pieces:
         return Cut(dim, len(operands)), list(operands)
 
     def _put_in_zeros(self, number: int) -> tuple[Cut, list[int]] | None:
-        """The pieces of a sum of values each of which is in zeros, if they fill all."""
+        """The pieces that a sum adds up, each surrounded by zeros, if they fill the whole value."""
         terms, shape = self.table.sums.get(number, {}), self.table.shapes[number]
         placed = [self.placed[term] for term in terms if term in self.placed]
         is_plain = all(
             factor == 1 and self.table.shapes[term] == shape for term, factor in terms.items()
         )
-        cuts, found = {cut for cut, _, _ in placed}, {index: piece for _, index, piece in placed}
-        if not is_plain or not len(placed) == len(terms) == len(found) or len(cuts) != 1:
+        cuts, pieces = {cut for cut, _, _ in placed}, {index: piece for _, index, piece in placed}
+        if not is_plain or not len(placed) == len(terms) == len(pieces) or len(cuts) != 1:
             return None
         (cut,) = cuts
-        return (cut, [found[i] for i in range(cut.count)]) if len(found) == cut.count else None
+        return (cut, [pieces[i] for i in range(cut.count)]) if len(pieces) == cut.count else None
 
     def _join(self, number: int, made: tuple[Cut, list[int]] | None, op: AtenOp) -> None:
         """Note that a value is put together of pieces."""
@@ -185,7 +185,7 @@ class Pieces:
         self.table.form(cat, numbers, [number])
 
     def _passed_on(self, op: AtenOp, operands: Sequence[int], number: int, index: int) -> None:
-        """What is put together of pieces is so after an op, or is a sum over them."""
+        """Note that an op's result is joined from pieces as its operand is, or sums over them."""
         rule, cut = rule_of(op), self.joined[operands[index]]
         names = rule.operands[index][cut.dim]
         if not names or rule.localize is not None:
@@ -227,18 +227,18 @@ def _type(shape: Sequence[int], like: SSAValue) -> AnyTensor:
 def _places(values: Sequence[Dims], factor: int, size: int, count: int) -> dict[int, Cut] | None:
     """The values that a factor is the most major of a dim of, in pieces; None if it is a minor one
     of some, or does not divide."""
-    found: dict[int, Cut] = {}
+    cuts: dict[int, Cut] = {}
     for index, dims in enumerate(values):
         for dim, names in enumerate(dims):
             if factor in names[1:]:
                 return None
             if factor in names:
-                found[index] = Cut(dim, count)
-    return None if size % count else found
+                cuts[index] = Cut(dim, count)
+    return None if size % count else cuts
 
 
 def _place_of(op: AtenOp, whole: SSAValue, part: SSAValue) -> tuple[Cut, int] | None:
-    """Which piece of a value a slice (or a place in zeros) is; None if it is none."""
+    """The piece of a value that a slice (or a place in zeros) is; None if it is none."""
     shape = shape_of(whole)
     dim = int(op.value("dim")) % len(shape)
     if len(shape_of(part)) < len(shape):

@@ -27,16 +27,16 @@ from shardweave.ir.sharding.rules.base import Dims
 
 def united(parts: Sequence[Relation]) -> Coordinates | None:
     """The sub-batches that values are of together; None if they are of different ones."""
-    found: dict[str, frozenset[int]] = {}
+    sub_batches: dict[str, frozenset[int]] = {}
     for part in parts:
         for axis, coordinates in part.at:
-            if found.setdefault(axis, coordinates) != coordinates:
+            if sub_batches.setdefault(axis, coordinates) != coordinates:
                 return None
-    return tuple(sorted(found.items()))
+    return tuple(sorted(sub_batches.items()))
 
 
 def family_of(held: Held) -> Hashable:
-    """What is the same of all sub-batches' terms of a value."""
+    """A key that all sub-batches' terms of a value share."""
     return (held.terms,) if held.terms else (held.number, held.sharding)
 
 
@@ -63,7 +63,7 @@ def added_terms(
 def merged_terms(
     parts: Sequence[Relation], axes: ProofAxes, reduction: str
 ) -> tuple[Relation, ...] | None:
-    """What an op merges of the results of two terms, one term after the other: whole or not.
+    """Merge the results of two terms of an op, one term after the other: whole or not.
 
     Results of one term are of the same rows, where there are several.
     """
@@ -85,7 +85,7 @@ SizedAxes = tuple[tuple[str, int], ...]
 
 @dataclass(frozen=True)
 class Applied:
-    """How a rule cuts an op: the cuts of its factors, and the shardings of its results."""
+    """A rule applied to an op: the cuts of its factors, and the shardings of its results."""
 
     cuts: Cuts
     results: tuple[Sharding, ...]
@@ -100,10 +100,10 @@ def apply_rule(
     hints: tuple[Sharding | None, ...],
     axes: SizedAxes,
 ) -> Applied | Refusal:
-    """What an op's results are on operands in these shards, if they have these local shapes.
+    """Apply a rule to operands in these shards: the results' shardings, or a refusal.
 
-    whole: the global shapes of the results. local: None for whatever they come to have.
-    hints: in which shards results are said to be; it only chooses among what is true.
+    whole: the global shapes of the results. local: their local shapes; None accepts any.
+    hints: shardings that the results are said to have; they only choose among true ones.
     """
     cuts = _cuts(rule, operands)
     if isinstance(cuts, Refusal):
@@ -243,7 +243,7 @@ def _name_lost(
 
 
 def _problem(rule: Rule, cuts: Sequence[DimSharding], carried: Sequence[str]) -> Refusal | None:
-    """Why an op cannot be cut so; None if it can."""
+    """Explain why an op cannot have these cuts; None if it can."""
     named = [p.axis for cut in cuts for p in cut if not is_free(p)]
     twice = sorted({axis for axis in named if named.count(axis) > 1})
     if twice:

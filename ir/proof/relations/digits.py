@@ -1,4 +1,4 @@
-"""What slices, views and permutations of a rank's part make of where its digits stand."""
+"""The effect of slices, views and permutations on the digits of a rank's part."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def seen_as(held: Held, shape: Sequence[int]) -> Held | None:
 
 
 def turned(held: Held, order: Sequence[int]) -> Held | None:
-    """With its local dims in another order."""
+    """Permute the local dims of a value."""
     layout = held.digits
     return None if layout is None else held.laid_out(tuple(layout[dim] for dim in order))
 
@@ -61,14 +61,14 @@ def viewed(layout: Layout, shape: Sequence[int]) -> Layout | None:
     rest: Digits = tuple(digit for digits in layout for digit in digits)
     if length(rest) != prod(shape):
         return None
-    found: list[Digits] = []
+    dims: list[Digits] = []
     for size in reversed(shape):
         parts = cut_at(rest, size)
         if parts is None:
             return None
         rest, own = parts
-        found.insert(0, joined(own))
-    return tuple(found)
+        dims.insert(0, joined(own))
+    return tuple(dims)
 
 
 def taken(digits: Digits, size: int, block: int) -> tuple[Digits, Digits, Digits] | None:

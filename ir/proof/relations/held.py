@@ -1,4 +1,4 @@
-"""What a local value is to a global program: its relation."""
+"""The relation of a local value to a global program."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from shardweave.ir.mesh.placement import DimSharding, Placement, Sharding
 from shardweave.ir.proof.relations.layout import Layout, cut_at, joined, length, standard
 
 FREE = "*"
-"""How the axis begins of a cut along which the value is constant: it stands for any axes. How many
+"""Prefix of the axis of a cut along which the value is constant: it stands for any axes. How many
 indices it is constant along follows; they are the digits below the cut's span."""
 
 SUB_BATCH = "sub_batch."
-"""How the names begin of axes of sub-batches, whose number follows: they are read off slices."""
+"""Prefix of the names of axes of sub-batches; a number follows. They are read off slices."""
 
 Shape = tuple[int, ...]
 Coordinates = tuple[tuple[str, frozenset[int]], ...]
-"""For axes of sub-batches, by name: which coordinate a part is of, or of which it is the sum."""
+"""Coordinates of a part on axes of sub-batches, by name: one, or several that it sums."""
 
 
 Cuts = tuple[DimSharding, ...]
-"""For each factor of a rule the placements that cut it."""
+"""The placements that cut each factor of a rule."""
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a rule gives nothing. operand: the one at fault, if it is one."""
+    """The reason why a rule does not apply. operand: the one at fault, if it is one."""
 
     problem: str
     operand: int | None = None
@@ -65,8 +65,8 @@ def stands_for(own: DimSharding, cut: DimSharding) -> bool:
 
 @dataclass(frozen=True)
 class Fill:
-    """What is known of padding: every element holds the value whose index is behind the end of any
-    of these dims."""
+    """The value of padding: every element whose index is past the end of any of these dims
+    holds it."""
 
     value: float
     dims: frozenset[int]
@@ -101,7 +101,7 @@ class Held:
 
     @property
     def digits(self) -> Layout | None:
-        """Where digits stand."""
+        """The positions of digits."""
         return self.layout or standard(self.shape, self.sharding.dims)
 
     @cached_property
@@ -134,13 +134,13 @@ class Held:
         return {dim for dim, stride, size in (*digits, *placed) if stride * size > self.shape[dim]}
 
     def zeros(self) -> Fill | None:
-        """What is known of padding of a sum of such values: zeros add up to zero."""
+        """The padding of a sum of such values, if it is zero: zeros add up to zero."""
         return self.fill if self.fill and self.fill.value == 0 else None
 
 
 @dataclass(frozen=True)
 class Relation:
-    """A value that relates to the global program: what is held, and of which sub-batches."""
+    """A value that relates to the global program: an expression in shards, and its sub-batches."""
 
     held: Held
     at: Coordinates = ()
@@ -177,18 +177,18 @@ class Row:
     pieces: tuple[tuple[Value, int], ...]
 
     def taken(self, op: AtenOp) -> Value | None:
-        """What a slice takes: one piece, or some that stand side by side; None if parts of any."""
+        """The piece that a slice takes, or several side by side; None if it takes part of one."""
         if int(op.value("dim")) != self.dim or op.value("step") != 1:
             return None
         start, size = int(op.value("start") or 0), shape_of(op.results[0])[self.dim]
-        at, found = 0, list[tuple[Value, int]]()
+        at, covered = 0, list[tuple[Value, int]]()
         for piece, width in self.pieces:
             if start <= at and at + width <= start + size:
-                found.append((piece, width))
+                covered.append((piece, width))
             at += width
-        if sum(width for _, width in found) != size:
+        if sum(width for _, width in covered) != size:
             return None
-        return found[0][0] if len(found) == 1 else Row(self.dim, tuple(found))
+        return covered[0][0] if len(covered) == 1 else Row(self.dim, tuple(covered))
 
 
 @dataclass(frozen=True)
@@ -213,14 +213,14 @@ class Local:
 
     @cached_property
     def leaves(self) -> frozenset[Relation]:
-        """The values that relate, of which it is computed."""
-        found: set[Relation] = set()
+        """The values with a relation that this one is computed from."""
+        leaves: set[Relation] = set()
         for operand in self.operands:
             if isinstance(operand, Local):
-                found |= operand.leaves
+                leaves |= operand.leaves
             elif isinstance(operand, Relation):
-                found.add(operand)
-        return frozenset(found)
+                leaves.add(operand)
+        return frozenset(leaves)
 
 
 Value: TypeAlias = "Relation | RankNumber | Row | Local"
@@ -246,7 +246,7 @@ class ProofAxes:
         return tuple([(name, self.size(name)) for name in self.names])
 
     def wide(self, names: Sequence[str]) -> list[str]:
-        """Those of some axes that have more than one coordinate."""
+        """The axes among `names` that have more than one coordinate."""
         return [name for name in names if self.size(name) > 1]
 
     def sub_batch(self, size: int, sharding: Sharding) -> str:
@@ -285,7 +285,7 @@ def has_terms(sharding: Sharding) -> bool:
 
 
 def reduced_over(held: Held, axes: Sequence[str]) -> Held | None:
-    """The sum (or maximum) over axes, over all of which it is a term."""
+    """The sum (or maximum) over axes; None unless the value is a term over all of them."""
     if not set(axes) <= set(held.sharding.unreduced):
         return None
     after = held.sharding.reduced(axes)

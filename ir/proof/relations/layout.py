@@ -1,4 +1,4 @@
-"""Where the indices of a value stand in what a rank holds, as digits.
+"""Layouts: the positions of a value's indices in a rank's local tensor, as digits.
 
 A dim of an expression is an index, and what cuts it takes digits of that index. A digit is (dim,
 stride, size): (index of the dim // stride) % size. The digits that no axis takes make up the dims
@@ -18,13 +18,13 @@ Digit = tuple[int, int, int]
 
 Digits = tuple[Digit, ...]
 Layout = tuple[Digits, ...]
-"""For each dim of the local tensor its digits, major to minor."""
+"""Digits of each dim of the local tensor, major to minor."""
 
 
 def standard(shape: Sequence[int], dims: Sequence[DimSharding]) -> Layout | None:
     """The layout in which every dim has the digits that its placements leave, padding included;
     None if they are none of an index."""
-    found: list[Digits] = []
+    layout: list[Digits] = []
     for dim, (size, placements) in enumerate(zip(shape, dims, strict=True)):
         digits: list[Digit] = []
         upper = padded_size(placements, size)
@@ -33,21 +33,21 @@ def standard(shape: Sequence[int], dims: Sequence[DimSharding]) -> Layout | None
                 return None
             digits.append((dim, placement.span, upper // placement.span))
             upper = placement.stride
-        found.append(joined([*digits, (dim, 1, upper)]))
-    return tuple(found)
+        layout.append(joined([*digits, (dim, 1, upper)]))
+    return tuple(layout)
 
 
 def joined(digits: Sequence[Digit]) -> Digits:
     """The same digits, neighbours that follow each other as one, those of size 1 left out."""
-    found: list[Digit] = []
+    merged: list[Digit] = []
     for dim, stride, size in digits:
         if size == 1:
             continue
-        if found and found[-1][0] == dim and found[-1][1] == stride * size:
-            found[-1] = (dim, stride, found[-1][2] * size)
+        if merged and merged[-1][0] == dim and merged[-1][1] == stride * size:
+            merged[-1] = (dim, stride, merged[-1][2] * size)
         else:
-            found.append((dim, stride, size))
-    return tuple(found)
+            merged.append((dim, stride, size))
+    return tuple(merged)
 
 
 def length(digits: Sequence[Digit]) -> int:

@@ -1,4 +1,4 @@
-"""Padding: what stands behind the end of dims that are cut unevenly, and what may be known of it.
+"""Padding: elements past the end of unevenly sharded dims, and their values as far as known.
 
 An op that keeps a dim works on each index alone, so that padding stays there. One that reduces
 over it gives the model's result only if all padding that it reads is what the reduction leaves as
@@ -35,19 +35,19 @@ def rank_position(
     names: Sequence[str], axes: ProofAxes, at: dict[str, frozenset[int]]
 ) -> RankNumber:
     """A rank's position on axes, the first slowest; those of sub-batches have a coordinate."""
-    found, weight = RankNumber(()), 1
+    position, weight = RankNumber(()), 1
     for name in reversed(names):
         if name in at:
             (coordinate,) = at[name]
-            found = found.plus(RankNumber((), coordinate * weight))
+            position = position.plus(RankNumber((), coordinate * weight))
         elif axes.size(name) > 1:
-            found = found.plus(RankNumber(((name, weight),)))
+            position = position.plus(RankNumber(((name, weight),)))
         weight *= axes.size(name)
-    return found
+    return position
 
 
 def index_of(op: AtenOp, operands: Sequence[Value | None]) -> RankNumber | None:
-    """What an op computes of whole numbers that a rank knows of itself."""
+    """The integer that an op computes from integers that a rank knows of itself."""
     if op.name == "aten.full" and shape_of(op.results[0]) == ():
         constant = op.value("fill_value")
         return RankNumber((), constant) if type(constant) is int else None
@@ -79,7 +79,7 @@ def uneven_factors(rule: Rule, cuts: Cuts) -> frozenset[int]:
 def problem_of_padding(
     op: AtenOp, rule: Rule, cuts: Cuts, parts: Sequence[Relation]
 ) -> Refusal | None:
-    """Why padding of an op's operands would show in its results; None if it does not."""
+    """Explain why padding of an op's operands would show in its results; None if it does not."""
     uneven = uneven_factors(rule, cuts)
     if not uneven:
         return None
@@ -113,7 +113,7 @@ def _lowest(dtype: torch.dtype) -> float:
 
 
 def zeros_after(op: AtenOp, rule: Rule, cuts: Cuts, parts: Sequence[Relation]) -> list[Fill]:
-    """Of each result of an op, the dims whose padding is 0."""
+    """The dims of each result of an op whose padding is 0."""
     uneven = uneven_factors(rule, cuts)
     zero = {factor for factor in uneven if _is_zero(op, rule, factor, parts, len(uneven))}
     return [
@@ -125,7 +125,7 @@ def zeros_after(op: AtenOp, rule: Rule, cuts: Cuts, parts: Sequence[Relation]) -
 def _is_zero(
     op: AtenOp, rule: Rule, factor: int, parts: Sequence[Relation], num_uneven: int
 ) -> bool:
-    """Whether an op gives 0 wherever an index is behind the end of a factor."""
+    """Whether an op gives 0 wherever an index is past the end of a factor."""
     known = {
         index: all(
             part.held.fill is not None and part.held.fill.value == 0 and dim in part.held.fill.dims
@@ -145,13 +145,13 @@ def _is_zero(
 
 
 def with_fill(old: Fill | None, value: float, dim: int) -> Fill:
-    """What is known when a dim's padding has been filled."""
+    """The known padding after a dim's padding is filled."""
     dims = old.dims if old is not None and old.value == value else frozenset[int]()
     return Fill(value, dims | {dim})
 
 
 def padded(held: Held, pad: Sequence[int], value: float | None) -> Held | None:
-    """With more behind the end of one local dim, which no axis cuts."""
+    """Pad a value at the end of one local dim, which no axis cuts."""
     layout = held.digits
     *others, before, more = pad
     at = len(layout or ()) - len(pad) // 2

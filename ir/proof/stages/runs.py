@@ -30,7 +30,7 @@ EACH = ("forward", "backward", "inputs", "weights")
 
 @dataclass
 class RunOrder:
-    """Which function gives what another one reads, and in which order they first run.
+    """The giver of each value that a stage function reads, and the order of first runs.
 
     givers: by stage and name. senders: by stages from and to, and name.
     """
@@ -50,12 +50,12 @@ class RunOrder:
     @staticmethod
     def of(program: Program) -> RunOrder:
         """The schedule of a program of stages. Raises ProofError if names are given twice."""
-        found = RunOrder(program, functions_of(program))
-        for name, function in found.functions.items():
+        order = RunOrder(program, functions_of(program))
+        for name, function in order.functions.items():
             if function.direction not in (*ONCE, *EACH):
                 raise ProofError(f"@{name} is none of {', '.join((*ONCE, *EACH))} of a stage.")
-            found._read(function)
-        return found
+            order._read(function)
+        return order
 
     def _read(self, function: StageFunction) -> None:
         stage, name = function.stage, function.name
@@ -76,23 +76,23 @@ class RunOrder:
 
     def giver(self, function: StageFunction, slot: Slot) -> tuple[StageFunction, SSAValue]:
         """The function that gives what another one holds, and as which value."""
-        found = self.givers.get((function.stage, slot.name))
-        if found is None or found[1].kind != slot.kind:
+        entry = self.givers.get((function.stage, slot.name))
+        if entry is None or entry[1].kind != slot.kind:
             raise ProofError(
                 f"@{function.name} reads {slot.kind} '{slot.name}', which no function of stage "
                 f"{function.stage} gives so."
             )
-        return found[0], found[1].value
+        return entry[0], entry[1].value
 
     def sender(self, function: StageFunction, op: RecvOp) -> tuple[StageFunction, SSAValue]:
         """The function that sends what another one receives, and which value."""
-        found = self.senders.get((op.source, function.stage, op.message))
-        if found is None or found[0].is_once != function.is_once:
+        entry = self.senders.get((op.source, function.stage, op.message))
+        if entry is None or entry[0].is_once != function.is_once:
             raise ProofError(
                 f"@{function.name} waits for '{op.message}', which stage {op.source} does not send "
                 "so often; add a dist.send of that name."
             )
-        return found[0], found[1].operands[0]
+        return entry[0], entry[1].operands[0]
 
     def in_order(self) -> list[StageFunction]:
         """The functions that run, in the order in which they first do.
@@ -109,7 +109,7 @@ class RunOrder:
 
 
 class _Check:
-    """What ran so far. done: by function, and by micro-batch or (of what runs once) coordinate."""
+    """The runs so far. done: by function, and by micro-batch, or coordinate if it runs once."""
 
     def __init__(self, schedule: RunOrder) -> None:
         self.schedule = schedule
@@ -125,11 +125,11 @@ class _Check:
         self.reads = {name: list(self._reads(function)) for name, function in functions.items()}
         self.done: dict[tuple[str, int], None] = {}
         self.last: dict[str, int] = {}
-        """By function, the micro-batch that it ran on last, and how often it ran on one."""
+        """The last micro-batch of each function; `times` counts its runs on micro-batches."""
         self.times: dict[str, int] = {}
 
     def _reads(self, function: StageFunction) -> Iterator[tuple[str, str, StageFunction]]:
-        """What a function reads of others: the kind, the name, and who gives it."""
+        """Values that a function reads from others: the kind, the name, and the giver."""
         for slot in function.arguments:
             if slot.kind in HELD:
                 yield slot.kind, slot.name, self.schedule.giver(function, slot)[0]

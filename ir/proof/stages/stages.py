@@ -114,19 +114,19 @@ class _Stages:
             return self._number(function, slot)
         giver, value = self.schedule.giver(function, slot)
         self.walk.links[slot.value] = value
-        found: Value | None = self.walk.values[value]
+        argument: Value | None = self.walk.values[value]
         if slot.kind in TOTALS:
             (given,) = [
-                one for one in giver.results if one.value is value and one.name == slot.name
+                out for out in giver.results if out.value is value and out.name == slot.name
             ]
-            found = self._total(function, slot, given, giver)
+            argument = self._total(function, slot, given, giver)
         elif slot.kind == "whole" and self._seat(function, slot) is not None:
-            found = self._part(function, slot, value)
+            argument = self._part(function, slot, value)
         elif value.type != slot.value.type:
-            found = None
-        if found is None:
+            argument = None
+        if argument is None:
             raise ProofError(explain_given(self.walk, giver.name, function.name, slot, value))
-        return found
+        return argument
 
     def _state(self, function: StageFunction, slot: Slot) -> Value:
         """An argument of the step: of an input, the part of a micro-batch."""
@@ -171,32 +171,32 @@ class _Stages:
     def _total(
         self, function: StageFunction, slot: Slot, given: Slot, giver: StageFunction
     ) -> Value | None:
-        """What all micro-batches gave, put together as the slots say."""
+        """Combine the values of all micro-batches as the slots say."""
         value = self.walk.values[given.value]
         if not isinstance(value, Relation):
             return None
         held, sharding = value.held, giver.sharding_of_slot(given)
         name = self.micro.name if self.micro else ""
         if slot.kind == "same":
-            found = None if name in held.sharding.axes else held
+            total = None if name in held.sharding.axes else held
         elif held.layout is not None or not is_declared(held.sharding, sharding):
-            found = None
+            total = None
         elif slot.kind == "sum":
             is_one = name not in held.sharding.unreduced and (
                 not self.micro or self.micro.size == 1
             )
-            found = held if is_one else reduced_over(held, [name])
+            total = held if is_one else reduced_over(held, [name])
             if len(self.places.of_stage[function.stage]) > 1:
                 # Coordinates of a stage put their totals together as the one who reads them says.
                 reads = function.sharding_of_slot(slot).reduction
-                found = found if reads == held.sharding.reduction else None
+                total = total if reads == held.sharding.reduction else None
         else:
             seat = sharding.seat_of(name)
             block = seat and block_of(sharding.dims[seat[0]], seat[1])
-            found = seat and concatenated(held, [name], seat[0], block)
-        if found is None or dtype_of_value(given.value) != dtype_of_value(slot.value):
+            total = seat and concatenated(held, [name], seat[0], block)
+        if total is None or dtype_of_value(given.value) != dtype_of_value(slot.value):
             return None
-        return value.with_held(found) if found.local_shape == shape_of(slot.value) else None
+        return value.with_held(total) if total.local_shape == shape_of(slot.value) else None
 
     # The step
 

@@ -79,7 +79,7 @@ def on_part_of_keys(
 
 
 def _of_all(part: Relation, dim: int, cut: Placement, coordinate: int) -> Relation | None:
-    """What a part of one block of a dim is a part of; None if it is of another."""
+    """The whole dim that a part of one block belongs to; None if it is of another block."""
     sharding, at = part.held.sharding, dict(part.at).get(cut.axis)
     is_own = cut in sharding.dims[dim]
     if not stands_for(sharding.dims[dim], (cut,)) or (is_own and at != frozenset({coordinate})):
@@ -127,7 +127,7 @@ def of_part(
 
 
 def _term(cut: KeyCut, whole: Relation, reduction: Reduction, terms: int) -> Relation:
-    """What a block of keys gives of a value that all keys give together."""
+    """The share that a block of keys gives of a value that all keys give together."""
     sharding = replace(whole.held.sharding, unreduced=(cut.placement.axis,), reduction=reduction)
     return Relation(replace(whole.held, sharding=sharding, terms=terms), _at(cut, whole))
 

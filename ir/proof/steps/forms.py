@@ -31,8 +31,8 @@ def candidates(form: OpForm, operands: Sequence[Value]) -> Iterator[tuple[Relati
     options: list[list[Relation]] = []
     for index, number in enumerate(form.operands):
         value = operands[index] if index < len(operands) else None
-        found = value.leaves if isinstance(value, Local) else [value]
-        fitting = [p for p in found if isinstance(p, Relation) and p.held.number == number]
+        values = value.leaves if isinstance(value, Local) else [value]
+        fitting = [p for p in values if isinstance(p, Relation) and p.held.number == number]
         options.append([p for p in fitting if p.held.layout is None])
     yield from product(*options)
 
@@ -58,7 +58,7 @@ def plain_cuts(axes: ProofAxes, size: int, part: int) -> Iterator[tuple[DimShard
 
 
 def other_arguments(op: AtenOp, form: OpForm) -> str:
-    """How an op's arguments differ from those of the op that it should be."""
+    """Describe how an op's arguments differ from those of the op that it should be."""
     own, wanted = dict(arguments_of(op)), dict(form.arguments)
     names = sorted(n for n in {*own, *wanted} if own.get(n) != wanted.get(n))
     pairs = [f"{n} = {own.get(n, 'its default')}, expected {wanted.get(n, 'its default')}"

@@ -11,7 +11,7 @@ side is one; if M alone is, both sides are 0 or no number alike. Nothing is said
 rank is a shard of: the walk goes on as if the rank summed exp(x - M), by the rules of its ops.
 
 What is read thrice as m has to be one value, the maximum of this x. A relation says that of a
-maximum that is still pending, as it has the number of its split (`Held.terms`): shards of the same
+maximum that is still partial, as it has the number of its split (`Held.terms`): shards of the same
 values that are cut otherwise have other maxima.
 """
 
@@ -115,7 +115,7 @@ def _in_one(
     away = create("aten.sub.Tensor", [first, second], [wide])
     power = create("aten.exp", [away.results[0]], [wide])
     total = create("aten.sum.dim_IntList", [power.results[0]], [row], along)
-    for one in (peak, away, power, total):
-        annotate(one, op)
+    for step in (peak, away, power, total):
+        annotate(step, op)
     set_sharding_attrs(total, sharding_attrs_of(op))
     return SumInOne({first: x, second: highest}, (peak, away, power, total), own)

@@ -18,7 +18,7 @@ from shardweave.ir.proof.relations.padding import with_fill
 
 
 def masked(op: AtenOp, operands: Sequence[Value], table: Expressions) -> Value | None:
-    """A value whose padding in one dim has been filled: all that is behind the dim's end."""
+    """A value whose padding in one dim has been filled: all that is past the dim's end."""
     part, mask = operands
     column = shape_of(op.operands[1])
     if not isinstance(part, Relation) or part.held.layout is not None or not column:
@@ -40,19 +40,19 @@ def masked(op: AtenOp, operands: Sequence[Value], table: Expressions) -> Value |
 
 def _offset(cut: DimSharding, part: Relation) -> RankNumber:
     """The index of the first element of a rank's part of a dim."""
-    found, at = RankNumber(()), dict(part.at)
+    offset, at = RankNumber(()), dict(part.at)
     for placement in cut:
         if placement.axis in at:
             (coordinate,) = at[placement.axis]
             own = RankNumber((), coordinate * placement.stride)
         else:
             own = RankNumber(((placement.axis, placement.stride),))
-        found = found.plus(own)
-    return found
+        offset = offset.plus(own)
+    return offset
 
 
 def first_of_range(value: Value, table: Expressions) -> RankNumber | None:
-    """Where a range of whole numbers begins, step 1."""
+    """The start of a range of whole numbers of step 1."""
     name, given = "", frozenset[tuple[str, Attribute]]()
     if isinstance(value, Local):
         name, given = value.name, value.arguments

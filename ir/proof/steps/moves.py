@@ -1,4 +1,4 @@
-"""What moves values and computes nothing: collectives, slices, views, joins, and sub-batches."""
+"""Ops that move values and compute nothing: collectives, slices, views, joins, sub-batches."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from shardweave.ir.proof.relations.padding import index_of, padded, rank_positio
 
 
 def collective(op: dist.DistOp, operands: Sequence[Value], axes: ProofAxes) -> list[Value | None]:
-    """What a collective, a wait or a slice makes of each value; None where it is no relation."""
+    """Results of a collective, a wait or a slice by operand; None where it is no relation."""
     if isinstance(op, dist.WaitOp):
         return list(operands)
     if isinstance(op, dist.ShardIndexOp):

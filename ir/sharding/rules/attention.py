@@ -95,7 +95,7 @@ class _Heads:
 
 @cache
 def _causal_by_positions(queries: int) -> Localize:
-    """The local form of causal attention, of which `queries` is the factor of positions."""
+    """The local form of causal attention; `queries` is its factor of positions."""
 
     def localize(local: Localizer) -> Sequence[SSAValue]:
         placements = local.placements[queries]

@@ -1,4 +1,4 @@
-"""What a factor rule is: how the dims of an op's operands and results relate.
+"""Factor rules: relations between the dims of an op's operands and results.
 
 A rule names the op's *factors* as an einsum does. mm is `i k, k j -> i j`; a view splits and
 merges factors; a dim that belongs to no factor must be whole on every device. Sharding an op
@@ -32,7 +32,7 @@ from shardweave.ir.mesh.placement import (
 from shardweave.ir.sharding.localizer import Localizer
 
 Dims = tuple[tuple[int, ...], ...]
-"""For each dim of a value the factors it is made of, major to minor."""
+"""The factors of each dim of a value, major to minor."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class Rule:
                 yield placement, self.seat(names, placement)
 
     def factors_of(self, dims: Dims, cut: Sequence[DimSharding]) -> list[DimSharding] | None:
-        """How a cut of a value with these dims cuts the factors; None if it cuts across them."""
+        """Translate a cut of a value with these dims to factors; None if it cuts across them."""
         cuts: list[DimSharding] = [()] * len(self.factors)
         for placement, seat in self.seats(dims, cut):
             if seat is None:
@@ -161,7 +161,7 @@ class Rule:
         carried: Sequence[str],
         axes: Sequence[str],
     ) -> Sharding | None:
-        """What a result comes out as where the factors are cut so; None if it cannot.
+        """The sharding of a result under these cuts of the factors; None if it has none.
 
         It is unreduced over the axes of the cut factors that it lacks, and over those `carried`,
         over which the operands that the op is linear in are sums. axes: of the mesh, in order.
@@ -180,7 +180,7 @@ class Rule:
         return Sharding(placed, unreduced, "max" if "max" in reductions else "sum")
 
     def _digits(self, names: Sequence[int]) -> list[tuple[int, int, int]]:
-        """For a dim made of factors: (factor, its size, product of the sizes after it)."""
+        """Digits of a dim made of factors: (factor, its size, product of the sizes after it)."""
         digits: list[tuple[int, int, int]] = []
         minor = 1
         for factor in reversed(names):
@@ -192,7 +192,7 @@ class Rule:
     def problem(
         self, operand_shapes: Sequence[Sequence[int]], result_shapes: Sequence[Sequence[int]]
     ) -> str | None:
-        """Why the rule does not describe values of these shapes; None if it does."""
+        """Explain why the rule does not describe values of these shapes; None if it does."""
         values = zip(
             (*self.operands, *self.results), (*operand_shapes, *result_shapes), strict=True
         )
@@ -228,7 +228,7 @@ def replicated_rule(op: AtenOp) -> Rule:
 
 
 Names = list[tuple[str, ...]]
-"""For each dim of a value the names of its factors, major to minor."""
+"""The names of the factors of each dim of a value, major to minor."""
 
 
 def named_rule(

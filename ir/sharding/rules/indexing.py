@@ -103,7 +103,7 @@ def gather(op: AtenOp) -> Rule:
 
 
 def _sum_of_shards(op: AtenOp) -> Reduction | None:
-    """How results that lack a factor add up: not at all if a sum would make numbers of booleans."""
+    """The reduction of results that lack a factor: none for booleans, as a sum makes numbers."""
     return None if dtype_of_value(op.operands[0]) == torch.bool else "sum"
 
 

@@ -26,22 +26,22 @@ _FAMILIES = (attention, convolution, factories, indexing, matmul, reductions, vi
 """Imported so that their functions are registered."""
 
 _known: dict[tuple[OpSpec, OpKey], Rule] = {}
-"""By record too, so that a rule registered later takes the place of replication."""
+"""Rules so far, by record too, so that a rule registered later replaces replication."""
 
 
 def rule_of(op: AtenOp) -> Rule:
     """The op's rule, computed once per name, types and arguments; replicated without a record's."""
     spec = spec_of(op)
     key = spec, key_of_op(op)
-    found = _known.get(key)
-    if found is None:
-        found = rule_function(spec)(op)
-        problem = found.problem(
+    rule = _known.get(key)
+    if rule is None:
+        rule = rule_function(spec)(op)
+        problem = rule.problem(
             [shape_of(v) for v in op.operands], [shape_of(v) for v in op.results]
         )
         assert problem is None, f"rule of {op.name} is wrong: {problem}"
-        _known[key] = found
-    return found
+        _known[key] = rule
+    return rule
 
 
 def rule_function(spec: OpSpec) -> RuleFunction:
@@ -71,10 +71,10 @@ def notes_on_rules(ops: Iterable[Operation]) -> list[str]:
         if isinstance(op, AtenOp) and op.operands and not spec_of(op).has_rule:
             layers.setdefault(op.name, {})[layer_of(op)] = None
     return [
-        f"{name} (in {_layers_text([layer for layer in found if layer])}) has no factor rule: "
+        f"{name} (in {_layers_text([layer for layer in paths if layer])}) has no factor rule: "
         "results are exact, but every device computes it whole, on operands gathered for it; "
         "write it with other ops, or add a rule (docs/rules.md)"
-        for name, found in layers.items()
+        for name, paths in layers.items()
     ]
 
 

@@ -80,7 +80,7 @@ def _size(shape: Sequence[int], dims: Iterable[int]) -> int:
 
 
 def _suffix_products(shape: Sequence[int], dims: Sequence[int]) -> list[int]:
-    """For each of the dims the product of the sizes from it to the last."""
+    """The product of the sizes from each of the dims to the last."""
     return [_size(shape, dims[index:]) for index in range(len(dims))]
 
 

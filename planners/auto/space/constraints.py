@@ -1,4 +1,4 @@
-"""What a user asks of a plan: dimensions that are fixed, and values that are forbidden."""
+"""A user's constraints on a plan: dimensions that are fixed, and values that are forbidden."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ class Constraints:
     def without(self, name: str) -> Constraints:
         """The same, with nothing asked of one dimension."""
         return Constraints(
-            {one: value for one, value in self.fixed.items() if one != name},
-            {one: values for one, values in self.forbidden.items() if one != name},
+            {n: value for n, value in self.fixed.items() if n != name},
+            {n: values for n, values in self.forbidden.items() if n != name},
         )
 
     def __str__(self) -> str:
@@ -87,7 +87,7 @@ class Constraints:
 
 
 def _pairs(option: str, text: str) -> list[tuple[str, str]]:
-    found: list[tuple[str, str]] = []
+    pairs: list[tuple[str, str]] = []
     for part in filter(None, (piece.strip() for piece in text.replace(";", ",").split(","))):
         name, equals, value = (piece.strip() for piece in part.partition("="))
         name = name.replace("-", "_")
@@ -102,8 +102,8 @@ def _pairs(option: str, text: str) -> list[tuple[str, str]]:
             raise PlanError(f"{option}: {name} is '{value}'; use one of {', '.join(words)}.")
         if words is None and not (value.isdigit() and int(value) >= 1):
             raise PlanError(f"{option}: {name} is '{value}'; use a whole number, 1 or more.")
-        found.append((name, value if words else str(int(value))))
-    return found
+        pairs.append((name, value if words else str(int(value))))
+    return pairs
 
 
 def with_memory(cluster: Cluster, memory: str) -> Cluster:
@@ -114,13 +114,13 @@ def with_memory(cluster: Cluster, memory: str) -> Cluster:
         size = memory_size(memory)
     except ValueError as error:
         raise PlanError(str(error)) from None
-    for one in cluster.devices.values():
-        if size > one.memory_bytes:
+    for device in cluster.devices.values():
+        if size > device.memory_bytes:
             raise PlanError(
-                f"memory is {memory}, but '{one.name}' of cluster '{cluster.name}' has "
-                f"{gib(one.memory_bytes)} GiB; give less, or leave it out."
+                f"memory is {memory}, but '{device.name}' of cluster '{cluster.name}' has "
+                f"{gib(device.memory_bytes)} GiB; give less, or leave it out."
             )
-    devices = {name: replace(one, memory_bytes=int(size)) for name, one in cluster.devices.items()}
+    devices = {name: replace(d, memory_bytes=int(size)) for name, d in cluster.devices.items()}
     return replace(cluster, devices=devices)
 
 

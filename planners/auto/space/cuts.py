@@ -31,17 +31,17 @@ MANY_DEVICES = 64
 are too many for a network, and each degree is another partition to read."""
 
 MOST_EXPERTS = 3
-"""How many sizes of an axis of experts are looked at for a tensor degree, the smallest: each is as
+"""Sizes of an axis of experts that are looked at for a tensor degree, the smallest: each is as
 many partitions to read as none."""
 
 MOST_CONTEXTS = 2
-"""How many sizes of an axis of sequences are looked at for a tensor degree: each is two partitions
+"""Sizes of an axis of sequences that are looked at for a tensor degree: each is two partitions
 to read, or four, and a larger one sends more for less."""
 
 
 @dataclass(frozen=True)
 class ReplicaCuts:
-    """How replicas may be cut, but for their stages.
+    """Ways to cut replicas, except into stages.
 
     devices: how many there are. batch: samples. tensor: degrees that divide anything;
     cuts_sequence: those of them that can cut a sequence. contexts: over how many devices sequences

@@ -31,7 +31,7 @@ INTERLEAVED = "interleaved-1f1b"
 
 @dataclass(frozen=True)
 class ReplicaCut:
-    """How a replica is cut, but for its stages and its batch."""
+    """Cut of a replica, except its stages and its batch."""
 
     tensor: int = 1
     sequence_parallel: bool = False
@@ -49,7 +49,7 @@ class ReplicaCut:
 
 @dataclass(frozen=True)
 class JointPoint:
-    """How a step is trained. A further dimension is a field here and its values in `space`.
+    """A way to train a step. A further dimension is a field here and its values in `space`.
 
     replica, data, tensor, context, expert, stages: degrees, of which the product is the number of
     devices; context cuts sequences, expert the weights of experts, and the batch for all else.
@@ -104,7 +104,7 @@ class JointPoint:
 
     @property
     def stages_each(self) -> int:
-        """How many stages a device has."""
+        """Number of stages on a device."""
         return self.chunks if self.pipeline == INTERLEAVED else find_schedule(self.pipeline).chunks
 
     @property
@@ -133,8 +133,8 @@ class JointPoint:
 
     def value(self, dimension: str) -> str:
         """A dimension's value as a user writes it."""
-        found = getattr(self, dimension)
-        return str(found).lower() if isinstance(found, bool) else str(found)
+        chosen = getattr(self, dimension)
+        return str(chosen).lower() if isinstance(chosen, bool) else str(chosen)
 
     def with_value(self, **values: object) -> JointPoint:
         """The point with other values: thousands are made, so without `replace`'s checks."""
@@ -147,7 +147,7 @@ class JointPoint:
         return {"mesh" if name in MESH else name for name in changed}
 
     def __str__(self) -> str:
-        """What differs from the least choice, after the degrees: `data=8, recompute layer`."""
+        """Differences from the least choice, after the degrees: `data=8, recompute layer`."""
         words = [",".join(f"{axis}={getattr(self, axis)}" for axis in MESH if self._is_told(axis))]
         words += ["sequence parallel"] if self.sequence_parallel else []
         words += [f"zero {self.zero}"] if self.zero else []
@@ -173,5 +173,5 @@ class JointPoint:
         return axis in ("data", "tensor") or getattr(self, axis) > 1
 
 
-DIMENSIONS = tuple(one.name for one in fields(JointPoint))
+DIMENSIONS = tuple(f.name for f in fields(JointPoint))
 """The dimensions' names, in order."""

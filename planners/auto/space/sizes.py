@@ -9,7 +9,7 @@ from shardweave.planners.auto.space.point import BUCKETS, JointPoint
 from shardweave.planners.cost.degrees import divisors
 
 MOST_SHARDS = 3
-"""How many sizes of a group of devices over which ZeRO divides are looked at where devices are
+"""Sizes of a group of devices over which ZeRO divides that are looked at where devices are
 many: one node's, and two and four times as many, among which each message is shorter."""
 
 CHUNKS = (JointPoint.chunks, 4, 8)

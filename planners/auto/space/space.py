@@ -40,7 +40,7 @@ SCHEDULES = ("in-order", "cross-pass", "sub-batch", "blocking")
 
 @dataclass(frozen=True)
 class JointSpace:
-    """What may be chosen.
+    """The choices for a plan.
 
     cuts: of replicas, for so many devices and samples. parts: where stages may be cut, and one
     more. buckets: MiB from which on tensors may travel alone. mesh: what a user's mesh asks for, by
@@ -106,9 +106,9 @@ class JointSpace:
                         cut.sequence_parallel, zero, recompute, micro, sub, recompute_layers=layers,
                         loss_chunks=chunks,
                     )  # fmt: skip
-                    found = self._usual(point)
-                    if found is not None:
-                        yield from self._with_buckets(found)
+                    usual = self._usual(point)
+                    if usual is not None:
+                        yield from self._with_buckets(usual)
 
     def _policies(self, stages: int) -> tuple[str, ...]:
         """Policies of recomputation: `after-products` with stages, which keep what many
@@ -128,9 +128,9 @@ class JointSpace:
     def keeping_products(self, point: JointPoint) -> Iterator[JointPoint]:
         """A point of one stage with `after-products`, which `points` leaves out: it keeps more than
         policies that compute more again, and less than what computes nothing again."""
-        found = point.with_value(recompute=PRODUCTS, recompute_layers=0)
-        if self.leaves_out(found) and self.constraints.allows(found):
-            yield found
+        variant = point.with_value(recompute=PRODUCTS, recompute_layers=0)
+        if self.leaves_out(variant) and self.constraints.allows(variant):
+            yield variant
 
     def leaves_out(self, point: JointPoint) -> bool:
         """Whether a point's policy of recomputation is looked at beside others alone."""
@@ -144,9 +144,9 @@ class JointSpace:
     def _with_buckets(self, point: JointPoint) -> Iterator[JointPoint]:
         """The point with messages joined in buckets of each size, where it joins any."""
         for size in self.buckets if point.joins_messages else self.buckets[:1]:
-            found = point.with_value(buckets=size)
-            if self.constraints.allows(found):
-                yield found
+            variant = point.with_value(buckets=size)
+            if self.constraints.allows(variant):
+                yield variant
 
     def _usual(self, point: JointPoint) -> JointPoint | None:
         """The point with the first schedules that the user allows, and that can be where something
@@ -160,7 +160,7 @@ class JointSpace:
             for schedule in filter(partial(self._may, "schedule"), (first, *self._schedules))
             for pipeline, chunks in self._orders(point)
         )
-        allowed = (one for one in orders if self.constraints.allows(one, ORDERS))
+        allowed = (order for order in orders if self.constraints.allows(order, ORDERS))
         if self.constraints.names & {*ORDERS}:
             allowed = filter(self.is_possible, allowed)
         return next(allowed, None)
@@ -178,16 +178,16 @@ class JointSpace:
     def variants(self, point: JointPoint) -> Iterator[JointPoint]:
         """The point under each order of messages and of micro-batches, if the user allows it."""
         for schedule, (pipeline, chunks) in product(self._schedules, self._orders(point)):
-            found = point.with_value(schedule=schedule, pipeline=pipeline, chunks=chunks)
-            if self.constraints.allows(found) and self.is_possible(found):
-                yield found
+            variant = point.with_value(schedule=schedule, pipeline=pipeline, chunks=chunks)
+            if self.constraints.allows(variant) and self.is_possible(variant):
+                yield variant
 
     def fewer_layers(self, point: JointPoint) -> list[JointPoint]:
         """A point with policy `layer` in each number of layers of a stage that is less than all,
         or than the point's own, the fewest first."""
         most = point.recompute_layers or -(-self.layers // (point.stages * point.stages_each))
-        found = (point.with_value(recompute="layer", recompute_layers=n) for n in range(1, most))
-        return [one for one in found if self.constraints.allows(one) and self.is_possible(one)]
+        variants = (point.with_value(recompute="layer", recompute_layers=n) for n in range(1, most))
+        return [v for v in variants if self.constraints.allows(v) and self.is_possible(v)]
 
     def is_possible(self, point: JointPoint) -> bool:
         """Whether there is a table for the micro-batches, and sub-batches for the schedule."""
@@ -239,8 +239,8 @@ class JointSpace:
             return True
         asked = asked_degrees(self.mesh, MESH_AXES, "auto")
         depth = asked.get("pipeline", asked.get("stage", 1))
-        found = {name: asked.get(name, 1) for name in (*BATCH_AXES, "tensor", CONTEXT, EXPERT)}
-        return {**found, "stages": depth} == sizes
+        degrees = {name: asked.get(name, 1) for name in (*BATCH_AXES, "tensor", CONTEXT, EXPERT)}
+        return {**degrees, "stages": depth} == sizes
 
     def _may(self, name: str, value: object) -> bool:
         return self.constraints.allows_value(name, value)
@@ -272,7 +272,7 @@ def joint_space(
     program, cluster = reader.depths.read, reader.cluster
     devices = cluster.num_devices if mesh is None else mesh.num_devices
     cluster.check_fits(devices)
-    node = math.gcd(*(one.devices for one in cluster.nodes))
+    node = math.gcd(*(n.devices for n in cluster.nodes))
     return JointSpace(
         cuts=replica_cuts(
             partial(reader.base, program, 1),

@@ -12,7 +12,7 @@ from shardweave.ir.program.program import Program
 from shardweave.ir.program.traffic import bytes_moved
 
 FLOPS_PER_BYTE = 100
-"""What a byte moved in memory counts as, beside FLOPs: of devices of today between 50 and 300."""
+"""FLOPs that a byte moved in memory counts as: of devices of today between 50 and 300."""
 
 
 def balanced_stages(program: Program, count: int) -> tuple[tuple[str, ...], ...]:
@@ -61,7 +61,7 @@ def _parts(
 
 
 def _cuts(costs: Sequence[float], count: int) -> list[int]:
-    """Where to cut a row of costs so that the largest sum of a part is least; none is empty."""
+    """Cut a row of costs so that the largest sum of a part is least; no part is empty."""
     sums = [0.0, *accumulate(costs)]
     total = len(costs)
     best = [[sums[end] for end in range(total + 1)]]
@@ -75,7 +75,7 @@ def _cuts(costs: Sequence[float], count: int) -> list[int]:
             row[end], cuts[end] = min(options)
         best.append(row)
         first.append(cuts)
-    found = [total]
+    ends = [total]
     for cuts in reversed(first):
-        found.append(cuts[found[-1]])
-    return [0, *reversed(found)] if count > 1 else [0, total]
+        ends.append(cuts[ends[-1]])
+    return [0, *reversed(ends)] if count > 1 else [0, total]

@@ -69,14 +69,14 @@ def devices_of_plan(plan: Plan, mesh: Mesh) -> tuple[int, ...]:
         return ()
     axis, inner = mesh.stage_axis, mesh.within_stage
     by_place = [sorted(own) for own in _devices_of_places(pipeline, mesh)]
-    found: list[int] = []
+    devices: list[int] = []
     for rank in range(mesh.num_devices):
         at = mesh.coordinates(rank)
-        found.append(by_place[at[axis.name] if axis else 0][inner.rank(at)])
-    if len(set(found)) < len(found):
-        twice = next(one for one in found if found.count(one) > 1)
+        devices.append(by_place[at[axis.name] if axis else 0][inner.rank(at)])
+    if len(set(devices)) < len(devices):
+        twice = next(device for device in devices if devices.count(device) > 1)
         raise PlanError(f"the plan's stages use device {twice} twice; give each rank its own.")
-    return tuple(found)
+    return tuple(devices)
 
 
 def _devices_of_places(pipeline: Pipeline, mesh: Mesh) -> list[list[int]]:
@@ -85,7 +85,7 @@ def _devices_of_places(pipeline: Pipeline, mesh: Mesh) -> list[list[int]]:
     Raises PlanError if they are not as many as there, or if the stages of one coordinate differ.
     """
     each = mesh.num_devices // mesh.num_stages
-    found: dict[int, list[int]] = {}
+    at_place: dict[int, list[int]] = {}
     for stage, own in enumerate(pipeline.ranks):
         places = _places_of_stage(pipeline, stage, mesh.num_stages)
         if len(own) != len(places) * each:
@@ -96,12 +96,12 @@ def _devices_of_places(pipeline: Pipeline, mesh: Mesh) -> list[list[int]]:
             )
         for index, place in enumerate(places):
             devices = list(own[index * each : (index + 1) * each])
-            if found.setdefault(place, devices) != devices:
+            if at_place.setdefault(place, devices) != devices:
                 raise PlanError(
                     f"stage {stage} is on devices {devices}, but at its coordinate {place} of the "
-                    f"stage axis the plan has {found[place]} already; give the same."
+                    f"stage axis the plan has {at_place[place]} already; give the same."
                 )
-    return [found[place] for place in sorted(found)]
+    return [at_place[place] for place in sorted(at_place)]
 
 
 def _places_of_stage(pipeline: Pipeline, stage: int, num_places: int) -> range:
@@ -129,9 +129,9 @@ def fewer_micro_batches(pipeline: Pipeline, most: int, rows: int, ranks: int) ->
     for name in (pipeline.schedule, _INSTEAD.get(pipeline.schedule, pipeline.schedule)):
         for count in (n for n in range(most, 0, -1) if rows % n == 0):
             shares = fitted_shares(pipeline.shares, count)
-            found = replace(pipeline, micro_batches=count, schedule=name, shares=shares)
-            if _has_order(found, ranks):
-                return found
+            fewer = replace(pipeline, micro_batches=count, schedule=name, shares=shares)
+            if _has_order(fewer, ranks):
+                return fewer
     raise PlanError(
         f"schedule '{pipeline.schedule}' has no order of {most} micro-batches or fewer on {ranks} "
         "stages; give a larger batch, or another schedule."
@@ -157,16 +157,16 @@ _INSTEAD = {"dualpipe-v": "zero-bubble-v"}
 
 def rows_of(plan: Plan, program: Program, mesh: Mesh) -> int:
     """The rows, with padding, that a device has of inputs; of several, their greatest divisor."""
-    table, found = Lookup(plan.inputs), 0
+    table, rows = Lookup(plan.inputs), 0
     for slot in program.arguments:
         shape = shape_of(slot.value)
         if slot.kind != "input" or not shape:
             continue
         text = table.find(slot.name)
         cut = read_sharding(text, slot.name).dims.data[0].data if text else ()
-        found = gcd(found, max(1, -(-shape[0] // mesh.sizes([axis.data for axis in cut]))))
-    if found:
-        return found
+        rows = gcd(rows, max(1, -(-shape[0] // mesh.sizes([axis.data for axis in cut]))))
+    if rows:
+        return rows
     raise PlanError(
         "no input has rows to split into micro-batches; leave 'pipeline' out of the plan, or "
         "give the model its batch as an input."

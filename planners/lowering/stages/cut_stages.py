@@ -46,7 +46,7 @@ def stored_stages(program: Program) -> tuple[tuple[str, ...], ...]:
     if stored is None:
         return ()
     rows = _items(stored)
-    words = [[one.data for one in _items(row) if isinstance(one, StringAttr)] for row in rows]
+    words = [[word.data for word in _items(row) if isinstance(word, StringAttr)] for row in rows]
     if (
         not words
         or not all(words)
@@ -159,14 +159,14 @@ def stages_of_layers(program: Program, stages: Sequence[Sequence[str]]) -> dict[
     kept = [[name for name in names if name not in around] for names in stages]
     lookups = [Lookup(dict.fromkeys(names, "")) for names in kept]
     exact = {name: stage for stage, names in reversed([*enumerate(kept)]) for name in names}
-    found: dict[str, int] = {}
+    stage_of: dict[str, int] = {}
     for layer in program.layers():
         for path in _paths(layer):
-            named = [stage for stage, one in enumerate(lookups) if one.key(path) is not None]
+            named = [stage for stage, lookup in enumerate(lookups) if lookup.key(path) is not None]
             if path in exact or named:
-                found[layer] = exact[path] if path in exact else named[0]
+                stage_of[layer] = exact[path] if path in exact else named[0]
                 break
-    return found
+    return stage_of
 
 
 def _paths(layer: str) -> Iterator[str]:

@@ -48,14 +48,14 @@ KINDS: Mapping[Direction, Kind] = {direction: kind for kind, direction in DIRECT
 
 
 def tasks_of(table: Table, num_stages: int) -> list[ScheduledRun]:
-    """What a table runs, in an order in which all ranks together can run it."""
+    """Runs of a table, in an order in which all ranks together can run them."""
     is_split = any(action.kind in "IW" for actions in table for action in actions)
-    found: list[ScheduledRun] = []
+    tasks: list[ScheduledRun] = []
     for rank, action in actions_in_order(table, num_stages):
         kinds: tuple[Kind, ...] = ("I", "W") if is_split and action.kind == "B" else (action.kind,)
         for kind in kinds:
-            found.append(ScheduledRun(DIRECTIONS[kind], action.stage, action.micro_batch, rank))
-    return found
+            tasks.append(ScheduledRun(DIRECTIONS[kind], action.stage, action.micro_batch, rank))
+    return tasks
 
 
 def reorder_runs(program: Program, tasks: Sequence[ScheduledRun]) -> None:
@@ -65,7 +65,7 @@ def reorder_runs(program: Program, tasks: Sequence[ScheduledRun]) -> None:
     stages at as many coordinates as before; what there is no function for is left out. Linear in
     the runs.
     """
-    stages = {name: one.stage for name, one in functions_of(program).items()}
+    stages = {name: f.stage for name, f in functions_of(program).items()}
     places = places_of_tasks(tasks)
     by_task: dict[tuple[str, int], Operation] = {}
     first: list[Operation] = []
@@ -118,19 +118,19 @@ def apply(program: Program, table: Table) -> None:
 
 
 def stage_costs_of(program: Program, cluster: Cluster | None) -> PassCosts:
-    """What the passes of a staged program take on the devices of each coordinate."""
+    """Seconds of the passes of a staged program on the devices of each coordinate."""
     functions = {
-        (one.stage, KINDS[one.direction]): one
-        for one in functions_of(program).values()
-        if one.direction in KINDS
+        (f.stage, KINDS[f.direction]): f
+        for f in functions_of(program).values()
+        if f.direction in KINDS
     }
     if cluster is None:
-        work = {key: _work_of(one) for key, one in functions.items()}
+        work = {key: _work_of(f) for key, f in functions.items()}
         return PassCosts(lambda stage_at, kind: work.get((stage_at[0], kind), 0.0))
     devices = devices_of_places(program)
     placed = [on_devices(cluster, here) for here in devices]
-    alike = [likeness(one) for one in placed]
-    messages_s = {key: _messages_s(one, program, cluster) for key, one in functions.items()}
+    alike = [likeness(c) for c in placed]
+    messages_s = {key: _messages_s(f, program, cluster) for key, f in functions.items()}
     known: dict[Hashable, float] = {}
 
     def pass_s(stage_at: StageAt, kind: Kind) -> float:
@@ -162,7 +162,7 @@ def _work_of(function: StageFunction) -> float:
 
 
 def _messages_s(function: StageFunction, program: Program, cluster: Cluster) -> float:
-    """What a run spends on messages that it takes and sends, between stages that stand apart."""
+    """Seconds of a run's messages, received and sent, between stages on different devices."""
     places, own = StagePlaces.of(program).of_stage, function.stage
     seconds = 0.0
     for op in function.ops:
@@ -179,13 +179,13 @@ def _messages_s(function: StageFunction, program: Program, cluster: Cluster) -> 
 
 def _bytes_sent(functions: Iterable[StageFunction]) -> dict[tuple[int, int], int]:
     """By the stages that they go from and to, what all messages of a micro-batch weigh."""
-    found: dict[tuple[int, int], int] = {}
+    sizes: dict[tuple[int, int], int] = {}
     for function in functions:
         for op in function.ops:
             if isinstance(op, SendOp):
                 pair = function.stage, op.to
-                found[pair] = found.get(pair, 0) + num_bytes(tensor_type_of(op.operands[0]))
-    return found
+                sizes[pair] = sizes.get(pair, 0) + num_bytes(tensor_type_of(op.operands[0]))
+    return sizes
 
 
 def _fits(program: Program, cluster: Cluster, table: Table) -> bool:
@@ -198,6 +198,6 @@ def _fits(program: Program, cluster: Cluster, table: Table) -> bool:
         states = state_bytes(size, itemsize)
         needed = states["parameters"] + states["optimizer"] + memory.peak_bytes
         placed = on_devices(cluster, here)
-        if needed > min(one.memory_bytes for one in placed.device_types(len(here))):
+        if needed > min(d.memory_bytes for d in placed.device_types(len(here))):
             return False
     return True

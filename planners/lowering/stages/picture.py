@@ -23,11 +23,11 @@ def picture_of(table: Table, num_stages: int) -> str:
 
 
 def moments_of(table: Table, num_stages: int) -> list[list[str]]:
-    """What each rank does in each moment: `F3` is the forward pass of micro-batch 3, `B`, `I` and
-    `W` are as `table.Kind` says, in small letters behind the first of a rank's stages; a pass that
-    takes two moments is followed by `-`, and dots are bubbles.
+    """Rows of a picture: what each rank does in each moment.
 
-    Each rank begins a pass as soon as what it reads is there; messages take no time.
+    `F3` is the forward pass of micro-batch 3, `B`, `I` and `W` are as `table.Kind` says, in small
+    letters after the first of a rank's stages; a pass that takes two moments is followed by `-`,
+    and dots are bubbles. A rank begins a pass once its operands are there; messages take no time.
     """
     done: dict[tuple[int, str, int], int] = {}
     rows: list[list[str]] = [[] for _ in table]
@@ -60,7 +60,7 @@ def _add(
 
 
 def schedule_table_of(program: Program) -> tuple[Table, int]:
-    """What the ranks of a staged program run on micro-batches, and how many stages there are."""
+    """Table of the runs of a staged program's ranks on micro-batches, and its number of stages."""
     functions = functions_of(program)
     rows: list[list[Action]] = [[] for _ in range(program.needed_mesh().num_stages)]
     for _, run in runs_of(program):

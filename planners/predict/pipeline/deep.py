@@ -136,9 +136,9 @@ def with_all_stages(program: Program, plan: Plan) -> Program:
     step = function_of(
         "step", block, [dict(slot.attributes.data) for slot in program.arguments], []
     )
-    found = Program(builtin.ModuleOp([step, *made.values()], dict(program.module.attributes)))
-    found.set_mesh(Mesh(tuple(axes)))
-    return found
+    whole = Program(builtin.ModuleOp([step, *made.values()], dict(program.module.attributes)))
+    whole.set_mesh(Mesh(tuple(axes)))
+    return whole
 
 
 def _runs(tasks: Sequence[ScheduledRun], functions: Sequence[str]) -> Iterator[Run]:

@@ -46,7 +46,7 @@ from shardweave.planners.simulate.timeline import Event
 from shardweave.planners.simulate.update_cost import UpdateCost
 
 AXIS = "stage"
-"""What the messages between stages are counted as."""
+"""Axis under which the messages between stages are counted."""
 
 PHASES = {
     "before": "forward", "forward": "forward", "backward": "backward", "inputs": "backward",
@@ -57,7 +57,7 @@ PHASES = {
 
 @dataclass(eq=False)
 class _Place:
-    """What the ranks of one coordinate on the stage axis did so far."""
+    """Progress of the ranks of one coordinate on the stage axis."""
 
     cluster: PlacedCluster
     now_s: float = 0.0
@@ -70,7 +70,7 @@ class _Place:
 
 @dataclass(frozen=True)
 class _Cost:
-    """What a run of a function takes, in seconds, as `Simulation` has it."""
+    """Seconds of a run of a function, by part, as in `Simulation`."""
 
     time_s: float
     compute_s: float
@@ -107,13 +107,13 @@ def simulate_runs(
     (ClusterError) for devices that the cluster does not have.
     """
     ranks = devices_of_places(program)
-    places = [_Place(on_devices(cluster, found)) for found in ranks]
+    places = [_Place(on_devices(cluster, devices)) for devices in ranks]
     clusters = [place.cluster for place in places]
     functions = _read_all(program, clusters)
     sizes, memory = parameters_of_places(program), memory_of_runs(program)
     if deeper is not None:
         more = _read_all(deeper.program, clusters)
-        functions = {key: _deepened(one, more[key], deeper) for key, one in functions.items()}
+        functions = {key: _deepened(f, more[key], deeper) for key, f in functions.items()}
         sizes, memory = _deepened_memory(program, deeper, sizes, memory)
     step = _Played(cluster, places, functions, StagePlaces.of(program), ranks)
     joined_s = _joined_s(program, cluster, ranks)
@@ -161,7 +161,7 @@ def _first_rank(program: Program, place: int) -> int:
     """The first rank of a coordinate on the stage axis."""
     mesh = program.needed_mesh()
     axis = mesh.stage_axis
-    return mesh.rank({one.name: place if one is axis else 0 for one in mesh.device_axes})
+    return mesh.rank({a.name: place if a is axis else 0 for a in mesh.device_axes})
 
 
 def _read_all(
@@ -170,16 +170,16 @@ def _read_all(
     """The functions by name and coordinate, each simulated once on devices that are alike."""
     functions = functions_of(program)
     known: dict[Hashable, _Function] = {}
-    found: dict[tuple[str, int], _Function] = {}
+    read: dict[tuple[str, int], _Function] = {}
     for _, run in runs_of(program):
-        if (run.function, run.at) in found:
+        if (run.function, run.at) in read:
             continue
         cluster = clusters[run.at]
         key = run.function, likeness(cluster)
         if key not in known:
             known[key] = _read(functions[run.function], cluster)
-        found[run.function, run.at] = known[key]
-    return found
+        read[run.function, run.at] = known[key]
+    return read
 
 
 def _joined_s(
@@ -197,14 +197,14 @@ def _joined_s(
             if len(places.of_stage[stage]) > 1 and slot.kind in ("sum", "part"):
                 first.setdefault(stage, name)
                 sizes.setdefault(stage, {})[slot.name] = num_bytes(tensor_type_of(slot.value))
-    found: dict[str, float] = {}
+    seconds: dict[str, float] = {}
     for stage, name in first.items():
         at = places.of_stage[stage]
         devices = [device for place in at for device in ranks[place]]
         mesh = Mesh((Axis(AXIS, len(at), "stage"), *inner))
         model = CostModel(on_devices(cluster, devices), mesh)
-        found[name] = model.sync_time_s("all_reduce", (AXIS,), sum(sizes[stage].values()))
-    return found
+        seconds[name] = model.sync_time_s("all_reduce", (AXIS,), sum(sizes[stage].values()))
+    return seconds
 
 
 def _read(function: StageFunction, cluster: PlacedCluster) -> _Function:
@@ -218,19 +218,19 @@ def _read(function: StageFunction, cluster: PlacedCluster) -> _Function:
         for op in function.ops
         if isinstance(op, RecvOp)
     ]
-    found = simulate(function.alone, cluster)
+    simulated = simulate(function.alone, cluster)
     cost = _Cost(
-        found.time_s,
-        found.compute_s,
-        found.slowdown_s,
-        {",".join(axes): seconds for axes, seconds in found.communication_s.items()},
-        {",".join(axes): seconds for axes, seconds in found.exposed_s.items()},
+        simulated.time_s,
+        simulated.compute_s,
+        simulated.slowdown_s,
+        {",".join(axes): seconds for axes, seconds in simulated.communication_s.items()},
+        {",".join(axes): seconds for axes, seconds in simulated.exposed_s.items()},
     )
     return _Function(function, cost, tuple(sizes), tuple(coming))
 
 
-def _deepened(one: _Function, more: _Function, deeper: Deeper) -> _Function:
-    few, own = one.cost, partial(deeper.beyond, [one.function.stage])
+def _deepened(shallow: _Function, more: _Function, deeper: Deeper) -> _Function:
+    few, own = shallow.cost, partial(deeper.beyond, [shallow.function.stage])
 
     def each(less: Mapping[str, float], greater: Mapping[str, float]) -> dict[str, float]:
         names = dict.fromkeys((*less, *greater))
@@ -243,7 +243,7 @@ def _deepened(one: _Function, more: _Function, deeper: Deeper) -> _Function:
         each(few.communication_s, more.cost.communication_s),
         each(few.exposed_s, more.cost.exposed_s),
     )
-    return replace(one, cost=cost)
+    return replace(shallow, cost=cost)
 
 
 def _deepened_memory(
@@ -308,11 +308,11 @@ class _Played:
             place.now_s = start_s + seconds
 
     def run(self, run: Run) -> None:
-        one, place = self.functions[run.function, run.at], self.places[run.at]
-        stage, number = one.function.stage, run.micro_batch
+        function, place = self.functions[run.function, run.at], self.places[run.at]
+        stage, number = function.function.stage, run.micro_batch
         start_s = place.now_s
         messages_s = 0.0
-        for source, name, size in one.receives:
+        for source, name, size in function.receives:
             if self.stage_at.source(source, number) != run.at:
                 messages_s += self.cluster.message_work_s(size)
             left_s, arrives_s = self.arrives_s.pop((source, stage, run.at, name, number))
@@ -321,19 +321,19 @@ class _Played:
                 place.bubble_s += max(0.0, left_s - start_s)
                 place.exposed_s[AXIS] += arrives_s - max(left_s, start_s)
                 start_s = arrives_s
-        for to, _, size in one.sends:
+        for to, _, size in function.sends:
             goals = sum(goal != run.at for goal in self.stage_at.goals(run, stage, to))
             messages_s += goals * self.cluster.message_work_s(size)
-        found = one.cost
-        end_s = place.now_s = start_s + found.time_s + messages_s
-        place.compute_s += found.compute_s + messages_s
-        place.slowdown_s += found.slowdown_s
-        for axes, seconds in found.communication_s.items():
+        cost = function.cost
+        end_s = place.now_s = start_s + cost.time_s + messages_s
+        place.compute_s += cost.compute_s + messages_s
+        place.slowdown_s += cost.slowdown_s
+        for axes, seconds in cost.communication_s.items():
             place.communication_s[axes] += seconds
-        for axes, seconds in found.exposed_s.items():
+        for axes, seconds in cost.exposed_s.items():
             place.exposed_s[axes] += seconds
-        self._event(one.function, run, start_s, end_s)
-        self._send(one, run, end_s)
+        self._event(function.function, run, start_s, end_s)
+        self._send(function, run, end_s)
 
     def _event(self, function: StageFunction, run: Run, start_s: float, end_s: float) -> None:
         copy = () if run.micro_batch is None else (run.micro_batch,)
@@ -341,9 +341,9 @@ class _Played:
         stream, phase = f"stage {run.at:02}", PHASES[function.direction]
         self.events.append(Event(function.direction, layer, phase, copy, stream, start_s, end_s))
 
-    def _send(self, one: _Function, run: Run, end_s: float) -> None:
-        stage = one.function.stage
-        for to, name, size in one.sends:
+    def _send(self, function: _Function, run: Run, end_s: float) -> None:
+        stage = function.function.stage
+        for to, name, size in function.sends:
             for goal in self.stage_at.goals(run, stage, to):
                 seconds = 0.0
                 if goal != run.at:
