@@ -24,8 +24,12 @@ def form_with_numbers(*names: str) -> Callable[[Form], Form]:
 def binary(call: Call) -> Result:
     """Python numbers go to the `.Scalar` overload; x + 0 and x * 1 are x."""
     base = call.name.rsplit(".", 1)[0]
-    source: SSAValue = call["self"]
+    source: SSAValue | float | complex = call["self"]
     other: SSAValue | float | complex = call["other"]
+    if not isinstance(source, SSAValue):  # as a number counts beside a tensor
+        assert isinstance(other, SSAValue)
+        numbers = torch.empty((), device="meta", dtype=dtype_of_value(other))
+        source = call.builder.full((), source, torch.result_type(numbers, source))
     values = {"alpha": call["alpha"]} if "alpha" in call.arguments else {}
     if isinstance(other, complex):
         other = call.builder.full((), other, call.dtype)

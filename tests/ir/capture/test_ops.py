@@ -75,6 +75,7 @@ def _rotary(self: Any, x: Tensor, index: Tensor) -> Tensor:
         lambda self, x, i: (self.linear(x) * 1).fill_diagonal_(0.0),
         _fill_diagonal_of_a_slice,
         lambda self, x, i: self.linear(x).as_strided((4, 2), (4, 2), 1),
+        lambda self, x, i: torch.add(0.25, self.linear(x) > 0, alpha=0.5) * self.linear(x),
         lambda self, x, i: self.linear(x).T.as_strided((3, 2), (4, 3), 1),
         lambda self, x, i: x.T.as_strided_scatter(self.linear(x)[:2].T, (4, 2), (1, 5)),
         lambda self, x, i: torch.polar(self.linear(x).exp(), x).imag,
@@ -104,7 +105,7 @@ def _rotary(self: Any, x: Tensor, index: Tensor) -> Tensor:
     ],
     ids=[
         "embedding-bag", "functional-jvp", "one-hot", "adaptive-1d-unbatched", "adaptive-2d-unbatched", "slice-assign", "views",
-        "fill-diagonal", "fill-diagonal-of-a-slice", "as-strided", "as-strided-transposed", "as-strided-scatter", "complex-constant",
+        "fill-diagonal", "fill-diagonal-of-a-slice", "as-strided", "number-first", "as-strided-transposed", "as-strided-scatter", "complex-constant",
         "arange-by-float", "sgn", "vmap", "functional-grad", "gradient-of-gradient", "circular-pad", "cosine-loss", "quantile", "empty-then-written",
         "weighted", "weighted-ignoring", "weighted-rows", "fft", "rotary", "solve", "cholesky",
     ],
