@@ -121,8 +121,7 @@ def parameter_of(
 
 
 def _kept_operand(op: AtenOp) -> int | None:
-    """Index of the one operand that an op views, or maps element by element; None if there is
-    none."""
+    """Index of the operand that an op views, or alone maps element by element; None if none."""
     spec = spec_of(op)
     if spec.keeps_weight or op.name == "aten.slice.Tensor":
         return 0
