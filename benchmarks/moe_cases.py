@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -97,10 +98,11 @@ class TitanLoss(nn.Module):
         self.model = model
 
     def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
-        positions = torch.arange(LENGTH).expand(BATCH, LENGTH)
+        positions = torch.arange(LENGTH)
+        positions = positions.repeat(BATCH) if tokens.dim() == 1 else positions.expand(tokens.shape)
         masks = self.model.get_attention_masks(positions)
         logits = self.model(tokens, positions=positions, attention_masks=masks)
-        return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+        return F.cross_entropy(logits.flatten(0, -2), labels.flatten())
 
 
 class TitanMoE(nn.Module):
@@ -131,6 +133,22 @@ def _attention_by_hand(
 
 
 @cache
+def _is_packed() -> bool:
+    """Whether torchtitan's models take streams of tokens, as after 0.3, in place of rows."""
+    from torchtitan.models.common.rope import RoPE
+
+    return "max_context_length" in {field.name for field in dataclasses.fields(RoPE.Config)}
+
+
+def _titan_tokens() -> list[dict[str, Tensor]]:
+    """Rows of tokens, or streams in which each row is a document."""
+    steps = _tokens()
+    if not _is_packed():
+        return steps
+    return [{name: value.flatten() for name, value in step.items()} for step in steps]
+
+
+@cache
 def _titan() -> Any:
     """torchtitan, with attention that runs on CPUs."""
     import torchtitan.models.common.attention as attention
@@ -145,7 +163,8 @@ def _titan() -> Any:
 
 
 def _titan_layers(name: str, module: Any, layers: int) -> list[Any]:
-    rope: dict[str, Any] = {"dim": 8, "max_seq_len": 64, "theta": 10000.0}
+    length = "max_context_length" if _is_packed() else "max_seq_len"
+    rope: dict[str, Any] = {"dim": 8, length: 64, "theta": 10000.0}
     ways = {"attn_backend": "flex", "moe_comm_backend": "standard"}
     heads = {"n_heads": 4, "n_kv_heads": 2, "head_dim": 8}
     if name == "qwen3":
@@ -183,7 +202,7 @@ def titan_mixture(name: str, *, whole: bool) -> Build:
         if not whole:
             moe = layers[-1].moe.build()
             moe.init_states()
-            return TitanMoE(moe).to(_dtype(name)).train(), _tokens()
+            return TitanMoE(moe).to(_dtype(name)).train(), _titan_tokens()
         normal = {"weight": nn.init.ones_}
         head = {"weight": lambda weight: nn.init.normal_(weight, std=0.2)}
         config = {"deepseek_v3": "DeepSeekV3Model", "qwen3": "Qwen3Model", "gpt_oss": "GptOssModel"}
@@ -199,7 +218,7 @@ def titan_mixture(name: str, *, whole: bool) -> Build:
             **({"mtp_layers": []} if name == "deepseek_v3" else {}),
         ).build()  # fmt: skip
         made.init_states()
-        return TitanLoss(made).to(_dtype(name)).train(), _tokens()
+        return TitanLoss(made).to(_dtype(name)).train(), _titan_tokens()
 
     return build
 
