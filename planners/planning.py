@@ -96,7 +96,7 @@ def _notes_on_idle_devices(plan: Plan, cluster: ClusterLike) -> list[str]:
 
 
 def simulated(program: Program, plan: Plan, cluster: ClusterLike) -> Plan:
-    """The plan with what it takes in the simulator, unless it has been simulated or measured."""
+    """The plan with its prediction by the simulator, unless it has been simulated or measured."""
     if plan.predicted is not None and plan.predicted.source in ("simulated", "measured"):
         return plan
     return replace(plan, predicted=predicted_of(simulate_step(program, cluster, plan=plan)))
@@ -114,7 +114,7 @@ def mesh_of_plan(given: PlanLike | None) -> Mesh | None:
 def check_resolvable(
     given: PlanLike, cluster: ClusterLike | None = None, *, sequence_parallel: bool = False
 ) -> None:
-    """Raises ValueError for what is no plan of any program: known before a model is captured."""
+    """Raise ValueError for a plan that fits no program: known before a model is captured."""
     if isinstance(given, str) and given in PLANNERS:
         require_cluster(given, cluster, is_mesh_given=True)
         check_options(given, _options(sequence_parallel))

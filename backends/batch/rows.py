@@ -132,7 +132,7 @@ class Rows:
         return tensor.ndim > 0 and tensor.shape[0] == self.total
 
     def joined_gradient(self, gradient: Tensor) -> Tensor:
-        """The global gradient of an output, of what ranks have as gradients of their own losses.
+        """The global gradient of an output, from the ranks' gradients of their own losses.
         Collective."""
         return self.joined(gradient * self.share)
 

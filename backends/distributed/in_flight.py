@@ -263,7 +263,7 @@ def start_reduce_scatter(x: Tensor, group: Group, dim: int, block: int) -> InFli
 
 
 def _exchange_and_add(parts: Tensor, group: Group, shape: Sequence[int]) -> InFlight:
-    """The sum of the ranks' terms of this rank's part, of which row i is rank i's.
+    """The sum of the ranks' terms of this rank's part; row i is rank i's term.
 
     They are sent, and added here: gloo's own reduce-scatter is an all-reduce, which sends twice
     the bytes. Where a rank's own part is the first or the last, it stays out of the message.

@@ -109,7 +109,7 @@ class Mail:
         return buffer
 
     def _forget(self, rank: int, count: int) -> None:
-        """Free what was sent to a rank, of which so many messages have arrived there.
+        """Free the messages to a rank that have arrived there.
 
         Gloo does not tell whether a message has left before it is waited for.
         """

@@ -68,7 +68,7 @@ class _Loaded:
 
     @cached_property
     def made(self) -> tuple[Slot, ...]:
-        """The other arguments, but for those that are kept for one micro-batch."""
+        """The other arguments, except those that are kept for one micro-batch."""
         given = {*self.given, *(("kept", name) for name in self.kept)}
         return tuple(slot for slot in self.arguments if (slot.kind, slot.name) not in given)
 
@@ -222,7 +222,7 @@ def holders_of(program: Program) -> dict[Key, tuple[int, ...]]:
 
 
 def _inbox(program: Program, runtime: Runtime) -> dict[int, Sequence[ExpectedMessage]]:
-    """By sending rank, what it sends to this one in a step, in its order."""
+    """By sending rank, its messages to this rank in a step, in its order."""
     expected_by_rank: dict[int, Sequence[ExpectedMessage]] = {}
     for place, messages in coming_messages(program, runtime.place).items():
         expected: list[ExpectedMessage] = []

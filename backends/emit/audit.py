@@ -36,7 +36,7 @@ class SourceError(ValueError):
 
 
 def audit(source: str, header: str, functions: Collection[str]) -> None:
-    """Raises SourceError unless `source` is a header, and one function of what a step may do.
+    """Raise SourceError unless `source` is a header and one function that acts as a step may.
 
     header: the lines between the docstring and the function, word for word. functions: the names
     from it that may be called. Linear in the source.

@@ -125,7 +125,7 @@ def takes_device(op: AtenOp) -> bool:
 
 
 def returned_by(op: AtenOp) -> list[bool] | None:
-    """For each value of what the call of an op returns, whether it is a result of the op.
+    """For each value that an op's call returns, whether it is a result of the op.
 
     None if the call returns the result itself. A gradient that the op's mask leaves out is None.
     """

@@ -192,7 +192,7 @@ def emit(
 
 
 def _layers(op: Operation) -> str:
-    """The layer of an op; of a message, the layers of what it joins."""
+    """The layer of an op; for a message, the layers of the tensors that it joins."""
     return ", ".join(shortened(joined_layers(op))) or "model"
 
 

@@ -108,7 +108,7 @@ def _sizes(layout: Layout, rank: int) -> tuple[int, ...]:
 def _returned(
     owned: Sequence[Owned], results: Sequence[Sequence[Tensor] | None], device: torch.device
 ) -> list[list[Tensor]]:
-    """This rank's shards of what owners have computed; whole values go to every rank."""
+    """This rank's shards of the owners' results; whole values go to every rank."""
     messages: list[Message] = []
     for each, values in zip(owned, results, strict=True):
         for position, sent in enumerate(each.parts.results):
@@ -143,7 +143,7 @@ def _routes(owned: Owned, sent: Sent) -> list[tuple[int, int]]:
 def _store(
     optimizer: Optimizer, owned: Owned, given: Sequence[Tensor], results: Sequence[Tensor]
 ) -> None:
-    """Write the new parameter and states; what is not new stays as it is."""
+    """Write the new parameter and states; the others stay as they are."""
     parameter = owned.parameter
     given[0].copy_(results[0])
     arrays = iter(results[1:])

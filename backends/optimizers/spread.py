@@ -1,4 +1,4 @@
-"""Tensors of full shape of which each rank has a shard, for updates that owners cannot compute.
+"""Tensors of full shape, sharded over ranks, for updates that owners cannot compute.
 
 An optimizer's own code runs on them, op by op: element by element on shards; sums, means, norms and
 extremes of shards are put together over all ranks, so that scalars and vectors travel and not

@@ -87,7 +87,7 @@ def run_ops(
     mesh: Mesh,
     messages: Messages | None = None,
 ) -> None:
-    """Run the ops of a program without regions: add their results, drop what is read no more."""
+    """Run the ops of a program without regions: add their results, drop values read last."""
     dying, ragged = last_uses(program), ragged_values(program.ops)
     for op in program.ops:
         if messages is not None and isinstance(op, (dist.SendOp, dist.RecvOp)):

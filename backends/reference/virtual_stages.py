@@ -194,7 +194,7 @@ def _check_same(slot: Slot, first: tuple[int, Tensor], other: tuple[int, Tensor]
 
 
 def _combined(total: PerRank, terms: PerRank, sharding: Sharding) -> PerRank:
-    """The sum, or maximum, of what was and what comes, on every rank."""
+    """The sum, or maximum, of the total so far and new tensors, on every rank."""
     combine = torch.maximum if sharding.reduction == "max" else torch.add
     return once_per_key(
         range(len(total)),

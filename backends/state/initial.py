@@ -83,7 +83,7 @@ class _Op:
 
     @property
     def fills(self) -> int | None:
-        """The memory all of which it writes, without reading any."""
+        """The memory that it fully overwrites, without reading any."""
         if self.name not in _FILLING or len(self.operands) != 1:
             return None
         (operand,) = self.operands
@@ -96,7 +96,7 @@ def _is_fake(value: Any) -> bool:
 
 
 class _Recorder(TorchDispatchMode):
-    """Records what is done to fake tensors; ops on others run, and draw as they do."""
+    """Records ops on fake tensors; ops on others run, and draw random numbers as usual."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()

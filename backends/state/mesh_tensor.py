@@ -146,7 +146,7 @@ def _unscale(gradients: Sequence[Tensor], is_infinite: Tensor, inverse: Tensor) 
 
 
 def _is_of_infinity(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    """Whether a call is of the infinity norm of whole tensors, of which no sum is pending."""
+    """Whether a call is the infinity norm of reduced tensors."""
     tensors: Any = args[0] if isinstance(args[0], list | tuple) else [args[0]]
     return (
         args[1:] == (math.inf,)

@@ -89,7 +89,7 @@ def _plain(tensor: DTensor) -> DTensor:
 
 
 def _reduced(tensor: DTensor) -> DTensor:
-    """The same DTensor, of which no sum is pending: so its gradient is placed."""
+    """The same DTensor, reduced: so its gradient is placed."""
     if not any(placement.is_partial() for placement in tensor.placements):
         return tensor
     goal = [Replicate() if placement.is_partial() else placement for placement in tensor.placements]

@@ -105,7 +105,7 @@ class Gradients:
         return self.backend.gradient(torch.empty_like(self.backend.local(parameter)), parameter)
 
     def add(self, name: str, gradient: Tensor, sharding: Sharding) -> None:
-        """Add a new gradient in these shards, of which the memory is ours."""
+        """Add a new gradient in these shards; its memory is ours."""
         parameter = self._by_name[name]
         if not parameter.requires_grad:
             return

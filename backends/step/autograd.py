@@ -218,7 +218,7 @@ class _Recorded:
         )
 
     def _joined(self, name: str, gradient: Tensor) -> Tensor:
-        """The global gradient of an output, of which this rank has that of its own rows."""
+        """The global gradient of an output, given this rank's gradient of its own rows."""
         if not self.calls.step.are_own_rows(name, self.bound, self.call):
             return gradient
         return self.call.rows.joined_gradient(gradient)

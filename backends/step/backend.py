@@ -33,7 +33,7 @@ class Runner(ABC):
 
 @dataclass(frozen=True)
 class Pending:
-    """A gradient of which each rank of some axes holds one term of a sum."""
+    """An unreduced gradient: each rank of some axes holds one term of a sum."""
 
     gradient: Tensor
     sharding: Sharding
@@ -98,7 +98,7 @@ class Backend(ABC):
 
     @abstractmethod
     def batch(self, local: Tensor, sharding: Sharding) -> Tensor:
-        """The input of which this rank gives its part."""
+        """The global input, given this rank's part."""
 
     @abstractmethod
     def rows(self, num_rows: int, sharding: Sharding) -> Sequence[int]:

@@ -207,7 +207,7 @@ class Step(ShardedState):
         )
 
     def program_for(self, call: StepCall) -> BoundProgram:
-        """The program of a call, from now on that of the last call. Collective."""
+        """The program of a call, which becomes the last call. Collective."""
         if self.backend.is_joint:
             watchdog.enter(call)
         bound = self._bound = self._programs.find(call, self.shardings)
@@ -321,7 +321,7 @@ class Step(ShardedState):
     # Inputs
 
     def local_batch(self, *args: Any, **kwargs: Any) -> Any:
-        """The global batch of which each rank gives its own rows, as many on each.
+        """The global batch, put together from each rank's own rows, as many on each.
 
         Where the rows that the step was compiled with are not as many on each rank, `rows` of them
         are taken for such a batch.
@@ -345,7 +345,7 @@ class Step(ShardedState):
         return self.backend.batch(tensor, Sharding(dims))
 
     def _num_rows(self, name: str, axes: Sequence[str], own: int) -> int:
-        """The rows of a global input of which this rank gives `own`."""
+        """Number of rows of a global input, given `own` rows on this rank."""
         first = self._programs.first
         slot = first.slots.get(("input", name))
         even = own * self._mesh.sizes(axes)

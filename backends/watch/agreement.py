@@ -1,4 +1,4 @@
-"""Ranks that are to hold the same, and what is said where they do not."""
+"""Agreement of ranks that must hold the same values, and the messages where they differ."""
 
 from __future__ import annotations
 

@@ -198,7 +198,7 @@ class Watch:
             )
 
     def _cause(self, silence_s: float) -> tuple[int, str] | None:
-        """The rank for which others cannot go on, and why, if there is one that was looked at."""
+        """The rank that keeps others from going on, and why, if it is one of those looked at."""
         with self._lock:
             everyone = sorted(self._seen.items())
         for rank, seen in everyone:
@@ -486,7 +486,7 @@ def first_line(error: BaseException) -> str:
 
 
 def _difference(entries: Mapping[int, tuple[str, str]]) -> str:
-    """In what ranks differ that have met, by what each came for, and what it had to say."""
+    """The difference between ranks that have met, by the purpose and the message of each."""
     kinds = {what for what, _ in entries.values()}
     if len(kinds) == 1:
         lines = {rank: text for rank, (_, text) in entries.items()}

@@ -121,7 +121,7 @@ def compiled(options: RunOptions, example: Example) -> CompiledModule:
 
 
 def _twin(options: RunOptions) -> tuple[str, Example]:
-    """A small model of the same structure as that of the options, and its name."""
+    """A small model with the structure of the options' model, and its name."""
     splits = [getattr(x, "n", 1) for x in parse_passes(str(options.compiled.passes or ""))]
     parts = math.prod([options.mesh.num_devices, *splits])
     dtype = getattr(torch, options.dtype)

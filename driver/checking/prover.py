@@ -1,4 +1,4 @@
-"""Proof of each pass: what it gives computes what the program before the first pass does."""
+"""Proof of each pass: its program computes the same as the program before the first pass."""
 
 from __future__ import annotations
 

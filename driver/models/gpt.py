@@ -96,7 +96,7 @@ class MLP(nn.Module):
 
 
 class MixtureMLP(nn.Module):
-    """MLPs of which each token takes the weighted sum of a few. Shapes as of `MLP`.
+    """MLPs; each token takes the weighted sum of a few. Shapes as of `MLP`.
 
     up: experts x hidden x ffn. down: experts x ffn x hidden. dropped_choices: as of `mixture`.
     """

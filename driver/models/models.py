@@ -288,7 +288,7 @@ def _by_name(where: str, module: Any, batch: Any) -> Any:
 
 
 def _check_example(where: str, example: Example) -> None:
-    """Check what a factory of the user's made; ValueError says what is not as it should be."""
+    """Check the result of a user's factory; ValueError says what is wrong with it."""
     if not isinstance(example.module, nn.Module):
         raise ValueError(
             f"{where} returned {type(example.module).__name__} as its module; "

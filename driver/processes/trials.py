@@ -90,7 +90,7 @@ def _run(command: Sequence[str], log: Path, time_limit_s: float) -> int | None:
 
 
 def _stop_group(process: subprocess.Popen[bytes]) -> None:
-    """End what is left of a process' group: its leader, which stops its ranks, then all."""
+    """End the rest of a process' group: its leader, which stops its ranks, then all."""
     stop_processes([process], STOP_GRACE_S)
     try:
         os.killpg(process.pid, signal.SIGKILL)

@@ -118,7 +118,7 @@ def from_rank_0(make: Callable[[], T]) -> T:
 
 
 class RankZeroError(RuntimeError):
-    """Rank 0 failed at what it does for all ranks."""
+    """Rank 0 failed at a task that it does for all ranks."""
 
 
 def _told(error: Exception) -> RankZeroError:

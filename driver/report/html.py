@@ -60,7 +60,7 @@ def table(head: Sequence[Cell], rows: Iterable[Sequence[Cell]]) -> str:
 
 
 def tiles(numbers: Mapping[str, str], *, fits: bool) -> str:
-    """Numbers by what they are. fits: whether the step does, into memory."""
+    """Numbers with their labels. fits: whether the step does, into memory."""
     cells = "".join(
         f'<div class="tile"><b>{escape(value)}</b><span>{escape(name)}</span></div>'
         for name, value in numbers.items()

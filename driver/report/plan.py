@@ -91,7 +91,7 @@ _CHOICES: dict[str, Callable[[Plan], str]] = {
 
 
 def _outcomes(predictions: Sequence[Predicted]) -> dict[str, Callable[[Predicted], str]]:
-    """The rows of what plans are predicted to take."""
+    """The rows of the plans' predictions."""
     rows: dict[str, Callable[[Predicted], str]] = {
         "step": lambda p: _seconds(p.time_s),
         "source": lambda p: p.source,

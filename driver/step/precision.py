@@ -88,7 +88,7 @@ def inputs_in_precision(inputs: Mapping[str, Tensor], precision: str | None) -> 
 
 
 def dtype_named(dtype: torch.dtype | str) -> torch.dtype:
-    """A dtype, or that of a name such as "bfloat16"."""
+    """The dtype of a name such as "bfloat16"; a dtype stays itself."""
     return dtype if isinstance(dtype, torch.dtype) else getattr(torch, dtype)
 
 

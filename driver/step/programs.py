@@ -305,7 +305,7 @@ class CompiledPrograms(Programs):
             )
 
     def _note(self, lowered: Lowered) -> None:
-        """Keep what is new among the notes, and warn of what was not done."""
+        """Keep the new notes, and warn of requests that were not met."""
         for note in lowered.notes:
             if note not in self.notes:
                 self.notes.append(note)

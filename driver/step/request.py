@@ -215,7 +215,7 @@ def _mesh_of_program(program: Program | Path | str, mesh: Mesh | None) -> Mesh:
 
 
 def loaded(program: Program | Path | str) -> Program:
-    """A program, or that of a file."""
+    """A program, given it or its file."""
     from shardweave.ir.program.program import Program
 
     return program if isinstance(program, Program) else Program.load(program)

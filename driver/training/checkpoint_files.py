@@ -107,7 +107,7 @@ def _sync(folder: Path) -> None:
 
 
 def delete(root: Path, paths: Sequence[Path]) -> None:
-    """Delete checkpoints, none of which is ever there in part."""
+    """Delete checkpoints, so that none is ever there in part."""
     for path in paths:
         doomed = root / f"{_DELETING}{path.name}"
         path.rename(doomed)
@@ -145,7 +145,7 @@ class ChosenCheckpoint(NamedTuple):
 def choose_checkpoint(
     root: Path, number: int | None, damaged: Mapping[int, str]
 ) -> ChosenCheckpoint | None:
-    """Choose a complete checkpoint: that of the number, else the last of the folder.
+    """Choose a complete checkpoint: the one of the number, else the last of the folder.
 
     None if the folder holds no checkpoint. damaged: reasons, by number, not to take some. The
     warning names damaged checkpoints that are newer than the choice, or says that the root is

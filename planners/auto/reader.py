@@ -88,7 +88,7 @@ class Depths:
         return {self.names[FEW - 2]: self.names[FEW - 1 : -1]} if self.is_deep else {}
 
     def deepened(self, work: Workload) -> Workload:
-        """The costs of the whole program from those of the one that is read."""
+        """The costs of the whole program, from the costs of the program that is read."""
         if not self.is_deep:
             return work
         places = [index for index, block in enumerate(work.blocks) if block.name in self.names]

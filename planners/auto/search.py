@@ -103,7 +103,7 @@ class OutOfTime(Exception):
 
 @dataclass(eq=False)
 class JointSearch:
-    """A search and what it has seen.
+    """A search and its points so far.
 
     estimates: of all points that can be partitioned and whose state fits. stopped: why it ended
     early, if it did. refused: points whose shardings cannot be. too_large: those whose parameters

@@ -270,7 +270,7 @@ def time_at(points: Points, work: float) -> float:
 
 @dataclass(frozen=True)
 class PlacedCluster(Cluster):
-    """A cluster whose rank r is device `order[r]`; nodes, links and NICs stay what they are."""
+    """A cluster whose rank r is device `order[r]`; nodes, links and NICs stay the same."""
 
     order: tuple[int, ...] = ()
 

@@ -114,7 +114,7 @@ def cluster_text(cluster: Cluster) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses what is said twice, of which YAML keeps the last."""
+    """Refuse keys that are given twice; YAML would keep the last."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         keys: set[str] = set()

@@ -36,7 +36,7 @@ _PART_OF_KIND = {"param": "parameters", "buffer": "buffers", "input": "inputs", 
 
 @dataclass(frozen=True)
 class Memory:
-    """The most bytes that live at once, and what they are at that moment.
+    """The most bytes that live at once, and their parts at that moment.
 
     Views share the memory of what they view; a value is freed after its last use, arguments and
     results never. `communication` is what has been started and not waited for.

@@ -197,7 +197,7 @@ class CostModel:
         return seconds
 
     def ring_time_s(self, kind: str, ring: Ring, operand_bytes: float, sent: float) -> float:
-        """Seconds of a collective of some kind on a ring, of which each rank sends `sent` bytes."""
+        """Seconds of a collective of some kind on a ring, with `sent` bytes from each rank."""
         for table in self.cluster.collectives:
             if (table.kind, table.ranks, table.nodes) == (kind, ring.ranks, ring.nodes):
                 return time_at(table.points, max(1, operand_bytes * ring.flows))

@@ -73,7 +73,7 @@ class Shared:
 
 @dataclass(frozen=True)
 class Workload:
-    """The blocks of a step in forward order, and what they share. itemsize: bytes of an element."""
+    """The blocks of a step in forward order, and shared parameters. itemsize: in bytes."""
 
     blocks: tuple[BlockWork, ...]
     shared: tuple[Shared, ...] = ()

@@ -92,7 +92,7 @@ def _annotate_projections(plan: Plan, program: Program) -> None:
 
 
 def zero_axes(program: Program) -> tuple[str, ...]:
-    """The axes over which ZeRO divides: those that shard the batch, but for further replicas."""
+    """The axes over which ZeRO divides: those that shard the batch, except further replicas."""
     axes = {DATA_AXIS, *_batch_axes(program)} - {REPLICA_AXIS}
     return tuple(axis.name for axis in program.needed_mesh().space_axes if axis.name in axes)
 

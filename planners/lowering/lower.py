@@ -127,7 +127,7 @@ def _uncut(pipeline: Pipeline | None) -> Pipeline | None:
 
 
 def _bare(plan: Plan) -> Plan:
-    """The plan without what it says of itself, and what no program shows."""
+    """The plan without fields that describe it or that no program shows."""
     cluster = plan.cluster if plan.schedule or plan.orders_stages else ""
     return replace(
         plan, cluster=cluster, precision="", predicted=None, reasons=(), notes=(), candidates=(),

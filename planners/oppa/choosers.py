@@ -1,4 +1,4 @@
-"""The choice of what to try next.
+"""Choice of the next trial.
 
 Each is asked for a row of the table, given the trials so far. Rows that were tried are never
 chosen again, so that a search ends at the latest when the space does.
@@ -49,7 +49,7 @@ class History:
 
     @property
     def open_rows(self) -> list[int]:
-        """Rows that were not tried, of which there is at least one."""
+        """Rows that were not tried; there is at least one."""
         tried = set(self.rows)
         return [row for row in range(len(self.table.configurations)) if row not in tried]
 

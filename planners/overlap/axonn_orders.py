@@ -97,7 +97,7 @@ class _AxonnOrder:
             self._add(op)
 
     def _add(self, op: Operation) -> None:
-        """Put an op at the end, behind what it needs; a message that blocks with its wait."""
+        """Put an op at the end, after its operands' ops; a blocking message with its wait."""
         if op in self.order:
             return
         for value in op.operands:

@@ -123,7 +123,7 @@ class _InOrder:
         return list(self.order)
 
     def _add(self, op: Operation) -> None:
-        """Put an op at the end, behind what it needs that is not there yet."""
+        """Put an op at the end, after its operands' ops that are not there yet."""
         if op in self.order:
             return
         for value in op.operands:

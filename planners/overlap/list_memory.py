@@ -79,7 +79,7 @@ class MemoryBudget:
         self.left = list(live.num_readers)
 
     def admits(self, i: int) -> bool:
-        """Whether an op fits under the cap, or frees at least what it takes."""
+        """Whether an op fits under the cap, or frees at least as many bytes as it takes."""
         created = self.live.created_bytes[i]
         if self.bytes + created <= self.cap_bytes:
             return True

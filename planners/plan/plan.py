@@ -114,7 +114,7 @@ class Plan:
         return self.pipeline is not None and self.pipeline.schedule == "list"
 
     def to_json(self) -> str:
-        """The plan as JSON text; what is not decided is left out, except for the shardings."""
+        """The plan as JSON text, without undecided fields except the shardings."""
         empty = Plan()
         data: dict[str, Any] = {"format": FORMAT}
         for f in fields(Plan):

@@ -1,4 +1,4 @@
-"""The planner that shards nothing but the batch, and what is left to devices of a batch."""
+"""The planner that shards nothing except the batch, and notes on parts that are empty."""
 
 from __future__ import annotations
 

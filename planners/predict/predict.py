@@ -170,7 +170,7 @@ def predict_plan(program: Program | Lowerings, plan: Plan, cluster: Cluster) -> 
 
 
 def with_candidates(plan: Plan, candidates: Sequence[Candidate]) -> Plan:
-    """The plan with what it was chosen from, the best first, and why each of the others lost."""
+    """The plan with its candidates, the best first, and the reason that each of the others lost."""
     best = candidates[0]
     rest = [replace(c, reason=why_slower(best.predicted, c.predicted)) for c in candidates[1:]]
     reasons = [

@@ -95,7 +95,7 @@ class Throughput:
 
     @property
     def hfu(self) -> float:
-        """The same with what is computed again."""
+        """The same with recomputation."""
         return self._share(self.flops + self.again)
 
     def _share(self, flops: float) -> float:

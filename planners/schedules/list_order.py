@@ -1,4 +1,4 @@
-"""`list`: all stages ordered at once by what they take, with I and W free to move.
+"""`list`: all stages ordered at once by their seconds, with I and W free to move.
 
 List scheduling under a bound on the micro-batches in flight, as in the heuristic of Qi et al. 2024
 (Sec. 3.1): backward passes to the input go first, forward passes as far ahead as memory allows, and

@@ -289,7 +289,7 @@ class _Rank:
         return owner, number if owner.is_kept else None
 
     def _look(self, beside: int) -> None:
-        """Note what is there while a function runs."""
+        """Note the bytes in memory while a function runs."""
         posted = sum(
             size for coming in self.inbox.values() for size, _ in islice(coming, RECEIVES_AHEAD)
         )

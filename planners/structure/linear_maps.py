@@ -121,7 +121,7 @@ def parameter_of(
 
 
 def _kept_operand(op: AtenOp) -> int | None:
-    """The operand of which an op makes a view, or of which alone it changes each number."""
+    """Index of the operand that an op views, or alone maps element by element; None if none."""
     spec = spec_of(op)
     if spec.keeps_weight or op.name == "aten.slice.Tensor":
         return 0
@@ -133,7 +133,7 @@ def _kept_operand(op: AtenOp) -> int | None:
 
 
 def back_through(views: Sequence[AtenOp], cut: Cut) -> Cut | None:
-    """The cut of a parameter, given that of a view of it; None if the view loses it."""
+    """The cut of a parameter, given the cut of a view of it; None if the view loses it."""
     for view in views:
         rule = rule_of(view)
         carried = rule.carry(rule.results[0], rule.operands[_kept_operand(view) or 0], cut)

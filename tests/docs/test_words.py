@@ -32,7 +32,7 @@ def sentences_of(page: Path) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_page_has_no_more_words_than_its_limit(page: Path) -> None:
     assert len(page.read_text().split()) <= LIMITS.get(page.stem, GUIDE)
 
@@ -45,7 +45,7 @@ def test_all_pages_have_no_more_words_than_their_limit() -> None:
     assert sum(len(page.read_text().split()) for page in PAGES) <= ALL
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_no_paragraph_is_too_long(page: Path) -> None:
     lengths = {text[:60]: len(text.split()) for text in prose_of(page)}
     assert {text: words for text, words in lengths.items() if words > PARAGRAPH} == {}

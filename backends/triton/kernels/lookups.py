@@ -164,7 +164,7 @@ class _LookupTemplate:
         return f"({text} & ({index} != {padding}))" if padding >= 0 else f"({text})"
 
     def _store(self, row: Index, total: str, mask: str) -> None:
-        """Write rows of the table: what they were, and what is added."""
+        """Write rows of the table: their old values plus the totals."""
         text = total
         if self.table is not None:
             term = self.values.variable(self.values.at(self.table, (row, self.col)))

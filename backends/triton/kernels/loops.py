@@ -107,7 +107,7 @@ class _ReductionTemplate:
         return self._kernel()
 
     def _longest(self) -> int:
-        """The longest row of which one program's registers hold what it must keep at once."""
+        """The longest row whose live values fit into one program's registers."""
         if not self.space.reduces_columns:
             return self.space.columns
         region, numel = self.region, self.space.rows * self.space.columns

@@ -61,7 +61,7 @@ def row_period(space: IterationSpace) -> int:
 
 
 def num_column_blocks(space: IterationSpace, block: int) -> int:
-    """Blocks of columns, of which the first may begin before a row."""
+    """Blocks of columns; the first may begin before a row."""
     before = GROUP - 1 if row_period(space) > 1 else 0
     return -(-(space.columns + before) // block)
 

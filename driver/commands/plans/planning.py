@@ -220,7 +220,7 @@ def _is_outcome(line: str) -> bool:
 
 
 def _rows(names: Sequence[str], plans: Sequence[Plan]) -> tuple[Candidate, ...]:
-    """The plans of which something is predicted, as rows of a table."""
+    """The plans that have a prediction, as rows of a table."""
     pairs = zip(names, plans, strict=True)
     return tuple(Candidate(name, plan.predicted) for name, plan in pairs if plan.predicted)
 

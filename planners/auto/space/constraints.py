@@ -51,11 +51,11 @@ class Constraints:
 
     @property
     def names(self) -> frozenset[str]:
-        """The dimensions of which something is asked."""
+        """The dimensions that are constrained."""
         return frozenset((*self.fixed, *self.forbidden))
 
     def allows(self, point: JointPoint, dimensions: Collection[str] = DIMENSIONS) -> bool:
-        """Whether a point has what is asked of some dimensions."""
+        """Whether a point meets the constraints on some dimensions."""
         return all(
             point.value(name) == value for name, value in self.fixed.items() if name in dimensions
         ) and not any(

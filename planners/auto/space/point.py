@@ -95,7 +95,7 @@ class JointPoint:
 
     @property
     def within(self) -> int:
-        """Over how many devices the work on a sample is cut, but for stages."""
+        """Number of devices over which the work on a sample is cut, stages not counted."""
         return self.tensor * self.context
 
     @property
@@ -141,7 +141,7 @@ class JointPoint:
         return JointPoint(**{**vars(self), **values})  # pyright: ignore[reportArgumentType]
 
     def changed_from(self, other: JointPoint) -> set[str]:
-        """The dimensions in which two points differ, but for orders; degrees are `mesh`."""
+        """The dimensions in which two points differ, except orders; degrees are `mesh`."""
         mine, theirs = vars(self), vars(other)
         changed = {n for n in DIMENSIONS if n not in ORDERS and mine[n] != theirs[n]}
         return {"mesh" if name in MESH else name for name in changed}

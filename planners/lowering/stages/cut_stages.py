@@ -57,7 +57,7 @@ def stored_stages(program: Program) -> tuple[tuple[str, ...], ...]:
 
 
 def _items(attribute: Attribute) -> Sequence[Attribute]:
-    """The items of a list; none of what is no list."""
+    """The items of a list attribute; empty for any other."""
     if not isinstance(attribute, ArrayAttr):
         return ()
     return cast("ArrayAttr[Attribute]", attribute).data

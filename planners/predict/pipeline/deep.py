@@ -1,4 +1,4 @@
-"""The staged program of a deep model, put together from that of the same model with few blocks.
+"""The staged program of a deep model, put together from the program of one with few blocks.
 
 All stages but the first and the last of a model of equal blocks run alike, so that the functions of
 three stages are those of any number. A stage of n blocks takes what lies on the line through one of

@@ -206,7 +206,7 @@ def test_backward_of_the_loss_says_that_it_ran() -> None:
             ):
                 again.backward(retain_graph=True)
     for again in (out.sum(), nn.functional.mse_loss(out, batch()["y"]), loss + out.sum()):
-        with pytest.raises(RuntimeError, match=r"by a function of what that returns, sw.compile"):
+        with pytest.raises(RuntimeError, match=r"or by sw.compile\(.., loss=function\)"):
             again.backward()
 
 
