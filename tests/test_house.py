@@ -375,8 +375,9 @@ def bound_name(node: ast.AST) -> str | None:
         return node.arg
     if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
         return node.id
-    is_stored = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
-    return node.attr if is_stored else None
+    if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+        return node.attr
+    return None
 
 
 def test_questions_and_vague_variables_are_seen() -> None:

@@ -42,31 +42,34 @@ class PlainPlans:
         asked = sizes.get("data", 1), sizes.get("tensor", 1)
         devices = self.cluster.num_devices if mesh is None else mesh.num_devices
         return [
-            one
-            for one in _space(self.program, devices)
-            if (mesh is None or asked == (one.data, one.tensor)) and self._is_useful(one)
+            configuration
+            for configuration in _space(self.program, devices)
+            if (mesh is None or asked == (configuration.data, configuration.tensor))
+            and self._is_useful(configuration)
         ]
 
-    def plan(self, one: Configuration) -> Plan:
+    def plan(self, configuration: Configuration) -> Plan:
         return replace(
-            self._base(one.data, one.tensor, one.sequence_parallel),
-            recompute=one.recompute,
-            batch_split=one.micro_batches,
-            schedule="" if one.schedule == "none" else one.schedule,
+            self._base(configuration.data, configuration.tensor, configuration.sequence_parallel),
+            recompute=configuration.recompute,
+            batch_split=configuration.micro_batches,
+            schedule="" if configuration.schedule == "none" else configuration.schedule,
         )
 
     def _base(self, data: int, tensor: int, sequence_parallel: bool) -> Plan:
         key = (data, tensor, sequence_parallel)
         if key not in self._bases:
             mesh = Mesh(data=data, tensor=tensor)
-            found = plan_megatron(self.program, mesh, sequence_parallel=sequence_parallel)
-            self._bases[key] = replace(found, planner=self.planner)
+            plan = plan_megatron(self.program, mesh, sequence_parallel=sequence_parallel)
+            self._bases[key] = replace(plan, planner=self.planner)
         return self._bases[key]
 
-    def _is_useful(self, one: Configuration) -> bool:
-        base = self._base(one.data, one.tensor, one.sequence_parallel)
-        is_cut = (one.data == 1 or base.inputs) and (one.tensor == 1 or base.parameters)
-        return bool(is_cut and (not one.sequence_parallel or base.activations))
+    def _is_useful(self, configuration: Configuration) -> bool:
+        base = self._base(configuration.data, configuration.tensor, configuration.sequence_parallel)
+        is_cut = (configuration.data == 1 or base.inputs) and (
+            configuration.tensor == 1 or base.parameters
+        )
+        return bool(is_cut and (not configuration.sequence_parallel or base.activations))
 
 
 def _space(program: Program, devices: int) -> Iterator[Configuration]:

@@ -12,7 +12,7 @@ from shardweave.backends.watch import failure_guard
 from shardweave.backends.watch.failure_guard import FailureGuard
 from shardweave.backends.watch.watch import LostRankError
 
-REFUSAL = r"failed on this rank \(out of range\).*go on from the last checkpoint"
+REFUSAL = r"failed on this rank alone \(out of range\).*last checkpoint"
 
 
 @dataclass

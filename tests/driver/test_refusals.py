@@ -172,7 +172,7 @@ REFUSALS: Mapping[str, tuple[Callable[[], object], str]] = {
     ),
     "dtype of reductions beside passes": (
         lambda: reducing_in("float32", "preset:partition"),
-        "where `passes` has insert-collectives, put 'reduce-in.* behind it",
+        "`passes` has its own insert-collectives; .* put 'reduce-in.* after it",
     ),
     "reduction": (
         lambda: Effect(reduces="mean").on_shards([HALVES, HALVES]),  # pyright: ignore[reportArgumentType]
@@ -231,10 +231,10 @@ def test_mistake_is_named_in_one_line(name: str) -> None:
     ("line", "message"),
     [
         ("{", r":2: not JSON: .*; give a file that a search has written, or a new one"),
-        ("{}", r":2: not a trial \(missing \['configuration', "),
+        ("{}", r":2: 'configuration' is missing"),
         (
-            '{"configuration": {}, "status": "maybe", "times_s": [], "peak_bytes": 0}',
-            r":2: not a trial \(missing a known status\); use a file",
+            '{"configuration": {}, "outcome": "maybe", "reason": "", "seconds": 1.0}',
+            r":2\.outcome must be an object",
         ),
     ],
 )

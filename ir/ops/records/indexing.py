@@ -87,7 +87,7 @@ SPECS = (
     *family("bucketize.Tensor", rule="among_boundaries"),
     OpSpec("aten.index_put", rule="index", has_indices=True, overwrites=True),
     *family(
-        "nll_loss2d_backward _embedding_bag _embedding_bag_backward _ctc_loss",
+        "nll_loss2d_backward _embedding_bag _embedding_bag_backward",
         needs_contiguous=True,
     ),
 )

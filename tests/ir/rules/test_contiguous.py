@@ -48,7 +48,6 @@ def _loss_of_planes() -> Sample:
     return sample("nll_loss2d_backward", grad, planes, CLASSES, None, 1, -100, total)
 
 
-_CTC = normal(6, 2, 4).log_softmax(-1), torch.tensor([[1, 2], [3, 1]])
 _NORM = torch.ops.aten._weight_norm_interface(V, G, 0)[1]
 _PDIST = torch.ops.aten._pdist_forward(ROWS)
 
@@ -62,7 +61,6 @@ SAMPLES = (
     sample("_weight_norm_interface_backward", V + 1, V, G, _NORM, 0),
     sample("_pdist_forward", ROWS),
     sample("_pdist_backward", _PDIST + 1, ROWS, 2.0, _PDIST),
-    sample("_ctc_loss", *_CTC, [6, 6], [2, 1]),
     _loss_of_planes(),
     *_bags(),
     _adaptive(),
@@ -90,7 +88,5 @@ def test_strided_operands_give_what_dense_ones_give(name: str) -> None:
             zip(instance.op.operands, map(strided, instance.operands), strict=True)
         )
         results = prepared(instance.op, tensors.__getitem__)()
-        for index, (got, wanted) in enumerate(zip(results, instance.results, strict=True)):
-            if name == "aten._ctc_loss" and index:
-                continue  # paths beyond a row's length are not written
+        for got, wanted in zip(results, instance.results, strict=True):
             torch.testing.assert_close(got, wanted, equal_nan=True)
