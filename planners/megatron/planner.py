@@ -237,9 +237,11 @@ def _uneven_notes(uneven: Mapping[AtenOp, str], axis: str) -> list[str]:
 
 
 def _cut_vocabulary(program: Program, tensor: str, mesh: Mesh, cuts: dict[SSAValue, Cut]) -> None:
+    size = mesh.sizes([tensor])
     for _, table in input_embeddings(program):
         rows, _ = shape_of(table)
-        cuts.setdefault(table, (contiguous([tensor], rows, mesh), ()))
+        if -(-rows // size) * (size - 1) < rows:  # or some device would have none
+            cuts.setdefault(table, (contiguous([tensor], rows, mesh), ()))
 
 
 def _sequence(

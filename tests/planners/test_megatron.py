@@ -9,12 +9,14 @@ from torch.nn import functional as F
 
 from shardweave.ir.capture.capture import capture
 from shardweave.ir.dialects.types import shape_of
+from shardweave.ir.mesh.mesh import Mesh
 from shardweave.passes.pipeline import as_mesh
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.lowering.lower import local_program
 from shardweave.planners.megatron.planner import plan_megatron
 from shardweave.planners.plan.plan import Plan
 from shardweave.tests.eager import assert_three_steps_equal_eager
+from shardweave.tests.ir_text import step
 from shardweave.tests.zoo import SPECS, TEXT_SPECS, assert_equals_eager, captured, megatron
 
 COLUMN, ROW, VECTOR = '[{"tensor"}, {}]', '[{}, {"tensor"}]', '[{"tensor"}]'
@@ -414,3 +416,16 @@ def test_mesh_over_which_nothing_can_be_cut_has_a_note_for_every_axis() -> None:
     plan = plan_megatron(captured(spec).program, as_mesh("data=3,tensor=99"))
     idle = [note for note in plan.notes if "is idle" in note]
     assert [note.split("'")[1] for note in idle] == ["data"]
+
+
+def test_table_of_fewer_rows_than_devices_stays_whole() -> None:
+    text = """
+        param %few : tensor<1x8xf32>
+        param %many : tensor<8x8xf32>
+        input %ids : tensor<4xi64>
+        %a = aten.embedding(%few, %ids) : tensor<4x8xf32>
+        %b = aten.embedding(%many, %ids) : tensor<4x8xf32>
+        %c = aten.add.Tensor(%a, %b) : tensor<4x8xf32>
+        output %c
+    """
+    assert plan_megatron(step(text), Mesh(tensor=2)).parameters == {"many": '[{"tensor"}, {}]'}
