@@ -1,6 +1,11 @@
 # pyright: basic
 # The packages are untyped, and extras of the benchmark alone.
-"""Cases of `models.py`: models and losses of packages that know nothing of this project."""
+"""Cases of `models.py`: models and losses of packages that know nothing of this project.
+
+Those of vit-pytorch, monai, segmentation-models-pytorch, denoising-diffusion-pytorch,
+open-clip-torch, performer-pytorch, local-attention, torch-geometric, rtdl_revisiting_models and
+peft, which are installed by hand.
+"""
 
 from __future__ import annotations
 

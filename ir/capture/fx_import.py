@@ -93,28 +93,14 @@ class _Importer:
                 self.values[node] = self._constant(node)
             elif node.op == "call_function" and (node.users or node.meta.get("val") is not None):
                 # What gives nothing is an assertion.
-                order = memory_order(node)
                 self._annotate(node)
-                self.values[node] = (
-                    self._call(node) if order is None else self._strided(node, order)
-                )
+                self.values[node] = self._call(node)
                 self.unwritten.visit(node)
                 self._mark_phase(first_new)
         except CaptureError:
             raise
         except ValueError as error:  # no canonical form, or no such dtype in the IR
             raise CaptureError(f"{site_of_node(node)}: {error}") from error
-
-    def _strided(self, node: torch.fx.Node, order: list[int]) -> Any:
-        """A call that sees the memory of its first argument, whose dims are there in some order."""
-        (source, *written), back = node.all_input_nodes, sorted(order, key=order.index)
-        given = self.values[source]
-        self.values[source] = self.builder.permute(given, order)
-        try:
-            result = self._call(node)
-        finally:
-            self.values[source] = given
-        return self.builder.permute(result, back) if written else result
 
     # Arguments and constants
 
@@ -192,7 +178,8 @@ class _Importer:
             raise CaptureError(
                 f"{site_of_node(node)}: {name} {NOT_PURE}; pass its result as input."
             )
-        call = Call(name, self._bind(node, name), _result_types(node), self.builder)
+        arguments = self._bind(node, name) | memory_order(node)
+        call = Call(name, arguments, _result_types(node), self.builder)
         result = form(call) if form is not None else self._plain(call)
         returned = node.meta.get("val")
         if isinstance(returned, (tuple, list)) and isinstance(result, SSAValue):

@@ -20,7 +20,6 @@ from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.mesh.placement import Placement
 from shardweave.ir.ops.registry import spec_of
 from shardweave.ir.program.program import Program
-from shardweave.ir.sharding.rules import rule_of
 from shardweave.planners.structure.linear_maps import Cut, LinearMap, linear_maps
 from shardweave.planners.structure.structure import parallel_pairs
 
@@ -88,11 +87,7 @@ def _expert_maps(program: Program, axis: str, size: int) -> Iterator[tuple[Linea
         if not _is_of_experts(m) or _experts(m) < size:
             continue
         first = -(-_experts(m) // size)
-        cut: Cut | None = ((Placement(axis, size, first),), (), ())
-        for view in reversed(m.views):
-            rule = rule_of(view)
-            cut = cut and rule.carry(rule.operands[0], rule.results[0], cut)
-        factors = cut and m.rule.factors_of(m.rule.operands[m.weight], cut)
+        factors = m.factors_in(((Placement(axis, size, first),), (), ()))
         if not factors:
             continue
         ((factor, placement),) = ((f, p) for f, dim in enumerate(factors) for p in dim)

@@ -237,10 +237,10 @@ def _uneven_notes(uneven: Mapping[AtenOp, str], axis: str) -> list[str]:
 
 
 def _cut_vocabulary(program: Program, tensor: str, mesh: Mesh, cuts: dict[SSAValue, Cut]) -> None:
-    size = mesh.sizes([tensor])
+    size = mesh.size(tensor)
     for _, table in input_embeddings(program):
         rows, _ = shape_of(table)
-        if -(-rows // size) * (size - 1) < rows:  # or some device would have none
+        if fits([Placement(tensor, size, -(-rows // size))], rows):
             cuts.setdefault(table, (contiguous([tensor], rows, mesh), ()))
 
 

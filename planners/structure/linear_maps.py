@@ -64,14 +64,18 @@ class LinearMap:
     def rule(self) -> Rule:
         return rule_of(self.op)
 
-    def is_contracted_in(self, cut: Cut) -> bool:
-        """Whether a cut of the parameter falls on k."""
+    def factors_in(self, cut: Cut) -> Sequence[DimSharding] | None:
+        """Cuts of the map's factors that follow from a cut of the parameter; None if it is lost."""
         carried: Cut | None = cut
         for view in reversed(self.views):
             rule = rule_of(view)
             kept = rule.operands[_kept_operand(view) or 0]
             carried = carried and rule.carry(kept, rule.results[0], carried)
-        factors = carried and self.rule.factors_of(self.rule.operands[self.weight], carried)
+        return carried and self.rule.factors_of(self.rule.operands[self.weight], carried)
+
+    def is_contracted_in(self, cut: Cut) -> bool:
+        """Whether a cut of the parameter falls on k."""
+        factors = self.factors_in(cut)
         return bool(factors and factors[self.contracted])
 
     def cut(self, factor: int, axis: str, size: int) -> Cut | None:

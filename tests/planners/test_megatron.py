@@ -418,7 +418,7 @@ def test_mesh_over_which_nothing_can_be_cut_has_a_note_for_every_axis() -> None:
     assert [note.split("'")[1] for note in idle] == ["data"]
 
 
-def test_table_of_fewer_rows_than_devices_stays_whole() -> None:
+def test_table_with_too_few_rows_stays_whole() -> None:
     text = """
         param %few : tensor<1x8xf32>
         param %many : tensor<8x8xf32>

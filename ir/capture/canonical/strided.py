@@ -12,8 +12,8 @@ from shardweave.ir.capture.site import CaptureError, site_of_node
 from shardweave.ir.dialects.types import num_elements, shape_of, tensor_type
 
 
-def memory_order(node: torch.fx.Node) -> list[int] | None:
-    """The dims of what an op reads by strides, as memory has them; None for other ops.
+def memory_order(node: torch.fx.Node) -> dict[str, list[int]]:
+    """As `order` the dims of what an op reads by strides, as memory has them; empty for other ops.
 
     Raises CaptureError for memory that holds more than the tensor, or not all of it.
     """
@@ -21,7 +21,7 @@ def memory_order(node: torch.fx.Node) -> list[int] | None:
         _as_strided,
         _as_strided_scatter,
     ):
-        return None
+        return {}
     source: Any = node.args[0]
     value = source.meta["val"]
     order = sorted(range(value.dim()), key=lambda dim: (-value.stride(dim), -value.shape[dim]))
@@ -31,25 +31,29 @@ def memory_order(node: torch.fx.Node) -> list[int] | None:
             f"tensor of shape {tuple(value.shape)} that it is given; call contiguous() before it, "
             "or write it with indexing (unfold, diagonal)."
         )
-    return order
+    return {"order": order}
 
 
 @form("aten.as_strided", "aten.as_strided_copy")
 def _as_strided(call: Call) -> Result:
     """The elements at the strides' places."""
-    source = call["self"]
-    flat = call.builder.view(source, [num_elements(source)])
+    flat, _ = _memory(call)
     return call.add("aten.index.Tensor", [flat, [_places(call)]])
 
 
 @form("aten.as_strided_scatter")
 def _as_strided_scatter(call: Call) -> Result:
     """Other elements at the strides' places."""
-    source, b = call["self"], call.builder
-    flat = b.view(source, [num_elements(source)])
-    places = _places(call)
-    written = b.call("aten.index_put", flat, [places], call["src"], accumulate=False)
-    return b.view(written, shape_of(source))
+    b, order = call.builder, call["order"]
+    flat, shape = _memory(call)
+    written = b.call("aten.index_put", flat, [_places(call)], call["src"], accumulate=False)
+    return b.permute(b.view(written, shape), sorted(order, key=order.index))
+
+
+def _memory(call: Call) -> tuple[SSAValue, tuple[int, ...]]:
+    """The elements in the order of memory, and their dims there."""
+    held = call.builder.permute(call["self"], call["order"])
+    return call.builder.view(held, [num_elements(held)]), shape_of(held)
 
 
 def _places(call: Call) -> SSAValue:
