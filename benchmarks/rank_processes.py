@@ -26,7 +26,7 @@ def run_ranks(
     Raises SystemExit, naming `what`, if one fails, and TimeoutExpired.
     """
     workers: list[Process] = []
-    port = _free_port()
+    port = free_port()
     try:
         for rank in range(num_ranks):
             workers.append(start(rank, port))
@@ -90,7 +90,7 @@ def start_rank(
     return subprocess.Popen(command, env=environment)
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("", 0))
         return probe.getsockname()[1]

@@ -61,6 +61,7 @@ _PLACES: dict[str, tuple[str, ...]] = {
     # Dispatch and autograd
     "is_under_transform": (f"{_C}_are_functorch_transforms_active",),
     "without_overrides": (f"{_C}DisableTorchFunctionSubclass",),
+    "without_dispatch": (f"{_C}_DisableTorchDispatch",),
     "make_wrapper": ("torch:Tensor._make_wrapper_subclass",),
     "HigherOrderOperator": ("torch._ops:HigherOrderOperator",),
     "backward_pass_number": (f"{_C}_current_graph_task_id",),

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -163,6 +164,50 @@ class ThroughViews(Rule):
         p.data = p.data - rate * grad.sort(0).values.clamp(min=grad.norm(1).item() / p.numel())
 
 
+class Projector:
+    """The basis of a matrix's rows, made anew every second time, and how often it was asked for."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.basis: Tensor | None = None
+
+    def project(self, x: Tensor) -> Tensor:
+        basis = self.basis
+        if basis is None or self.count % 2 == 0:
+            basis = torch.linalg.qr(x @ x.T + torch.eye(len(x)).to(x))[0]
+        self.count, self.basis = self.count + 1, basis
+        return basis.T @ x
+
+
+class InObjects(Rule):
+    """A momentum, and objects that hold tensors, in the state and by the parameter's identity."""
+
+    def __init__(self, params: Iterable[Tensor], lr: float = 0.01) -> None:
+        super().__init__(params, lr)
+        self.sums: dict[int, Tensor] = {}
+
+    def update(self, p: Tensor, grad: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+        total = self.sums[id(p)] = self.sums.get(id(p), torch.zeros_like(p)) + grad
+        if p.ndim == 2:
+            grad = state.setdefault("projector", Projector()).project(grad)
+        p.sub_(grad + 0.1 * total, alpha=group["lr"])
+
+
+class TurnsAndPicks(Rule):
+    """Turns the gradient in place, and reads and writes where masks and ranks say."""
+
+    def update(self, p: Tensor, grad: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+        mask = grad > grad.mean()
+        grad[mask] = grad[mask] * 0.5
+        grad[grad.abs() < 1e-3] = 0.0
+        largest = torch.zeros_like(grad).scatter_(0, grad.abs().argsort(0), 1.0)
+        largest.scatter_(0, grad.abs().argsort(0)[:1], 0.0)
+        if p.ndim == 2:
+            rows = grad.transpose_(0, 1).contiguous()
+            grad.t_().mul_((rows @ rows.T).norm())
+        p.sub_(grad * (0.5 + largest), alpha=group["lr"])
+
+
 class AcrossParameters(Optimizer):
     """Signs, scaled by the norm of all gradients, and a count that the group keeps."""
 
@@ -231,6 +276,41 @@ class Lookahead(Optimizer):
                 p.copy_(slow)
 
 
+class Wrapper(Optimizer):
+    """Grows the steps of an optimizer that it holds, whose groups and state are its own."""
+
+    def __init__(self, params: Iterable[Tensor], lr: float = 0.01) -> None:
+        self.base = InObjects(params, lr)
+        self.defaults = self.base.defaults
+        self._optimizer_step_pre_hooks: dict[int, Any] = {}
+        self._optimizer_step_post_hooks: dict[int, Any] = {}
+        self._patch_step_function()
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.base.param_groups
+
+    @property
+    def state(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.base.state
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        before = [p.clone() for group in self.param_groups for p in group["params"]]
+        self.base.step()
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        for p, old in zip(parameters, before, strict=True):
+            p.add_(p - old, alpha=0.5)
+
+
+class Averaging(Rule):
+    """Takes the mean of gradients over processes, as if each had whole ones of its own rows."""
+
+    def update(self, p: Tensor, grad: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+        dist.all_reduce(grad)
+        p.sub_(grad, alpha=group["lr"] / dist.get_world_size())
+
+
 OWN = (
     Lion,
     Lamb,
@@ -245,4 +325,7 @@ OWN = (
     Noisy,
     Joint,
     Lookahead,
+    InObjects,
+    TurnsAndPicks,
+    Wrapper,
 )

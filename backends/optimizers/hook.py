@@ -31,7 +31,7 @@ from shardweave.backends.optimizers.repoint import check_not_replaced
 from shardweave.backends.optimizers.shards import is_everywhere, shapes_of_shards
 from shardweave.backends.optimizers.spread import GATHERED
 from shardweave.backends.optimizers.stand_ins import StandIns
-from shardweave.ir.capture.update.ops_seen import is_torchs
+from shardweave.ir.capture.update.ops_seen import OwnMessagesError, is_torchs
 from shardweave.ir.capture.update.reads import Reads, Sizes, reads_of
 from shardweave.ir.notes import warn
 
@@ -163,9 +163,15 @@ def _reads(
     known = _KNOWN.get(optimizer)
     if known is not None and is_known and known.key == key:
         return known.reads
-    reads = reads_of(
-        optimizer, parameters, _sizes(parameters), has_gradient, has_closure=has_closure
-    )
+    sizes = _sizes(parameters)
+    try:
+        reads = reads_of(optimizer, parameters, sizes, has_gradient, has_closure=has_closure)
+    except OwnMessagesError as error:
+        raise ValueError(
+            f"the step of {type(optimizer).__name__} sends messages itself ({error}), as if each "
+            "process had all parameters; use its form for one process, such as SingleDeviceMuon: "
+            "shardweave sends what an update needs."
+        ) from error
     _KNOWN[optimizer] = _Known(key, reads)
     return reads
 

@@ -18,14 +18,14 @@ from torch.distributed.tensor import DTensor
 
 from shardweave.backends.optimizers.exchange import Index, layout_of, put, take
 from shardweave.backends.optimizers.shards import beside, full_value, shard_of
-from shardweave.ir.capture.update.ops_seen import is_elementwise
-from shardweave.ir.ops.registry import spec_named
+from shardweave.ir.capture.update.ops_seen import is_elementwise, reduction_of
 from shardweave.ir.torch_private import (
     OpOverload,
     make_wrapper,
     pytree,
     schema_of,
     version_of,
+    without_dispatch,
     without_overrides,
 )
 
@@ -84,7 +84,10 @@ class Home:
 
 
 class _Seen(Tensor):
-    """A tensor whose ops are run by this module."""
+    """A tensor whose ops are run by this module. value: the tensor that they run on, or None."""
+
+    value: Any
+    like: DTensor
 
     @classmethod
     def __torch_function__(
@@ -99,8 +102,13 @@ class _Seen(Tensor):
     def __torch_dispatch__(
         cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        wholes = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Whole)]
-        plain, options = pytree.tree_map_only(Whole, lambda x: x.value, (args, kwargs or {}))
+        if torch.Tag.inplace_view in func.tags and isinstance(args[0], Spread):
+            return args[0].turned(func, *args[1:], **(kwargs or {}))
+        wholes = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, _Seen)]
+        wholes = [x for x in wholes if x.value is not None]
+        plain, options = pytree.tree_map_only(
+            _Seen, lambda x: x if x.value is None else x.value, (args, kwargs or {})
+        )
         if any(isinstance(x, Spread) for x in pytree.tree_leaves((plain, options))):
             result = _Call(func, plain, options).run()
         else:
@@ -114,7 +122,8 @@ class _Seen(Tensor):
 
 
 class Spread(_Seen):
-    """A tensor in the shards of a parameter, whose full shape it has."""
+    """A tensor in the shards of a parameter, whose full shape it has. value: its full value, once
+    an op has given the tensor itself another geometry."""
 
     home: Home
 
@@ -124,15 +133,21 @@ class Spread(_Seen):
         return make_wrapper(cls, tuple(home.like.shape), dtype=local.dtype, device=local.device)
 
     def __init__(self, home: Home) -> None:
-        self.home = home
+        self.home, self.like, self.value = home, home.like, None
+
+    def turned(self, func: OpOverload[..., Any], *args: Any, **kwargs: Any) -> Spread:
+        """This tensor, after an op that changes its sizes and strides. Collective."""
+        if self.value is None:
+            self.value = self.home.view(torch.ops.aten.alias.default)
+        func(self.value, *args, **kwargs)
+        with without_dispatch():
+            func(self, *args, **kwargs)
+        return self
 
 
 class Whole(_Seen):
     """A state of another shape than its parameter's, the same on all ranks. What is computed of
     such states alone and has the parameter's shape, as a product of rows and columns, is spread."""
-
-    value: Tensor
-    like: DTensor
 
     @staticmethod
     def __new__(cls: type[Whole], value: Tensor, like: DTensor) -> Whole:
@@ -166,7 +181,8 @@ class _Call:
             return self._on_shards()
         if self.name.startswith("new_"):
             return self._new()
-        kind = self._reduction()
+        is_single = len(self.tensors) == 1 and not self.writes
+        kind = reduction_of(self.func) if is_single and self.home.local.is_floating_point() else ""
         reduced = self._reduced(kind) if kind else None
         return self._on_full() if reduced is None else reduced
 
@@ -177,13 +193,19 @@ class _Call:
     # On shards
 
     def _is_on_shards(self) -> bool:
-        if not is_elementwise(self.func) or (self.writes and not isinstance(self.args[0], Spread)):
+        if self.writes and not isinstance(self.args[0], Spread):
+            return False
+        if not is_elementwise(self.func, self.args):
             return False
         if torch.Tag.nondeterministic_seeded in self.func.tags or self.name.startswith("_foreach_"):
             return False
         if any(x.home.layout != self.home.layout for x in self.spread[1:]):
             return False
-        return torch.broadcast_shapes(*(x.shape for x in self.tensors)) == self.shape
+        return all(map(self._is_within, self.tensors))
+
+    def _is_within(self, x: Tensor) -> bool:
+        own = self.shape[len(self.shape) - x.ndim :]
+        return len(own) == x.ndim and all(n in (1, m) for n, m in zip(x.shape, own, strict=True))
 
     def _on_shards(self) -> Any:
         result = self._called(self._part)
@@ -211,15 +233,6 @@ class _Call:
         return Whole(self.func(local, size, *rest, **self.kwargs), self.home.like)
 
     # Reductions
-
-    def _reduction(self) -> str:
-        """The kind of a reduction whose results ranks can put together: sum, mean, norm, max, min;
-        empty of other ops."""
-        if len(self.tensors) > 1 or self.writes or not self.home.local.is_floating_point():
-            return ""
-        if self.name in ("mean", "norm", "linalg_vector_norm"):
-            return self.name.rpartition("_")[2]
-        return spec_named(self.func.name().replace("::", ".")).combine or ""
 
     def _reduced(self, kind: str) -> Tensor | None:
         """The result of a reduction on all ranks; None for a norm of another kind."""

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 from collections import defaultdict
-from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
 
 from shardweave.backends.optimizers.plain import PlainParameters
 from shardweave.backends.optimizers.spread import Spread
+from shardweave.ir.capture.update.held import mapped
 from shardweave.ir.capture.update.reads import FORMS
-from shardweave.ir.torch_private import pytree
 
 _OWN = ("param_groups", "state", "step")
 
@@ -23,107 +21,97 @@ class StandIns:
 
     def __init__(self, optimizer: Optimizer, plain: PlainParameters) -> None:
         self.plain = plain
-        self._made: dict[int, Any] = dict(plain.made)
+        self._made: dict[int, Any] = plain.made
         """Stand-ins by the identity of the real: tensors, lists of groups, and optimizers."""
-        self._of: dict[int, Any] = dict(plain.of)
+        self._of: dict[int, Any] = plain.of
         self._pairs: list[tuple[Optimizer, Optimizer]] = []
+        self._objects: list[tuple[Any, Any, Any]] = []
+        """Objects that hold tensors, their stand-ins, and the key of the state that they are in."""
         self.first = self._stand_in(optimizer)
 
     def _stand_in(self, real: Optimizer) -> Optimizer:
         made = object.__new__(type(real))
         self._keep(real, made)
         self._pairs.append((real, made))
-        made.param_groups = self._made.get(id(real.param_groups)) or self._groups(real)
-        made.state = self._made.get(id(real.state)) or self._state(real)
-        for name, value in vars(real).items():
+        own = vars(real)
+        for name, make in (("param_groups", self._groups), ("state", self._state)):
+            if name in own:  # else it is that of an optimizer which this one holds
+                is_known = id(own[name]) in self._made
+                vars(made)[name] = self._made[id(own[name])] if is_known else make(own[name])
+        for name, value in own.items():
             if name not in _OWN:
-                vars(made)[name] = self._mapped(value, self._made, self._stand_in)
+                vars(made)[name] = self._for(value)
         return made
 
     def _keep(self, real: Any, made: Any) -> Any:
         self._made[id(real)], self._of[id(made)] = made, real
         return made
 
-    def _groups(self, real: Optimizer) -> list[dict[str, Any]]:
-        groups = [self._keep(group, self._group(group, self._made)) for group in real.param_groups]
-        return self._keep(real.param_groups, groups)
+    def _groups(self, real: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return self._keep(real, [self._keep(group, self._group(group)) for group in real])
 
-    def _group(self, group: dict[str, Any], by_identity: Mapping[int, Any]) -> dict[str, Any]:
-        parameters = [by_identity.get(id(p), p) for p in group["params"]]
+    def _group(self, group: dict[str, Any]) -> dict[str, Any]:
+        parameters = [self._made.get(id(p), p) for p in group["params"]]
         forms = FORMS if any(isinstance(p, Spread) for p in parameters) else ()
         return {**group, "params": parameters, **{key: False for key in forms if key in group}}
 
-    def _state(self, real: Optimizer) -> defaultdict[Any, Any]:
+    def _state(self, real: dict[Any, Any]) -> defaultdict[Any, Any]:
         made: defaultdict[Any, Any] = defaultdict(dict)
-        for key, value in real.state.items():
-            take = self.plain.state_of(key) if isinstance(key, Tensor) else None
-            taken = value if take is None else _mapped_tensors(take, value)
-            made[self._made.get(id(key), key)] = taken
-        return self._keep(real.state, made)
+        for key, value in real.items():
+            made[self._made.get(id(key), key)] = self._for(value, key)
+        return self._keep(real, made)
 
-    def _mapped(
-        self,
-        value: Any,
-        by_identity: Mapping[int, Any],
-        optimizer: Callable[[Optimizer], Any] | None = None,
-    ) -> Any:
-        """Lists, tuples and dicts in which things stand for others; `value` if none does."""
-        if id(value) in by_identity:
-            return by_identity[id(value)]
-        if isinstance(value, Optimizer) and optimizer is not None:
-            return optimizer(value)
-        if isinstance(value, dict):
-            items = cast("dict[Any, Any]", value)
-            new = {
-                self._mapped(key, by_identity, optimizer): self._mapped(x, by_identity, optimizer)
-                for key, x in items.items()
-            }
-            if all(k is j and x is y for (k, x), (j, y) in zip(new.items(), items.items())):  # noqa: B905 - equal lengths
-                return items
-            made = copy.copy(items)
-            made.clear()
-            made.update(new)
-            return made
-        if type(value) in (list, tuple):
-            old = list(cast("list[Any]", value))
-            parts = [self._mapped(x, by_identity, optimizer) for x in old]
-            is_same = all(x is y for x, y in zip(parts, old, strict=True))
-            return value if is_same else parts if type(value) is list else tuple(parts)
-        return value
+    def _for(self, value: Any, key: Any = None) -> Any:
+        """A value that holds stand-ins. key: of the state that it is in, perhaps a parameter."""
+        take = self.plain.state_of(key) if isinstance(key, Tensor) else None
+
+        def change(x: Any) -> Any:
+            if take is not None and isinstance(x, Tensor):
+                return take(x)
+            if type(x) is int and x in self._made:  # as a key by which a tensor is known
+                return id(self._made[x])
+            if id(x) in self._made:
+                return self._made[id(x)]
+            return self._stand_in(x) if isinstance(x, Optimizer) else x
+
+        copies: list[tuple[Any, Any]] = []
+        made = mapped(value, change, copies)
+        for old, new in copies:
+            self._objects.append((old, self._keep(old, new), self._made.get(id(key), key)))
+        return made
+
+    def _real(self, made: Any, key: Any = None) -> Any:
+        """The reverse of `_for`; key: that of the stand-in's state."""
+        give = self.plain.stored_state_of(key) if isinstance(key, Tensor) else None
+
+        def change(x: Any) -> Any:
+            if give is not None and isinstance(x, Tensor):
+                return give(x)
+            if type(x) is int and x in self._of:
+                return id(self._of[x])
+            return self._of.get(id(x), x)
+
+        return mapped(made, change)
 
     def give_back(self) -> None:
         """Give the optimizers and their parameters what the step has left on the stand-ins."""
         self.plain.give_parameters()
         self.plain.give_gradients()
+        for object_, made, key in self._objects:
+            left = {name: self._real(value, key) for name, value in vars(made).items()}
+            vars(object_).clear()
+            vars(object_).update(left)
         for real, made in self._pairs:
-            for group, left in zip(real.param_groups, made.param_groups, strict=True):
-                kept = ("params", *FORMS)
-                group.update({key: value for key, value in left.items() if key not in kept})
-            self._give_state(real, made)
+            if "param_groups" in vars(real):
+                for group, left in zip(real.param_groups, made.param_groups, strict=True):
+                    kept = ("params", *FORMS)
+                    group.update({key: value for key, value in left.items() if key not in kept})
+            if "state" in vars(real):
+                left = {
+                    self._of.get(id(key), key): self._real(x, key) for key, x in made.state.items()
+                }
+                real.state.clear()
+                real.state.update(left)
             for name, value in vars(made).items():
                 if name not in _OWN:
-                    vars(real)[name] = self._mapped(value, self._of)
-
-    def _give_state(self, real: Optimizer, made: Optimizer) -> None:
-        state: dict[Any, Any] = {}
-        for key, value in made.state.items():
-            give = self.plain.stored_state_of(key) if isinstance(key, Tensor) else None
-            given = value if give is None else _mapped_tensors(give, value)
-            state[self._of.get(id(key), key)] = given
-        real.state.clear()
-        real.state.update(state)
-
-
-def _mapped_tensors(function: Callable[[Tensor], Tensor], state: Any) -> Any:
-    """A state with other tensors; most are dicts of tensors and numbers."""
-    if type(state) is not dict:
-        return pytree.tree_map_only(Tensor, function, state)
-    items = cast("dict[Any, Any]", state)
-    return {
-        key: function(x)
-        if isinstance(x, Tensor)
-        else _mapped_tensors(function, x)
-        if isinstance(x, dict | list | tuple)
-        else x
-        for key, x in items.items()
-    }
+                    vars(real)[name] = self._real(value)

@@ -1,25 +1,26 @@
 """Cost of an optimizer's update after a step: from its own code, as ranks run it.
 
 Ops element by element run on shards; what needs full values of a matrix runs on its owner, to and
-from which one all-to-all of all matrices goes (`backends/optimizers`).
+from which one all-to-all of all matrices goes. An update that decides by values of tensors runs on
+shards op by op, and ranks put sums and norms together (`backends/optimizers`).
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.optim import Optimizer
 
 from shardweave.ir.capture.site import CaptureError
 from shardweave.ir.capture.update.cut import CutUpdate, cut_update
 from shardweave.ir.capture.update.owners import dealt_out, senders_of
-from shardweave.ir.capture.update.program import capture_update, program_of
+from shardweave.ir.capture.update.program import Assumed, Update, capture_update, program_of
 from shardweave.ir.capture.update.reads import Sizes, calls_of, run_step
 from shardweave.ir.dialects.types import dtype_of_value
 from shardweave.ir.mesh.mesh import Mesh
@@ -63,27 +64,35 @@ class _Stored(NamedTuple):
 
 @dataclass(frozen=True)
 class _Captured:
-    """The update of a parameter, cut. states: shape and dtype of those with dims."""
+    """The update of a parameter. states: shape and dtype of those with dims. by_values: whether it
+    decides by values of tensors, and so runs op by op on shards."""
+
+    update: Update
+    states: tuple[tuple[tuple[int, ...], torch.dtype], ...]
+    by_values: bool
+
+
+class _Core(NamedTuple):
+    """What needs full values. held_bytes: of those that it reads and gives, on its owner."""
 
     parts: CutUpdate
-    states: tuple[tuple[tuple[int, ...], torch.dtype], ...]
-    numbers: tuple[float, ...]
+    program: Program
+    held_bytes: int
 
 
 @dataclass(frozen=True)
 class _Priced:
     """The update of a parameter as programs: on a rank's shard before and behind the core.
 
-    held_bytes: of full values that the core reads and gives, on its owner. extra_bytes: of what
-    lives beside them, or beside shards, while this update runs.
+    extra_bytes: of what lives beside full values, or beside shards, while this update runs. joined:
+    bytes of each sum, mean or norm that ranks put together by an all-reduce.
     """
 
-    parts: CutUpdate
-    on_shards: tuple[Program, Program]
-    core: Program
+    on_shards: Sequence[Program]
+    core: _Core | None
     state_bytes: int
-    held_bytes: int
     extra_bytes: int
+    joined: Sequence[int] = ()
 
 
 def simulate_update(
@@ -98,8 +107,7 @@ def simulate_update(
     programs: of one rank, of stages, or for one device; and of a deep model's stages a second with
     more blocks, whose further parameters stage i has times[i] times. Parameters that are no
     matrices are updated by AdamW where the class takes matrices alone. precision: as for
-    `state_bytes`. Raises ValueError for another class, and for one that decides by values of
-    tensors.
+    `state_bytes`. Raises ValueError for another class, and for one that calls a closure.
     """
     name = optimizer_class(optimizer).__name__
     stored = _counts(programs[0], precision)
@@ -179,21 +187,29 @@ def _captured(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> _Capture
     made: Optimizer = optimizer_class(name)([parameter])
     parameter.grad = torch.empty_like(parameter)
     sizes = [Sizes(shape, shape, shape)]
+    assumed = Assumed()
     try:
-        run_step(made)
-        calls = calls_of(made, [parameter], sizes, [True])[0]
-        update = capture_update(made, [parameter], sizes, 0, calls)
+        with Assumed():
+            run_step(made)
+        _keep_scalars(made, parameter)
+        with assumed:
+            calls = calls_of(made, [parameter], sizes, [True])[0]
+        update = capture_update(made, [parameter], sizes, 0, calls, is_assumed=True)
     except (RuntimeError, NotImplementedError, TypeError, CaptureError) as error:
         raise ValueError(
-            f"the update of {name} cannot be simulated: it decides by values of tensors, calls a "
-            "closure, or makes tensors that are no state; use another class of torch.optim."
+            f"the update of {name} cannot be simulated: it calls a closure, takes sparse gradients "
+            "alone, or makes tensors that are no state; use another class of torch.optim."
         ) from error
     states = [x for x in pytree.tree_leaves(calls.state) if isinstance(x, Tensor) and x.is_meta]
-    return _Captured(
-        cut_update(update, torch.device("meta")),
-        tuple((tuple(x.shape), x.dtype) for x in states),
-        update.numbers or (),
-    )
+    return _Captured(update, tuple((tuple(x.shape), x.dtype) for x in states), bool(assumed.asked))
+
+
+def _keep_scalars(optimizer: Optimizer, parameter: Tensor) -> None:
+    """Let scalars of a state have values, which later steps may ask for."""
+    state: dict[str, Any] = optimizer.state[parameter]
+    for name, value in state.items():
+        if isinstance(value, Tensor) and value.is_meta and not value.ndim:
+            state[name] = torch.ones((), dtype=value.dtype)
 
 
 @cache
@@ -201,13 +217,16 @@ def _priced(
     name: str, shape: tuple[int, ...], local: tuple[int, ...], dtype: torch.dtype
 ) -> _Priced:
     captured = _captured(name, shape, dtype)
-    parts, numbers = captured.parts, captured.numbers
+    numbers = captured.update.numbers or ()
 
     def on_meta(full: tuple[int, ...], kind: torch.dtype) -> Tensor:
         return torch.empty(local if full == shape else full, dtype=kind, device="meta")
 
     states = [on_meta(*state) for state in captured.states]
+    if captured.by_values:
+        return _by_values(captured.update, _captured(name, local, dtype), sum(map(_size, states)))
     own = [on_meta(shape, dtype), on_meta(shape, dtype), *states]
+    parts = cut_update(captured.update, torch.device("meta"))
     gathered = [torch.empty(x.shape, dtype=x.dtype, device="meta") for x in parts.gathered]
     back = [on_meta(x.shape, x.dtype) for x in parts.results]
     before = program_of(parts.before, own, numbers)
@@ -220,7 +239,21 @@ def _priced(
     for program, given in ((before, own), (after, [*own, *back])):
         new = kept if program is after else 0
         extra = max(extra, peak_memory(program).peak_bytes - sum(map(_size, given)) - new)
-    return _Priced(parts, (before, after), core, sum(map(_size, states)), held_bytes, max(0, extra))
+    needs_full = _Core(parts, core, held_bytes) if parts.results else None
+    return _Priced((before, after), needs_full, sum(map(_size, states)), max(0, extra))
+
+
+def _by_values(update: Update, on_shard: _Captured, state_bytes: int) -> _Priced:
+    """The update that runs op by op: on a shard, and what of the full values ranks join."""
+    count = len(on_shard.update.inputs) - len(on_shard.update.numbers or ())
+    values = [node.meta["val"] for node in on_shard.update.inputs[:count]]
+    given = [torch.empty(x.shape, dtype=x.dtype, device="meta") for x in values]
+    part = fx.GraphModule({}, on_shard.update.graph).forward
+    program = program_of(part, given, on_shard.update.numbers or ())
+    kept = 2 * sum(map(_size, given)) - _size(given[1])
+    extra = max(0, peak_memory(program).peak_bytes - kept)
+    joined = tuple(_size(x) for x in update.joined)
+    return _Priced([program], None, state_bytes, extra, joined)
 
 
 def _size(tensor: Tensor) -> int:
@@ -254,18 +287,21 @@ class _Costs:
             for rank in stored.layout.shards:
                 self.compute_s[rank] += seconds
                 self.states[rank] += count * (kind.state_bytes + stored.copy_bytes)
-        owners = self._owners()
-        for index, kind in enumerate(self.kinds):
-            if kind.parts.results:
-                self._core(index, kind, owners.get(index))
+        cores = {i: kind.core for i, kind in enumerate(self.kinds) if kind.core is not None}
+        owners = self._owners(cores)
+        for index, core in cores.items():
+            self._core(index, core, owners.get(index))
+        joined = [x for kind in self.kinds for x in kind.joined] if len(ranks) > 1 else []
         exchanges = [sums for sums in (self.there, self.back) if any(sums.values())]
         extra = max((kind.extra_bytes for kind in self.kinds), default=0)
         return UpdateCost(
             name,
             max(self.compute_s.values(), default=0.0),
-            sum(self._exchange_s(max(sums.values())) for sums in exchanges),
-            max(self.there[rank] + self.back[rank] for rank in ranks),
-            len(exchanges),
+            sum(self._exchange_s(max(sums.values())) for sums in exchanges)
+            + sum(self.model.sync_time_s("all_reduce", self._axes, size) for size in joined),
+            max(self.there[rank] + self.back[rank] for rank in ranks)
+            + sum(2 * (len(ranks) - 1) * size // len(ranks) for size in joined),
+            len(exchanges) + len(joined),
             max(self.states.values(), default=0),
             max(self.held.values(), default=0) + extra,
             tuple(self.states[rank] for rank in ranks),
@@ -278,29 +314,28 @@ class _Costs:
             self._seconds[key] = sum(model.op_time_s(op) + model.issue_s for op in program.ops)
         return self._seconds[key]
 
-    def _owners(self) -> dict[int, int]:
+    def _owners(self, cores: Mapping[int, _Core]) -> dict[int, int]:
         flops = {
-            index: kind.parts.flops
-            for index, kind in enumerate(self.kinds)
-            if kind.parts.results
-            and (not self.stored[index].layout.is_replicated or self._is_worth_sending(kind))
+            index: core.parts.flops
+            for index, core in cores.items()
+            if not self.stored[index].layout.is_replicated or self._is_worth_sending(core)
         }
         return dealt_out(flops, {index: list(self.stored[index].layout.shards) for index in flops})
 
-    def _is_worth_sending(self, kind: _Priced) -> bool:
+    def _is_worth_sending(self, core: _Core) -> bool:
         if self.model.mesh.num_devices < 2:
             return False
-        sent = sum(x.num_bytes for x in kind.parts.results)
-        return self._seconds_of(kind.core) > self._exchange_s(sent)
+        sent = sum(x.num_bytes for x in core.parts.results)
+        return self._seconds_of(core.program) > self._exchange_s(sent)
 
-    def _core(self, index: int, kind: _Priced, owner: int | None) -> None:
+    def _core(self, index: int, core: _Core, owner: int | None) -> None:
         """Count the core of an update, and its messages: all that have full values compute it if it
         has no owner, and send what is no shard to the ranks of other stages."""
-        layout, parts = self.stored[index].layout, kind.parts
+        layout, parts = self.stored[index].layout, core.parts
         ranks = list(layout.shards)
         for rank in ranks if owner is None else [owner]:
-            self.compute_s[rank] += self._seconds_of(kind.core)
-            self.held[rank] += kind.held_bytes
+            self.compute_s[rank] += self._seconds_of(core.program)
+            self.held[rank] += core.held_bytes
         each = sum(x.dtype.itemsize for x in parts.gathered if x.is_sharded)
         for source in senders_of(layout.shards, owner) if owner is not None else ():
             if source != owner:
@@ -314,7 +349,10 @@ class _Costs:
                 world = max(1, self.model.mesh.num_devices)
                 self.back[first] += sent.num_bytes * (world - (len(ranks) if owner is None else 1))
 
+    @property
+    def _axes(self) -> tuple[str, ...]:
+        return tuple(axis.name for axis in self.model.mesh.device_axes)
+
     def _exchange_s(self, sent: int) -> float:
-        mesh = self.model.mesh
-        ring = self.model.ring_over(tuple(axis.name for axis in mesh.device_axes), all_pairs=True)
+        ring = self.model.ring_over(self._axes, all_pairs=True)
         return self.model.ring_time_s("all_to_all", ring, sent, sent)

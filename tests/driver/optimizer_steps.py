@@ -60,7 +60,7 @@ def full(tensor: Tensor) -> Tensor:
 
 
 def maker(name: str) -> Callable[..., Optimizer]:
-    own = {cls.__name__: cls for cls in own_optimizers.OWN}
+    own = vars(own_optimizers)
     return cast("Callable[..., Optimizer]", own.get(name) or getattr(torch.optim, name))
 
 
@@ -126,7 +126,7 @@ def _compiled(options: dict[str, Any], *, is_even: bool) -> tuple[nn.Module, Ten
 
 
 def _optimizer(name: str, settings: dict[str, Any], module: nn.Module) -> Optimizer:
-    is_one_group = name in ("AcrossParameters", "Lookahead")
+    is_one_group = name in ("AcrossParameters", "Lookahead", "Wrapper")
     parameters: Any = (
         list(module.parameters()) if is_one_group else groups_of(module, matrices=name == "Muon")
     )

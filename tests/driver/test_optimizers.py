@@ -25,6 +25,8 @@ FEW = (
     "ThroughViews",
     "Lamb",
     "ASGD",
+    "TurnsAndPicks",
+    "Wrapper",
 )
 
 LAYOUTS: list[tuple[str, int, bool]] = [
@@ -62,6 +64,8 @@ def gathered(names: list[str]) -> list[tuple[str, ...]]:
         if case[0] in names:
             errors_of(options, [case], is_even=False)
             ops.append(tuple(GATHERED))
+    with pytest.raises(ValueError, match=r"^the step of Averaging sends messages itself \(c10d"):
+        errors_of(options, [("Averaging", {})], is_even=False)
     return ops
 
 

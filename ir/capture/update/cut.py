@@ -109,8 +109,14 @@ def _core(
 
 
 def _read_by(readers: Collection[fx.Node], sources: Collection[fx.Node]) -> list[fx.Node]:
-    read = dict.fromkeys(x for node in readers for x in node.all_input_nodes if x in sources)
-    return [node for node in read if isinstance(_value(node), Tensor)]
+    """The tensors of `sources` that are read, if need be by an op of several results, run again."""
+    read: dict[fx.Node, None] = {}
+    for source in (x for node in readers for x in node.all_input_nodes if x in sources):
+        if isinstance(_value(source), Tensor):
+            read[source] = None
+        else:
+            read |= dict.fromkeys(_read_by([source], sources))
+    return list(read)
 
 
 def _value(node: fx.Node) -> Any:
@@ -124,7 +130,8 @@ def _is_of(node: fx.Node, shape: tuple[int, ...]) -> bool:
 
 def _is_on_shards(node: fx.Node, shape: tuple[int, ...]) -> bool:
     """Say whether an op computes a shard of its result from shards of its operands."""
-    if not isinstance(node.target, OpOverload) or not is_elementwise(node.target):
+    args = pytree.tree_map_only(fx.Node, _value, node.args)
+    if not isinstance(node.target, OpOverload) or not is_elementwise(node.target, args):
         return False
     if not _is_of(node, shape):
         return False

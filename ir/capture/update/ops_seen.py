@@ -33,6 +33,10 @@ class _Value:
     shape: tuple[int, ...]
 
 
+class OwnMessagesError(ValueError):
+    """A step that sends messages itself, by the op that the text names."""
+
+
 class OpsSeen(TorchDispatchMode):
     """Follows what ops write, by the memory that they write to."""
 
@@ -65,6 +69,8 @@ class OpsSeen(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
+        if func.namespace == "c10d":
+            raise OwnMessagesError(str(func))
         leaves = pytree.tree_leaves((args, kwargs))
         given = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         kwargs = on_host(func, args, kwargs, given)
@@ -100,7 +106,7 @@ class OpsSeen(TorchDispatchMode):
                 self._join(func, tensors, [x], is_elementwise=True)
             return
         written = [x for x in given if _is_written(func, x, args, kwargs)]
-        self._join(func, given, [*made, *written], is_elementwise=is_elementwise(func))
+        self._join(func, given, [*made, *written], is_elementwise=is_elementwise(func, args))
 
     def _look_at_views(
         self, func: OpOverload[..., Any], given: Sequence[Tensor], made: Sequence[Tensor]
@@ -218,8 +224,11 @@ def _rows(args: tuple[Any, ...], kwargs: Mapping[str, Any], count: int) -> list[
     ]
 
 
-def is_elementwise(func: OpOverload[..., Any]) -> bool:
-    """Say whether each element of an op's result reads that element of its operands alone."""
+def is_elementwise(func: OpOverload[..., Any], args: Sequence[Any] = ()) -> bool:
+    """Say whether each element of an op's result reads that element of its operands alone.
+
+    args: of a call, for an op that writes a number where a mask says so.
+    """
     if torch.Tag.pointwise in func.tags or torch.Tag.inplace_view in func.tags:
         return torch.Tag.inplace_view not in func.tags
     namespace, name = func.name().split("::")
@@ -229,7 +238,29 @@ def is_elementwise(func: OpOverload[..., Any]) -> bool:
         names = [] if packet is None else packet.overloads()
         return any(is_elementwise(getattr(packet, each)) for each in names)
     spec = spec_named(".".join(filter(None, (namespace, base.rstrip("_"), overload))))
-    return spec.rule == "pointwise" or spec.overwrites or base.endswith("_like")
+    if spec.rule == "pointwise" or base.endswith("_like"):
+        return True
+    # All is written: what writes some elements reads where from another operand.
+    operands = [x for x in schema_of(func).arguments if isinstance(x.type, torch.TensorType)]
+    return spec.overwrites and (len(operands) == 1 or is_masked(args))
+
+
+def is_masked(args: Sequence[Any]) -> bool:
+    """Say whether a call's arguments are a tensor, a mask of its shape, and a number to write."""
+    match args:
+        case [Tensor() as into, [Tensor() as mask], Tensor() as value, *_]:
+            return mask.dtype == torch.bool and mask.shape == into.shape and not value.ndim
+        case _:
+            return False
+
+
+def reduction_of(func: OpOverload[..., Any]) -> str:
+    """The kind of a reduction whose results of shards can be put together: sum, mean, norm, max,
+    min; empty of other ops."""
+    name = func.name().partition("::")[2].partition(".")[0]
+    if name in ("mean", "norm", "linalg_vector_norm"):
+        return name.rpartition("_")[2]
+    return spec_named(func.name().replace("::", ".")).combine or ""
 
 
 def _is_written(

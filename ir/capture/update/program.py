@@ -5,18 +5,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, fx
 from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.optim import Optimizer
+from torch.overrides import TorchFunctionMode
 
 from shardweave.ir.capture.fx_import import import_graph
 from shardweave.ir.capture.site import CaptureError
 from shardweave.ir.capture.trace import InputKind, OutputKind, Traced
-from shardweave.ir.capture.update.ops_seen import on_host
+from shardweave.ir.capture.update.held import held
+from shardweave.ir.capture.update.ops_seen import is_masked, on_host, reduction_of
 from shardweave.ir.capture.update.reads import Calls, MetaCopy, Sizes, copied, run_step
 from shardweave.ir.dialects.annotations import set_phase
 from shardweave.ir.program.program import Program
@@ -50,6 +54,17 @@ class Update:
     def outputs(self) -> list[fx.Node]:
         return list(self.graph.output_node().args[0])  # pyright: ignore[reportArgumentType]
 
+    @property
+    def joined(self) -> list[Tensor]:
+        """Results of reductions over values of the parameter's shape, in float32 at least."""
+        return [
+            x.to(torch.promote_types(x.dtype, torch.float32))
+            for node in self.graph.nodes
+            if node.op == "call_function" and reduction_of(node.target)
+            if tuple(node.args[0].meta["val"].shape) == self.shape
+            for x in [node.meta["val"]]
+        ]
+
 
 def capture_update(
     optimizer: Optimizer,
@@ -57,11 +72,14 @@ def capture_update(
     sizes: Sequence[Sizes],
     index: int,
     calls: Calls,
+    *,
+    is_assumed: bool = False,
 ) -> Update:
     """Trace the next update of a parameter, whose calls are known; the optimizer stays as it is.
 
-    Raises CaptureError for a step that changes the gradient, or reads a tensor that is no state of
-    the parameter.
+    is_assumed: for a price alone, with 1 in place of values that the step asks for, which are
+    outputs too, and numbers that it has made tensors of. Raises CaptureError for a step that
+    changes the gradient, or reads a tensor that is no state of the parameter.
     """
     has_gradient = [i == index for i in range(len(parameters))]
     shapes = [size.full for size in sizes]
@@ -69,7 +87,7 @@ def capture_update(
     parameter = on_meta.parameters[index]
     leaves = pytree.tree_leaves(on_meta.optimizer.state.get(parameter))
     states = [x for x in leaves if isinstance(x, Tensor) and x.is_meta]
-    others = pytree.tree_leaves(list(on_meta.optimizer.state.values()))
+    others = held(list(on_meta.optimizer.state.values()), Tensor)
     wanted = [_is_traced(x) for x in pytree.tree_leaves(calls.state)]
 
     def update(given: Tensor, gradient: Tensor, *tensors: Tensor) -> list[Tensor]:
@@ -77,13 +95,17 @@ def capture_update(
         memo |= {id(x): y for x, y in zip((parameter, *states), (given, *tensors), strict=True)}
         made = copied(on_meta.optimizer, memo)
         given.grad = gradient
-        with _Host():
+        assumed = Assumed()
+        with _Host(), _WrittenOut(), assumed if is_assumed else nullcontext():
             run_step(made)
         new = pytree.tree_leaves(made.state.get(given))
-        return [given, *(x for x, is_traced in zip(new, wanted, strict=True) if is_traced)]
+        new = [x for x, is_traced in zip(new, wanted, strict=True) if is_traced]
+        return [given, *new, *assumed.asked]
 
     arguments = [x.detach() for x in (parameter, parameter, *states)]
     graph = make_fx(functionalize(update))(*arguments).graph
+    if is_assumed:
+        _write_out_masks(graph)
     _check(graph)
     return Update(graph, sizes[index].full, _take_numbers(graph, calls.numbers))
 
@@ -123,6 +145,64 @@ class _Host(TorchDispatchMode):
             with disable_current_modes():
                 return func(*args, **moved)
         return func(*args, **kwargs)
+
+
+class _WrittenOut(TorchFunctionMode):
+    """Writes out in-place methods that functionalization does not know, such as `square_`."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        try:
+            return func(*args, **(kwargs or {}))
+        except RuntimeError as error:
+            name = getattr(func, "__name__", "")
+            if "alias annotations" not in str(error) or not name.endswith("_"):
+                raise
+            return args[0].copy_(getattr(args[0], name.rstrip("_"))(*args[1:], **(kwargs or {})))
+
+
+class Assumed(TorchFunctionMode):
+    """Answers 1 where code asks for the value of a tensor on the meta device, and notes which."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[Tensor] = []
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func in _ANSWERS and args[0].is_meta:
+            self.asked.append(args[0])
+            return _ANSWERS[func](1)
+        if func is Tensor.copy_ and not (args[0].is_meta or args[0].ndim):
+            return args[0]  # a count or a rate, whose next value no price needs
+        return func(*args, **(kwargs or {}))
+
+
+_ANSWERS: dict[Any, Callable[[int], float]] = {
+    Tensor.item: float,
+    Tensor.__float__: float,
+    Tensor.__int__: int,
+    Tensor.__bool__: bool,
+}
+
+
+def _write_out_masks(graph: fx.Graph) -> None:
+    """Let numbers be written where a mask says so by `masked_fill`."""
+    for node in list(graph.nodes):
+        args = pytree.tree_map_only(fx.Node, lambda x: x.meta.get("val"), node.args)
+        if node.op != "call_function" or _writes(node) or not is_masked(args):
+            continue
+        into, (mask,), value = node.args[:3]
+        while value.op != "get_attr":
+            value = value.args[0]
+        number = getattr(graph.owning_module, value.target).item()
+        with graph.inserting_before(node):
+            filled = graph.call_function(torch.ops.aten.masked_fill.Scalar, (into, mask, number))
+        filled.meta = dict(node.meta)
+        node.replace_all_uses_with(filled)
+    graph.eliminate_dead_code()
 
 
 def _check(graph: fx.Graph) -> None:

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from shardweave.ir.capture.update.ops_seen import OpsSeen, is_torchs
-from shardweave.ir.torch_private import pytree
+from shardweave.ir.capture.update.held import held, mapped
+from shardweave.ir.capture.update.ops_seen import OpsSeen, OwnMessagesError, is_torchs
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def reads_of(
     """Find out what the next step of an optimizer reads; the optimizer stays as it is.
 
     parameters: those of all groups, in order. A step that cannot run on the meta device, since it
-    decides by values of tensors, needs full values of everything.
+    decides by values of tensors, needs full values of everything. Raises OwnMessagesError.
     """
     runs: list[_Seen] = []
     copies: list[MetaCopy] = []
@@ -87,6 +87,8 @@ def reads_of(
         try:
             copies.append(MetaCopy(optimizer, parameters, sizes, shapes, has_gradient))
             runs.append(_seen(copies[-1], has_closure))
+        except OwnMessagesError:
+            raise
         except Exception as error:  # noqa: BLE001 - a user's code may raise anything here
             joint = runs[0].reads.joint if runs else everything
             return Reads(everything, joint, _first_line(error), may_draw=True)
@@ -157,9 +159,8 @@ class MetaCopy:
             self.mode.note(new, index)
             memo[id(old)] = new
         for index, old in enumerate(parameters):
-            for value in pytree.tree_leaves(optimizer.state.get(old)):
-                if isinstance(value, Tensor):
-                    memo[id(value)] = self._state(value, index, sizes[index], shapes[index])
+            for value in held(optimizer.state.get(old), Tensor):
+                memo[id(value)] = self._state(value, index, sizes[index], shapes[index])
         self.optimizer = copied(optimizer, memo)
         self._kept = memo
         if is_torchs(optimizer):
@@ -179,8 +180,7 @@ class MetaCopy:
         full: set[int] = set()
         joint: set[int] = set()
         for index, parameter in enumerate(self.parameters):
-            states = pytree.tree_leaves(self.optimizer.state.get(parameter))
-            tensors = [parameter, *(x for x in states if isinstance(x, Tensor))]
+            tensors = [parameter, *held(self.optimizer.state.get(parameter), Tensor)]
             values = [value for x in tensors if (value := self.mode.value_of(x)) is not None]
             if any(not value.is_aligned for value in values):
                 full.add(index)
@@ -216,6 +216,8 @@ def copied(optimizer: Optimizer, memo: dict[int, Any]) -> Optimizer:
     memo[id(optimizer)] = made = object.__new__(type(optimizer))
     hooks = {name: value for name, value in vars(optimizer).items() if "hooks" in name}
     own = {name: x for name, x in vars(optimizer).items() if name not in {*hooks, "step"}}
+    new = {old: id(x) for old, x in memo.items()}  # where tensors are known by identity
+    own = mapped(own, lambda x: new.get(x, x) if type(x) is int else x)
     vars(made).update(copy.deepcopy(own, memo) | hooks)
     return made
 

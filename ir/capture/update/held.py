@@ -1,0 +1,101 @@
+# pyright: basic
+# What optimizers hold is of any type.
+"""What a state or an optimizer holds: through lists, dicts, and objects of the optimizer's own."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+from torch import Tensor, nn
+
+_NOT_OWN = {*sys.stdlib_module_names, "torch", "shardweave"}
+"""Packages whose objects are not looked into."""
+
+
+def held(value: Any, kinds: type | tuple[type, ...]) -> list[Any]:
+    """The instances of some classes that a value holds, in order."""
+    instances: list[Any] = []
+
+    def look(x: Any) -> Any:
+        if isinstance(x, kinds):
+            instances.append(x)
+        return x
+
+    mapped(value, look)
+    return instances
+
+
+def mapped(
+    value: Any,
+    change: Callable[[Any], Any],
+    copies: list[tuple[Any, Any]] | None = None,
+    known: dict[int, Any] | None = None,
+) -> Any:
+    """A value that holds what `change` gives in place of things; itself, if that changes nothing.
+
+    copies: where to add each object that holds other things, and its copy. known: for calls of
+    its own, what stands for objects, by identity.
+    """
+    known = {} if known is None else known
+    if id(value) in known:
+        return known[id(value)]
+    new = change(value)
+    if new is not value or isinstance(value, Tensor):
+        return new
+    again = partial(mapped, change=change, copies=copies, known=known)
+    if isinstance(value, dict):
+        return _dict(value, again)
+    if isinstance(value, list | tuple | deque):
+        return _sequence(value, again)
+    if isinstance(value, set | frozenset):
+        new = {again(x) for x in value}
+        return value if new == value else type(value)(new)
+    if not _is_own(value):
+        return value
+    made = known[id(value)] = object.__new__(type(value))
+    attributes = again(vars(value))
+    if attributes is vars(value):
+        known[id(value)] = value
+        return value
+    vars(made).update(attributes)
+    if copies is not None:
+        copies.append((value, made))
+    return made
+
+
+def _dict(items: dict[Any, Any], again: Callable[[Any], Any]) -> dict[Any, Any]:
+    new = {again(key): again(x) for key, x in items.items()}
+    if all(k is j and x is y for (k, x), (j, y) in zip(new.items(), items.items())):  # noqa: B905 - equal lengths
+        return items
+    made = copy.copy(items)
+    made.clear()
+    made.update(new)
+    return made
+
+
+def _sequence(items: Any, again: Callable[[Any], Any]) -> Any:
+    parts = [again(x) for x in items]
+    if all(x is y for x, y in zip(parts, items, strict=True)):
+        return items
+    if isinstance(items, tuple):
+        return type(items)(*parts) if hasattr(items, "_fields") else tuple(parts)
+    made = copy.copy(items)
+    made.clear()
+    made.extend(parts)
+    return made
+
+
+def _is_own(value: Any) -> bool:
+    """Say whether a value is an object of a user's class, or of a package of optimizers."""
+    if isinstance(value, type | ModuleType | nn.Module):
+        return False
+    if type(value).__new__ is not object.__new__:  # such as an enum's
+        return False
+    has_dict = isinstance(getattr(value, "__dict__", None), dict)
+    return has_dict and type(value).__module__.partition(".")[0] not in _NOT_OWN
