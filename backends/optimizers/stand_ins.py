@@ -112,6 +112,8 @@ class StandIns:
                 }
                 real.state.clear()
                 real.state.update(left)
+            if "step" in vars(real):  # wrapped by a scheduler of torch, to see that it was called
+                vars(made)["_opt_called"] = True
             for name, value in vars(made).items():
                 if name not in _OWN:
                     vars(real)[name] = self._real(value)
