@@ -211,6 +211,8 @@ def row_of(
         try:
             wanted = run(copy.deepcopy(model), batch=batch)
             other = run(copy.deepcopy(model), batch=flipped, make=other_make)
+            if not difference(wanted, dict(model.named_parameters())):
+                raise ValueError("it changes nothing")
         except Exception as error:  # noqa: BLE001 - others' code may raise anything
             row = row or {"verdict": "not on one process", "says": first_line(error)}
             continue

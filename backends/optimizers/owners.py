@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from shardweave.backends.optimizers.exchange import Layout, layout_of
 from shardweave.backends.optimizers.rates import is_worth_sending
 from shardweave.ir.capture.update.cut import CutUpdate, cut_update
-from shardweave.ir.capture.update.held import held
+from shardweave.ir.capture.update.held import instances_in
 from shardweave.ir.capture.update.ops_seen import is_torchs
 from shardweave.ir.capture.update.owners import dealt_out
 from shardweave.ir.capture.update.program import capture_update
@@ -137,13 +137,13 @@ def _keeps_only_states(optimizer: Optimizer) -> bool:
     """Say whether all tensors that an optimizer keeps are in the states of its parameters."""
     own = {k: v for k, v in vars(optimizer).items() if k not in ("param_groups", "state", "step")}
     groups = [{**group, "params": None} for group in optimizer.param_groups]
-    return not held((own, groups), (Tensor, Optimizer))
+    return not instances_in((own, groups), (Tensor, Optimizer))
 
 
 def _holds_in_objects(state: Any) -> bool:
     """Say whether objects in a state hold tensors."""
     leaves = pytree.tree_leaves(state)
-    return len(held(state, Tensor)) > sum(isinstance(x, Tensor) for x in leaves)
+    return len(instances_in(state, Tensor)) > sum(isinstance(x, Tensor) for x in leaves)
 
 
 def _cut_of(

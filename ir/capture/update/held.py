@@ -18,7 +18,7 @@ _NOT_OWN = {*sys.stdlib_module_names, "torch", "shardweave"}
 """Packages whose objects are not looked into."""
 
 
-def held(value: Any, kinds: type | tuple[type, ...]) -> list[Any]:
+def instances_in(value: Any, kinds: type | tuple[type, ...]) -> list[Any]:
     """The instances of some classes that a value holds, in order."""
     instances: list[Any] = []
 

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from shardweave.ir.capture.fx_import import import_graph
 from shardweave.ir.capture.site import CaptureError
 from shardweave.ir.capture.trace import InputKind, OutputKind, Traced
-from shardweave.ir.capture.update.held import held
+from shardweave.ir.capture.update.held import instances_in
 from shardweave.ir.capture.update.ops_seen import is_masked, on_host, reduction_of
 from shardweave.ir.capture.update.reads import Calls, MetaCopy, Sizes, copied, run_step
 from shardweave.ir.dialects.annotations import set_phase
@@ -87,7 +87,7 @@ def capture_update(
     parameter = on_meta.parameters[index]
     leaves = pytree.tree_leaves(on_meta.optimizer.state.get(parameter))
     states = [x for x in leaves if isinstance(x, Tensor) and x.is_meta]
-    others = held(list(on_meta.optimizer.state.values()), Tensor)
+    others = instances_in(list(on_meta.optimizer.state.values()), Tensor)
     wanted = [_is_traced(x) for x in pytree.tree_leaves(calls.state)]
 
     def update(given: Tensor, gradient: Tensor, *tensors: Tensor) -> list[Tensor]:

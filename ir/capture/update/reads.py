@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from shardweave.ir.capture.update.held import held, mapped
+from shardweave.ir.capture.update.held import instances_in, mapped
 from shardweave.ir.capture.update.ops_seen import OpsSeen, OwnMessagesError, is_torchs
 
 
@@ -159,7 +159,7 @@ class MetaCopy:
             self.mode.note(new, index)
             memo[id(old)] = new
         for index, old in enumerate(parameters):
-            for value in held(optimizer.state.get(old), Tensor):
+            for value in instances_in(optimizer.state.get(old), Tensor):
                 memo[id(value)] = self._state(value, index, sizes[index], shapes[index])
         self.optimizer = copied(optimizer, memo)
         self._kept = memo
@@ -180,7 +180,7 @@ class MetaCopy:
         full: set[int] = set()
         joint: set[int] = set()
         for index, parameter in enumerate(self.parameters):
-            tensors = [parameter, *held(self.optimizer.state.get(parameter), Tensor)]
+            tensors = [parameter, *instances_in(self.optimizer.state.get(parameter), Tensor)]
             values = [value for x in tensors if (value := self.mode.value_of(x)) is not None]
             if any(not value.is_aligned for value in values):
                 full.add(index)
