@@ -22,6 +22,7 @@ PACKAGE_LINK := $(VENV)/src/shardweave
 # The other files there are parts of these.
 BENCHMARKS := $(wildcard benchmarks/compile_time.py benchmarks/ir_tools.py benchmarks/training.py \
     benchmarks/small_steps.py benchmarks/loops.py benchmarks/pipelines.py benchmarks/zero.py benchmarks/optimizers.py \
+    benchmarks/optimizers_of_others.py \
     benchmarks/mixed_speeds.py benchmarks/overlap.py \
     benchmarks/context.py benchmarks/schedules.py benchmarks/oases_table3.py)
 PLANNERS := oases amp
