@@ -11,26 +11,20 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from torch import Tensor, fx, nn
-from torch.optim import Optimizer
 
-from shardweave.ir.capture.site import CaptureError
-from shardweave.ir.capture.update.cut import CutUpdate, cut_update
 from shardweave.ir.capture.update.owners import dealt_out, senders_of
-from shardweave.ir.capture.update.program import Assumed, Update, capture_update, program_of
-from shardweave.ir.capture.update.reads import Sizes, calls_of, run_step
 from shardweave.ir.dialects.types import dtype_of_value
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.mesh.placement import Sharding
 from shardweave.ir.program.program import Program, Slot
 from shardweave.ir.program.staged import StagePlaces, functions_of, is_staged
-from shardweave.ir.torch_private import pytree
-from shardweave.planners.cost.memory import is_mixed, peak_memory
+from shardweave.planners.cost.memory import is_mixed
 from shardweave.planners.cost.model import CostModel
 from shardweave.planners.simulate.update_cost import UpdateCost, optimizer_class
+from shardweave.planners.simulate.update_programs import Core, PricedUpdate, priced_update
 
 FOR_THE_REST = "AdamW"
 """Torch's class for parameters that are no matrices, where another takes matrices alone."""
@@ -62,39 +56,6 @@ class _Stored(NamedTuple):
     """Bytes of the copy of a shard that is updated in its place, if there is one."""
 
 
-@dataclass(frozen=True)
-class _Captured:
-    """The update of a parameter. states: shape and dtype of those with dims. by_values: whether it
-    decides by values of tensors, and so runs op by op on shards."""
-
-    update: Update
-    states: tuple[tuple[tuple[int, ...], torch.dtype], ...]
-    by_values: bool
-
-
-class _Core(NamedTuple):
-    """What needs full values. held_bytes: of those that it reads and gives, on its owner."""
-
-    parts: CutUpdate
-    program: Program
-    held_bytes: int
-
-
-@dataclass(frozen=True)
-class _Priced:
-    """The update of a parameter as programs: on a rank's shard before and behind the core.
-
-    extra_bytes: of what lives beside full values, or beside shards, while this update runs. joined:
-    bytes of each sum, mean or norm that ranks put together by an all-reduce.
-    """
-
-    on_shards: Sequence[Program]
-    core: _Core | None
-    state_bytes: int
-    extra_bytes: int
-    joined: Sequence[int] = ()
-
-
 def simulate_update(
     programs: Sequence[Program],
     optimizer: str,
@@ -118,7 +79,7 @@ def simulate_update(
                 {key: few[key] + round(times[stage] * (more[key] - few[key])) for key in more}
             )
     flat = [p for counts in stored.values() for p in counts.elements()]
-    kinds = [_priced(_class_for(name, p), *p[:3]) for p in flat]
+    kinds = [priced_update(_class_for(name, p), *p[:3]) for p in flat]
     return _Costs(model, flat, kinds).total(name)
 
 
@@ -177,89 +138,6 @@ def _layout(
     )
 
 
-# The update of one parameter
-
-
-@cache
-def _captured(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> _Captured:
-    """The update of a parameter that has states, traced on the meta device."""
-    parameter = nn.Parameter(torch.empty(shape, dtype=dtype, device="meta"))
-    made: Optimizer = optimizer_class(name)([parameter])
-    parameter.grad = torch.empty_like(parameter)
-    sizes = [Sizes(shape, shape, shape)]
-    assumed = Assumed()
-    try:
-        with Assumed():
-            run_step(made)
-        _keep_scalars(made, parameter)
-        with assumed:
-            calls = calls_of(made, [parameter], sizes, [True])[0]
-        update = capture_update(made, [parameter], sizes, 0, calls, is_assumed=True)
-    except (RuntimeError, NotImplementedError, TypeError, CaptureError) as error:
-        raise ValueError(
-            f"the update of {name} cannot be simulated: it calls a closure, takes sparse gradients "
-            "alone, or makes tensors that are no state; use another class of torch.optim."
-        ) from error
-    states = [x for x in pytree.tree_leaves(calls.state) if isinstance(x, Tensor) and x.is_meta]
-    return _Captured(update, tuple((tuple(x.shape), x.dtype) for x in states), bool(assumed.asked))
-
-
-def _keep_scalars(optimizer: Optimizer, parameter: Tensor) -> None:
-    """Let scalars of a state have values, which later steps may ask for."""
-    state: dict[str, Any] = optimizer.state[parameter]
-    for name, value in state.items():
-        if isinstance(value, Tensor) and value.is_meta and not value.ndim:
-            state[name] = torch.ones((), dtype=value.dtype)
-
-
-@cache
-def _priced(
-    name: str, shape: tuple[int, ...], local: tuple[int, ...], dtype: torch.dtype
-) -> _Priced:
-    captured = _captured(name, shape, dtype)
-    numbers = captured.update.numbers or ()
-
-    def on_meta(full: tuple[int, ...], kind: torch.dtype) -> Tensor:
-        return torch.empty(local if full == shape else full, dtype=kind, device="meta")
-
-    states = [on_meta(*state) for state in captured.states]
-    if captured.by_values:
-        return _by_values(captured.update, _captured(name, local, dtype), sum(map(_size, states)))
-    own = [on_meta(shape, dtype), on_meta(shape, dtype), *states]
-    parts = cut_update(captured.update, torch.device("meta"))
-    gathered = [torch.empty(x.shape, dtype=x.dtype, device="meta") for x in parts.gathered]
-    back = [on_meta(x.shape, x.dtype) for x in parts.results]
-    before = program_of(parts.before, own, numbers)
-    core = program_of(parts.core, gathered, numbers)
-    after = program_of(parts.after, [*own, *back], numbers)
-    held_bytes = sum(x.num_bytes for x in (*parts.gathered, *parts.results))
-    extra = peak_memory(core).peak_bytes - held_bytes
-    # New values of what is updated in place are written where the old ones are.
-    kept = sum(map(_size, own)) - _size(own[1])
-    for program, given in ((before, own), (after, [*own, *back])):
-        new = kept if program is after else 0
-        extra = max(extra, peak_memory(program).peak_bytes - sum(map(_size, given)) - new)
-    needs_full = _Core(parts, core, held_bytes) if parts.results else None
-    return _Priced((before, after), needs_full, sum(map(_size, states)), max(0, extra))
-
-
-def _by_values(update: Update, on_shard: _Captured, state_bytes: int) -> _Priced:
-    """The update that runs op by op: on a shard, and what of the full values ranks join."""
-    count = len(on_shard.update.inputs) - len(on_shard.update.numbers or ())
-    values = [node.meta["val"] for node in on_shard.update.inputs[:count]]
-    given = [torch.empty(x.shape, dtype=x.dtype, device="meta") for x in values]
-    part = fx.GraphModule({}, on_shard.update.graph).forward
-    program = program_of(part, given, on_shard.update.numbers or ())
-    kept = 2 * sum(map(_size, given)) - _size(given[1])
-    extra = max(0, peak_memory(program).peak_bytes - kept)
-    joined = tuple(_size(x) for x in update.joined)
-    return _Priced([program], None, state_bytes, extra, joined)
-
-
-def _size(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
-
-
 # All parameters
 
 
@@ -269,7 +147,7 @@ class _Costs:
 
     model: CostModel
     stored: Sequence[_Stored]
-    kinds: Sequence[_Priced]
+    kinds: Sequence[PricedUpdate]
     compute_s: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
     held: Counter[int] = field(default_factory=Counter[int])
     states: Counter[int] = field(default_factory=Counter[int])
@@ -314,7 +192,7 @@ class _Costs:
             self._seconds[key] = sum(model.op_time_s(op) + model.issue_s for op in program.ops)
         return self._seconds[key]
 
-    def _owners(self, cores: Mapping[int, _Core]) -> dict[int, int]:
+    def _owners(self, cores: Mapping[int, Core]) -> dict[int, int]:
         flops = {
             index: core.parts.flops
             for index, core in cores.items()
@@ -322,13 +200,13 @@ class _Costs:
         }
         return dealt_out(flops, {index: list(self.stored[index].layout.shards) for index in flops})
 
-    def _is_worth_sending(self, core: _Core) -> bool:
+    def _is_worth_sending(self, core: Core) -> bool:
         if self.model.mesh.num_devices < 2:
             return False
         sent = sum(x.num_bytes for x in core.parts.results)
         return self._seconds_of(core.program) > self._exchange_s(sent)
 
-    def _core(self, index: int, core: _Core, owner: int | None) -> None:
+    def _core(self, index: int, core: Core, owner: int | None) -> None:
         """Count the core of an update, and its messages: all that have full values compute it if it
         has no owner, and send what is no shard to the ranks of other stages."""
         layout, parts = self.stored[index].layout, core.parts

@@ -1,6 +1,6 @@
 # pyright: basic
 # What optimizers hold is of any type.
-"""What a state or an optimizer holds: through lists, dicts, and objects of the optimizer's own."""
+"""Things within states and optimizers: in lists, dicts, and objects of an optimizer's own."""
 
 from __future__ import annotations
 
