@@ -32,7 +32,7 @@ class _Captured:
 
 
 class Core(NamedTuple):
-    """What needs full values. held_bytes: of those that it reads and gives, on its owner."""
+    """The ops that need full values. held_bytes: of what they read and give, on the owner."""
 
     parts: CutUpdate
     program: Program
