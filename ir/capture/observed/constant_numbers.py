@@ -33,7 +33,9 @@ class _Random(Exception):
     """A call draws random numbers, or reads memory that nobody has written."""
 
 
-class _Deterministic(TorchDispatchMode):
+class Deterministic(TorchDispatchMode):
+    """Meanwhile a draw of random numbers raises, and so does a read of memory not written."""
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         is_random = torch.Tag.nondeterministic_seeded in func.tags
         if is_random or func.overloadpacket.__name__.startswith(("empty", "new_empty")):
@@ -66,7 +68,7 @@ def constant_value(node: fx.Node) -> Tensor | None:
         return None
     values: dict[fx.Node, Any] = {}
     try:
-        with disable_current_modes(), torch.no_grad(), _Deterministic():
+        with disable_current_modes(), torch.no_grad(), Deterministic():
             for each in path:
                 args, kwargs = map_arg((each.args, each.kwargs), values.__getitem__)
                 target: Any = each.target
