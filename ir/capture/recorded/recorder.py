@@ -80,9 +80,9 @@ class CallRecorder(TorchFunctionMode):
         elif name in _REFUSED:
             raise Unseen(f"`{name}` is not recorded")
         leaves, tree = pytree.tree_flatten((args, kwargs))
-        fakes = [self._fake(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         self.is_inside = True
         try:
+            fakes = [self._fake(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
             if name in _NUMBERS and (value := constant_value(self.nodes[id(fakes[0])])) is not None:
                 return func(value)
             fake_args, fake_kwargs = pytree.tree_unflatten(fakes, tree)

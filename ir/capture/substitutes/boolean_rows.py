@@ -163,7 +163,7 @@ class _Group:
         """Add a call on rows of the mask, unless what it gives of a row depends on others."""
         mask = _mask_of(node, operator.setitem)
         inputs = self.computed.intersection(node.all_input_nodes)
-        if mask is not None and _is_same(mask, self.mask) and inputs == {node.args[2]}:
+        if mask is not None and _is_same(mask, self.mask) and list(inputs) == [node.args[2]]:
             self.writes.append(node)
             return
         tried = _tried(node, self.computed, _example(self.mask).dim())
