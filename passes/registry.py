@@ -24,6 +24,7 @@ PASSES: dict[str, str] = {
     "fuse-kernels": "shardweave.passes.kernels.fuse_kernels:FuseKernelsPass",
     "insert-collectives": "shardweave.passes.partition.insert_collectives:InsertCollectivesPass",
     "merge-collectives": "shardweave.passes.messages.merge_collectives:MergeCollectivesPass",
+    "offload-activations": ("shardweave.passes.memory.offload_activations:OffloadActivationsPass"),
     "propagate-shardings": "shardweave.passes.partition.propagate_shardings:PropagateShardingsPass",
     "recompute-producers": "shardweave.passes.kernels.recompute_producers:RecomputeProducersPass",
     "reduce-in": "shardweave.passes.messages.reduce_in:ReduceInPass",

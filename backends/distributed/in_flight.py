@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import Any
 
 import torch
@@ -112,6 +112,30 @@ class InFlight:
 def here(x: Tensor) -> InFlight:
     """A tensor that needs no message."""
     return InFlight(None, lambda: x)
+
+
+def start_copy(x: Tensor, target: torch.device) -> InFlight:
+    """A copy of a tensor, without gaps, between a GPU and the pinned memory of its host, on a
+    stream of its own; between others, as from the CPU to the CPU, made at once.
+
+    Pinned memory is torch's, which keeps it for the next step.
+    """
+    gpu = next((place for place in (x.device, target) if place.type == "cuda"), None)
+    if gpu is None:
+        return here(x.to(target, copy=True, memory_format=torch.contiguous_format))
+    x = x.contiguous()
+    out = torch.empty(x.shape, dtype=x.dtype, device=target, pin_memory=target.type == "cpu")
+    stream = _copy_stream(gpu)
+    stream.wait_stream(torch.cuda.current_stream(gpu))
+    with torch.cuda.stream(stream):
+        out.copy_(x, non_blocking=True)
+        done = stream.record_event()
+    return InFlight(done, lambda kept=x: out)
+
+
+@cache
+def _copy_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
 
 
 def start_all_reduce(x: Tensor, group: Group, op: str = "sum", in_place: bool = False) -> InFlight:

@@ -196,6 +196,14 @@ class Runtime:
         started = KINDS[kind].on_group(x, group, **arguments)
         return started if isinstance(started, InFlight) else here(started)
 
+    def start_to_host(self, x: Tensor) -> InFlight:
+        """Start to copy a value to the memory of the host."""
+        return in_flight.start_copy(x, torch.device("cpu"))
+
+    def start_to_device(self, x: Tensor) -> InFlight:
+        """Start to copy a value back from the memory of the host."""
+        return in_flight.start_copy(x, self.device)
+
     wait = staticmethod(InFlight.wait)
 
     # The same, waited for
@@ -206,6 +214,8 @@ class Runtime:
     all_to_all = _waited(start_all_to_all)
     fetch_rows = _waited(start_fetch_rows)
     add_rows = _waited(start_add_rows)
+    to_host = _waited(start_to_host)
+    to_device = _waited(start_to_device)
 
     def collective(self, kind: str, x: Tensor, axes: Sequence[str], **arguments: Any) -> Tensor:
         """`start_collective`, waited for."""

@@ -34,7 +34,7 @@ def run_collective(
         return [list(tensors) for tensors in operands]
     if isinstance(op, dist.CollectiveOp) and op.JOINS_OPERANDS:
         return [_joined(op, operands, mesh)]
-    if not isinstance(op, dist.OverAxesOp):
+    if not isinstance(op, (dist.OverAxesOp, dist.HostCopyOp)):
         raise ValueError(f"the reference backend does not run '{op.name}'.")
     if isinstance(op, dist.ShardIndexOp):
         operands = [[torch.empty(0)] * mesh.num_devices]
@@ -52,7 +52,7 @@ def _joined(
     return results
 
 
-def _on_groups(op: dist.OverAxesOp, tensors: Sequence[Tensor], mesh: Mesh) -> list[Tensor]:
+def _on_groups(op: dist.DistOp, tensors: Sequence[Tensor], mesh: Mesh) -> list[Tensor]:
     known: dict[tuple[int, ...], list[Tensor]] = {}
     results = list(tensors)
     for ranks in mesh.groups(op.axes):

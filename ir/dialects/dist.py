@@ -8,7 +8,7 @@ Traffic is what one rank sends with ring algorithms, P being the product of the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -201,6 +201,47 @@ class WaitOp(DistOp):
         return Effect()
 
 
+class HostCopyOp(DistOp):
+    """Base of the copies between a device and its host. Shape and sharding stay. No traffic."""
+
+    value = operand_def(TENSOR)
+    copied = result_def(TENSOR)
+
+    @property
+    def effect(self) -> Effect:
+        return Effect()
+
+    def on_shards(self, members: Sequence[Tensor]) -> list[Tensor]:
+        return [member.clone(memory_format=torch.contiguous_format) for member in members]
+
+
+@irdl_op_definition
+class ToHostOp(HostCopyOp):
+    """Copy a value to the memory of the host, where only `dist.to_device` reads it."""
+
+    name = "dist.to_host"
+
+
+@irdl_op_definition
+class ToDeviceOp(HostCopyOp):
+    """Copy a value back from the memory of the host."""
+
+    name = "dist.to_device"
+
+
+def is_on_host(value: SSAValue) -> bool:
+    """Whether an op brought a value to the memory of the host, or is bringing it."""
+    op = value.owner
+    if isinstance(op, WaitOp):
+        op = op.operands[0].owner
+    return isinstance(op, ToHostOp)
+
+
+def is_copied_back(value: SSAValue) -> bool:
+    """Whether an op copies a value to the device, on whose host it is."""
+    return any(isinstance(use.operation, ToDeviceOp) for use in value.uses)
+
+
 @irdl_op_definition
 class SendOp(DistOp):
     """Send a value to the same rank of another stage. Traffic: the value's bytes.
@@ -293,6 +334,18 @@ def sent_bytes(op: DistOp, mesh: Mesh) -> float:
     return op.sent_elements(mesh) * dtype_of_value(op.operands[0]).itemsize
 
 
+def _started(kind: type[DistOp]) -> type[DistOp]:
+    """The asynchronous form of an op."""
+    make = cast("Any", type)  # of whose bases the type checker knows one alone
+    return make(f"Start{kind.__name__}", (kind, StartedOp), {"name": f"dist.start_{kind.kind()}"})
+
+
+HOST_COPIES: dict[type[DistOp], type[DistOp]] = {
+    kind: _started(kind) for kind in (ToHostOp, ToDeviceOp)
+}
+"""The asynchronous form of each copy between device and host."""
+
+
 def dist_dialect() -> Dialect:
     """The dialect of sharded programs: collectives, messages, runs of stages, ops of our own."""
     return Dialect(
@@ -300,6 +353,8 @@ def dist_dialect() -> Dialect:
         [
             *STARTS,
             *STARTS.values(),
+            *HOST_COPIES,
+            *HOST_COPIES.values(),
             WaitOp,
             SliceOp,
             ShardIndexOp,
@@ -328,8 +383,7 @@ def register_collective(kind: type[_Collective]) -> type[_Collective]:
     if kind.name in {op.name for op in dist_dialect().operations}:
         raise ValueError(f"there is an op '{kind.name}' already; choose another name.")
     KINDS[name] = kind
-    start = type(f"Start{kind.__name__}", (kind, StartedOp), {"name": f"dist.start_{name}"})
-    STARTS[kind] = start
+    STARTS[kind] = _started(kind)
     return kind
 
 

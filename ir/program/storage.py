@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 
 from xdsl.ir import Attribute, BlockArgument, Operation, OpResult, SSAValue
 
 from shardweave.ir.dialects.annotations import phase_of
 from shardweave.ir.dialects.aten import AtenOp, overload_named
-from shardweave.ir.dialects.dist import AllReduceOp, CollectiveOp, DistOp, WaitOp
+from shardweave.ir.dialects.dist import AllReduceOp, CollectiveOp, DistOp, WaitOp, is_on_host
 from shardweave.ir.dialects.kernel import FusedOp
 from shardweave.ir.dialects.types import num_bytes, shape_of, tensor_type_of
 from shardweave.ir.mesh.mesh import Mesh
@@ -172,22 +173,33 @@ def view_source(value: SSAValue) -> SSAValue:
     return value
 
 
-def kept_values(program: Program) -> list[SSAValue]:
-    """Results of forward ops that the rest of the step, by sub-batch, reads: what memory holds."""
-    mesh = program.mesh
-    made: set[SSAValue] = set()
-    kept: dict[SSAValue, None] = {}
+def later_ops(program: Program) -> set[Operation]:
+    """Ops behind the forward pass, whose beginning each sub-batch has for itself."""
+    later: set[Operation] = set()
     turned: set[Attribute | None] = set()
     for op in program.ops:
         copy = op.properties.get("copy")
         if phase_of(op) in ("backward", "recompute"):
             turned.add(copy)
         if copy in turned or (copy is None and turned):
-            storages = (storage_of(value, mesh) for value in op.operands)
-            kept.update(dict.fromkeys(storage for storage in storages if storage in made))
-        else:
-            made.update(op.results)
-    return list(kept)
+            later.add(op)
+    return later
+
+
+def later_reads(program: Program) -> Iterator[tuple[Operation, SSAValue]]:
+    """Each value that the forward pass makes on the device and a later op reads, with that op."""
+    later = later_ops(program)
+    for op in program.ops:
+        for value in op.operands if op in later else ():
+            is_made = isinstance(value.owner, Operation) and value.owner not in later
+            if is_made and not is_on_host(value):
+                yield op, value
+
+
+def kept_values(program: Program) -> list[SSAValue]:
+    """Results of forward ops that the rest of the step, by sub-batch, reads: what memory holds."""
+    roots = (storage_of(value, program.mesh) for _, value in later_reads(program))
+    return list(dict.fromkeys(root for root in roots if isinstance(root, OpResult)))
 
 
 def kept_bytes(program: Program) -> int:

@@ -21,7 +21,15 @@ from xdsl.ir import Operation, SSAValue
 from shardweave.ir.dialects.annotations import describe, sharding_attrs_of, wanted_attrs_of
 from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.attributes import ShardingAttr
-from shardweave.ir.dialects.dist import DistOp, ReshardOp, StartedOp, WaitOp
+from shardweave.ir.dialects.dist import (
+    DistOp,
+    ReshardOp,
+    StartedOp,
+    ToDeviceOp,
+    WaitOp,
+    is_copied_back,
+    is_on_host,
+)
 from shardweave.ir.dialects.kernel import FusedOp, YieldOp
 from shardweave.ir.dialects.types import dtype_of_value, shape_of, type_problem
 from shardweave.ir.mesh.mesh import Mesh
@@ -106,6 +114,7 @@ class _Verifier:
         self.shardings: dict[SSAValue, Sharding] = {}
         self.pending: dict[SSAValue, Sharding] = {}  # unreduced values, annotated or not
         self.untyped: set[SSAValue] = set()  # results of ops whose types are no tensors
+        self.away = {v for v in self.defined if kinds and is_copied_back(v)}  # on the host
 
     def problems(self) -> Iterator[tuple[str, Place]]:
         boundary = list(self._boundary())
@@ -118,6 +127,8 @@ class _Verifier:
                 for problem in self._op(op):
                     yield problem, op
         for slot in self.program.results:
+            if slot.value in self.away and slot.kind != "kept":
+                yield f"{slot.kind} '{slot.name}' is on the host; return what is copied back.", None
             for problem in self._result(slot):
                 yield problem, slot.value
 
@@ -197,7 +208,7 @@ class _Verifier:
         if self.untyped or not is_known_right(op):
             return False
         for operand in op.operands:
-            if operand not in self.defined or operand in self.pending:
+            if operand not in self.defined or operand in self.pending or operand in self.away:
                 return False
         self.defined.update(op.results)
         if self.is_propagated or "wanted" in op.properties:
@@ -229,6 +240,7 @@ class _Verifier:
             if operand not in self.defined:
                 yield f" uses %{operand.name_hint} before it is defined; move the definition up"
         self.defined.update(op.results)
+        yield from self._place(op)
         if not isinstance(op, (AtenOp, DistOp, FusedOp, YieldOp, func.ReturnOp)):
             self.untyped.update(op.results)
             yield " is not an op of the aten or dist dialect; write the step in these"
@@ -265,6 +277,16 @@ class _Verifier:
             for known in (self.shardings, self.pending):
                 if source in known:
                     known[value] = known[source]
+
+    def _place(self, op: Operation) -> Iterator[str]:
+        """Check that what is on the host is only copied back, or left for a later function."""
+        may_read = isinstance(op, (ToDeviceOp, WaitOp, func.ReturnOp))
+        if not may_read and not self.away.isdisjoint(op.operands):
+            (name, *_) = (operand.name_hint for operand in op.operands if operand in self.away)
+            yield f" reads %{name}, which is on the host; read what dist.to_device brings back"
+        if isinstance(op, ToDeviceOp) and op.value not in self.away:
+            yield f": %{op.value.name_hint} is on the device; give it what dist.to_host gives"
+        self.away.update(result for result in op.results if is_on_host(result))
 
     def _in_flight(self, op: Operation) -> Iterator[str]:
         """Results of a started collective go, all of them, to exactly one wait."""

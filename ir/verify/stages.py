@@ -17,7 +17,7 @@ from xdsl.ir import Operation, OpResult, SSAValue
 
 from shardweave.ir.dialects.annotations import sharding_attrs_of
 from shardweave.ir.dialects.attributes import ShardingAttr
-from shardweave.ir.dialects.dist import RecvOp, SendOp
+from shardweave.ir.dialects.dist import RecvOp, SendOp, is_copied_back, is_on_host
 from shardweave.ir.dialects.kernel import FusedOp
 from shardweave.ir.dialects.types import shape_of, tensor_type_of, with_shape
 from shardweave.ir.program.program import Program, Slot
@@ -227,7 +227,8 @@ def _order(program: Program, reads: Mapping[str, _Read]) -> Iterator[tuple[str, 
 
 def _is_given(giver: Slot, slot: Slot, read: _Read) -> bool:
     """Whether a function gives what another one reads: of a value that is made of all micro-batches
-    before the first one it may be the part of one."""
+    before the first one it may be the part of one. What one leaves on the host the other copies
+    back."""
     type_, axis = tensor_type_of(slot.value), micro_axis(read.function)
     sharding = read.function.sharding_of_slot(slot)
     seat = sharding.seat_of(axis.name) if axis and slot.kind == "whole" else None
@@ -236,4 +237,5 @@ def _is_given(giver: Slot, slot: Slot, read: _Read) -> bool:
         shape = list(shape_of(slot.value))
         shape[dim] *= placement.size
         type_ = with_shape(type_, shape)
-    return giver.value.type == type_
+    is_there = is_on_host(giver.value) == is_copied_back(slot.value)
+    return is_there and giver.value.type == type_

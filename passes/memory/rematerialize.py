@@ -19,7 +19,7 @@ from shardweave.ir.dialects.annotations import (
     set_origin,
     set_phase,
 )
-from shardweave.ir.dialects.dist import AllGatherOp, CollectiveOp
+from shardweave.ir.dialects.dist import AllGatherOp, CollectiveOp, HostCopyOp
 from shardweave.ir.dialects.kernel import FusedOp
 from shardweave.ir.ops.registry import flops_of, is_attention, is_random, spec_of
 from shardweave.ir.program.blocks import BLOCKS, Blocks, blocks_of, split_at_backward, weight_ops
@@ -130,6 +130,8 @@ def recompute(program: Program, policy_of: Callable[[str], str | Policy]) -> int
     again = (op for op in later if phase_of(op) == "recompute" and op not in weights)
     if not all(map(_is_for_attention, again)):
         raise ValueError("the program recomputes already; rematerialize it once.")
+    if any(isinstance(op, HostCopyOp) for op in forward):
+        raise ValueError("the program is offloaded; run rematerialize before offload-activations.")
     if any(isinstance(op, FusedOp) for op in forward):
         raise ValueError("the program has fused regions; run unfuse-kernels first.")
     messages: set[Operation] = {op for op in forward + later if isinstance(op, CollectiveOp)}

@@ -14,7 +14,8 @@ from shardweave.passes.notes import note
 from shardweave.passes.program_pass import PassOnProgram
 
 
-def _start(op: DistOp, kind: type[DistOp]) -> None:
+def started(op: DistOp, kind: type[DistOp]) -> tuple[DistOp, WaitOp]:
+    """The start, of its kind, and the wait that stand for an op; neither is inserted."""
     start = kind.create(
         operands=op.operands,
         result_types=op.result_types,
@@ -24,9 +25,9 @@ def _start(op: DistOp, kind: type[DistOp]) -> None:
     wait = WaitOp.create(operands=start.results, result_types=op.result_types)
     annotate(wait, op)
     set_sharding_attrs(wait, sharding_attrs_of(op))
-    for started in start.results:
-        started.name_hint = "started"
-    Rewriter.replace_op(op, [start, wait], wait.results)
+    for result in start.results:
+        result.name_hint = "started"
+    return start, wait
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,8 @@ class StartCollectivesPass(PassOnProgram):
             )
         blocking = [op for op in program.ops if isinstance(op, DistOp) and type(op) in STARTS]
         for op in blocking:
-            _start(op, STARTS[type(op)])
+            start, wait = started(op, STARTS[type(op)])
+            Rewriter.replace_op(op, [start, wait], wait.results)
         if not blocking:
             note(
                 "the program has no collective that blocks; shard it first (apply-plan or "

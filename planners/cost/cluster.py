@@ -39,6 +39,8 @@ class DeviceType:
     ops by name, as curves over their work: FLOPs, in float32, of matrix products, convolutions and
     attention, bytes moved of all others; `default` is for those others that have no curve.
     measured: seconds of ops by signature (`cost.signature_text`), which win over all else.
+    host_bandwidth_bytes_s: of its link to the memory of the host, one direction, while all devices
+    of the node use theirs; 0: not known, so that no copies can be priced.
     """
 
     name: str
@@ -53,6 +55,7 @@ class DeviceType:
     attention_efficiency: Points = ()
     op_times: Mapping[str, Points] = field(default_factory=dict[str, Points])
     measured: Mapping[str, float] = field(default_factory=dict[str, float])
+    host_bandwidth_bytes_s: float = 0.0
 
 
 @dataclass(frozen=True)

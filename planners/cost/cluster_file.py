@@ -42,6 +42,7 @@ WHAT_TO_WRITE = {
     "attention_efficiency": "[FLOPs, share of the peak] pairs, such as [[1e9, 0.2], [1e12, 0.6]]",
     "op_times": "[work, seconds] pairs by op, such as {aten.mm: [[1e6, 1e-4], [1e9, 0.02]]}",
     "measured": "seconds by signature of an op",
+    "host_bandwidth_bytes_s": "what it copies to the host's memory per second, such as 25GB/s",
     "islands": "a list of {devices, bandwidth_bytes_s}, smallest first",
     "rings": "a list of {stride, ranks, bandwidth_bytes_s}",
     "stride": "how many places lie from one device of the ring to the next, such as 1",

@@ -22,6 +22,10 @@ NETWORK_LINK = "network"
 """The NICs."""
 
 
+HOST_LINK = "host"
+"""The link of a device to the memory of its host."""
+
+
 @dataclass(frozen=True)
 class Ring:
     """The ring that joins ranks, the slowest group standing for all.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from xdsl.ir import Operation, SSAValue
 
-from shardweave.ir.dialects.dist import AllReduceOp, StartedOp, WaitOp
+from shardweave.ir.dialects.dist import AllReduceOp, StartedOp, WaitOp, is_on_host
 from shardweave.ir.dialects.types import dtype_of_value, num_bytes, tensor_type_of
 from shardweave.ir.program.program import Program
 from shardweave.ir.program.storage import shared_operand
@@ -39,21 +39,25 @@ class Memory:
     """The most bytes that live at once, and their parts at that moment.
 
     Views share the memory of what they view; a value is freed after its last use, arguments and
-    results never. `communication` is what has been started and not waited for.
+    results never. `communication` is what has been started and not waited for. host_bytes: the most
+    that the step keeps on the host at once; they are no part of the others.
     """
 
     peak_bytes: int
     parts: Mapping[str, int]
+    host_bytes: int = 0
 
 
 @dataclass(eq=False)
 class Storage:
     """The memory of a value and its views. last_use: the op behind which nothing reads it, by its
-    number; that behind the last one for results, -1 where nothing ever does."""
+    number; that behind the last one for results, -1 where nothing ever does. size: bytes on the
+    device; host_size: on the host."""
 
     size: int
     part: str
     last_use: int = -1
+    host_size: int = 0
 
 
 @dataclass(eq=False)
@@ -64,10 +68,16 @@ class _Tally:
     total: int = 0
     peak: int = 0
     at_peak: dict[str, int] = field(default_factory=dict[str, int])
+    host: int = 0
+    host_peak: int = 0
 
     def add(self, part: str, size: int) -> None:
         self.parts[part] += size
         self.total += size
+
+    def keep_on_host(self, size: int) -> None:
+        self.host += size
+        self.host_peak = max(self.host, self.host_peak)
 
     def look(self) -> None:
         if self.total > self.peak:
@@ -128,7 +138,8 @@ def peak_memory(
         tally.look()
     tally.add("update", update_bytes)
     tally.look()
-    return Memory(tally.peak, {part: tally.at_peak.get(part, 0) for part in PARTS})
+    parts = {part: tally.at_peak.get(part, 0) for part in PARTS}
+    return Memory(tally.peak, parts, tally.host_peak)
 
 
 def memory_over_time(
@@ -163,6 +174,7 @@ def _walk(program: Program, optimizer_multiplier: float | None, precision: str) 
         starts = isinstance(op, StartedOp)
         for storage in created[index]:
             tally.add("communication" if starts else storage.part, storage.size)
+            tally.keep_on_host(storage.host_size)
             if starts:
                 in_flight.add(storage)
         yield tally
@@ -170,6 +182,7 @@ def _walk(program: Program, optimizer_multiplier: float | None, precision: str) 
             _land(op, storages, in_flight, tally)
         for storage in dying.get(index, ()):
             tally.add(storage.part, -storage.size)
+            tally.keep_on_host(-storage.host_size)
 
 
 def _land(
@@ -194,7 +207,9 @@ def storages_of(program: Program) -> tuple[dict[SSAValue, Storage], list[list[St
         for position, result in enumerate(op.results):
             source = shared_operand(op, position, mesh)
             if source is None:
-                storage = Storage(num_bytes(tensor_type_of(result)), "activations")
+                sizes = num_bytes(tensor_type_of(result)), 0
+                size, host_size = sizes[::-1] if is_on_host(result) else sizes
+                storage = Storage(size, "activations", host_size=host_size)
                 created[-1].append(storage)
             else:
                 storage = storages[source]

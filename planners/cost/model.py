@@ -21,6 +21,7 @@ from shardweave.ir.dialects.dist import (
     KINDS,
     CollectiveOp,
     DistOp,
+    HostCopyOp,
     RecvOp,
     SendOp,
     StartedOp,
@@ -41,8 +42,8 @@ from shardweave.ir.ops.registry import flops_of, global_name, is_attention, is_p
 from shardweave.ir.ops.seen_keys import is_causal, num_pieces, seen_share
 from shardweave.ir.program.storage import copies, is_view
 from shardweave.ir.program.traffic import bytes_moved, merged_bytes
-from shardweave.planners.cost.cluster import Cluster, DeviceType, interpolate, time_at
-from shardweave.planners.cost.links import Ring, ring_of
+from shardweave.planners.cost.cluster import Cluster, ClusterError, DeviceType, interpolate, time_at
+from shardweave.planners.cost.links import HOST_LINK, Ring, ring_of
 
 DEFAULT_OP = "default"
 """Name of the curve in `DeviceType.op_times` for ops, by bytes, that have none of their own."""
@@ -55,7 +56,8 @@ def kind_of(op: Operation) -> Kind:
     """Kind of an op, by where its time goes.
 
     compute: on the device. view: not at all, its results share their operand's memory.
-    collective: the device waits for it. start: it runs beside the device until the `wait` for it.
+    collective: the device waits for it, or for a copy to or from the host. start: it runs beside
+    the device until the `wait` for it.
     message: between stages; what it takes depends on where these are (`pipeline/runs.py`).
     """
     kind = _kind_of_class(type(op))
@@ -70,7 +72,7 @@ def _kind_of_class(op: type[Operation]) -> Kind:
         return "message"
     if issubclass(op, StartedOp):
         return "start"
-    return "collective" if issubclass(op, CollectiveOp) else "compute"
+    return "collective" if issubclass(op, (CollectiveOp, HostCopyOp)) else "compute"
 
 
 def signature_text(op: Operation) -> str:
@@ -185,7 +187,10 @@ class CostModel:
     # Communication
 
     def collective_time_s(self, op: DistOp) -> float:
-        """Seconds from start to arrival of a collective that has its links to itself."""
+        """Seconds from start to arrival of a collective that has its links to itself, or of a copy
+        to or from the host."""
+        if isinstance(op, HostCopyOp):
+            return self._operand_bytes(op) / min(map(_host_bandwidth, self.devices))
         if self.mesh.sizes(op.axes) == 1:
             return 0.0
         key = (op.axes, self._signature(op))
@@ -218,6 +223,8 @@ class CostModel:
 
     def ring(self, op: DistOp) -> Ring:
         """The ranks and links that a collective joins; those that share a link run in turn."""
+        if isinstance(op, HostCopyOp):
+            return Ring(1, 1, min(map(_host_bandwidth, self.devices)), 0.0, 1, (HOST_LINK,))
         return self.ring_over(op.axes, all_pairs=KINDS[op.kind()].ALL_PAIRS)
 
     def ring_over(self, axes: tuple[str, ...], *, all_pairs: bool = False) -> Ring:
@@ -229,8 +236,20 @@ class CostModel:
         return ring
 
     def stream_of(self, op: DistOp) -> tuple[str, ...]:
-        """The stream of communication that a collective runs on: its axes, in mesh order."""
+        """The stream of communication that a collective runs on: its axes, in mesh order. Copies to
+        and from the host have one."""
+        if isinstance(op, HostCopyOp):
+            return (HOST_LINK,)
         return tuple(name for name in self.mesh.names if name in op.axes)
+
+
+def _host_bandwidth(device: DeviceType) -> float:
+    if not device.host_bandwidth_bytes_s:
+        raise ClusterError(
+            f"device '{device.name}' says nothing of its link to the host, on which values are "
+            "offloaded; add 'host_bandwidth_bytes_s', such as 25GB/s."
+        )
+    return device.host_bandwidth_bytes_s
 
 
 def _flops(op: Operation) -> int:

@@ -82,14 +82,20 @@ def _joined(names: str) -> Cluster:
 
 def cluster_to_order(cluster: str) -> Cluster:
     """A cluster for which ops are ordered and not priced: a dtype that a device has no peak for
-    takes as long as the slowest of those that it has.
+    takes as long as the slowest of those that it has, and its host is as near as its memory if
+    nothing is known of the link.
 
     So a plan that was made for a cluster runs in a dtype of which the cluster says nothing, as
     where it is checked in float64.
     """
     known = find_cluster(cluster)
     devices = {
-        name: replace(device, flops=_all_dtypes(device)) for name, device in known.devices.items()
+        name: replace(
+            device,
+            flops=_all_dtypes(device),
+            host_bandwidth_bytes_s=device.host_bandwidth_bytes_s or device.memory_bandwidth_bytes_s,
+        )
+        for name, device in known.devices.items()
     }
     return replace(known, devices=devices)
 

@@ -17,7 +17,7 @@ import torch
 from xdsl.ir import Operation, SSAValue
 
 from shardweave.ir.dialects.annotations import layer_of, phase_of
-from shardweave.ir.dialects.dist import AllGatherOp, CollectiveOp, WaitOp
+from shardweave.ir.dialects.dist import AllGatherOp, CollectiveOp, HostCopyOp, WaitOp
 from shardweave.ir.dialects.types import dtype_of_value, num_bytes, shape_of, tensor_type_of
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.blocks import Blocks, blocks_of, split_at_backward
@@ -177,7 +177,7 @@ class _Tally:
     workspace: int = 0
 
     def add(self, op: Operation, costs: Mapping[str, CostModel], links: CostModel) -> None:
-        if isinstance(op, CollectiveOp):
+        if isinstance(op, (CollectiveOp, HostCopyOp)):
             if set(op.axes) <= set(links.mesh.names):
                 seconds = links.start_time_s(op) + links.collective_time_s(op)
                 self.waited[links.stream_of(op), phase_of(op)] += seconds

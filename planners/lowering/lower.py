@@ -41,9 +41,9 @@ large models take some 50 MB each."""
 class Lowerings:
     """The local programs of one global program, each made once: plans may share them.
 
-    Plans that differ only in what they recompute, where their stages begin and in the orders of
-    messages and micro-batches are partitioned once; those that differ in the order of messages
-    alone are cut into stages once.
+    Plans that differ only in what they recompute or offload, where their stages begin and in the
+    orders of messages and micro-batches are partitioned once; those that differ in the order of
+    messages alone are cut into stages once.
     At most `most` programs are remembered, those asked for last; None: all.
     """
 
@@ -100,7 +100,7 @@ class Lowerings:
 
     def _cut(self, plan: Plan) -> Program:
         passes = PlanPasses.of(plan)
-        base = replace(plan, recompute="none", recompute_in=(), cluster="")
+        base = replace(plan, recompute="none", recompute_in=(), offload="none", cluster="")
         # A user's own pass may read the stages.
         base = base if plan.passes else replace(base, pipeline=_uncut(plan.pipeline))
         partitioned = self._remembered(

@@ -31,7 +31,7 @@ PARTITIONING = (
     "propagate-shardings",
     "insert-collectives",
 )
-RECOMPUTATION = ("rematerialize", "cut-stages")
+RECOMPUTATION = ("rematerialize", "offload-activations", "cut-stages")
 FINISHING = ("bucket-collectives", "start-collectives", "overlap-communication")
 DEFAULT_SCHEDULE = "in-order"
 
@@ -41,8 +41,8 @@ class PlanPasses:
     """The passes of a plan in order, after `apply-plan`, and the parts that plans can share.
 
     partitioning: up to a local program that waits for every message. recomputation: from the first
-    pass that computes values again, or cuts stages. finishing: from the first that decides which
-    messages there are, and when they travel.
+    pass that computes values again, offloads them, or cuts stages. finishing: from the first that
+    decides which messages there are, and when they travel.
     """
 
     passes: tuple[ModulePass, ...]
@@ -115,7 +115,7 @@ def passes_after(plan: Plan, names: Collection[str] = ()) -> list[ModulePass]:
 
 def chosen_by(plan: Plan) -> set[str]:
     """The names of passes that do what the plan itself chooses; others may find nothing to do."""
-    names = {"split-projections", "split-attention", "rematerialize"}
+    names = {"split-projections", "split-attention", "rematerialize", "offload-activations"}
     # The functions of a pipeline are ordered one by one, and some may well send nothing.
     if plan.schedule not in ("", DEFAULT_SCHEDULE) and not plan.is_pipeline:
         names.add("overlap-communication")
@@ -167,6 +167,8 @@ def _recomputation(plan: Plan) -> list[ModulePass]:
     if plan.recompute != "none":
         blocks = ",".join(plan.recompute_in)
         passes.append(_make("rematerialize", policy=plan.recompute, blocks=blocks))
+    if plan.offload != "none":
+        passes.append(_make("offload-activations", values=plan.offload))
     if plan.is_pipeline and plan.pipeline is not None:
         # After it every pass works on one function at a time.
         options: dict[str, Any] = {"schedule": plan.pipeline.schedule, "zero": plan.zero or 3}

@@ -10,9 +10,10 @@ from typing import NamedTuple
 from xdsl.ir import Operation
 
 from shardweave.ir.dialects.annotations import copy_of, describe
-from shardweave.ir.dialects.dist import STARTS, StartedOp
+from shardweave.ir.dialects.dist import HOST_COPIES, STARTS, StartedOp
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.program import Program
+from shardweave.passes.memory.offload_activations import start_host_copies
 from shardweave.passes.notes import note
 from shardweave.passes.program_pass import PassOnProgram
 from shardweave.planners.cost.cluster import Cluster
@@ -42,6 +43,8 @@ def reschedule(
     if schedule not in known:
         raise ValueError(f"schedule '{schedule}' is unknown; use one of {', '.join(known)}.")
     ops = list(program.ops)
+    if any(isinstance(op, tuple(HOST_COPIES.values())) for op in ops):
+        raise ValueError("copies to the host are started already; run overlap-communication once.")
     if not any(isinstance(op, StartedOp) for op in ops):
         blocking = next((op for op in ops if type(op) in STARTS), None)
         if blocking is not None:
@@ -57,6 +60,8 @@ def reschedule(
         program.reorder(_best_order(program, ops, cluster_to_order(cluster), memory_cap))
     else:
         program.reorder(_fixed_order(schedule, ops))
+    if schedule != "blocking":
+        start_host_copies(program)
     if memory_cap is not None:
         _check_memory(program, schedule, memory_cap)
 

@@ -53,8 +53,9 @@ class Plan:
     alone_bytes: a weight or a gradient of so many bytes or more travels in a message of its own,
     and smaller ones together (`bucket-collectives`); 0: from where copying takes longer on CPUs.
     recompute: policy of `rematerialize`; recompute_in: names or patterns of the blocks in which,
-    none for all. schedule: of `overlap-communication`; `cluster` (a preset
-    or a file) is the one it orders for. pipeline: stages, None for one. zero: how much of
+    none for all. offload: values that the host keeps until the backward pass (`values` of
+    `offload-activations`), `none` for none. schedule: of `overlap-communication`; `cluster` (a
+    preset or a file) is the one it orders for. pipeline: stages, None for one. zero: how much of
     parameters is also sharded over the data axis: 1 optimizer state, 2 gradients too, 3 parameters
     too. precision: `fp32`, `bf16-mixed` or `fp16-mixed`, for the memory of the optimizer
     (`cost.memory`); without it the parameters' dtype has it all. update: the class of torch.optim
@@ -80,6 +81,7 @@ class Plan:
     passes: str = ""
     recompute: str = "none"
     recompute_in: tuple[str, ...] = ()
+    offload: str = "none"
     schedule: str = ""
     cluster: str = ""
     pipeline: Pipeline | None = None
@@ -207,6 +209,7 @@ _READERS: dict[str, parts.Reader] = {
     "passes": parts.text,
     "recompute": parts.one_of(parts.RECOMPUTE),
     "recompute_in": parts.list_of(parts.text, "names of blocks"),
+    "offload": parts.one_of(parts.OFFLOAD),
     "schedule": parts.one_of(parts.SCHEDULES),
     "cluster": parts.text,
     "pipeline": parts.optional(parts.pipeline),

@@ -18,6 +18,9 @@ PRODUCTS = "after-products"
 RECOMPUTE = (*PAPERS_RECOMPUTE, PRODUCTS)
 """Policies of `rematerialize` that a plan may name."""
 
+OFFLOAD = ("none", "inputs", "all")
+"""Values that `offload-activations` leaves to the host."""
+
 AXONN_SCHEDULES = ("axonn-a", "axonn-ab", "axonn-abc")
 SCHEDULES = ("", "blocking", "sub-batch", "cross-pass", "in-order", "list", *AXONN_SCHEDULES)
 """Schedules of `overlap-communication`; empty: as "in-order"."""

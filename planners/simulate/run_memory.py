@@ -14,7 +14,7 @@ from itertools import islice
 
 from xdsl.ir import SSAValue
 
-from shardweave.ir.dialects.dist import RecvOp, SendOp
+from shardweave.ir.dialects.dist import RecvOp, SendOp, is_on_host
 from shardweave.ir.dialects.types import num_bytes, tensor_type_of
 from shardweave.ir.program.messages import ComingMessage, coming_messages
 from shardweave.ir.program.program import Program, Slot
@@ -193,7 +193,8 @@ class _Profile:
 
 
 def _size(value: SSAValue) -> int:
-    return num_bytes(tensor_type_of(value))
+    """Bytes of a value on the device."""
+    return 0 if is_on_host(value) else num_bytes(tensor_type_of(value))
 
 
 def _by_owner(names: Iterable[_Name], owners: Mapping[_Name, _Owner]) -> dict[_Owner, list[_Name]]:

@@ -19,6 +19,7 @@ from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.program import Program
 from shardweave.ir.program.staged import is_staged
 from shardweave.planners.cost.cluster import Cluster
+from shardweave.planners.cost.links import HOST_LINK
 from shardweave.planners.cost.memory import peak_memory
 from shardweave.planners.cost.model import CostModel, kind_of
 from shardweave.planners.cost.presets import find_cluster
@@ -165,7 +166,9 @@ class _Run:
             return 0.0
         axes, ring = self.model.stream_of(op), self.model.ring(op)
         links = ring.links
-        slowdown = self.model.cluster.slowdown_beside(is_inside=ring.nodes == 1)
+        # Copies to and from the host have engines of their own.
+        is_copy = HOST_LINK in links
+        slowdown = 1.0 if is_copy else self.model.cluster.slowdown_beside(is_inside=ring.nodes == 1)
         flight = self.streams.start(seconds, (axes, *links), slowdown=slowdown)
         self.communication_s[axes] += seconds
         for link in links:

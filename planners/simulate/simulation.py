@@ -94,6 +94,8 @@ class Simulation(Timeline):
         kinds = [f"{part} {bytes_text(size)}" for part, size in self.memory.parts.items() if size]
         memory = memory_text(self.peak_bytes, self.memory_bytes)
         lines.append(f"peak memory    {memory} ({', '.join(kinds)})")
+        if self.memory.host_bytes:
+            lines.append(f"host memory    {bytes_text(self.memory.host_bytes)} of offloaded values")
         return "\n".join([*lines, *self.update_lines()])
 
     def record(self) -> dict[str, Any]:
@@ -109,4 +111,5 @@ class Simulation(Timeline):
             "peak_bytes": self.peak_bytes,
             "memory_bytes": self.memory_bytes,
             "memory_parts": dict(self.memory.parts),
+            "host_memory_bytes": self.memory.host_bytes,
         }

@@ -17,6 +17,7 @@ from shardweave.backends.reference.virtual_ranks import (
     scatter_shards,
     virtual_mesh,
 )
+from shardweave.ir.dialects.dist import is_on_host
 from shardweave.ir.program.program import Program
 from shardweave.planners.cost.memory import peak_memory
 from shardweave.planners.lowering.lower import local_program
@@ -33,7 +34,8 @@ PAIRS = [(model, plan) for model in MODELS for plan in PLANS]
 
 
 class Held(dict[SSAValue, list[Tensor]]):
-    """Values of a run, and the bytes of the storages of the first rank's. most: at once."""
+    """Values of a run, and the bytes of the storages of the first rank's, those on the host left
+    out. most: at once."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,6 +44,8 @@ class Held(dict[SSAValue, list[Tensor]]):
 
     def __setitem__(self, value: SSAValue, tensors: list[Tensor]) -> None:
         super().__setitem__(value, tensors)
+        if is_on_host(value):
+            return
         storage = tensors[0].untyped_storage()
         self.uses[storage.data_ptr()] += 1
         if self.uses[storage.data_ptr()] == 1:
@@ -49,6 +53,8 @@ class Held(dict[SSAValue, list[Tensor]]):
             self.most = max(self.most, self.now)
 
     def __delitem__(self, value: SSAValue) -> None:
+        if is_on_host(value):
+            return super().__delitem__(value)
         storage = self[value][0].untyped_storage()
         self.uses[storage.data_ptr()] -= 1
         if not self.uses[storage.data_ptr()]:

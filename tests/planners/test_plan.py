@@ -164,7 +164,7 @@ NO_JSON = "; a plan is JSON, as `shardweave plan -o` writes it."
             "p.json: unknown keys ['parameter']; did you mean 'parameters'? "
             "a plan has activations, alone_bytes, "
             "attention_parts, batch_split, candidates, cluster, expert_load, inputs, loss_chunks, mesh, notes, "
-            "parameters, passes, "
+            "offload, parameters, passes, "
             "pipeline, planner, precision, predicted, projections, reasons, recompute, recompute_in, "
             "schedule, "
             "update, used, zero.",

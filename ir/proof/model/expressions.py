@@ -221,7 +221,7 @@ class Expressions:
 
     def _opaque(self, op: Operation, operands: Sequence[int]) -> list[int]:
         """A collective as a function of its own: of each operand where it has several."""
-        if isinstance(op, dist.WaitOp):
+        if isinstance(op, (dist.WaitOp, dist.HostCopyOp)):
             return list(operands)
         name = op.name.replace("dist.start_", "dist.")
         arguments = arguments_of(op)

@@ -26,8 +26,8 @@ from shardweave.ir.proof.relations.padding import index_of, padded, rank_positio
 
 
 def collective(op: dist.DistOp, operands: Sequence[Value], axes: ProofAxes) -> list[Value | None]:
-    """Results of a collective, a wait or a slice by operand; None where it is no relation."""
-    if isinstance(op, dist.WaitOp):
+    """Results of a collective, wait, copy or slice by operand; None where it is no relation."""
+    if isinstance(op, (dist.WaitOp, dist.HostCopyOp)):
         return list(operands)
     if isinstance(op, dist.ShardIndexOp):
         return [rank_position(op.axes, axes, {})]

@@ -1,0 +1,290 @@
+"""Values of the forward pass on the host until the backward pass reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, groupby
+
+from xdsl.ir import Operation, OpResult, SSAValue
+from xdsl.rewriter import InsertPoint, Rewriter
+
+from shardweave.ir.dialects.annotations import (
+    Copy,
+    copy_of,
+    set_phase,
+    set_sharding_attrs,
+    sharding_attrs_of_value,
+)
+from shardweave.ir.dialects.builder import Builder
+from shardweave.ir.dialects.dist import (
+    HOST_COPIES,
+    DistOp,
+    HostCopyOp,
+    StartedOp,
+    ToDeviceOp,
+    ToHostOp,
+    create_dist,
+)
+from shardweave.ir.dialects.types import num_bytes, tensor_type_of
+from shardweave.ir.ops.registry import flops_of
+from shardweave.ir.program.blocks import blocks_of, weight_ops
+from shardweave.ir.program.program import Program
+from shardweave.ir.program.storage import is_view, kept_bytes, later_ops, later_reads
+from shardweave.passes.messages.start_collectives import started
+from shardweave.passes.notes import note
+from shardweave.passes.program_pass import PassOnProgram
+
+VALUES = ("inputs", "all")
+
+
+@dataclass(frozen=True, eq=False)
+class _Kept:
+    """A value that the forward pass leaves. reads: later ops, and what they read of it: the value,
+    or views of it. last: the place of the last forward op that reads it; first: of the first later
+    one."""
+
+    value: SSAValue
+    reads: Sequence[tuple[Operation, SSAValue]]
+    last: int
+    first: int
+
+    @property
+    def size(self) -> int:
+        return num_bytes(tensor_type_of(self.value))
+
+
+def offload(program: Program, values: str, least_bytes: int, budget: int | None) -> int:
+    """Copy values to the host behind their last forward use, and back before their first later
+    use, in place; returns how many. Linear in the ops.
+
+    values: `inputs` of blocks, or `all` that the backward pass of one block reads. budget: bytes
+    that may be kept on the device; the values made first are offloaded until no more are. Raises
+    ValueError if they do not suffice.
+    """
+    chosen = _offloadable(program, values, least_bytes)
+    if budget is not None:
+        chosen = _within(budget, kept_bytes(program), chosen)
+    ops = list(program.ops)
+    for kept in chosen:
+        _offload(kept, ops)
+    return len(chosen)
+
+
+def _within(budget: int, needed: int, candidates: Iterable[_Kept]) -> list[_Kept]:
+    chosen: list[_Kept] = []
+    for kept in candidates:
+        if needed <= budget:
+            break
+        chosen.append(kept)
+        needed -= kept.size
+    if needed > budget:
+        raise ValueError(
+            f"with all values offloaded that can be, {needed} bytes are still kept for the "
+            f"backward pass, {needed - budget} more than bytes={budget}; give at least {needed}, "
+            "or recompute (rematerialize)."
+        )
+    return chosen
+
+
+def _offloadable(program: Program, values: str, least_bytes: int) -> list[_Kept]:
+    """The values that can be offloaded, in the order in which they are made."""
+    blocks, later = blocks_of(program), later_ops(program)
+    places = {op: place for place, op in enumerate(program.ops)}
+    kept_anyway: set[SSAValue] = {result for op in weight_ops(program) for result in op.results}
+    kept_anyway.update(_viewed(slot.value) for slot in program.results)
+    reads: dict[SSAValue, list[tuple[Operation, SSAValue]]] = {}
+    for op, value in later_reads(program):
+        reads.setdefault(_viewed(value), []).append((op, value))
+    products = list(accumulate((flops_of(op) > 0 for op in program.ops), initial=0))
+    chosen: list[_Kept] = []
+    for value, pairs in reads.items():
+        maker, readers = value.owner, [op for op, _ in pairs]
+        if not isinstance(maker, Operation) or isinstance(maker, StartedOp):
+            continue
+        in_blocks = set(map(blocks.of_op, readers))
+        enters = values == "all" or blocks.of_op(maker) not in in_blocks
+        if len(in_blocks) > 1 or None in in_blocks or not enters or value in kept_anyway:
+            continue
+        early = [maker, *(op for op in _readers(value) if op not in later)]
+        last, first = max(places[op] for op in early), min(places[op] for op in readers)
+        kept = _Kept(value, pairs, last, first)
+        is_long = last < first and products[last + 1] < products[first]
+        if is_long and len(set(map(copy_of, early + readers))) == 1 and kept.size >= least_bytes:
+            chosen.append(kept)
+    return sorted(chosen, key=lambda kept: kept.last)
+
+
+def _viewed(value: SSAValue) -> SSAValue:
+    """The value that a value shows all or a part of, in the same memory."""
+    while isinstance(value.owner, Operation) and is_view(value.owner):
+        value = value.owner.operands[0]
+    return value
+
+
+def _readers(value: SSAValue) -> Iterator[Operation]:
+    """The ops that read a value, or a view of it."""
+    for use in value.uses:
+        yield use.operation
+        if is_view(use.operation):
+            for result in use.operation.results:
+                yield from _readers(result)
+
+
+def _offload(kept: _Kept, ops: Sequence[Operation]) -> None:
+    reader = ops[kept.first]
+    host = _copied(ToHostOp, kept.value, Builder.after(ops[kept.last], reader))
+    set_phase(host.op, "forward")
+    before = Builder.before(reader)
+    shown = {kept.value: _copied(ToDeviceOp, host, before)}
+    for op, value in kept.reads:
+        back = _shown(value, shown, before)
+        op.operands = [back if operand is value else operand for operand in op.operands]
+    for view in reversed([value for value in shown if value.first_use is None]):
+        assert isinstance(view, OpResult)
+        Rewriter.erase_op(view.op)
+
+
+def _copied(kind: type[DistOp], value: SSAValue, place: Builder) -> OpResult:
+    copy = place.insert(create_dist(kind, [value], [value.type]))
+    copy.properties.pop("origin", None)
+    set_sharding_attrs(copy, sharding_attrs_of_value(value))
+    return copy.results[0]
+
+
+def _shown(value: SSAValue, shown: dict[SSAValue, OpResult], place: Builder) -> OpResult:
+    """A view of a value that was copied back, made of it; shown: those that were made before."""
+    if value not in shown:
+        assert isinstance(value, OpResult)
+        (source,) = value.op.operands
+        copy = value.op.clone({source: _shown(source, shown, place)})
+        for name in ("layer", "phase"):
+            copy.properties.pop(name, None)
+        shown[value] = place.insert(copy, value).results[0]
+    return shown[value]
+
+
+# Starts and waits
+
+
+def start_host_copies(program: Program) -> None:
+    """Put a start and a wait in the place of each copy to or from the host; the order of all other
+    ops stays.
+
+    A copy to the host starts behind the last forward op that reads the value, and is waited for
+    where that of the next block starts. A copy back starts where the backward pass of the block
+    before it begins, that of the last block with the first product behind the forward pass, and is
+    waited for where it is first read. Linear in the ops.
+    """
+    _HostCopies(program).start()
+
+
+Run = list[tuple[int, HostCopyOp]]
+"""Copies of one block, and where: behind the last forward use, or at the first later one."""
+
+
+class _HostCopies:
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.ops = list(program.ops)
+        self.places: dict[Operation, int] = {op: place for place, op in enumerate(self.ops)}
+        self.places[program.return_op] = len(self.ops)
+        self.blocks = blocks_of(program)
+        self.ends: dict[Copy | None, int] = {}
+        """Place of the first op behind the forward pass of each sub-batch."""
+        self.products: dict[Copy | None, int] = {}
+        """Place of the first product behind it."""
+        later = later_ops(program)
+        for op in filter(later.__contains__, self.ops):
+            self.ends.setdefault(copy_of(op), self.places[op])
+            if flops_of(op):
+                self.products.setdefault(copy_of(op), self.places[op])
+        self.added: list[tuple[int, int, Operation]] = []
+        """New ops, each with the place before which it stands, and its rank among those there."""
+
+    def start(self) -> None:
+        waits: dict[HostCopyOp, Operation] = {}
+        for copy, runs in self._runs(ToHostOp, self._left_at):
+            end = self._end(copy)
+            for run, until in zip(runs, [*(run[0][0] for run in runs[1:]), end], strict=True):
+                for place, op in run:
+                    ranks = 1, 0 if until > place else 2
+                    waits[op] = self._add(op, (place, until), ranks)
+        for copy, runs in self._runs(ToDeviceOp, self._read_at):
+            first = self.products.get(copy, len(self.ops))
+            for run, begin in zip(runs, [first, *(run[0][0] for run in runs[:-1])], strict=True):
+                for place, op in run:
+                    waits[op] = self._add(op, (min(begin, place), place), (3, 4))
+        for place, _, op in sorted(self.added, key=lambda each: each[:2]):
+            behind = self.ops[place] if place < len(self.ops) else self.program.return_op
+            Rewriter.insert_op(op, InsertPoint.before(behind))
+        for op, wait in waits.items():
+            Rewriter.replace_op(op, [], wait.results)
+
+    def _runs(
+        self, kind: type[HostCopyOp], place_of: Callable[[HostCopyOp], int]
+    ) -> Iterator[tuple[Copy | None, list[Run]]]:
+        """Of each sub-batch its copies by block, in order."""
+        copies: dict[Copy | None, Run] = {}
+        for op in self.ops:
+            if isinstance(op, kind):
+                copies.setdefault(copy_of(op), []).append((place_of(op), op))
+        for copy, run in copies.items():
+            run.sort(key=lambda pair: pair[0])
+            groups = groupby(run, key=lambda pair: self.blocks.of_op(pair[1]))
+            yield copy, [list(group) for _, group in groups]
+
+    def _end(self, copy: Copy | None) -> int:
+        return self.ends.get(copy, len(self.ops))
+
+    def _left_at(self, op: HostCopyOp) -> int:
+        """The place behind the last op of the forward pass that reads a value."""
+        end = self._end(copy_of(op))
+        users = [each for each in (op.value.owner, *_readers(op.value)) if each is not op]
+        known = [self.places[each] for each in users if isinstance(each, Operation)]
+        return 1 + max(place for place in known if place < end)
+
+    def _read_at(self, op: HostCopyOp) -> int:
+        return min((self.places[use.operation] for use in op.copied.uses), default=self.places[op])
+
+    def _add(self, op: HostCopyOp, places: tuple[int, int], ranks: tuple[int, int]) -> Operation:
+        """Add the start and the wait of a copy; returns the wait."""
+        pair = started(op, HOST_COPIES[type(op)])
+        self.added += zip(places, ranks, pair, strict=True)
+        return pair[1]
+
+
+@dataclass(frozen=True)
+class OffloadActivationsPass(PassOnProgram):
+    """Copy what the backward pass reads to the host behind its last forward use, and back.
+
+    `values`: `inputs` (default), those that enter blocks; or `all` that the backward pass of one
+    block alone reads. Left on the device are those below `least_bytes`, gathered weights, results
+    of the step, and values that are read again before anything is multiplied. With `bytes`, only
+    so many values, those made first, as let the device keep no more than `bytes` for the backward
+    pass. Copies block until `overlap-communication` starts and awaits them: one block later on the
+    way to the host, one block ahead on the way back.
+
+    Requires: a local program with forward and backward ops, after `rematerialize`, before
+    `cut-stages` and `overlap-communication`.
+    Ensures: numerics unchanged, bit for bit; values are on the device where they are read. Linear.
+    """
+
+    name = "offload-activations"
+    values: str = VALUES[0]
+    bytes: int | None = None
+    least_bytes: int = 0
+
+    def run(self, program: Program) -> None:
+        if self.values not in VALUES:
+            raise ValueError(f"values '{self.values}' is unknown; use one of {', '.join(VALUES)}.")
+        if not program.is_local and program.mesh is not None:
+            raise ValueError("the program is global; run insert-collectives before this pass.")
+        if any(isinstance(op, HostCopyOp) for op in program.ops):
+            raise ValueError("the program is offloaded already; offload it once.")
+        if not offload(program, self.values, self.least_bytes, self.bytes):
+            note(
+                "nothing that a block keeps for its backward pass can be offloaded, or need be; "
+                "capture the step with train=True, give fewer bytes or a smaller least_bytes, or "
+                "leave the pass out."
+            )
