@@ -150,7 +150,7 @@ def _rest(node: fx.Node) -> tuple[Any, ...]:
 
 @dataclass
 class _Group:
-    """What is read by a mask, what is computed of that, and where it is written back."""
+    """Reads by a mask, the calls on their rows, and the writes by the same mask."""
 
     mask: fx.Node
     reads: list[fx.Node] = field(default_factory=list)
