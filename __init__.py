@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from shardweave.backends.step.step import Step
     from shardweave.backends.watch.agreement import AgreementError
     from shardweave.backends.watch.watch import LostRankError
+    from shardweave.driver.artifact.artifact import ArtifactError
+    from shardweave.driver.artifact.precompile import precompile
     from shardweave.driver.checking.validate import TooLargeError, ValidationError
     from shardweave.driver.checking.validate import run_and_validate as run_passes
     from shardweave.driver.diff import diff
@@ -60,6 +62,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AgreementError",
+    "ArtifactError",
     "Axis",
     "CaptureError",
     "CaptureNote",
@@ -105,6 +108,7 @@ __all__ = [
     "load_checkpoint",
     "parse",
     "plan",
+    "precompile",
     "prove",
     "register_backend",
     "register_op",
@@ -119,6 +123,7 @@ __all__ = [
 
 _HOMES = {
     "AgreementError": "backends.watch.agreement:AgreementError",
+    "ArtifactError": "driver.artifact.artifact:ArtifactError",
     "Axis": "ir.mesh.mesh:Axis",
     "CaptureError": "ir.capture.capture:CaptureError",
     "CaptureNote": "ir.notes:CaptureNote",
@@ -164,6 +169,7 @@ _HOMES = {
     "load": "ir.program.program:Program.load",
     "load_checkpoint": "driver.training.checkpoints:load_checkpoint",
     "parse": "ir.program.program:Program.parse",
+    "precompile": "driver.artifact.precompile:precompile",
     "plan": "planners.planning:plan",
     "prove": "ir.proof.prove:prove",
     "register_op": "ir.ops.registry:register_op",

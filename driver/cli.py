@@ -26,14 +26,14 @@ TASKS = {
     "train a model": ("run",),
     "choose how": ("plan", "simulate", "profile", "calibrate"),
     "look at it": ("explore", "report", "show", "diff"),
-    "make and change the program": ("capture", "opt", "prove", "kernels"),
+    "make and change the program": ("capture", "compile", "opt", "prove", "kernels"),
     "set up the shell": ("completion",),
 }
 """The commands by what a person wants to do."""
 
 FOLDERS = {
     "plans.": ("plan", "simulate", "report", "profile", "calibrate"),
-    "programs.": ("explore", "show", "diff", "capture", "opt", "prove", "kernels"),
+    "programs.": ("explore", "show", "diff", "capture", "compile", "opt", "prove", "kernels"),
 }
 """The folders of `commands` that hold the files of commands; others stand in `commands` itself."""
 

@@ -134,7 +134,15 @@ def _written(traced: Traced) -> bytes:
         for node in traced.graph.nodes
     ]
     _Writing(buffer).dump(
-        (nodes, traced.inputs, traced.outputs, dict(traced.constants), traced.returned)
+        (
+            nodes,
+            traced.inputs,
+            traced.outputs,
+            dict(traced.constants),
+            traced.returned,
+            traced.notes,
+            dict(traced.kept),
+        )
     )
     return buffer.getvalue()
 
@@ -163,7 +171,7 @@ class _Writing(pickle.Pickler):
 
 def _read(written: bytes) -> Traced:
     graph = torch.fx.Graph()
-    nodes, inputs, outputs, constants, returned = _Reading(io.BytesIO(written)).load()
+    nodes, *rest = _Reading(io.BytesIO(written)).load()
     by_name: dict[str, torch.fx.Node] = {}
 
     def node_of(part: Any) -> Any:
@@ -173,7 +181,7 @@ def _read(written: bytes) -> Traced:
         args, kwargs = map_aggregate((args, kwargs), node_of)
         by_name[name] = graph.create_node(op, target, args, kwargs, name)
         by_name[name].meta = meta
-    return Traced(graph, inputs, outputs, constants, returned)
+    return Traced(graph, *rest)
 
 
 @dataclass(frozen=True)

@@ -100,6 +100,8 @@ class StandIns:
                 kept = ("params", *FORMS)
                 group.update({key: value for key, value in left.items() if key not in kept})
             self._give_state(real, made)
+            if "step" in vars(real):  # wrapped by a scheduler of torch, to see that it was called
+                vars(made)["_opt_called"] = True
             for name, value in vars(made).items():
                 if name not in _OWN:
                     vars(real)[name] = self._mapped(value, self._of)

@@ -270,6 +270,8 @@ def _fakes_in(model: nn.Module) -> Iterator[dict[int, tuple[str, Tensor]]]:
             made = held.get(name)
             if made is None or _is_fake(made) or not tensor.is_meta:
                 held[name] = tensor
+            else:
+                absent.pop(id(tensor), None)
 
 
 def _fake_of(tensor: Tensor, mode: FakeTensorMode) -> Tensor:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from dataclasses import fields
 
 from shardweave.driver.commands.arguments import (
     Commands,
@@ -26,8 +25,7 @@ from shardweave.driver.processes.launch import (
     is_worker,
     launch,
 )
-from shardweave.driver.step.request import CompileOptions
-from shardweave.driver.step.run_options import RunOptions
+from shardweave.driver.step.run_options import RunOptions, add_compile_options
 
 
 def add_parser(commands: Commands) -> None:
@@ -35,11 +33,7 @@ def add_parser(commands: Commands) -> None:
         commands, "run", "Run a model's training step, sharded, on one process per device."
     )
     add_model(command)
-    for option in fields(CompileOptions):
-        if option.metadata:
-            kind = {"action": "store_true"} if isinstance(option.default, bool) else {}
-            name = "--" + option.name.replace("_", "-")
-            command.add_argument(name, default=option.default, **kind, **option.metadata)
+    add_compile_options(command)
     add_load(command)
     add_flag(
         command, "--check", "compare loss and gradients with the eager model; fail if they differ"

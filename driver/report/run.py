@@ -136,11 +136,11 @@ def print_report(report: RunReport) -> None:
         how = f"{count} virtual ranks in this process"
     sequence = ", sequence-parallel" if options.compiled.sequence_parallel else ""
     print(f"{options.model} on {where}: {how}, {report.device}, {options.dtype}")
-    print(
-        f"captured {lowered.num_captured_ops} ops in {seconds_text(lowered.capture_s)}; plan "
-        f"{options.plan}{sequence} made {report.num_local_ops} ops per rank in "
-        f"{seconds_text(lowered.lowering_s)}"
-    )
+    made = f"plan {options.plan}{sequence} made {report.num_local_ops} ops per rank in "
+    if options.compiled.artifact is None:
+        captured = f"captured {lowered.num_captured_ops} ops in {seconds_text(lowered.capture_s)}"
+        made = f"{captured}; {made}"
+    print(f"{made}{seconds_text(lowered.lowering_s)}")
     _print_between(report.between)
     _print_collectives(report.collectives, is_staged=report.between is not None)
     _print_check(report)

@@ -15,6 +15,7 @@ from shardweave.backends.batch.rows import GLOBAL, LOCAL
 from shardweave.backends.registry import BACKENDS
 from shardweave.backends.state.state import state_of
 from shardweave.backends.step.step import AUTOGRAD, IN_CALL
+from shardweave.driver.artifact.options import with_artifact
 from shardweave.driver.processes import world
 from shardweave.driver.step.precision import check_precision, reducing_in
 from shardweave.driver.step.request import (
@@ -30,8 +31,10 @@ from shardweave.planners.planning import check_resolvable
 from shardweave.planners.registry import DEFAULT_PLANNER, PLANNERS
 
 
-def check_request(request: Request) -> Request:
-    """The request with its mesh and program, by whatever names they were given.
+def check_request(request: Request, *, is_ahead: bool = False) -> Request:
+    """The request with its mesh and its program or artifact, by whatever names they were given.
+
+    is_ahead: it is compiled for processes that do not run yet.
 
     Raises ValueError or TypeError for models that are not compiled, and for options that mean
     nothing, alone or together.
@@ -43,8 +46,10 @@ def check_request(request: Request) -> Request:
             f"backend '{request.backend}' is unknown; use one of {', '.join(BACKENDS)}."
         )
     check_given_alone(request)
+    if request.artifact is not None:
+        request = with_artifact(request)
     _check_planned(request)
-    is_real = request.has_processes
+    is_real = request.has_processes and not is_ahead
     checked = replace(
         request,
         kwargs=request.kwargs or {},

@@ -17,19 +17,12 @@ from shardweave.backends.step.step import AUTOGRAD, Step
 from shardweave.backends.step.step_call import StepCall
 from shardweave.backends.watch import watchdog
 from shardweave.backends.watch.agreement import require_same, require_same_model
+from shardweave.driver.artifact.precompile import start_from
 from shardweave.driver.processes import world
 from shardweave.driver.signature import taking
 from shardweave.driver.step.binding import example_call
 from shardweave.driver.step.checks import check_request
-from shardweave.driver.step.lowering import (
-    Lowered,
-    as_given,
-    capture_call,
-    lower,
-    made_here,
-    on_rank_0,
-)
-from shardweave.driver.step.plan_choice import choose_plan
+from shardweave.driver.step.lowering import Lowered, lowered_step, made_here, on_rank_0
 from shardweave.driver.step.precision import cast_parameters, dtype_named
 from shardweave.driver.step.programs import CompiledPrograms, seed_of
 from shardweave.driver.step.request import Request
@@ -67,6 +60,10 @@ def compile(request: Request) -> CompiledModule:
     among them.
     program: a step of this model that is partitioned already, perhaps edited by hand, or its file;
     it is verified and run as it is, on its own mesh, without a plan and passes, in every call.
+
+    artifact: a file that `precompile` or `shardweave compile` wrote for this model and mesh, from
+    which every rank starts with no capture and no planning; options that it was made with, such as
+    the plan, may be left out, and others raise an ArtifactError.
 
     backend: "distributed" runs one process per device, started by torchrun, and initialises
     torch.distributed if nobody has; "triton" does so with fused kernels; "inductor" with what a
@@ -129,15 +126,11 @@ def compile(request: Request) -> CompiledModule:
     request = replace(request, device=device)
     agree(request)
     call = example_call(request)
-
-    def program(request: Request) -> Lowered:
-        if request.given is not None:
-            return as_given(request.given)
-        captured = capture_call(request, call)
-        plan = choose_plan(captured.program, request)
-        return lower(request, call, captured, plan)
-
-    lowered = on_rank_0(request, call, lambda: made_here(request, call, program, is_first=True))
+    if request.compiled_ahead is not None:
+        lowered = start_from(request.compiled_ahead, request, call)
+    else:
+        make = partial(lowered_step, call=call)
+        lowered = on_rank_0(request, call, lambda: made_here(request, call, make, is_first=True))
     register_constants(request.model, lowered.constants)
     return bind(request, call, lowered, load(request, lowered, device))
 

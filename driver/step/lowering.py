@@ -178,6 +178,15 @@ def capture_call(request: Request, call: StepCall) -> Captured:
     return replace(captured, seconds=perf_counter() - start_s)
 
 
+def lowered_step(request: Request, call: StepCall) -> Lowered:
+    """The program of each rank for an example's call: captured, planned and lowered, or given."""
+    if request.given is not None:
+        return as_given(request.given)
+    captured = capture_call(request, call)
+    plan = choose_plan(captured.program, request)
+    return lower(request, call, captured, plan)
+
+
 def lower(
     request: Request,
     call: StepCall,

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.optim import Optimizer
 
+    from shardweave.driver.artifact.artifact import Artifact
     from shardweave.driver.models.models import Example
     from shardweave.ir.capture.outputs import LossChoice
     from shardweave.ir.program.program import Program
@@ -83,6 +84,11 @@ class CompileOptions:
     program: Program | Path | str | None = _flag(
         None,
         "run this partitioned program of the model, as it is, without a plan",
+        metavar="FILE",
+    )
+    artifact: Artifact | Path | str | None = _flag(
+        None,
+        "start from this file, which `shardweave compile` wrote, with no capture and no planning",
         metavar="FILE",
     )
     backend: str = _flag(
@@ -164,6 +170,12 @@ class Request(CompileOptions):
         assert not isinstance(self.program, str)
         return self.program  # pyright: ignore[reportReturnType]
 
+    @property
+    def compiled_ahead(self) -> Artifact | None:
+        """The step that was compiled ahead, from which this one starts."""
+        assert not isinstance(self.artifact, str)
+        return self.artifact  # pyright: ignore[reportReturnType]
+
     def on_mesh_of(self, plan: Plan | None) -> Request:
         """The request on the mesh that a plan chose, where it was to choose one.
 
@@ -181,10 +193,11 @@ class Request(CompileOptions):
 
 
 def mesh_for(options: CompileOptions, num_processes: int | None = None) -> Mesh | None:
-    """The mesh that is given, or that of the program or plan; None if a planner is to choose it.
+    """The mesh that is given, or that of the program, the artifact (which is read) or the plan;
+    None if a planner is to choose it.
 
     num_processes: of which an axis of size -1 takes what the others leave. Raises ValueError for
-    another mesh than that of a given program.
+    another mesh than that of a given program or artifact.
     """
     mesh = options.mesh
     if mesh is not None and not isinstance(mesh, str):
@@ -194,7 +207,11 @@ def mesh_for(options: CompileOptions, num_processes: int | None = None) -> Mesh 
     elif mesh is not None:
         mesh = Mesh.parse(mesh, num_processes)
     if options.program is not None:
-        return _mesh_of_program(options.program, mesh)
+        return _own_mesh("program", loaded(options.program).mesh or Mesh(), mesh)
+    if options.artifact is not None:
+        assert not isinstance(options.artifact, str)
+        own = options.artifact.mesh  # pyright: ignore[reportAttributeAccessIssue]
+        return _own_mesh("artifact", own, mesh)
     if mesh is not None or options.cluster is not None:
         return mesh
     if options.plan is None or (isinstance(options.plan, str) and options.plan in PLANNERS):
@@ -204,12 +221,12 @@ def mesh_for(options: CompileOptions, num_processes: int | None = None) -> Mesh 
     return mesh_of_plan(options.plan) or Mesh()
 
 
-def _mesh_of_program(program: Program | Path | str, mesh: Mesh | None) -> Mesh:
-    own = loaded(program).mesh or Mesh()
+def _own_mesh(kind: str, own: Mesh, mesh: Mesh | None) -> Mesh:
+    """The mesh of a given program or artifact. Raises ValueError if another is given."""
     if mesh not in (None, own):
         raise ValueError(
-            f"the program is for mesh {own}, not {mesh}; leave the mesh out, or partition the "
-            "program for that one."
+            f"the {kind} is for mesh {own}, not {mesh}; leave the mesh out, or make the {kind} "
+            "for that one."
         )
     return own
 
@@ -229,10 +246,12 @@ MAKING = (
 
 
 def check_given_alone(options: CompileOptions) -> None:
-    """Raises ValueError for options that a program is given with and that could have no effect."""
-    useless = [name for name in MAKING if getattr(options, name)]
-    if options.program is not None and useless:
-        raise ValueError(
-            f"a given program runs as it is; leave {', '.join(useless)} out, or make the program "
-            "with it."
-        )
+    """Raises ValueError for options that a program or an artifact is given with and that could
+    have no effect."""
+    for given, names in (("program", (*MAKING, "artifact")), ("artifact", ("validate", "prove"))):
+        useless = [name for name in names if getattr(options, name)]
+        if getattr(options, given) is not None and useless:
+            raise ValueError(
+                f"a given {given} runs as it is; leave {', '.join(useless)} out, or make the "
+                f"{given} with it."
+            )

@@ -1,4 +1,4 @@
-"""A request as text: ranks compare it, since rank 0 compiles for all."""
+"""A request as text: ranks compare it, since rank 0 compiles for all, and artifacts have it."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def describe_request(request: Request) -> str:
     lines = [
         f"{name}: {line}" if name == "plan" else line
         for name in names
-        for line in _text(name, getattr(request, name)).splitlines()
+        for line in option_text(name, getattr(request, name)).splitlines()
     ]
     return without_addresses("\n".join(lines))
 
 
-def _text(name: str, value: Any) -> str:
-    """An option, files by their content: ranks may have them under other paths."""
+def option_text(name: str, value: Any) -> str:
+    """The text of an option, files by their content: ranks may have them under other paths."""
     if name == "plan":
         return _plan(value)
     if isinstance(value, Program):

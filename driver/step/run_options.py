@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
@@ -17,6 +18,15 @@ from shardweave.driver.step.request import (
 )
 from shardweave.ir.mesh.mesh import Mesh, check_virtual
 from shardweave.planners.registry import PLANNERS, no_such_plan
+
+
+def add_compile_options(command: argparse.ArgumentParser, without: Collection[str] = ()) -> None:
+    """Declare the flags of `CompileOptions`, all but some."""
+    for option in fields(CompileOptions):
+        if option.metadata and option.name not in without:
+            kind = {"action": "store_true"} if isinstance(option.default, bool) else {}
+            name = "--" + option.name.replace("_", "-")
+            command.add_argument(name, default=option.default, **kind, **option.metadata)
 
 
 @dataclass(frozen=True)
@@ -37,8 +47,11 @@ class RunOptions:
     @property
     def plan(self) -> str:
         """The plan, in words."""
-        if self.compiled.program is not None:
-            return f"of {self.compiled.program}"
+        compiled = self.compiled
+        if compiled.artifact is not None:
+            return f"of {getattr(compiled.artifact, 'path', compiled.artifact)}"
+        if compiled.program is not None:
+            return f"of {compiled.program}"
         return str(self.compiled.plan or DEFAULT_PLAN)
 
     @staticmethod
@@ -57,6 +70,10 @@ class RunOptions:
         flags = {f.name: getattr(options, f.name) for f in fields(CompileOptions) if f.metadata}
         compiled = CompileOptions(**flags, seed=options.seed)
         check_given_alone(compiled)
+        if compiled.artifact is not None:
+            from shardweave.driver.artifact.options import with_artifact
+
+            compiled = with_artifact(compiled)
         if compiled.plan not in (None, *PLANNERS) and not Path(str(compiled.plan)).is_file():
             raise ValueError(no_such_plan(str(compiled.plan)))
         if compiled.plan not in (None, DEFAULT_PLAN):

@@ -70,10 +70,12 @@ def is_first() -> bool:
 
 
 @contextmanager
-def as_launched() -> Iterator[None]:
-    """Meanwhile the environment is that of a process of torchrun."""
-    names = {"RANK": dist.get_rank(), "LOCAL_RANK": dist.get_rank()}
-    names |= {"WORLD_SIZE": dist.get_world_size(), "LOCAL_WORLD_SIZE": dist.get_world_size()}
+def as_launched(ranks: int | None = None, rank: int = 0) -> Iterator[None]:
+    """Meanwhile the environment is that of a process of torchrun: of the process group's, or of a
+    given rank of so many."""
+    if ranks is None:
+        rank, ranks = dist.get_rank(), dist.get_world_size()
+    names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
     os.environ.update({name: str(number) for name, number in names.items()})
     try:
         yield

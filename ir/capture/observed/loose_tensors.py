@@ -50,6 +50,9 @@ def keep_constants(
         if tensor.requires_grad or tensor.is_meta or isinstance(tensor, nn.Parameter | FakeTensor):
             raise CaptureError(_refusal(model, tensor, site))
         known = next((b for b in model.buffers() if _is_same_memory(b, tensor)), None)
+        if known is None:  # kept by an earlier trace, perhaps in another process
+            equal = (c for c in constants_of(model).values() if _is_equal(c, tensor))
+            known = next(equal, None)
         if known is not None:  # each trace makes a tensor of a numpy array
             assign_attribute(known, exported, name)
             continue
@@ -80,6 +83,19 @@ def register_constants(model: nn.Module, constants: Mapping[str, Tensor]) -> Non
 def kept_constants(module: nn.Module) -> Mapping[str, Tensor]:
     """The constants of a module's code for which it has buffers, by the names of these."""
     return _KEPT.get(module, {})
+
+
+def _is_equal(constant: Tensor, tensor: Tensor) -> bool:
+    return constant.dtype == tensor.dtype and torch.equal(constant.cpu(), tensor.cpu())
+
+
+def constants_of(model: nn.Module) -> dict[str, Tensor]:
+    """The constants of a model's code that captures have made buffers, by their names in it."""
+    return {
+        f"{path}.{name}" if path else name: constant
+        for path, module in model.named_modules()
+        for name, constant in kept_constants(module).items()
+    }
 
 
 _KEPT: WeakKeyDictionary[nn.Module, dict[str, Tensor]] = WeakKeyDictionary()

@@ -121,3 +121,27 @@ def test_tensors_that_nothing_fills_are_named(folder: Path) -> None:
         sw.compile(on_meta(Unfilled), (torch.ones(2, 4),), weights=folder / "model.safetensors")
     with pytest.raises(ValueError, match="is no safetensors file"):
         sw.compile(on_meta(Unfilled), (torch.ones(2, 4),), weights=folder / "nothing")
+
+
+class Rotary(nn.Module):
+    """A table that is made anew, as torchtitan's models make theirs, in place of the one there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", self.made(), persistent=False)
+
+    def made(self) -> Tensor:
+        return torch.arange(4.0)
+
+    def init_weights(self) -> None:
+        with torch.device("cpu"):
+            self.table = self.made()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.table
+
+
+@pytest.mark.parametrize("mesh", ["", "data=2"])
+def test_buffers_that_a_function_replaces_have_its_values(mesh: str) -> None:
+    model = sw.compile(on_meta(Rotary), (torch.ones(2, 4),), mesh=mesh or None, backend="reference")
+    assert torch.equal(sw.full_tensor(model(torch.ones(2, 4))), torch.arange(4.0).expand(2, 4))

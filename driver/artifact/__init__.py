@@ -1,0 +1,1 @@
+"""Steps compiled ahead: a file from which every rank starts without capture and planning."""

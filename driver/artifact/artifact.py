@@ -1,0 +1,106 @@
+"""The file of a step that was compiled ahead: a zip of texts, read only where it fits.
+
+`manifest.json` has versions, mesh, options, guards and outputs; `program.mlir` and `plan.json` are
+as elsewhere; `constants/` has the bytes of tensors of the model's code. Nothing in it is executed:
+a rank emits its modules from the program, in a twentieth of the time that capture and passes take,
+and audits them as those of any text. The manifest names no classes but those that the process has
+defined. The program was verified when the file was made; a digest shows that it is still that one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+from zipfile import ZIP_DEFLATED, BadZipFile, ZipFile, ZipInfo
+
+from shardweave.__init__ import __version__
+from shardweave.ir.mesh.mesh import Mesh
+
+MANIFEST, PROGRAM, PLAN, CONSTANTS = "manifest.json", "program.mlir", "plan.json", "constants/"
+"""The members of an artifact; the last is a folder."""
+
+ANEW = "make it anew (shardweave compile, sw.precompile)"
+
+
+class ArtifactError(ValueError):
+    """A file is no artifact, or was made with another version, mesh, model or setting."""
+
+
+def versions() -> dict[str, str]:
+    """The versions on which a step depends to the last bit."""
+    python = f"{platform.python_implementation()} {platform.python_version()}"
+    return {"shardweave": __version__, "torch": version("torch"), "python": python}
+
+
+@dataclass(frozen=True, eq=False)
+class Artifact:
+    """A step that was compiled ahead. members: the bytes of the file's parts, by name."""
+
+    path: str
+    manifest: Mapping[str, Any]
+    members: Mapping[str, bytes]
+
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh whose ranks the step is for."""
+        return Mesh.parse(self.manifest["mesh"])
+
+    def __str__(self) -> str:
+        return _digest(self.members)
+
+    def text(self, name: str) -> str:
+        return self.members[name].decode()
+
+    @staticmethod
+    def read(path: str | Path) -> Artifact:
+        """Read a file. Raises ArtifactError unless it is whole, and was made by these versions."""
+        try:
+            content = Path(path).read_bytes()
+        except OSError as error:
+            raise ArtifactError(
+                f"artifact '{path}' cannot be read: {error.strerror}; give a file that `shardweave "
+                "compile` or sw.precompile wrote."
+            ) from error
+        try:
+            with ZipFile(BytesIO(content)) as archive:
+                members = {name: archive.read(name) for name in archive.namelist()}
+                is_whole = archive.comment.decode() == _digest(members)
+            manifest = json.loads(members[MANIFEST]) if is_whole else {}
+        except (BadZipFile, zlib.error, EOFError, KeyError, ValueError, RuntimeError) as error:
+            raise ArtifactError(f"'{path}' is no artifact, or is damaged; {ANEW}.") from error
+        if not is_whole:
+            raise ArtifactError(f"'{path}' is damaged, or was edited; {ANEW}.")
+        made, here = manifest["versions"], versions()
+        for name in [name for name in here if made[name] != here[name]]:
+            raise ArtifactError(
+                f"'{path}' was made with {name} {made[name]}, and this is {name} {here[name]}; "
+                f"{ANEW} with the versions that run it."
+            )
+        return Artifact(str(path), manifest, members)
+
+    def write(self) -> None:
+        """Write the file, whole or not at all."""
+        members = {MANIFEST: json.dumps(self.manifest, indent=1).encode(), **self.members}
+        partly = Path(f"{self.path}.{os.getpid()}.part")
+        try:
+            with ZipFile(partly, "w") as archive:
+                for name, content in members.items():
+                    archive.writestr(ZipInfo(name), content, ZIP_DEFLATED)
+                archive.comment = _digest(members).encode()
+            partly.replace(self.path)
+        finally:
+            partly.unlink(missing_ok=True)
+
+
+def _digest(members: Mapping[str, bytes]) -> str:
+    digests = [f"{name} {hashlib.sha256(members[name]).hexdigest()}" for name in sorted(members)]
+    return hashlib.sha256("\n".join(digests).encode()).hexdigest()

@@ -1,0 +1,75 @@
+"""Options beside an artifact: they are its own, unless the caller gives others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from shardweave.backends.registry import BACKENDS
+from shardweave.driver.artifact.artifact import ANEW, Artifact, ArtifactError
+from shardweave.driver.step.request import DEFAULT_PLAN, CompileOptions
+
+Options = TypeVar("Options", bound=CompileOptions)
+
+PLANNED: dict[str, Any] = {"plan": None, "cluster": None, "zero": 0, "sequence_parallel": False}
+"""Options whose effect is in the plan that an artifact has, as they are without one."""
+
+KEPT = (
+    "backend", "passes", "loss", "only_loss", "precision", "backward", "batch", "outputs",
+    "reduce_dtype",
+)  # fmt: skip
+"""Options that an artifact has, for further programs of the step too."""
+
+
+def options_to_store(options: CompileOptions) -> dict[str, tuple[str, Any]]:
+    """The options of an artifact: their text, and the value of those that are plain."""
+    return {name: _stored(name, getattr(options, name)) for name in (*PLANNED, *KEPT)}
+
+
+def _stored(name: str, value: Any) -> tuple[str, Any]:
+    from shardweave.backends.watch.agreement import digest_of
+    from shardweave.driver.step.request_text import option_text
+
+    if name == "reduce_dtype" and value is not None:
+        value = str(value).removeprefix("torch.")
+    if name == "plan" and value is None:
+        value = DEFAULT_PLAN
+    text = option_text(name, value)
+    if name == "plan" and "\n" in text:
+        text = f"the one of digest {digest_of(text.encode())[:12]}"
+    return text, value if isinstance(value, str | int) else None
+
+
+def with_artifact(options: Options) -> Options:
+    """The options with the artifact read and with what it was made with.
+
+    Raises ArtifactError for one that is given and other, or that has to be given and is not.
+    """
+    given = options.artifact
+    artifact = given if isinstance(given, Artifact) else Artifact.read(str(given))
+    taken: dict[str, Any] = {}
+    empty = CompileOptions()
+    for name, (text, value) in artifact.manifest["options"].items():
+        own = getattr(options, name)
+        own_text, _ = _stored(name, own)
+        if name == "backend" and BACKENDS[own].passes == BACKENDS[value].passes:
+            continue  # the same program runs on both
+        if own_text == text or (name in PLANNED and own == PLANNED[name]):
+            continue
+        if own_text != _stored(name, getattr(empty, name))[0]:
+            raise ArtifactError(
+                f"{name}={_value_in(own_text, name)} is asked for, and '{artifact.path}' was made "
+                f"with {name}={_value_in(text, name)}; leave {name} out, or {ANEW}."
+            )
+        if value is None:
+            raise ArtifactError(
+                f"'{artifact.path}' was made with {name}={_value_in(text, name)}; give {name} as "
+                "it was given then."
+            )
+        taken[name] = value
+    return replace(options, **PLANNED, **taken, artifact=artifact)
+
+
+def _value_in(text: str, name: str) -> str:
+    value = text.removeprefix(f"{name}=")
+    return value if len(value) < 80 else f"{value[:60]}.."

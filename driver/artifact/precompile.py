@@ -1,0 +1,115 @@
+"""Steps compiled ahead: written by one process, and read by every rank."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shardweave.backends.step.step_call import StepCall
+from shardweave.driver.artifact.artifact import CONSTANTS, PLAN, PROGRAM, Artifact, versions
+from shardweave.driver.artifact.guards import check_guards, guards_of
+from shardweave.driver.artifact.options import options_to_store
+from shardweave.driver.artifact.outputs import outputs_from_json, outputs_to_json
+from shardweave.driver.signature import taking
+from shardweave.driver.step.binding import example_call
+from shardweave.driver.step.checks import check_request
+from shardweave.driver.step.lowering import Lowered, lowered_step, made_here
+from shardweave.driver.step.request import Request
+from shardweave.ir.capture.observed.loose_tensors import constants_of
+from shardweave.ir.program.program import Program
+from shardweave.ir.program.text import print_module
+from shardweave.planners.plan.plan import Plan
+
+
+@taking(Request)
+def precompile(request: Request) -> Lowered:
+    """Compile a training step ahead, in one process and without the mesh's devices, into a file.
+
+    It takes the arguments of `compile`; the model may be on the meta device, and is left as it is.
+    `sw.compile(model, example, artifact=FILE)` then starts from the file on every rank with no
+    capture and no planning, and runs the same step to the last bit. What the file was made with is
+    not to be given again: plan, mesh, precision. A file of another version, mesh, model or setting
+    is refused.
+
+    artifact: the file to write. Others as in `compile`: args, kwargs, mesh, plan, cluster,
+    sequence_parallel, zero, passes, program, backend, train, loss, only_loss, precision, backward,
+    batch, outputs, reduce_dtype, validate, validate_limit, prove, twin; those of a run have no
+    effect: device, cuda_graph, seed, dynamic, max_programs, sync, weights, optimizers, timeout.
+
+    Returns what was written: its `program`, `plan` and `notes`. Raises ValueError as `compile`, and
+    ArtifactError for a model whose outputs cannot be written.
+    """
+    if not isinstance(request.artifact, str | Path):
+        raise ValueError('precompile writes a file; name it, as in artifact="step.artifact".')
+    path, options = str(request.artifact), options_to_store(request)
+    request = check_request(replace(request, artifact=None), is_ahead=True)
+    call = example_call(request)
+    guards = guards_of(request, call)
+    lowered = made_here(request, call, partial(lowered_step, call=call), is_first=True)
+    mesh = request.on_mesh_of(lowered.plan).devices
+    # Those of an earlier capture too, which has made them buffers of the model.
+    constants = {**constants_of(request.model), **lowered.constants}
+    manifest: dict[str, Any] = {
+        "versions": versions(),
+        "mesh": str(mesh) if mesh.axes else "",
+        "options": options,
+        "guards": guards,
+        "returned": outputs_to_json(lowered.returned),
+        "constants": [
+            (name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+            for name, tensor in constants.items()
+        ],
+        "notes": lowered.notes,
+        "warnings": lowered.warnings,
+        "num_captured_ops": lowered.num_captured_ops,
+    }
+    members = {PROGRAM: print_module(lowered.program.module, locations=True).encode()}
+    if lowered.plan is not None:
+        members[PLAN] = lowered.plan.to_json().encode()
+    for index, tensor in enumerate(constants.values()):
+        members[f"{CONSTANTS}{index}"] = _bytes_of(tensor)
+    Artifact(path, manifest, members).write()
+    return lowered
+
+
+def start_from(artifact: Artifact, request: Request, call: StepCall) -> Lowered:
+    """The program of each rank for a call, as an artifact has it. Collective.
+
+    Raises ArtifactError, on every rank, if a guard of the artifact differs on any of them.
+    """
+    start_s = perf_counter()
+    check_guards(artifact, request, call)
+    manifest, members = artifact.manifest, artifact.members
+    homes = [type(module).__module__ for module in request.model.modules()]
+    program = Program.parse(artifact.text(PROGRAM), artifact.path)
+    return Lowered(
+        program,
+        Plan.from_json(artifact.text(PLAN), artifact.path) if PLAN in members else None,
+        tuple(manifest["notes"]),
+        tuple(manifest["warnings"]),
+        outputs_from_json(manifest["returned"], homes),
+        manifest["num_captured_ops"],
+        lowering_s=perf_counter() - start_s,
+        constants={
+            name: _tensor_of(members[f"{CONSTANTS}{index}"], dtype, shape)
+            for index, (name, dtype, shape) in enumerate(manifest["constants"])
+        },
+    )
+
+
+def _bytes_of(tensor: Tensor) -> bytes:
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+
+
+def _tensor_of(content: bytes, dtype: str, shape: list[int]) -> Tensor:
+    if not content:
+        return torch.empty(shape, dtype=getattr(torch, dtype))
+    flat = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+    return flat.view(getattr(torch, dtype)).reshape(shape)

@@ -1,0 +1,66 @@
+"""The `compile` command: a model's step compiled ahead, by one process, for the ranks of a mesh."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import fields
+from pathlib import Path
+
+from shardweave.driver.commands.arguments import (
+    Commands,
+    add_load,
+    add_model,
+    check_output,
+    new_command,
+)
+from shardweave.driver.step.request import CompileOptions
+from shardweave.driver.step.run_options import add_compile_options
+
+OF_A_RUN = ("program", "artifact", "device", "cuda_graph")
+"""Options that say nothing of a step that is compiled ahead."""
+
+
+def add_parser(commands: Commands) -> None:
+    command = new_command(
+        commands, "compile", "Compile a step ahead, in one process, for the ranks of a mesh."
+    )
+    add_model(command)
+    add_compile_options(command, OF_A_RUN)
+    add_load(command)
+    command.add_argument(
+        "-o",
+        "--output",
+        metavar="STEP",
+        required=True,
+        help="file to write, for run --artifact and sw.compile(artifact=)",
+    )
+    command.set_defaults(func=compile_command)
+
+
+def compile_command(options: argparse.Namespace) -> int:
+    check_output(options.output)
+    import torch
+
+    from shardweave.driver.artifact.precompile import precompile
+    from shardweave.driver.models.models import example_to_trace
+    from shardweave.driver.report.text import status
+    from shardweave.planners.cost.quantity import bytes_text, seconds_text
+
+    names = [f.name for f in fields(CompileOptions) if f.metadata and f.name not in OF_A_RUN]
+    given = {name: getattr(options, name) for name in names}
+    with status(f"compiling {options.model}"):
+        example = example_to_trace(
+            options.model, dtype=getattr(torch, options.dtype), seed=options.seed
+        )
+        lowered = precompile(
+            example.module, kwargs=example.kwargs, artifact=options.output, **given
+        )
+    for text in (*example.notes, *lowered.notes):
+        print(f"note: {text}")
+    mesh = lowered.program.mesh
+    print(
+        f"compiled {options.model} for {f'mesh {mesh}' if mesh else 'one device'}: captured in "
+        f"{seconds_text(lowered.capture_s)}, plan and passes in {seconds_text(lowered.lowering_s)}"
+    )
+    print(f"wrote {options.output} ({bytes_text(Path(options.output).stat().st_size)})")
+    return 0
