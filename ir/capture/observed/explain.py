@@ -168,13 +168,16 @@ def check_data_dependence(graph: torch.fx.Graph) -> None:
 
 
 _NUMBER = "a Python number is read out of a tensor, so that the program would depend on the data"
-_KEPT = "keep it a tensor (x.sum() in place of x.sum().item())"
+_KEPT = (
+    "keep it a tensor (x.sum() in place of x.sum().item()); what is constant is to be an attribute "
+    "of the module, but no buffer"
+)
 _SHAPE = (
     "the shape of this result depends on the data, and a program's shapes are fixed; keep all "
     "elements and mask them: torch.where(mask, x, 0) in place of x[mask], and sums over the mask "
     "in place of counts"
 )
-_LOOP = re.compile(r"expert|\bfor\b|\bwhere\(|\bnonzero\(", re.IGNORECASE)
+_LOOP = re.compile(r"expert|\bhit\b|\bwhere\(|\bnonzero\(", re.IGNORECASE)
 _EXPERTS = (
     "; where experts compute the rows that chose them, loop over all experts, and let each compute "
     "all rows: out = out + expert(x) * (weights * (chosen == number)).sum(-1, keepdim=True)"

@@ -8,7 +8,6 @@ written back under the same mask, all rows are computed on, and the mask chooses
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,11 +15,9 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, fx
-from torch.fx.node import map_arg
 
-from shardweave.ir.capture.observed.constant_numbers import Deterministic
 from shardweave.ir.capture.site import CaptureError, site_of_node
-from shardweave.ir.torch_private import disable_current_modes
+from shardweave.ir.capture.substitutes.row_by_row import tried_by_row
 
 _COMPARED: frozenset[Any] = frozenset(
     getattr(operator, name) for name in "gt ge lt le eq ne and_ or_ invert getitem".split()
@@ -29,9 +26,6 @@ _COMPARED: frozenset[Any] = frozenset(
 
 _FILLER = 0.5
 """Value of rows that are not selected, which gives ops on them a finite gradient."""
-
-_SAMPLE, _PART = 8, 5
-"""Rows on which a call is tried, and how many of them are tried without the rest."""
 
 
 def replace_boolean_rows(exported: fx.GraphModule) -> None:
@@ -114,12 +108,12 @@ def _write_masks(graph: fx.Graph) -> None:
 
 def _mask_at(positions: Sequence[Any]) -> fx.Node | None:
     """The mask of which this gives the positions of all ones, a tensor for each dim."""
-    for node in positions:
-        if isinstance(node, fx.Node) and node.args and _is_mask(node.args[0]):
-            is_where = node.target is torch.where and len(node.args) == 1
-            is_nonzero = node.target in (torch.nonzero, "nonzero") and node.kwargs.get("as_tuple")
-            return cast("fx.Node", node.args[0]) if is_where or is_nonzero else None
-    return None
+    (node,) = positions or (None,)
+    if not isinstance(node, fx.Node) or not node.args or not _is_mask(node.args[0]):
+        return None
+    is_where = node.target is torch.where and len(node.args) == 1
+    is_nonzero = node.target in (torch.nonzero, "nonzero") and node.kwargs.get("as_tuple")
+    return cast("fx.Node", node.args[0]) if is_where or is_nonzero else None
 
 
 def _parts_of(positions: Any) -> list[fx.Node]:
@@ -166,7 +160,7 @@ class _Group:
         if mask is not None and _is_same(mask, self.mask) and list(inputs) == [node.args[2]]:
             self.writes.append(node)
             return
-        tried = _tried(node, self.computed, _example(self.mask).dim())
+        tried = tried_by_row(node, self.computed, _example(self.mask).dim())
         self.is_by_row &= tried is not None
         self.is_flat |= tried is True
         self.computed.add(node)
@@ -206,67 +200,18 @@ def _groups(graph: fx.Graph) -> list[_Group]:
     return groups
 
 
-def _tried(node: fx.Node, computed: set[fx.Node], num_dims: int) -> bool | None:
-    """Whether a call of rows needs them along one dim, where the mask has several; None if what
-    it gives of a row depends on other rows, as a sample of rows with numbers of its own shows."""
-    if node.op not in ("call_function", "call_method") or node.target is operator.setitem:
-        return None
-    generator = torch.Generator().manual_seed(0)
-    samples: dict[fx.Node, Tensor] = {}
-    for operand in node.all_input_nodes:
-        value = _example(operand)
-        shape = value.shape[1:] if operand in computed else value.shape
-        if not isinstance(value, Tensor) or not all(isinstance(size, int) for size in shape):
-            return None
-        lead = (
-            (_SAMPLE, *[1] * (len(shape) - 1), *shape[-1:]) if operand in computed else shape[-1:]
-        )
-        sample = torch.rand(lead, generator=generator).mul(2).to(value.dtype)
-        samples[operand] = (
-            sample.expand(_SAMPLE, *shape) if operand in computed else sample.expand(shape)
-        )
-
-    def call(lead: tuple[int, ...], start: int = 0) -> Tensor:
-        given = {
-            n: s[start : start + math.prod(lead)].unflatten(0, lead) if n in computed else s
-            for n, s in samples.items()
-        }
-        args, kwargs = map_arg((node.args, node.kwargs), lambda n: given[n].clone())
-        if node.op == "call_method":
-            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
-        return cast("Any", node.target)(*args, **kwargs)
-
-    with disable_current_modes(), torch.no_grad(), Deterministic():
-        try:
-            whole, first, last = call((_SAMPLE,)), call((_PART,)), call((_PART,), _SAMPLE - _PART)
-            if not _are_equal(whole[:_PART], first) or not _are_equal(whole[-_PART:], last):
-                return None
-        except Exception:  # noqa: BLE001 - a call of numbers that it does not take is not by row
-            return None
-        try:
-            folded = call((2,) * (num_dims - 1) + (_SAMPLE >> num_dims - 1,))
-            return not _are_equal(folded.flatten(0, num_dims - 1), whole[: folded.numel()])
-        except Exception:  # noqa: BLE001 - it takes rows along one dim alone
-            return True
-
-
-def _are_equal(some: Tensor, others: Tensor) -> bool:
-    return some.shape == others.shape and torch.allclose(some, others, equal_nan=True)
-
-
 def is_written(tensor: fx.Node) -> bool:
     """Whether some call may change a tensor in place."""
     return any(
         user.args[:1] == (tensor,)
-        and (user.target is operator.setitem or _name(user).endswith("_") or _is_in_place(user))
+        and (
+            user.target is operator.setitem
+            or (name := _name(user)).endswith("_")
+            # such as `operator.iadd`
+            or (user.target is getattr(operator, name, None) and hasattr(operator, name[1:]))
+        )
         for user in tensor.users
     )
-
-
-def _is_in_place(node: fx.Node) -> bool:
-    """Whether a call is one such as `operator.iadd`."""
-    name = _name(node)
-    return node.target is getattr(operator, name, None) and hasattr(operator, name[1:])
 
 
 def _name(node: fx.Node) -> str:
