@@ -97,6 +97,40 @@ class Estimator:
         """Bytes of a device's logits and their gradients, which chunks of the loss may spare."""
         return 0.0 if point.is_staged else self._logits_bytes / point.pieces / point.within
 
+    def spared_bytes(self, point: JointPoint, dimension: str) -> float:
+        """Bytes of a device that `loss_chunks` or `offload` may spare where a point has neither."""
+        if point.value(dimension) != JointPoint().value(dimension):
+            return 0.0
+        if dimension == "offload":
+            return self.offloaded_bytes(point.with_value(offload="all"))
+        return self.chunked_bytes(point)
+
+    def offloaded_bytes(self, point: JointPoint) -> float:
+        """Bytes that a point's `offload` spares the fullest stage: all but those of two blocks, of
+        which one is read, and one is on its way. None where a device does not say how near its host
+        is."""
+        devices = self.cluster.device_types(self.cluster.num_devices)
+        if point.offload == "none" or not all(d.host_bandwidth_bytes_s for d in devices):
+            return 0.0
+        cost = self.cost_of(point)
+        sums, blocks = cost.sums, sum(cost.repeated) / point.stages
+        share = recomputed_share(point, cost) if point.recompute in REPEATING else 0.0
+        crossing, kept = sums["repeated crossing"], sums["repeated kept"]
+        away = crossing if point.offload == "inputs" else share * crossing + (1 - share) * kept
+        return max(0.0, 1 - 2 / max(1.0, blocks)) * away * self._pieces_kept(point)
+
+    def _pieces_kept(self, point: JointPoint) -> float:
+        """Of a piece of the batch, how many of one stage's share are kept for a backward pass."""
+        in_flight = float(min(point.stages, point.micro_batches))
+        if point.pipeline == "gpipe":
+            in_flight = point.micro_batches
+        chunks = self._chunks(point)
+        if chunks > 1:
+            # Passes of chunks ahead on the first device (interleaved 1F1B).
+            ahead = (chunks - 1) * point.stages + 2 * (point.stages - 1) + 1
+            in_flight = min(point.micro_batches, ahead / chunks)
+        return point.sub_batches * in_flight / point.stages
+
     def cost_of(self, point: JointPoint) -> PieceCost:
         return self.reader.cost(point.cut, self.reader.batch // point.pieces, point.recompute)
 
@@ -276,15 +310,8 @@ class Estimator:
             share = recomputed_share(point, cost)
             kept -= share * sums["repeated kept"]
             kept += share * sums["repeated crossing"] * (1 if point.recompute == "layer" else 2)
-        in_flight = float(min(point.stages, point.micro_batches))
-        if point.pipeline == "gpipe":
-            in_flight = point.micro_batches
-        chunks = self._chunks(point)
-        if chunks > 1:
-            # Passes of chunks ahead on the first device (interleaved 1F1B).
-            ahead = (chunks - 1) * point.stages + 2 * (point.stages - 1) + 1
-            in_flight = min(point.micro_batches, ahead / chunks)
-        kept *= point.sub_batches * in_flight / point.stages
+        kept *= self._pieces_kept(point)
+        kept -= self.offloaded_bytes(point)
         kept += sums["largest kept"] if point.recompute in REPEATING else 0.0
         whole = whole_for_a_while(point.zero) * sums["largest parameters"]
         whole -= (1 - 1 / point.loss_chunks) * self.chunked_bytes(point)

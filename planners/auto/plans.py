@@ -41,6 +41,7 @@ class PlanMaker:
             recompute_in=self._recomputed(point, pipeline),
             batch_split=point.sub_batches,
             loss_chunks=point.loss_chunks,
+            offload=point.offload,
             schedule="" if point.schedule == "in-order" else point.schedule,
             cluster=self.cluster if "list" in (point.schedule, point.pipeline) else "",
             zero=point.zero,

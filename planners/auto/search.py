@@ -13,12 +13,12 @@
 6. Other points are simulated in order of their estimates, until their bounds exceed the fastest;
    then 5 is done again.
 
-Before 5, and where nothing fits after 2, the fastest points that only logits keep from fitting are
-simulated with chunks of the loss.
+Before 5, and where nothing fits after 2, the fastest points that memory keeps from fitting are
+simulated with chunks of the loss, and offloaded.
 
 It can stop at any time with the best so far. If step 6 ends by itself, what was found is the
 fastest of the whole space, as far as the bounds hold, but for the number of layers in step 5, for
-chunks, and for orders of a single micro-batch, of which 1f1b stands for all.
+`SPARING`, and for orders of a single micro-batch, of which 1f1b stands for all.
 """
 
 from __future__ import annotations
@@ -78,23 +78,20 @@ it at once, since by their estimates, which are those of 1f1b, they come late.""
 BALANCED = "zero-bubble-v"
 """The order that puts the first stage and the last on one device, so that no device has most of
 what the model ends in: near points with stages that do not fit are tried with it at once. A GPT
-with a large vocabulary in 1 GiB had its fastest plans there; those without stages took a sixth
-longer."""
+with a large vocabulary had its fastest plans there; those without stages took a sixth longer."""
 
 PATIENCE = 4
-"""While nothing fits, so many times the simulations are allowed: of a U-Net in little memory two of
-1,729 plans fit. No plan is worse than a wait."""
+"""Multiple of the simulations allowed while nothing fits: of a U-Net 2 of 1,729 plans do."""
 
 LATE = 8
 """An eighth of the simulations are added after each that found a faster plan: of a GPT in little
 memory the 64th found the first good plan with stages, and the next but one its best order."""
 
-
-LOSS_CHUNKS = (4, 16)
-"""Chunks of the loss that are tried: fewer compute faster, more take less memory."""
+SPARING = {"loss_chunks": (4, 16), "offload": ("inputs", "all")}
+"""Dimensions that only spare memory, and the values that are tried: the first compute faster."""
 
 NOTABLE = 0.05
-"""Share of the memory from which on logits are worth chunks of the loss."""
+"""Share of the memory from which on sparing is tried."""
 
 
 class OutOfTime(Exception):
@@ -150,13 +147,13 @@ class JointSearch:
             self._refine()
             self._cut_sequences()
             self._refine()
-            self._chunk_loss()
+            self._spare_memory()
             self._recompute_less()
             self._see_rest()
         except OutOfTime as reason:
             self.stopped = str(reason)
             self._see_one()
-        self._chunk_loss()
+        self._spare_memory()
         self._recompute_less()
 
     @property
@@ -265,7 +262,7 @@ class JointSearch:
             if self.estimates[point].time_s <= far * least_s and self._may_win(point):
                 self._simulate(point)
         if self.best is None:
-            self._chunk_loss()
+            self._spare_memory()
         if self.best is None:
             # Memory decides: what needs least comes first.
             rest = sorted(order, key=lambda p: self.estimates[p].memory_bytes)
@@ -355,25 +352,28 @@ class JointSearch:
                 tried = self.evaluator.predict(fewer[middle])
                 low, high = (low, middle) if tried is not None and tried.fits else (middle, high)
 
-    def _chunk_loss(self) -> None:
-        """Of points faster than the best that logits keep from fitting, the fastest with chunks of
-        the loss: a few simulations more than are allowed, while there is time."""
+    def _spare_memory(self) -> None:
+        """Of points faster than the best that lack memory, the fastest as `SPARING` has them: a few
+        simulations more than are allowed, while there is time."""
+        for dimension, values in SPARING.items():
+            for point in self._lacking(dimension):
+                for other in (point.with_value(**{dimension: value}) for value in values):
+                    if time.monotonic() <= self.deadline_s and self.space.constraints.allows(other):
+                        predicted = self.evaluator.predict(other)
+                        if predicted is None or predicted.fits:
+                            break
+
+    def _lacking(self, dimension: str) -> list[JointPoint]:
         limit_s = self.best[1].time_s if self.best else math.inf
-        pool: list[tuple[float, JointPoint]] = []
-        for point, estimate in self.estimates.items():
-            seen, spared = self.evaluator.simulated.get(point), self.estimator.chunked_bytes(point)
-            peak = seen.peak_bytes if seen else estimate.memory_bytes
-            time_s = seen.time_s if seen else estimate.time_s
-            is_notable = spared > NOTABLE * self.capacity and point.loss_chunks == 1
-            if is_notable and time_s < limit_s and peak - spared <= self.capacity < peak:
-                pool.append((time_s, point))
-        for _, point in sorted(pool, key=lambda item: item[0])[:STARTS]:
-            for chunks in LOSS_CHUNKS:
-                other = point.with_value(loss_chunks=chunks)
-                if time.monotonic() <= self.deadline_s and self.space.constraints.allows(other):
-                    predicted = self.evaluator.predict(other)
-                    if predicted is None or predicted.fits:
-                        break
+        times_s, simulated = dict[JointPoint, float](), self.evaluator.simulated
+        for point in {**self.estimates, **simulated}:
+            seen, spared = simulated.get(point), self.estimator.spared_bytes(point, dimension)
+            peak = seen.peak_bytes if seen else self.estimates[point].memory_bytes
+            time_s = seen.time_s if seen else self.estimates[point].time_s
+            fits_only_so = peak - spared <= self.capacity < peak
+            if time_s < limit_s and fits_only_so and spared > NOTABLE * self.capacity:
+                times_s[point] = time_s
+        return sorted(times_s, key=times_s.__getitem__)[:STARTS]
 
     def _see_rest(self) -> None:
         """Simulate what may win, and what waits with its twins last: it takes long to estimate."""

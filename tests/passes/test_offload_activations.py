@@ -10,6 +10,7 @@ import pytest
 
 from shardweave.backends.reference.virtual_ranks import global_argument, run_ops, virtual_mesh
 from shardweave.ir.dialects.dist import ToDeviceOp, ToHostOp
+from shardweave.ir.dialects.types import num_bytes, tensor_type_of
 from shardweave.ir.program.program import Program
 from shardweave.ir.program.staged import ops_of_parts
 from shardweave.ir.program.storage import kept_bytes
@@ -17,12 +18,16 @@ from shardweave.ir.proof.prove import prove
 from shardweave.ir.verify.program import verify
 from shardweave.passes.notes import PassNote
 from shardweave.passes.pipeline import PassError, as_mesh, run_passes
+from shardweave.planners.cost.cluster import ClusterError
 from shardweave.planners.cost.memory import peak_memory
+from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.lowering.lower import local_program
 from shardweave.planners.lowering.plan_passes import plan_passes
 from shardweave.planners.lowering.stages.choose import with_pipeline
 from shardweave.planners.plan.plan_parts import Pipeline
+from shardweave.planners.simulate.simulate import simulate
 from shardweave.tests.backends.test_reference_memory import Held
+from shardweave.tests.planners.small_clusters import with_dtype
 from shardweave.tests.zoo import SPECS, assert_equals_eager, captured, megatron
 
 
@@ -82,6 +87,28 @@ def test_device_holds_what_is_predicted_with_all_inputs_of_blocks_away() -> None
     # That of the last block is on its way back where the device holds most.
     assert peaks["none"] - peaks["inputs"] == 5 * size
     assert peaks["all"] < 0.6 * peaks["none"]
+
+
+def test_copies_take_what_the_link_to_the_host_gives() -> None:
+    program = local_program(
+        captured(DEEP).program, replace(megatron(DEEP, "data=1"), offload="all")
+    )
+    sent = sum(num_bytes(tensor_type_of(op.value)) for op in copies(program))
+    testbed = with_dtype(find_cluster("testbed:nodes=1"))
+    with pytest.raises(ClusterError, match="'cpu-core' says nothing of its link to the host"):
+        simulate(program, testbed)
+    simulations = [
+        simulate(program, replace(testbed, devices={name: replace(d, host_bandwidth_bytes_s=rate)}))
+        for rate in (1e12, 1e6)
+        for name, d in testbed.devices.items()
+    ]
+    for rate, simulation in zip((1e12, 1e6), simulations, strict=True):
+        assert simulation.communication_s["host",] == pytest.approx(sent / rate)
+        assert simulation.bound.link_s["host"] == pytest.approx(sent / rate)
+    assert simulations[0].exposed_communication_s < 1e-6 < simulations[1].exposed_communication_s
+    # Bound by the link alone: what is computed runs beside it.
+    assert simulations[1].ratio < 1.1
+    assert "host memory" in simulations[0].summary()
 
 
 TEXT = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -22,6 +23,7 @@ from shardweave.planners.auto.space.constraints import Constraints, point_of
 from shardweave.planners.auto.space.point import JointPoint
 from shardweave.planners.auto.space.space import JointSpace, joint_space
 from shardweave.planners.call import call_planner
+from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.lowering.partition import partition
 from shardweave.planners.plan.plan import Plan
@@ -139,21 +141,38 @@ def test_forbidden_chunks_are_in_no_plan_and_other_orders_stay() -> None:
     assert plan.pipeline.schedule != "interleaved-1f1b"
 
 
-def test_loss_is_cut_where_logits_keep_the_fastest_plan_from_fitting() -> None:
-    case = captured("gpt:layers=1,hidden=16,heads=2,vocab=512,seq=16,batch=8")
-    program = case.program
+SPARED = {
+    "loss_chunks": ("gpt:layers=1,hidden=16,heads=2,vocab=512,seq=16,batch=8", "loss in"),
+    "offload": ("gpt:layers=6,hidden=16,heads=2,vocab=16,seq=16,batch=8", "offload"),
+}
+
+
+@pytest.mark.parametrize("dimension", SPARED)
+def test_memory_is_spared_where_it_keeps_the_fastest_plan_from_fitting(dimension: str) -> None:
+    spec, words = SPARED[dimension]
+    case = captured(spec)
     asked = "schedule=in-order,sub_batches=1,recompute=none,zero=0,micro_batches=1,stages=1"
-    on = with_dtype(find_cluster("testbed:nodes=2"))
+    testbed = with_dtype(find_cluster("testbed:nodes=2"))
+    near = {k: replace(d, host_bandwidth_bytes_s=5e9) for k, d in testbed.devices.items()}
+    on = replace(testbed, devices=near)
     options = {"fix": asked, "propose": False, "simulate": 4}
-    whole = call_planner("auto", program, Mesh(data=2), cluster=on, options=options).predicted
+
+    def planned_on(cluster: Cluster) -> Plan:
+        return call_planner("auto", case.program, Mesh(data=2), cluster=cluster, options=options)
+
+    whole = planned_on(on).predicted
     assert whole is not None
     options["memory"] = f"{int(0.8 * whole.peak_bytes)}B"
-    plan = call_planner("auto", program, Mesh(data=2), cluster=on, options=options)
-    assert plan.loss_chunks > 1
+    plan = planned_on(on)
+    assert getattr(plan, dimension) != getattr(Plan(), dimension)
     assert plan.predicted is not None
     assert plan.predicted.fits
-    assert f"loss in {plan.loss_chunks} chunks" in plan.candidates[0].name
-    assert_equals_eager(partition(program, Mesh(**plan.mesh), plan), case)
-    options["forbid"] = "loss_chunks=4,loss_chunks=16"
+    assert words in plan.candidates[0].name
+    assert_equals_eager(partition(case.program, Mesh(**plan.mesh), plan), case)
+    if dimension == "offload":
+        assert any(reason.startswith("offload: none, ") for reason in plan.reasons)
+        with pytest.raises(PlanError, match="no plan"):  # whose link to the host is not known
+            planned_on(testbed)
+    options["forbid"] = "loss_chunks=4,loss_chunks=16,offload=inputs,offload=all"
     with pytest.raises(PlanError, match="no plan"):
-        call_planner("auto", program, Mesh(data=2), cluster=on, options=options)
+        planned_on(on)

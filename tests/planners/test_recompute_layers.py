@@ -153,7 +153,9 @@ def test_auto_recomputes_as_few_layers_as_fit() -> None:
     roomy = plan_auto(program, None, cluster=ALONE, options=keep)
     assert roomy.predicted is not None
     memory = int(0.8 * roomy.predicted.peak_bytes)
-    options = AutoOptions(forbid=forbid, fix="micro_batches=1,sub_batches=1", propose=False)
+    options = AutoOptions(
+        forbid=forbid, fix="micro_batches=1,sub_batches=1,offload=none", propose=False
+    )
     small = with_memory(ALONE, f"{memory}B")
     plan = plan_auto(program, None, cluster=small, options=options)
     assert plan.predicted is not None

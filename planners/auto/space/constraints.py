@@ -12,7 +12,13 @@ from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.quantity import gib, memory_size
 from shardweave.planners.megatron.planner import CONTEXT, EXPERT
 from shardweave.planners.plan.plan import Plan
-from shardweave.planners.plan.plan_parts import PIPELINE_SCHEDULES, RECOMPUTE, SCHEDULES, PlanError
+from shardweave.planners.plan.plan_parts import (
+    OFFLOAD,
+    PIPELINE_SCHEDULES,
+    RECOMPUTE,
+    SCHEDULES,
+    PlanError,
+)
 from shardweave.planners.plan.zero import DATA_AXIS, REPLICA_AXIS
 from shardweave.planners.schedules.schedules import find_schedule
 
@@ -20,6 +26,7 @@ WORDS: Mapping[str, tuple[str, ...]] = {
     "sequence_parallel": ("false", "true"),
     "zero": ("0", "1", "2", "3"),
     "recompute": RECOMPUTE,
+    "offload": OFFLOAD,
     "schedule": tuple(filter(None, SCHEDULES)),
     "pipeline": PIPELINE_SCHEDULES,
 }
@@ -158,6 +165,7 @@ def point_of(plan: Plan) -> JointPoint:
         chunks=chunks if schedule == INTERLEAVED else JointPoint.chunks,
         recompute_layers=_recomputed_layers(plan),
         loss_chunks=plan.loss_chunks,
+        offload=plan.offload,
     )
 
 

@@ -62,7 +62,8 @@ class JointPoint:
     into how many stages `interleaved-1f1b` cuts what a device has; other orders have their own.
     recompute_layers: in how many blocks of each stage, its first, policy `layer` recomputes; 0: in
     all (Megatron-LM's `--recompute-num-layers`). loss_chunks: of the loss along tokens, where no
-    schedule of micro-batches keeps the logits of one until its backward pass.
+    schedule of micro-batches keeps the logits of one until its backward pass. offload: values that
+    the host keeps for the backward pass.
     """
 
     replica: int = 1
@@ -82,6 +83,7 @@ class JointPoint:
     chunks: int = find_schedule(INTERLEAVED).chunks
     recompute_layers: int = 0
     loss_chunks: int = 1
+    offload: str = "none"
 
     @property
     def pieces(self) -> int:
@@ -155,6 +157,7 @@ class JointPoint:
         words += [f"{self.micro_batches} micro-batches"] if self.micro_batches > 1 else []
         words += [f"{self.sub_batches} sub-batches"] if self.sub_batches > 1 else []
         words += [f"loss in {self.loss_chunks} chunks"] if self.loss_chunks > 1 else []
+        words += [f"offload {self.offload}"] if self.offload != "none" else []
         words += [self.schedule]
         words += [self.pipeline] if self.stages > 1 else []
         words += [f"{self.chunks} chunks"] if self.chunks != JointPoint.chunks else []
