@@ -137,7 +137,7 @@ OTHER: dict[str, Any] = {
     "zero": 1, "passes": "cse", "backend": "triton", "cuda_graph": True, "train": True,
     "loss": "loss", "only_loss": True, "precision": "bf16", "reduce_dtype": "float32", "seed": 1,
     "dynamic": False, "max_programs": 1, "validate": True, "validate_limit": 1.0, "prove": True,
-    "sync": False, "backward": "in_call", "batch": "local", "weights": "weights.safetensors", "outputs": "full",
+    "sync": False, "backward": "in_call", "batch": "local", "artifact": "step.swa", "weights": "weights.safetensors", "outputs": "full",
 }  # fmt: skip
 
 

@@ -44,6 +44,9 @@ def keep_constants(
     """
     kept: dict[str, Tensor] = {}
     notes: list[str] = []
+    # Of an earlier trace, perhaps in another process; their changes are not seen, so that equal
+    # ones are one.
+    earlier = [c for c_name, c in constants_of(model).items() if c_name.startswith(CONSTANT)]
     for name, tensor in _loose(model, exported):
         site = _site(exported, name)
         if id(tensor) in arrays:
@@ -56,14 +59,13 @@ def keep_constants(
                 "number in an attribute of its own, so that a change of one is one of both."
             )
         known = next((b for b in model.buffers() if _is_same_memory(b, tensor)), None)
-        if known is None:  # kept by an earlier trace, perhaps in another process
-            equal = (c for c in constants_of(model).values() if _is_equal(c, tensor))
-            known = next(equal, None)
+        place = next(_places(model, tensor), "")
+        own = place if _is_attribute(model, place, tensor) else _free_name(model)
+        if known is None and own != place:
+            known = next((c for c in earlier if _is_equal(c, tensor)), None)
         if known is not None:  # each trace makes a tensor of a numpy array
             assign_attribute(known, exported, name)
             continue
-        place = next(_places(model, tensor), "")
-        own = place if _is_attribute(model, place, tensor) else _free_name(model)
         register_constants(model, {own: tensor})
         kept[own] = tensor
         where = f"tensor `{place}`" if place else "a constant tensor from outside the model"
