@@ -35,8 +35,9 @@ class SourceError(ValueError):
     """Emitted source does what no step does; the message says what, and in which line."""
 
 
-def audit(source: str, header: str, functions: Collection[str]) -> None:
-    """Raise SourceError unless `source` is a header and one function that acts as a step may.
+def audit(source: str, header: str, functions: Collection[str]) -> ast.Module:
+    """Parse `source`. Raises SourceError unless it is a header and one function that acts as a
+    step may.
 
     header: the lines between the docstring and the function, word for word. functions: the names
     from it that may be called. Linear in the source.
@@ -58,6 +59,7 @@ def audit(source: str, header: str, functions: Collection[str]) -> None:
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             if node.id in {*KNOWN, *functions}:
                 raise _error(node, f"assigns {node.id}")
+    return tree
 
 
 def _is_text(node: ast.stmt) -> bool:

@@ -34,6 +34,7 @@ from shardweave.ir.dialects.types import dtype_of_value, dtype_word, shape_of
 from shardweave.ir.program.program import Program
 from shardweave.ir.program.staged import STAGE_KINDS
 from shardweave.ir.program.storage import adds_its_result
+from shardweave.ir.program.text import without_gc
 from shardweave.ir.sharding.ragged import ragged_values
 from shardweave.passes.kernels.unfuse_kernels import without_regions
 from shardweave.passes.messages.pending_gradients import pending_terms
@@ -204,12 +205,13 @@ def load_step(
     in_ranges: its layers, forward and backward, are ranges in a trace of torch's profiler. Raises
     SourceError for source that does more than a step does.
     """
-    audit(source, _IMPORTS, _FUNCTIONS)
+    with without_gc():
+        tree = audit(source, _IMPORTS, _FUNCTIONS)
     source = _with_ranges(source) if in_ranges else source
     name = f"<shardweave step {hashlib.sha256(source.encode()).hexdigest()[:12]}>"
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
     module: dict[str, Any] = {"__name__": name, "kernels": kernels}
-    exec(compile(source, name, "exec"), module)
+    exec(compile(source if in_ranges else tree, name, "exec"), module)
     return module["step"]
 
 

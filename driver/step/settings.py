@@ -23,7 +23,9 @@ from torch.nn.modules import module as all_modules
 from torch.utils.hooks import RemovableHandle
 
 from shardweave.backends.step.compiled_module import as_written
+from shardweave.ir.capture.observed.constant_numbers import is_read_as_number
 from shardweave.ir.capture.outputs import LossChoice
+from shardweave.ir.torch_private import version_of
 
 HOOKS = {
     "_forward_hooks": "forward hooks",
@@ -42,6 +44,13 @@ class Hooks(tuple[int, ...]):
 
 
 NO_HOOKS = Hooks()
+
+
+class NumbersRead(tuple[int, ...]):
+    """A tensor out of which programs hold numbers, by its identity and how often it was written."""
+
+    def __repr__(self) -> str:
+        return "a tensor"
 
 
 EACH = 16
@@ -215,6 +224,8 @@ def plain(value: Any) -> Any:
         return "dict", *((key, plain(item)) for key, item in value.items())
     if isinstance(value, set | frozenset) and len(value) <= MAX_ITEMS:
         return "set", frozenset(map(plain, value))
+    if isinstance(value, torch.Tensor) and is_read_as_number(value):
+        return NumbersRead((id(value), version_of(value)))
     return ("object", id(value)) if _is_plain_object(value) else OTHER
 
 

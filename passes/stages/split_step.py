@@ -22,6 +22,7 @@ from shardweave.ir.dialects.builder import on_some
 from shardweave.ir.ops.registry import spec_of
 from shardweave.ir.program.program import INPUT_GRADIENT, TANGENT, Program, Slot
 from shardweave.ir.program.staged import is_staged
+from shardweave.ir.program.text import without_gc
 from shardweave.passes.stages.build import function_of
 
 KEPT = "kept"
@@ -47,6 +48,11 @@ def split_step(program: Program) -> SplitStep | None:
     """
     if is_staged(program) or not any(slot.kind == "grad" for slot in program.results):
         return None
+    with without_gc():
+        return _split(program)
+
+
+def _split(program: Program) -> SplitStep | None:
     program = _separated(program)
     late = _late(program)
     if late is None or _crosses(program, late):

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from xdsl.dialects.builtin import FileLineColLoc, IntAttr, StringAttr
 
+from shardweave.ir import strings
 from shardweave.ir.dialects.annotations import layer_of, set_layer
 from shardweave.ir.program.program import Program
-from shardweave.ir.program.text import ProgramTextError
+from shardweave.ir.program.text import ProgramTextError, print_module
 from shardweave.ir.verify.program import verify
 from shardweave.tests.ir_text import step
 from shardweave.tests.zoo import SPECS, captured, megatron, partitioned
@@ -280,3 +281,40 @@ def test_disfigured_program_is_refused_in_one_line_or_its_problems_are_listed(se
         outcomes.add("invalid" if problems else "valid")
         assert Program.parse(str(program)) == program, text
     assert "refused" in outcomes
+
+
+REPEATED = """builtin.module {
+  func.func @step(%x: tensor<4xf32> {dist.kind = "input", dist.name = "x"}) -> (tensor<4xf32> {dist.kind = "output", dist.name = "0"}) {
+    %a, %i = aten.max.dim(%x, dim = 0, keepdim = true) {layer = "h.0", phase = forward} : tensor<1xf32>, tensor<1xi64> loc("m.py":1:1)
+    %b = aten.cat([%x, %a], dim = 0) {layer = "h.0", phase = forward} : tensor<5xf32> loc("m.py":2:1)
+    %c, %j = aten.max.dim(%b, dim = 0, keepdim = true) {layer = "h.1", phase = forward} : tensor<1xf32>, tensor<1xi64> loc("m.py":2:1)
+    %d = aten.cat([%x, %c], dim = 0) {layer = "h.1", phase = forward} : tensor<5xf32> loc("m.py":1:1)
+    func.return %x : tensor<4xf32>
+  }
+}
+"""
+
+
+def test_line_that_differs_in_names_alone_is_read_as_the_first_of_its_form(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    program = Program.parse(REPEATED)
+    a, b, c, d = program.ops
+    assert [layer_of(op) for op in (a, b, c, d)] == ["h.0", "h.0", "h.1", "h.1"]
+    assert [*c.operands, *d.operands][::2] == [b.results[0], c.results[0]]
+    for wrong, words in (
+        ("[%x, %q]", "%q is used before it is defined"),
+        ("[%x, %d]", "%d is used before it is defined"),
+    ):
+        with pytest.raises(ProgramTextError, match=words):
+            Program.parse(REPEATED.replace("[%x, %c]", wrong))
+    for wrong, words in (
+        ("%b, %j = ", "already defined"),
+        ("%c = ", "2 results"),
+        ("%c, %j, %k = ", "2 results"),
+    ):
+        with pytest.raises(ProgramTextError, match=words):
+            Program.parse(REPEATED.replace("%c, %j = ", wrong))
+    fast = print_module(program.module, locations=True)
+    monkeypatch.setattr(strings, "_OP_LINE", re.compile("(?!)"))
+    assert print_module(Program.parse(REPEATED).module, locations=True) == fast

@@ -3,7 +3,9 @@
 """Numbers that are read out of tensors that depend on no data: they are values.
 
 `torch.arange(2, x.ndim).tolist()` or `torch.prod(torch.tensor(x.shape)).item()` give the same at
-every call, so that the trace computes them. What draws random numbers stays a refusal.
+every call, so that the trace computes them. So does a tensor that is a plain attribute of a module:
+`is_read_as_number` says of which one a change is to be noticed. What draws random numbers, and what
+is a buffer, stays a refusal.
 """
 
 from __future__ import annotations
@@ -13,9 +15,10 @@ import operator
 from collections.abc import Iterator, Sequence
 from typing import Any
 from unittest import mock
+from weakref import WeakValueDictionary
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
 
 from shardweave.ir.torch_private import (
@@ -28,12 +31,24 @@ from shardweave.ir.torch_private import (
 _MOST = 4096
 """Elements of a tensor that is computed while a model is traced."""
 
+REAL = "real"
+"""The key of a node's `meta` for the tensor that it reads, if that is a constant."""
+
+_READ: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
+
+
+def is_read_as_number(tensor: Tensor) -> bool:
+    """Whether programs hold numbers that were read out of a tensor."""
+    return _READ.get(id(tensor)) is tensor
+
 
 class _Random(Exception):
     """A call draws random numbers, or reads memory that nobody has written."""
 
 
-class _Deterministic(TorchDispatchMode):
+class Deterministic(TorchDispatchMode):
+    """Meanwhile a draw of random numbers raises, and so does a read of memory not written."""
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         is_random = torch.Tag.nondeterministic_seeded in func.tags
         if is_random or func.overloadpacket.__name__.startswith(("empty", "new_empty")):
@@ -42,12 +57,17 @@ class _Deterministic(TorchDispatchMode):
 
 
 @contextlib.contextmanager
-def constant_numbers() -> Iterator[None]:
+def constant_numbers(model: nn.Module) -> Iterator[None]:
     """Meanwhile `item()` and `tolist()` of constant tensors are Python numbers to dynamo."""
     call = TensorVariable.call_method
+    owned = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
 
     def called(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
         is_read = name in ("item", "tolist") and not args and not kwargs
+        for read in self.as_proxy().node.graph.find_nodes(op="get_attr") if is_read else ():
+            real = tx.output.nn_modules.get(read.target)
+            if isinstance(real, Tensor) and id(real) not in owned:
+                read.meta[REAL] = real
         value = constant_value(self.as_proxy().node) if is_read else None
         if value is None or (name == "item" and value.numel() != 1):
             return call(self, tx, name, args, kwargs)
@@ -64,10 +84,11 @@ def constant_value(node: fx.Node) -> Tensor | None:
     path: dict[fx.Node, None] = {}
     if not _is_constant(node, path) or any(_writes(other, path) for other in node.graph.nodes):
         return None
-    values: dict[fx.Node, Any] = {}
+    values: dict[fx.Node, Any] = {each: each.meta[REAL] for each in path if REAL in each.meta}
+    _READ.update({id(tensor): tensor for tensor in values.values()})
     try:
-        with disable_current_modes(), torch.no_grad(), _Deterministic():
-            for each in path:
+        with disable_current_modes(), torch.no_grad(), Deterministic():
+            for each in [node for node in path if node not in values]:
                 args, kwargs = map_arg((each.args, each.kwargs), values.__getitem__)
                 target: Any = each.target
                 values[each] = (
@@ -87,9 +108,14 @@ def _is_constant(node: fx.Node, path: dict[fx.Node, None]) -> bool:
         return True
     value = node.meta.get("example_value")
     is_small = isinstance(value, Tensor) and _is_static(value.shape) and value.numel() <= _MOST
-    if node.op not in ("call_function", "call_method") or not is_small:
+    if not is_small:
         return False
-    if not all(_is_constant(operand, path) for operand in node.all_input_nodes):
+    if REAL in node.meta:
+        path[node] = None
+        return True
+    if node.op not in ("call_function", "call_method") or not all(
+        _is_constant(operand, path) for operand in node.all_input_nodes
+    ):
         return False
     path[node] = None
     return True

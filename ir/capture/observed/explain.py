@@ -93,11 +93,12 @@ def explained(
     """
     text = str(error)
     site = _site(error, observation.failed_in)
-    if in_python is not None and not site.file:
+    if in_python is not None:
         frames = "".join(traceback.format_tb(in_python.__traceback__))
-        site = Site(site.module, *(users_line(frames) or ("", 0)))
+        later = Site(site.module, *(users_line(frames) or ("", 0)))
+        site = site if site.file else later
         if "_local_scalar_dense" in str(in_python):
-            return CaptureError(f"{site}: {_NUMBER}; {_KEPT}.")
+            return CaptureError(f"{later}: {_NUMBER}; {_number_remedy(in_python, later)}.")
     raised = _RAISED.search(text)
     if raised is not None:
         message = _message_of(raised[2])
@@ -114,19 +115,28 @@ def explained(
         said = wrong[1].replace("immutable_dict", "dict").replace("immutable_list", "list")
         return CaptureError(f"{site}: forward raises TypeError: {said}")
     if "unbacked symbols" in text:
-        return CaptureError(f"{site}: {_SHAPE}")
+        return CaptureError(f"{site}: {_SHAPE}{_of_experts(site)}.")
     if "data-dependent expression" in text:
-        return CaptureError(f"{site}: {_NUMBER}; {_number_remedy(error)}.")
+        return CaptureError(f"{site}: {_NUMBER}; {_number_remedy(error, site)}.")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     first = (lines or [type(error).__name__])[0].rstrip(".")
     reason = next((line for line in lines if line.startswith("Explanation:")), "")
     why = f" ({reason.removeprefix('Explanation: ').rstrip('.')})" if reason else ""
     lower = f"{first}{why}".lower()
     remedy = next((do for sign, do in _REMEDIES if sign.lower() in lower), _ELSE)
+    if remedy == _ELSE and in_python is not None and str(in_python):
+        site = later if later.file else site
+        why += f", and run by Python: {' '.join(str(in_python).split())[:300]}"
     return CaptureError(f"{site}: torch could not trace the model: {first}{why}; {remedy}.")
 
 
-def _number_remedy(error: Exception) -> str:
+def _of_experts(site: Site) -> str:
+    """The static form of what runs each expert on the rows that chose it."""
+    line = f"{linecache.getline(site.file, site.line)} {site.module}"
+    return _EXPERTS if _LOOP.search(line) else ""
+
+
+def _number_remedy(error: Exception, site: Site) -> str:
     """The remedy for a number that is read, with the line if torch's own Python reads it."""
     frames = getattr(error, "real_stack", None) or ()
     places = [(frame.filename, frame.lineno or 0) for frame in frames][-1:]
@@ -135,8 +145,10 @@ def _number_remedy(error: Exception) -> str:
         places.append((os.path.join(TORCH, said[1]), int(said[2])))
     readers = [place for place in places if is_torchs_own(place[0])]
     if not readers:
-        return _KEPT
+        return _of_experts(site).removeprefix("; ") or _KEPT
     file, line = readers[-1]
+    if os.path.join("_numpy", "random") in file:
+        return "draw by torch (torch.rand), or outside the model and pass what is drawn as an input"
     code = linecache.getline(file, line).strip()
     place = f"torch's {os.path.relpath(file, TORCH)}, line {line} (`{code}`)"
     return f"write out in the model what it computes, without that of {place}"
@@ -149,16 +161,26 @@ def check_data_dependence(graph: torch.fx.Graph) -> None:
             continue
         value = node.meta.get("example_value")
         is_number = isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool)
-        reason = f"{_NUMBER}; {_KEPT}." if is_number else _SHAPE
-        raise CaptureError(f"{site_of_node(node)}: {reason}")
+        site = site_of_node(node)
+        remedy = _of_experts(site)
+        reason = f"{_NUMBER}{remedy or f'; {_KEPT}'}" if is_number else f"{_SHAPE}{remedy}"
+        raise CaptureError(f"{site}: {reason}.")
 
 
 _NUMBER = "a Python number is read out of a tensor, so that the program would depend on the data"
-_KEPT = "keep it a tensor (x.sum() in place of x.sum().item())"
+_KEPT = (
+    "keep it a tensor (x.sum() in place of x.sum().item()); what is constant is to be an attribute "
+    "of the module, but no buffer"
+)
 _SHAPE = (
     "the shape of this result depends on the data, and a program's shapes are fixed; keep all "
     "elements and mask them: torch.where(mask, x, 0) in place of x[mask], and sums over the mask "
-    "in place of counts."
+    "in place of counts"
+)
+_LOOP = re.compile(r"expert|\bhit\b|\bwhere\(|\bnonzero\(", re.IGNORECASE)
+_EXPERTS = (
+    "; where experts compute the rows that chose them, loop over all experts, and let each compute "
+    "all rows: out = out + expert(x) * (weights * (chosen == number)).sum(-1, keepdim=True)"
 )
 
 

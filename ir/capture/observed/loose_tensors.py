@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from shardweave.ir.capture.observed.constant_numbers import is_read_as_number
 from shardweave.ir.capture.site import CaptureError, Site, site_of_node
 from shardweave.ir.torch_private import FakeTensor, assign_attribute
 
@@ -49,6 +50,11 @@ def keep_constants(
             tensor = arrays[id(tensor)]
         if tensor.requires_grad or tensor.is_meta or isinstance(tensor, nn.Parameter | FakeTensor):
             raise CaptureError(_refusal(model, tensor, site))
+        if is_read_as_number(tensor):
+            raise CaptureError(
+                f"{site}: this reads a tensor of which a Python number is read elsewhere; keep the "
+                "number in an attribute of its own, so that a change of one is one of both."
+            )
         known = next((b for b in model.buffers() if _is_same_memory(b, tensor)), None)
         if known is None:  # kept by an earlier trace, perhaps in another process
             equal = (c for c in constants_of(model).values() if _is_equal(c, tensor))

@@ -225,7 +225,7 @@ def settings(model: torch.nn.Module, train: bool, grad: bool) -> Iterator[None]:
             unordered("aten::_linalg_check_errors"),
             written_out(),
             without_value_checks(),
-            constant_numbers(),
+            constant_numbers(model),
             exact_texts(),
             # The kernel of a float32 nn.LSTM on the CPU is one op that nothing could cut.
             torch.backends.mkldnn.flags(enabled=False),

@@ -22,7 +22,7 @@ from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointFunction
 
-from shardweave.ir.capture.observed.constant_numbers import constant_value
+from shardweave.ir.capture.observed.constant_numbers import REAL, constant_value
 from shardweave.ir.capture.observed.loose_tensors import CONSTANT
 from shardweave.ir.torch_private import FakeTensor, FakeTensorMode, assign_attribute, pytree
 
@@ -52,6 +52,7 @@ class CallRecorder(TorchFunctionMode):
         self.mode = FakeTensorMode()
         constants = root.named_buffers()
         self.constants = [b for name, b in constants if name.startswith(f"model.{CONSTANT}")]
+        self.owned = {id(tensor) for tensor in (*root.parameters(), *root.buffers())}
         self.paths = {id(module): path for path, module in root.named_modules()}
         self.nodes: dict[int, fx.Node] = {}
         self.fakes: dict[int, Tensor] = {}
@@ -80,9 +81,9 @@ class CallRecorder(TorchFunctionMode):
         elif name in _REFUSED:
             raise Unseen(f"`{name}` is not recorded")
         leaves, tree = pytree.tree_flatten((args, kwargs))
-        fakes = [self._fake(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         self.is_inside = True
         try:
+            fakes = [self._fake(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
             if name in _NUMBERS and (value := constant_value(self.nodes[id(fakes[0])])) is not None:
                 return func(value)
             fake_args, fake_kwargs = pytree.tree_unflatten(fakes, tree)
@@ -107,7 +108,9 @@ class CallRecorder(TorchFunctionMode):
             assign_attribute(tensor, self.root, name)
             self.kept.append(tensor)
             fake = self.fakes[id(tensor)] = self.mode.from_tensor(tensor)
-            self._keep(fake, self.graph.get_attr(name))
+            node = self.graph.get_attr(name)
+            node.meta |= {} if id(tensor) in self.owned else {REAL: tensor}
+            self._keep(fake, node)
         return self.fakes[id(tensor)]
 
     def _keep(self, fake: Any, node: fx.Node) -> None:

@@ -9,14 +9,15 @@ written back under the same mask, all rows are computed on, and the mask chooses
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from shardweave.ir.capture.site import CaptureError, site_of_node
-from shardweave.ir.ops.registry import spec_named
+from shardweave.ir.capture.substitutes.row_by_row import tried_by_row
 
 _COMPARED: frozenset[Any] = frozenset(
     getattr(operator, name) for name in "gt ge lt le eq ne and_ or_ invert getitem".split()
@@ -27,13 +28,13 @@ _FILLER = 0.5
 """Value of rows that are not selected, which gives ops on them a finite gradient."""
 
 
-def replace_boolean_rows(exported: torch.fx.GraphModule) -> None:
+def replace_boolean_rows(exported: fx.GraphModule) -> None:
     """Put `where` in place of reads and writes of rows by a mask, as far as that is the same."""
-    changed = False
+    _write_masks(exported.graph)
+    groups = _groups(exported.graph)
+    changed = any([group.replace() for group in groups])
     for node in list(exported.graph.nodes):
-        if _is_masked(node, operator.getitem) and node.meta.get("unbacked_bindings"):
-            changed |= _replace_read(node)
-        elif _is_masked(node, operator.setitem) and isinstance(node.args[2], torch.fx.Node):
+        if _mask_of(node, operator.setitem) is not None and isinstance(node.args[2], fx.Node):
             changed |= _replace_write(node)
         elif node.target in _PUTS:
             changed |= _replace_put(node)
@@ -41,14 +42,20 @@ def replace_boolean_rows(exported: torch.fx.GraphModule) -> None:
         exported.recompile()
 
 
-def rows_or_filler(table: Tensor, mask: Tensor) -> Tensor:
-    """All rows, of those that the mask does not name a filler."""
+def rows_or_filler(table: Tensor, mask: Tensor, rest: tuple[Any, ...], is_flat: bool) -> Tensor:
+    """All rows, of those that the mask does not name a filler. rest: a further index of each."""
+    table = _part(table, mask, rest)
     filler = _FILLER if table.is_floating_point() or table.is_complex() else 1
-    return torch.where(_wide(mask, table), table, filler)
+    rows = torch.where(_wide(mask, table), table, filler)
+    return rows.flatten(0, mask.dim() - 1) if is_flat else rows
 
 
-def write_rows(table: Tensor, mask: Tensor, rows: Tensor) -> None:
-    """table[mask] = rows, where rows are one for all, or as many as the table has."""
+def write_rows(
+    table: Tensor, mask: Tensor, rest: tuple[Any, ...], rows: Tensor, is_flat: bool = False
+) -> None:
+    """table[mask, *rest] = rows, where rows are one for all, or as many as the table has."""
+    table = _part(table, mask, rest)
+    rows = rows.unflatten(0, mask.shape) if is_flat else rows
     table.copy_(torch.where(_wide(mask, table), rows.to(table.dtype), table))
 
 
@@ -78,85 +85,143 @@ def _wide(mask: Tensor, table: Tensor) -> Tensor:
     return mask.reshape(*mask.shape, *[1] * (table.dim() - mask.dim()))
 
 
-def _is_masked(node: torch.fx.Node, target: Any) -> bool:
+def _part(table: Tensor, mask: Tensor, rest: tuple[Any, ...]) -> Tensor:
+    return table[(slice(None),) * mask.dim() + rest] if rest else table
+
+
+def _write_masks(graph: fx.Graph) -> None:
+    """Put a mask in place of the positions of its ones: `x[torch.where(mask)]`."""
+    for node in graph.nodes:
+        if node.op != "call_function" or node.target not in (operator.getitem, operator.setitem):
+            continue
+        index = node.args[1] if isinstance(node.args[1], tuple) else ()
+        if not index or not all(isinstance(part, fx.Node) for part in index):
+            continue
+        mask = _mask_at(cast("fx.Node", index[0]).all_input_nodes[:1])
+        if mask is not None and list(index) == _parts_of(cast("fx.Node", index[0]).args[0]):
+            node.update_arg(1, mask)
+    for node in reversed(graph.nodes):
+        positions = node.args[0] if node.target is operator.getitem else node
+        if not node.users and _mask_at([positions]) is not None:
+            graph.erase_node(node)
+
+
+def _mask_at(positions: Sequence[Any]) -> fx.Node | None:
+    """The mask of which this gives the positions of all ones, a tensor for each dim."""
+    (node,) = positions or (None,)
+    if not isinstance(node, fx.Node) or not node.args or not _is_mask(node.args[0]):
+        return None
+    is_where = node.target is torch.where and len(node.args) == 1
+    is_nonzero = node.target in (torch.nonzero, "nonzero") and node.kwargs.get("as_tuple")
+    return cast("fx.Node", node.args[0]) if is_where or is_nonzero else None
+
+
+def _parts_of(positions: Any) -> list[fx.Node]:
+    """The tensors of all dims, where each is taken once."""
+    parts = {n.args[1]: n for n in positions.users if n.target is operator.getitem}
+    dims = range(_example(positions.args[0]).dim())
+    return [parts[dim] for dim in dims] if set(dims) == parts.keys() else []
+
+
+def _mask_of(node: fx.Node, target: Any) -> fx.Node | None:
+    """The mask by which a call reads or writes rows, perhaps parts of them."""
     if node.op != "call_function" or node.target is not target:
-        return False
-    mask = node.args[1]
-    value = mask.meta.get("example_value") if isinstance(mask, torch.fx.Node) else None
+        return None
+    first, *rest = node.args[1] if isinstance(node.args[1], tuple) else (node.args[1],)
+    if not _is_mask(first) or any(isinstance(index, fx.Node | type(None)) for index in rest):
+        return None
+    return cast("fx.Node", first)
+
+
+def _is_mask(node: Any) -> bool:
+    value = _example(node)
     return isinstance(value, Tensor) and value.dtype == torch.bool and value.dim() > 0
 
 
-def _replace_read(read: torch.fx.Node) -> bool:
-    """Whether the rows that are read could be replaced, with all that is computed of them."""
-    mask = read.args[1]
-    num_rest = read.meta["example_value"].dim() - 1
-    computed, writes = {read}, []
-    for node in _users_after(read):
-        if not computed.intersection(node.all_input_nodes):
-            continue
-        if _is_masked(node, operator.setitem) and _is_same(node.args[1], mask):
-            if computed.isdisjoint((node.args[0], node.args[1])):
-                writes.append(node)
-                continue
-        if not _is_by_row(node, computed, num_rest):
+def _rest(node: fx.Node) -> tuple[Any, ...]:
+    return node.args[1][1:] if isinstance(node.args[1], tuple) else ()
+
+
+@dataclass
+class _Group:
+    """Reads by a mask, the calls on their rows, and the writes by the same mask."""
+
+    mask: fx.Node
+    reads: list[fx.Node] = field(default_factory=list)
+    computed: set[fx.Node] = field(default_factory=set)
+    writes: list[fx.Node] = field(default_factory=list)
+    is_by_row: bool = True
+    is_flat: bool = False
+
+    def add(self, node: fx.Node) -> None:
+        """Add a call on rows of the mask, unless what it gives of a row depends on others."""
+        mask = _mask_of(node, operator.setitem)
+        inputs = self.computed.intersection(node.all_input_nodes)
+        if mask is not None and _is_same(mask, self.mask) and list(inputs) == [node.args[2]]:
+            self.writes.append(node)
+            return
+        tried = tried_by_row(node, self.computed, _example(self.mask).dim())
+        self.is_by_row &= tried is not None
+        self.is_flat |= tried is True
+        self.computed.add(node)
+
+    def replace(self) -> bool:
+        """Whether all rows could take the place of those that the mask names."""
+        masks = {_mask_of(read, operator.getitem) for read in self.reads}
+        masks |= {_mask_of(write, operator.setitem) for write in self.writes}
+        if not self.is_by_row or not self.writes or any(map(is_written, filter(None, masks))):
             return False
-        computed.add(node)
-    if not writes or any(
-        is_written(cast("torch.fx.Node", write.args[1])) for write in (read, *writes)
-    ):
-        return False
-    read.target = rows_or_filler
-    for node in computed:
-        node.meta.pop("unbacked_bindings", None)
-    for write in writes:
-        write.target = write_rows
-    return True
+        for read in self.reads:
+            mask = _mask_of(read, operator.getitem)
+            read.args = (read.args[0], mask, _rest(read), self.is_flat)
+            read.target = rows_or_filler
+        for node in self.computed:
+            node.meta.pop("unbacked_bindings", None)
+        for write in self.writes:
+            mask = _mask_of(write, operator.setitem)
+            write.args = (write.args[0], mask, _rest(write), write.args[2], self.is_flat)
+            write.target = write_rows
+        return True
 
 
-def _users_after(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
-    node = node.next
-    while node.op != "root":
-        yield node
-        node = node.next
+def _groups(graph: fx.Graph) -> list[_Group]:
+    groups: list[_Group] = []
+    for node in graph.nodes:
+        mask = _mask_of(node, operator.getitem)
+        own = [g for g in groups if not g.computed.isdisjoint(node.all_input_nodes)]
+        if mask is not None and not own and _has_free_sizes(_example(node)):
+            group = next((g for g in groups if _is_same(g.mask, mask)), None) or _Group(mask)
+            group.reads.append(node)
+            group.computed.add(node)
+            groups += [] if group in groups else [group]
+        for group in own:
+            group.add(node)
+            group.is_by_row &= len(own) == 1
+    return groups
 
 
-def _is_by_row(node: torch.fx.Node, computed: set[torch.fx.Node], num_rest: int) -> bool:
-    others = [other for other in node.all_input_nodes if other not in computed]
-    values = [other.meta.get("example_value") for other in others]
-    is_one = all(isinstance(value, Tensor) and value.dim() <= num_rest for value in values)
-    return is_one and _is_pointwise(node)
-
-
-def _is_pointwise(node: torch.fx.Node) -> bool:
-    """Whether a call computes each element by itself, as a kernel may hold it."""
-    name = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
-    if node.op == "call_function" and node.target is getattr(operator, name, None):
-        is_in_place = name[:1] == "i" and hasattr(operator, name[1:])
-        name = name[is_in_place:].replace("truediv", "div")
-    elif node.op == "call_function" and node.target is not getattr(torch, name, None):
-        return False
-    name = name.removesuffix("_")
-    overloads = (f"aten.{name}{suffix}" for suffix in ("", ".Tensor", ".Tensor_Scalar", ".self"))
-    return any(spec_named(overload).role == "pointwise" for overload in overloads)
-
-
-def is_written(tensor: torch.fx.Node) -> bool:
+def is_written(tensor: fx.Node) -> bool:
     """Whether some call may change a tensor in place."""
     return any(
         user.args[:1] == (tensor,)
         and (
             user.target is operator.setitem
-            or str(user.target).endswith("_")
-            or getattr(user.target, "__name__", "")[:1] == "i"
+            or (name := _name(user)).endswith("_")
+            # such as `operator.iadd`
+            or (user.target is getattr(operator, name, None) and hasattr(operator, name[1:]))
         )
         for user in tensor.users
     )
 
 
+def _name(node: fx.Node) -> str:
+    return str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
+
+
 def _is_same(first: Any, second: Any) -> bool:
     if isinstance(first, tuple | list) and isinstance(second, tuple | list):
         return len(first) == len(second) and all(map(_is_same, first, second))
-    if not isinstance(first, torch.fx.Node) or not isinstance(second, torch.fx.Node):
+    if not isinstance(first, fx.Node) or not isinstance(second, fx.Node):
         return type(first) is type(second) and first == second
     if first is second:
         return True
@@ -167,18 +232,20 @@ def _is_same(first: Any, second: Any) -> bool:
     return is_pure and _is_same(first.args, second.args)
 
 
-def _replace_write(write: torch.fx.Node) -> bool:
+def _replace_write(write: fx.Node) -> bool:
     """Whether one row is written to all that the mask names. Raises CaptureError for several."""
-    operands = cast("tuple[torch.fx.Node, ...]", write.args)
-    table, mask, rows = (node.meta["example_value"] for node in operands)
+    operands = cast("tuple[fx.Node, ...]", write.args)
+    mask = cast("fx.Node", _mask_of(write, operator.setitem))
+    rest, (table, rows) = _rest(write), map(_example, (operands[0], operands[2]))
     if operands[2].meta.get("unbacked_bindings") or _has_free_sizes(rows):
         return False
-    _check_one_row(write, table, mask, rows)
+    _check_one_row(write, _part(table, _example(mask), rest), _example(mask), rows)
+    write.args = (operands[0], mask, rest, operands[2])
     write.target = write_rows
     return True
 
 
-def _replace_put(put: torch.fx.Node) -> bool:
+def _replace_put(put: fx.Node) -> bool:
     """Whether a call of `index_put` writes one row to all that a mask names."""
     table, indices, rows = (*put.args, *[put.kwargs.get(name) for name in ("indices", "values")])[
         :3
@@ -195,10 +262,10 @@ def _replace_put(put: torch.fx.Node) -> bool:
 
 
 def _example(node: Any) -> Any:
-    return node.meta.get("example_value") if isinstance(node, torch.fx.Node) else None
+    return node.meta.get("example_value") if isinstance(node, fx.Node) else None
 
 
-def _check_one_row(write: torch.fx.Node, table: Tensor, mask: Tensor, rows: Tensor) -> None:
+def _check_one_row(write: fx.Node, table: Tensor, mask: Tensor, rows: Tensor) -> None:
     num_rest = table.dim() - mask.dim()
     is_one = rows.dim() <= num_rest or (rows.dim() == num_rest + 1 and rows.shape[0] == 1)
     if not is_one:

@@ -14,6 +14,7 @@
 - Batch norm with `momentum=None` reads the number of batches so far: it stays a tensor. That of
   `nn.SyncBatchNorm` looks whether there are other processes, and sends them its sums: a program's
   batch is the global one already.
+- Modules of fake quantization ask their buffers what to do: see `quantized`.
 
 What is refused by the values in eager (negative variances, lengths that are too long) a step takes.
 """
@@ -30,6 +31,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from shardweave.ir.capture.substitutes.quantized import quantized_written_out
 from shardweave.ir.capture.substitutes.stand_ins import wide_under_autocast
 from shardweave.ir.torch_private import AdaptiveLogSoftmaxOutput, BatchNorm, original_of, replaced
 
@@ -52,6 +54,7 @@ def written_out() -> Iterator[None]:
         mock.patch.object(nn.AdaptiveLogSoftmaxWithLoss, "forward", adaptive_log_softmax),
         mock.patch.object(BatchNorm, "forward", batch_norm),
         mock.patch.object(nn.SyncBatchNorm, "forward", batch_norm),
+        quantized_written_out(),
         replaced(
             {
                 "causal mask": _said_to_be_causal,

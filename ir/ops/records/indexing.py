@@ -63,13 +63,7 @@ SPECS = (
         fits=_picks_one,
     ),
     *family("scatter.src scatter.value", rule="scatter", has_indices=True, overwrites=True),
-    *family(
-        """
-        scatter.reduce scatter.value_reduce scatter_reduce.two masked_scatter
-        _unsafe_index_put
-        """,
-        overwrites=True,
-    ),
+    *family("masked_scatter _unsafe_index_put", overwrites=True),
     OpSpec("aten.index_select", rule="index_select", is_lookup=True, has_indices=True),
     OpSpec(
         "aten.index_select_backward",
@@ -79,12 +73,17 @@ SPECS = (
     ),
     OpSpec("aten.index.Tensor", rule="index", is_lookup=True, has_indices=True),
     *family(
-        "index_add index_copy index_reduce index_fill.int_Scalar index_fill.int_Tensor",
+        """
+        index_add index_copy index_reduce index_fill.int_Scalar index_fill.int_Tensor
+        scatter.reduce scatter.value_reduce scatter_reduce.two
+        """,
         rule="indexed_dim",
         has_indices=True,
         overwrites=True,
     ),
-    *family("bucketize.Tensor", rule="among_boundaries"),
+    *family("bucketize.Tensor isin.Tensor_Tensor", rule="among_boundaries"),
+    OpSpec("aten.searchsorted.Tensor", rule="searchsorted"),
+    *family("segment_reduce _segment_reduce_backward", rule="segments"),
     OpSpec("aten.index_put", rule="index", has_indices=True, overwrites=True),
     *family(
         "nll_loss2d_backward _embedding_bag _embedding_bag_backward",

@@ -87,6 +87,7 @@ SPECS = (
     *family("_safe_softmax _softmax_backward_data", **_SOFTMAX),
     *family("_log_softmax logsumexp", rule="along_whole_dims", is_direct=True),
     OpSpec("aten.histc", rule="histogram"),
+    OpSpec("aten.renorm", rule="norms_of_slices"),
     OpSpec("aten.cumsum", rule="along_whole_dims", counts=True),
     *family(
         """

@@ -308,19 +308,15 @@ def index(op: AtenOp) -> Rule:
 
 @rule
 def indexed_dim(op: AtenOp) -> Rule:
-    """`. h, ., . h -> . h`: the dim that is written to by indices is whole, the others pass."""
-    base = shape_of(op.operands[0])
-    if not base:
+    """`. h, ., . h -> . h`: the dim that is written to by indices is whole.
+
+    The others pass, where index and source are as long as the result.
+    """
+    shapes = [shape_of(v) for v in op.operands]
+    rank = len(shapes[0])
+    if not rank:
         return replicated_rule(op)
-    names, factors = passing(base, whole=[dim_of(op, len(base))])
-    rest = [
-        names if len(shape_of(v)) == len(base) else [()] * len(shape_of(v)) for v in op.operands[2:]
-    ]
-    return named_rule(factors, [names, [()] * len(shape_of(op.operands[1])), *rest], [names])
-
-
-@rule
-def among_boundaries(op: AtenOp) -> Rule:
-    """`i, . -> i`: each value finds its place by itself among all boundaries."""
-    names, factors = passing(shape_of(op.operands[0]))
-    return named_rule(factors, [names, [()]], [names])
+    alike = [shape for shape in shapes if len(shape) == rank]
+    names, factors = passing(shapes[0], whole=_unequal(dim_of(op, rank), *alike))
+    operands = [names if len(shape) == rank else [()] * len(shape) for shape in shapes]
+    return named_rule(factors, operands, [names])

@@ -18,11 +18,12 @@ from shardweave.ir.sharding.rules import (
     indexing,
     matmul,
     reductions,
+    searches,
     views,
 )
 from shardweave.ir.sharding.rules.base import RULES, Notation, Rule, RuleFunction, replicated_rule
 
-_FAMILIES = (attention, convolution, factories, indexing, matmul, reductions, views)
+_FAMILIES = (attention, convolution, factories, indexing, matmul, reductions, searches, views)
 """Imported so that their functions are registered."""
 
 _known: dict[tuple[OpSpec, OpKey], Rule] = {}

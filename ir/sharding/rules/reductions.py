@@ -45,6 +45,14 @@ def along_whole_dims(op: AtenOp) -> Rule:
     return named_rule(factors, [names] * len(op.operands), results)
 
 
+@rule
+def norms_of_slices(op: AtenOp) -> Rule:
+    """`i . -> i .`: each slice along the dim i has a norm of its own."""
+    shape = shape_of(op.operands[0])
+    names, factors = passing(shape, whole={*range(len(shape))} - {op.value("dim") % len(shape)})
+    return named_rule(factors, [names], [names])
+
+
 def _dims_of(op: AtenOp) -> frozenset[int]:
     """The dims an op works along; an overload without the argument works along all."""
     has_dim = op.signature.parameter("dim") is not None

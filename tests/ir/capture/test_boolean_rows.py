@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from shardweave.ir.capture.capture import CaptureError, capture
 from shardweave.tests.compiled import compile_copy
@@ -37,6 +38,18 @@ CHANGES: dict[str, Change] = {
     "scale": lambda self, y, x: _scale(y, x[:, 1] > 0, 3),
     "root-of-what-is-positive": lambda self, y, x: _set(y, x > 0, (y[x > 0].abs() + 0.1).log()),
     "exponential-of-rows": lambda self, y, x: _set(y, x[:, 0] > 0, y[x[:, 0] > 0].mul(2).exp() + 1),
+    "opposite": lambda self, y, x: (_add(y, m := x[:, 0] > 0, 1), _scale(y, ~m, 2)),
+    "several-reads": lambda self, y, x: _set(
+        y, x > 0, torch.where(y[x > 0] > 0, F.softplus(y[x > 0]), x[x > 0])
+    ),
+    "layers": lambda self, y, x: _set(
+        y, m := x[:, 0] > 0, F.layer_norm(self.linear(y[m]), (4,))[:, :1] + x[m]
+    ),
+    "columns": lambda self, y, x: _scale(y, (x[:, 0] > 0, slice(1, 3)), self.linear.bias[:2]),
+    "positions": lambda self, y, x: _add(y, torch.where(x > 0), self.linear.bias[0]),
+    "flattened": lambda self, y, x: _set(
+        z := y.view(2, 2, 4), m := x.view(2, 2, 4)[..., 0] > 0, z[m].mm(self.linear.weight)
+    ),
     "filtered-twice": lambda self, y, x: (_add(y, x > 0, 1), _scale(y, x < 0, 2)),
 }
 

@@ -58,3 +58,35 @@ def test_constant_that_is_written_to_is_never_read_as_it_was() -> None:
     model = Model(lambda self, x: (self.linear(x) * _written(x)).square().sum())
     with pytest.raises(CaptureError, match="a Python number is read"):
         capture(model, rows())
+
+
+def test_number_of_a_constant_of_the_module_is_a_setting() -> None:
+    model = Model(
+        lambda self, x: (self.linear(x) * self.number.item() * sum(self.numbers[0].tolist())).sum(),
+        number=torch.tensor(3),
+        numbers=[torch.tensor([1, 2])],
+    )
+    (x,) = rows()
+    step = compile_copy(model, (x,), mesh="data=2", backend="reference")
+    torch.testing.assert_close(step(x).detach(), model(x).detach())
+    several: list[Any] = [step, model]
+    for each in several:
+        each.number.fill_(5)
+    torch.testing.assert_close(step(x).detach(), model(x).detach())
+    for each in several:
+        each.numbers[0][1] = 7
+    torch.testing.assert_close(step(x).detach(), model(x).detach())
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (lambda self, x: self.linear(x).sum() * self.ema[0].item(), "but no buffer"),
+        (lambda self, x: self.linear(x).sum() * self.number.item() * self.number, "of its own"),
+    ],
+    ids=["buffer", "tensor-too"],
+)
+def test_number_that_could_change_unseen_is_refused(function: Any, expected: str) -> None:
+    model = Model(function, number=torch.tensor(3))
+    with pytest.raises(CaptureError, match=rf"test_constant_numbers\.py:\d+.*{expected}"):
+        capture(model, rows())

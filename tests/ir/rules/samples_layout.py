@@ -110,8 +110,9 @@ OF_ONE_DIM = (
     sample("diag_embed", normal(4, 6), -1, 0, 2),
     sample("diagonal_backward", normal(6, 4), [4, 6, 4], 0, 0, 2),
     sample("unfold_copy", normal(4, 6), 1, 2, 1),
-    sample("view.dtype", normal(4, 6), torch.int64),
-    sample("view.dtype", normal(4, 6), torch.int32),
+    # Sums of terms are exact, since a last bit would be seen.
+    sample("view.dtype", integers(4, 6).double(), torch.int64),
+    sample("view.dtype", integers(4, 6).double(), torch.int32),
     sample("unfold_backward", normal(4, 5, 2), [4, 6], 1, 2, 1),
     sample("rot90", normal(4, 6, 4), 1, [1, 2]),
     sample("index_add", normal(4, 6), 1, integers(3, high=6), normal(4, 3)),
@@ -119,6 +120,14 @@ OF_ONE_DIM = (
     sample("index_reduce", normal(4, 6), 1, integers(3, high=6), normal(4, 3), "amax"),
     sample("index_fill.int_Scalar", normal(4, 6), 0, integers(2, high=4), 1.5),
     sample("index_fill.int_Tensor", normal(4, 6), -1, integers(2, high=6), normal()),
+    sample("scatter_reduce.two", normal(4, 6), 1, integers(4, 3, high=6), normal(4, 3), "mean"),
+    sample("scatter_reduce.two", normal(4, 6), 0, integers(2, 6, high=4), normal(2, 6), "amax"),
+    sample("scatter.reduce", normal(4, 6), 1, integers(4, 3, high=6), normal(4, 3), reduce="add"),
+    sample("isin.Tensor_Tensor", integers(4, 6, high=5), integers(2, 2, high=5)),
+    sample("searchsorted.Tensor", normal(5).sort().values, normal(4, 6)),
+    sample("searchsorted.Tensor", normal(4, 5).sort().values, normal(4, 6)),
+    sample("renorm", normal(4, 6, 2), 2, -2, 0.5),
+    sample("segment_reduce", normal(6, 4), "sum", lengths=torch.tensor([2, 3, 1])),
     sample("bucketize.Tensor", normal(4, 6), torch.linspace(-1, 1, 5, dtype=torch.float64)),
 )
 

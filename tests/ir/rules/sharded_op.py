@@ -276,9 +276,9 @@ def _argument(
 
 
 def terms_of(tensor: Tensor, count: int) -> Tensor:
-    """Random tensors, stacked in dim 0, that add up to a tensor."""
+    """Random tensors, stacked in dim 0, that add up to a tensor: exactly, if that has few digits."""
     if tensor.dtype.is_floating_point or tensor.is_complex():
-        rest = torch.randn(count - 1, *tensor.shape, dtype=tensor.dtype)
+        rest = torch.randint(-512, 512, (count - 1, *tensor.shape)).to(tensor.dtype) / 256
     else:
         rest = torch.randint(-9, 9, (count - 1, *tensor.shape), dtype=tensor.dtype)
     return torch.cat([rest, (tensor - rest.sum(0, dtype=tensor.dtype)).unsqueeze(0)])

@@ -1,0 +1,33 @@
+"""Rules of ops that compare each value with a list of others, or reduce runs of rows."""
+
+from __future__ import annotations
+
+from shardweave.ir.dialects.aten import AtenOp
+from shardweave.ir.dialects.types import dtype_of_value, shape_of
+from shardweave.ir.sharding.rules.base import Rule, named_rule, rule
+from shardweave.ir.sharding.rules.dims import passing
+
+
+@rule
+def among_boundaries(op: AtenOp) -> Rule:
+    """`i, . -> i`: each value is compared by itself with all of the others."""
+    names, factors = passing(shape_of(op.operands[0]))
+    return named_rule(factors, [names, [()] * len(shape_of(op.operands[1]))], [names])
+
+
+@rule
+def searchsorted(op: AtenOp) -> Rule:
+    """`., i -> i`, or by rows `b ., b i -> b i`: each value finds its place by itself."""
+    names, factors = passing(shape_of(op.operands[1]))
+    row = [()] if len(shape_of(op.operands[0])) == 1 else [*names[:-1], ()]
+    return named_rule(factors, [row, names, *[row] * (len(op.operands) - 2)], [names])
+
+
+@rule
+def segments(op: AtenOp) -> Rule:
+    """`. h, . -> . h`: the rows of segments are whole, as are the lengths or offsets of these."""
+    num_whole = len(shape_of(op.operands[-1]))
+    names, factors = passing(shape_of(op.operands[0]), whole=range(num_whole))
+    is_data = [dtype_of_value(v).is_floating_point for v in op.operands]
+    operands = [names if data else [()] * num_whole for data in is_data]
+    return named_rule(factors, operands, [names])
