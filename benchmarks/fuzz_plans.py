@@ -37,7 +37,13 @@ from shardweave.planners.lowering.plan_passes import plan_passes
 from shardweave.planners.lowering.stages.choose import with_pipeline
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_check import check_plan
-from shardweave.planners.plan.plan_parts import PIPELINE_SCHEDULES, RECOMPUTE, SCHEDULES, Pipeline
+from shardweave.planners.plan.plan_parts import (
+    OFFLOAD,
+    PIPELINE_SCHEDULES,
+    RECOMPUTE,
+    SCHEDULES,
+    Pipeline,
+)
 from shardweave.planners.predict.predict import predicted_of, simulate_step
 
 MODELS = {
@@ -119,6 +125,7 @@ def _mixed(rng: random.Random, devices: int) -> JointPoint:
         sequence_parallel=rng.random() < 0.4,
         zero=rng.randrange(4),
         recompute=rng.choice(RECOMPUTE),
+        offload=rng.choice(("none", *OFFLOAD)),
         micro_batches=rng.choice((1, 1, 2, 4, 8)),
         sub_batches=rng.choice((1, 1, 2)),
         schedule=rng.choice([name for name in SCHEDULES if name]),

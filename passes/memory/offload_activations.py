@@ -12,6 +12,7 @@ from xdsl.rewriter import InsertPoint, Rewriter
 from shardweave.ir.dialects.annotations import (
     Copy,
     copy_of,
+    phase_of,
     set_phase,
     set_sharding_attrs,
     sharding_attrs_of_value,
@@ -26,10 +27,11 @@ from shardweave.ir.dialects.dist import (
     ToHostOp,
     create_dist,
 )
-from shardweave.ir.dialects.types import num_bytes, tensor_type_of
+from shardweave.ir.dialects.types import num_bytes, shape_of, tensor_type_of
 from shardweave.ir.ops.registry import flops_of
 from shardweave.ir.program.blocks import blocks_of, weight_ops
-from shardweave.ir.program.program import Program
+from shardweave.ir.program.program import Program, sharding_of
+from shardweave.ir.program.staged import StageFunction
 from shardweave.ir.program.storage import is_view, kept_bytes, later_ops, later_reads
 from shardweave.passes.messages.start_collectives import started
 from shardweave.passes.notes import note
@@ -89,12 +91,12 @@ def _within(budget: int, needed: int, candidates: Iterable[_Kept]) -> list[_Kept
 
 def _offloadable(program: Program, values: str, least_bytes: int) -> list[_Kept]:
     """The values that can be offloaded, in the order in which they are made."""
-    blocks, later = blocks_of(program), later_ops(program)
+    blocks, later = blocks_of(program), set(filter(_is_backward, later_ops(program)))
     places = {op: place for place, op in enumerate(program.ops)}
     kept_anyway: set[SSAValue] = {result for op in weight_ops(program) for result in op.results}
     kept_anyway.update(_viewed(slot.value) for slot in program.results)
     reads: dict[SSAValue, list[tuple[Operation, SSAValue]]] = {}
-    for op, value in later_reads(program):
+    for op, value in filter(lambda pair: pair[0] in later, later_reads(program)):
         reads.setdefault(_viewed(value), []).append((op, value))
     products = list(accumulate((flops_of(op) > 0 for op in program.ops), initial=0))
     chosen: list[_Kept] = []
@@ -110,9 +112,21 @@ def _offloadable(program: Program, values: str, least_bytes: int) -> list[_Kept]
         last, first = max(places[op] for op in early), min(places[op] for op in readers)
         kept = _Kept(value, pairs, last, first)
         is_long = last < first and products[last + 1] < products[first]
-        if is_long and len(set(map(copy_of, early + readers))) == 1 and kept.size >= least_bytes:
+        is_alike = len(set(map(copy_of, early + readers))) == 1 and _varies(value, program)
+        if is_long and is_alike and kept.size >= least_bytes:
             chosen.append(kept)
     return sorted(chosen, key=lambda kept: kept.last)
+
+
+def _is_backward(op: Operation) -> bool:
+    return phase_of(op) != "forward"
+
+
+def _varies(value: SSAValue, program: Program) -> bool:
+    """Whether each micro-batch, if there are several, has a value of its own."""
+    times = set(program.mesh.time_names if program.mesh else ())
+    (attr,) = sharding_attrs_of_value(value) or (None,)
+    return not times or not times.isdisjoint(sharding_of(attr, shape_of(value), program).axes)
 
 
 def _viewed(value: SSAValue) -> SSAValue:
@@ -278,6 +292,8 @@ class OffloadActivationsPass(PassOnProgram):
     def run(self, program: Program) -> None:
         if self.values not in VALUES:
             raise ValueError(f"values '{self.values}' is unknown; use one of {', '.join(VALUES)}.")
+        if isinstance(program, StageFunction):
+            raise ValueError("the program has stages; run this pass before cut-stages.")
         if not program.is_local and program.mesh is not None:
             raise ValueError("the program is global; run insert-collectives before this pass.")
         if any(isinstance(op, HostCopyOp) for op in program.ops):

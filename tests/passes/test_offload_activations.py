@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from shardweave.backends.distributed.distributed import DistributedBackend
+from shardweave.backends.distributed.runtime import Runtime
 from shardweave.backends.reference.virtual_ranks import global_argument, run_ops, virtual_mesh
 from shardweave.ir.dialects.dist import ToDeviceOp, ToHostOp
 from shardweave.ir.dialects.types import num_bytes, tensor_type_of
@@ -59,6 +61,25 @@ def test_offloaded_steps_are_eager_s(mesh: str, options: dict[str, Any], values:
     assert copies(program)
     assert_equals_eager(program, captured(SPECS["gpt"]))
     assert Program.parse(str(program)) == program
+
+
+OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in ("gpt2", "llama", "bert", "vit")]
+
+
+@pytest.mark.parametrize("model", ["t5", *OTHERS])
+def test_micro_batches_of_models_are_eager_s(model: str) -> None:
+    for values in ("inputs", "all"):
+        pipeline = Pipeline((("*",),), 2, schedule="gpipe")
+        program = offloaded(model, "data=2", offload=values, pipeline=pipeline)
+        assert copies(program)
+        assert_equals_eager(program, captured(SPECS[model]))
+
+
+def test_kernels_keep_copies() -> None:
+    program = offloaded("gpt", "data=2", offload="all")
+    fused = run_passes(program, "fuse-kernels")
+    assert len(copies(fused)) == len(copies(program))
+    assert_equals_eager(fused, captured(SPECS["gpt"]))
 
 
 def test_offloaded_steps_are_proved() -> None:
@@ -177,6 +198,15 @@ def test_what_cannot_be_offloaded_is_said(passes: str, message: str) -> None:
     program = run_passes(captured(SPECS["gpt"]).program, "cse")
     with pytest.raises(PassError, match=message):
         run_passes(program, passes)
+
+
+def test_stages_and_graphs_are_refused() -> None:
+    staged = offloaded("gpt", "stage=2", offload="none")
+    with pytest.raises(PassError, match="run this pass before cut-stages"):
+        run_passes(staged, PASS)
+    backend = DistributedBackend(Runtime(), cuda_graph=True)
+    with pytest.raises(ValueError, match="a graph of those is not supported; leave it out, or the"):
+        backend.load(Program.parse(TEXT))
 
 
 def test_global_programs_are_refused_and_idle_passes_noted() -> None:
