@@ -12,10 +12,27 @@ from torch import Tensor
 
 from shardweave.backends.emit.emit import StepFunction
 from shardweave.backends.programs import Key
+from shardweave.ir.dialects.dist import HostCopyOp
+from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.program.program import Program
 from shardweave.ir.torch_private import num_users
 
 WARM_UP_CALLS = 3
 """Calls before the capture: kernels are compiled and tuned, libraries take their workspace."""
+
+
+def check_graph(program: Program, mesh: Mesh, *, is_joint: bool) -> None:
+    """Raises ValueError for a step with messages, or with copies to the host."""
+    if is_joint:
+        raise ValueError(
+            f"cuda_graph=True: a step on mesh {mesh} sends messages, and a graph of those is not "
+            "supported; leave it out, or take a mesh of one device."
+        )
+    if any(isinstance(op, HostCopyOp) for op in program.ops):
+        raise ValueError(
+            "cuda_graph=True: the step copies values to the host, and a graph of those is not "
+            "supported; leave it out, or the plan's 'offload'."
+        )
 
 
 class GraphedStep:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from shardweave.backends.distributed.cuda_graph import GraphedStep
+from shardweave.backends.distributed.cuda_graph import GraphedStep, check_graph
 from shardweave.backends.distributed.layout import as_dtensor, placements_of, whole
 from shardweave.backends.distributed.parts import Parts
 from shardweave.backends.distributed.pipeline import StagedRunner, holders_of
@@ -25,7 +25,6 @@ from shardweave.backends.step.compiled_module import CompiledModule
 from shardweave.backends.step.step import Step
 from shardweave.backends.step.step_programs import GivenProgram
 from shardweave.backends.watch.agreement import require_same_model
-from shardweave.ir.dialects.dist import HostCopyOp
 from shardweave.ir.mesh.placement import Sharding
 from shardweave.ir.mesh.shards import take_shard
 from shardweave.ir.program.blocks import shared_modules
@@ -117,7 +116,7 @@ class DistributedBackend(Backend):
 
     def load(self, program: Program, pending: Collection[str] = ()) -> EmittedRunner | StagedRunner:
         if self.cuda_graph:
-            self._check_graph(program)
+            check_graph(program, self.runtime.mesh, is_joint=self.is_joint)
         if is_staged(program):
             self._check_holders(program)
             return StagedRunner(program, self.runtime, self.compiler)
@@ -128,18 +127,6 @@ class DistributedBackend(Backend):
             cuda_graph=self.cuda_graph,
             pending=pending,
         )
-
-    def _check_graph(self, program: Program) -> None:
-        if self.is_joint:
-            raise ValueError(
-                f"cuda_graph=True: a step on mesh {self.runtime.mesh} sends messages, and a graph "
-                "of those is not supported; leave it out, or take a mesh of one device."
-            )
-        if any(isinstance(op, HostCopyOp) for op in program.ops):
-            raise ValueError(
-                "cuda_graph=True: the step copies values to the host, and a graph of those is not "
-                "supported; leave it out, or the plan's 'offload'."
-            )
 
     def _check_holders(self, program: Program) -> None:
         """Raises ValueError for a gradient that other stages make than have the parameter: the

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import shutil
 from typing import Any
 
 import pytest
@@ -58,6 +59,7 @@ def assert_trains_as_eager(model: nn.Module, inputs: dict[str, Tensor], **option
         torch.testing.assert_close(trained[name], wanted, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.skipif(not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="no C++ compiler")
 def test_equal_blocks_are_compiled_once_and_train_as_eager() -> None:
     torch.manual_seed(0)
     model = Net().double()
