@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterator
 from itertools import chain
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from shardweave.backends.step.bound import device_of
 from shardweave.backends.step.step_call import StepCall
@@ -111,25 +112,68 @@ def _text(value: Any) -> str:
 
 
 def _code_of(*objects: Any) -> dict[str, str]:
-    """A digest of the functions of each class of modules, and of a loss that is a function."""
+    """A digest of the functions of each class of modules, of a loss that is a function, and of what
+    these read by a global name: functions, numbers, texts and tensors."""
     modules = chain.from_iterable(o.modules() for o in objects if isinstance(o, nn.Module))
-    classes = {kind for module in modules for kind in type(module).__mro__}
-    own = [
-        kind for kind in classes if kind.__module__.partition(".")[0] not in ("torch", "builtins")
-    ]
-    named = {f"the code of class '{kind.__qualname__}'": _digests(vars(kind)) for kind in own}
+    named: defaultdict[str, list[str]] = defaultdict(list)  # classes of one name may be several
     functions = [o for o in objects if isinstance(o, FunctionType)]
-    return named | {f"the code of '{f.__qualname__}'": _digest(f.__code__) for f in functions}
+    seen = set(functions)
+    for kind in {kind for module in modules for kind in type(module).__mro__}:
+        if _is_own(kind):
+            members = [getattr(value, "__wrapped__", value) for value in vars(kind).values()]
+            own = [member for member in members if isinstance(member, FunctionType)]
+            named[f"class '{kind.__qualname__}'"] += [_digest(member.__code__) for member in own]
+            functions += own
+    numbers: dict[str, str] = {}
+    while functions:
+        for name, value in _read_by(functions.pop()):
+            if isinstance(value, FunctionType) and _is_own(value) and value not in seen:
+                seen.add(value)
+                functions.append(value)
+            elif isinstance(value, bool | int | float | str | Tensor) and name[:2] != "__":
+                numbers[f"the global '{name}'"] = _value_text(value)
+    for function in seen:
+        named[f"'{function.__qualname__}'"].append(_digest(function.__code__))
+    codes = {f"the code of {name}": _short("".join(sorted(each))) for name, each in named.items()}
+    return {**codes, **numbers}
 
 
-def _digests(members: Mapping[str, Any]) -> str:
-    functions = [getattr(value, "__wrapped__", value) for value in members.values()]
-    codes = [f.__code__ for f in functions if isinstance(f, FunctionType)]
-    return hashlib.sha256("".join(map(_digest, codes)).encode()).hexdigest()[:12]
+def _value_text(value: Any) -> str:
+    if not isinstance(value, Tensor):
+        return repr(value)
+    values = value.detach().cpu()
+    content = values.to_dense() if values.layout != torch.strided else values
+    return f"{form_of(value)} of digest {_short(str(content.tolist()))}"
+
+
+def _is_own(value: Any) -> bool:
+    """Whether a class or function is not torch's, whose version is a guard."""
+    return value.__module__.partition(".")[0] not in ("torch", "builtins")
+
+
+def _read_by(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    """What a function reads by a global name, or of a module of such a name."""
+    names = set(_names_in(function.__code__))
+    for name in names & function.__globals__.keys():
+        value = function.__globals__[name]
+        yield name, value
+        if isinstance(value, ModuleType) and value.__name__.partition(".")[0] != "torch":
+            yield from ((n, vars(value)[n]) for n in names & vars(value).keys())
+
+
+def _names_in(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names_in(constant)
 
 
 def _digest(code: CodeType) -> str:
     """A digest of what a function does, whatever lines it stands in."""
     constants = [_digest(c) if isinstance(c, CodeType) else _text(c) for c in code.co_consts]
     text = f"{code.co_code.hex()} {constants} {code.co_names} {code.co_varnames}"
+    return _short(text)
+
+
+def _short(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]

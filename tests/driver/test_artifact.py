@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,10 @@ class Pair(NamedTuple):
     logits: Tensor
 
 
+def scaled(x: Tensor) -> Tensor:
+    return x * FACTORS.sum()
+
+
 class Model(nn.Module):
     """Dropout, buffers that are updated, a constant of the code, and outputs in three forms."""
 
@@ -46,7 +51,7 @@ class Model(nn.Module):
 
     def forward(self, x: Tensor, y: Tensor) -> Any:
         logits = self.fc_out(self.drop(self.norm(self.fc_in(x)).relu())) * self.scale
-        loss = nn.functional.cross_entropy(logits, y) * FACTORS.sum()
+        loss = scaled(nn.functional.cross_entropy(logits, y))
         if self.returns == "dataclass":
             return {"scored": Scored(loss, [logits]), "none": None}
         return Pair(loss, logits) if self.returns == "tuple" else loss
@@ -182,7 +187,9 @@ def test_other_options_are_refused(path: Path, options: dict[str, Any], words: s
         started(path, **options)
 
 
-def test_other_models_settings_and_calls_are_refused(path: Path) -> None:
+def test_other_models_settings_and_calls_are_refused(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refused(words: str, model: nn.Module, **options: Any) -> None:
         with pytest.raises(sw.ArtifactError, match=words):
             started(path, model, **options)
@@ -210,6 +217,12 @@ def test_other_models_settings_and_calls_are_refused(path: Path) -> None:
 
     Other.__name__ = "Model"
     refused("code of class", Other())
+    with monkeypatch.context() as patch:
+        patch.setattr(scaled, "__code__", (lambda x: 2 * x).__code__)
+        refused("the code of 'scaled'", Model())
+    with monkeypatch.context() as patch:
+        patch.setattr(sys.modules[__name__], "FACTORS", torch.tensor([1.0, 3.0]))
+        refused("the global 'FACTORS'", Model())
     step = started(path)
     assert step(*example()).ndim == 0  # only_loss, which was not given again
 
