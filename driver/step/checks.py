@@ -102,8 +102,8 @@ def _check_options(request: Request) -> None:
         raise ValueError(f"zero={request.zero!r} is no ZeRO stage; give 0, 1, 2 or 3.")
     if request.zero and request.cluster is not None:
         raise ValueError(
-            f"zero={request.zero} has no effect: a planner chooses for the cluster (`shardweave "
-            "plan --fix zero=..`); leave it out."
+            f"zero={request.zero} has no effect beside cluster=..: the planner chooses the ZeRO "
+            "stage; leave zero out, or fix it in a plan (`shardweave plan --fix zero=..`)."
         )
     if request.program is None:
         default = DEFAULT_PLAN if request.cluster is None else DEFAULT_PLANNER

@@ -115,7 +115,7 @@ class _Walk:
             self.batches.varying.add(result)
         elif result in self.of_weights or not self._is_told(op):
             raise JoinedMicroBatches(
-                f"{describe(op)} brings the samples of all micro-batches together",
+                f"{describe(op)} reads samples of all micro-batches at once",
                 "If the model compares samples with each other, as a contrastive loss does, use a "
                 "plan whose pipeline has micro_batches=1. If a note names an op without a factor "
                 "rule, write its rule. Otherwise give as many rows as divide by the devices and "
