@@ -234,7 +234,7 @@ def as_mesh(mesh: MeshLike | DeviceMesh, num_devices: int | None = None) -> Mesh
     if not isinstance(mesh, str | Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError(
             "a mesh is text such as 'data=2,tensor=4', sizes by name, an sw.Mesh or a DeviceMesh, "
-            f"not a {type(mesh).__name__}; ranks are numbered along its axes, the last axis fastest."
+            f"not a {type(mesh).__name__}; ranks are numbered along its axes, the last one fastest."
         )
     if not isinstance(mesh, str):
         mesh = ",".join(f"{name}={size}" for name, size in mesh.items())

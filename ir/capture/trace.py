@@ -364,8 +364,8 @@ def _check_fits(name: str, site: Site, node: torch.fx.Node, old: torch.Tensor) -
     new = node.meta["val"]
     if new.shape != old.shape or new.dtype != old.dtype:
         raise CaptureError(
-            f"{site}: forward replaces buffer '{name}' (shape {tuple(old.shape)}, {old.dtype}) by a "
-            f"tensor of shape {tuple(new.shape)} and {new.dtype}; keep its shape and dtype."
+            f"{site}: forward replaces buffer '{name}' (shape {tuple(old.shape)}, {old.dtype}) by "
+            f"a tensor of shape {tuple(new.shape)} and {new.dtype}; keep its shape and dtype."
         )
 
 
