@@ -25,6 +25,7 @@ INTERNAL = {
     **dict.fromkeys(
         ("Irregular", "Unlike", "Unfit", "Unseen", "OutOfTime"), "caught where it is raised"
     ),
+    "OwnMessagesError": "becomes a ValueError with what to do",
     "UnfitError": "becomes a note: the region runs on ATen",
     "NotReadyError": "orders the statements of a kernel",
     "SourceError": "a guard against files that were tampered with",

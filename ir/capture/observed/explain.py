@@ -96,8 +96,9 @@ def explained(
     if in_python is not None:
         frames = "".join(traceback.format_tb(in_python.__traceback__))
         later = Site(site.module, *(users_line(frames) or ("", 0)))
-        site = site if site.file else later
-        if "_local_scalar_dense" in str(in_python):
+        reads_number = "_local_scalar_dense" in str(in_python)
+        is_placed, site = bool(site.file), site if site.file else later
+        if reads_number and not is_placed:
             return CaptureError(f"{later}: {_NUMBER}; {_number_remedy(in_python, later)}.")
     raised = _RAISED.search(text)
     if raised is not None:
@@ -124,6 +125,8 @@ def explained(
     why = f" ({reason.removeprefix('Explanation: ').rstrip('.')})" if reason else ""
     lower = f"{first}{why}".lower()
     remedy = next((do for sign, do in _REMEDIES if sign.lower() in lower), _ELSE)
+    if remedy == _ELSE and in_python is not None and reads_number:
+        return CaptureError(f"{later}: {_NUMBER}; {_number_remedy(in_python, later)}.")
     if remedy == _ELSE and in_python is not None and str(in_python):
         site = later if later.file else site
         why += f", and run by Python: {' '.join(str(in_python).split())[:300]}"

@@ -127,7 +127,16 @@ OF_ONE_DIM = (
     sample("searchsorted.Tensor", normal(5).sort().values, normal(4, 6)),
     sample("searchsorted.Tensor", normal(4, 5).sort().values, normal(4, 6)),
     sample("renorm", normal(4, 6, 2), 2, -2, 0.5),
+    sample("scatter.value_reduce", normal(4, 6), 1, integers(4, 3, high=6), 0.5, reduce="add"),
     sample("segment_reduce", normal(6, 4), "sum", lengths=torch.tensor([2, 3, 1])),
+    sample(
+        "_segment_reduce_backward",
+        normal(3, 4),
+        normal(3, 4),
+        normal(6, 4),
+        "sum",
+        lengths=torch.tensor([2, 3, 1]),
+    ),
     sample("bucketize.Tensor", normal(4, 6), torch.linspace(-1, 1, 5, dtype=torch.float64)),
 )
 
