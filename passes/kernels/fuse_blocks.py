@@ -1,4 +1,4 @@
-"""fuse-blocks: what a block computes between two messages as one region."""
+"""fuse-blocks: the ops of a block between two messages become one region."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from shardweave.passes.notes import note
 from shardweave.passes.program_pass import PassOnProgram
 
 MAX_OPS = 256
-"""Ops of one region: a compiler takes longer than linear in them."""
+"""Most ops in one region: a compiler's time grows faster than linearly in them."""
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ def unfuse(program: Program) -> int:
 
 
 def _original_order(ops: list[Operation], places: dict[Operation, int]) -> list[Operation] | None:
-    """The ops with each of `places` at its place, the others in turn; None if it has none."""
+    """Order `ops` with those of `places` at their index, the others between; None if impossible."""
     slots: list[Operation | None] = [None] * len(ops)
     for op, place in places.items():
         if place >= len(ops) or slots[place] is not None:
@@ -59,7 +59,7 @@ def has_regions(program: Program) -> bool:
 
 
 def require_no_regions(program: Program) -> None:
-    """Raises ValueError for a program whose ops are in regions already."""
+    """Raise ValueError if the program has fused regions."""
     if has_regions(program):
         raise ValueError("the program has fused regions already; run unfuse-kernels first.")
 

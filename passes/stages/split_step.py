@@ -90,8 +90,8 @@ def is_tangent(slot: Slot) -> bool:
 
 
 def _separated(program: Program) -> Program:
-    """The program, where sums of outputs travel apart from those of gradients: messages that join
-    both are two, one of each part. The program itself, if it has none that do."""
+    """A copy of the program in which each message that joins sums of outputs and of gradients is
+    split in two."""
     program = program.clone()
     of_tangents = {slot.value for slot in program.arguments if is_tangent(slot)}
     for op in list(program.ops):
@@ -105,7 +105,7 @@ def _separated(program: Program) -> Program:
 
 
 def _in_two(op: Operation, is_late: Sequence[bool]) -> list[SSAValue]:
-    """Put two messages in the place of one; returns the results of the later one."""
+    """Split a message into early and late operands; returns the results of the late message."""
     results: list[SSAValue] = list(op.results)
     made: list[SSAValue] = []
     for wanted in (False, True):
@@ -121,7 +121,7 @@ def _in_two(op: Operation, is_late: Sequence[bool]) -> list[SSAValue]:
 
 
 def _late(program: Program) -> set[Operation] | None:
-    """The ops of the backward part; None if an output depends on a gradient."""
+    """The ops of the backward part; None if an output depends on a gradient that is an argument."""
     tangents = {slot.value for slot in program.arguments if is_tangent(slot)}
     late: set[Operation] = set()
     for op in program.ops:
