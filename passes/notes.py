@@ -16,11 +16,11 @@ Listener = Callable[[str], None]
 
 
 class PassNote(UserWarning):
-    """A pass had nothing to do; the message names it and says what would give it something."""
+    """A pass had nothing to do; the message names the pass and says what to change."""
 
 
 class PlanNote(UserWarning):
-    """A plan leaves a tensor whole, or an axis of the mesh idle; the message says why."""
+    """A plan leaves a tensor replicated, or a mesh axis idle; the message says why."""
 
 
 def _warn(text: str) -> None:

@@ -31,7 +31,7 @@ class FuseBlocksPass(PassOnProgram):
     and at least two that a compiler can fuse. Ops stay in their order.
 
     Requires: a local program, or one without a mesh, without regions. Ensures: numerics unchanged;
-    `unfuse-kernels` gives back the same program. Linear in the ops.
+    `unfuse-kernels` gives back the same program. Takes time linear in the ops.
     """
 
     name = "fuse-blocks"

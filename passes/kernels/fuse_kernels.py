@@ -300,8 +300,8 @@ class FuseKernelsPass(PassOnProgram):
     (`ir.program.iteration_space`), the one that saves most bytes of memory traffic is merged
     first. A region never reaches across a collective, its start or its wait, from one phase or
     sub-batch into another, and the ops that stay outside keep their order; each unit has a place
-    at which all it needs is defined and nothing that it gives was wanted yet, so that there are no
-    cycles. `matmul=false` leaves matrix products to the library.
+    after the producers of all its operands and before all readers of its results, so that there
+    are no cycles. `matmul=false` leaves matrix products to the library.
 
     Requires: a verified program without regions, not between `propagate-shardings` and
     `insert-collectives`. Ensures: numerics unchanged; `unfuse-kernels`

@@ -16,8 +16,8 @@ from shardweave.passes.program_pass import PassOnProgram
 def unfuse(program: Program) -> int:
     """Inline every fused op, and put the ops back where they stood; returns how many.
 
-    Where other passes have changed the program since, so that the places are no longer those of
-    a program in order, each region's ops stay together. Linear in the ops.
+    If other passes have changed the program since, so that the original places no longer define
+    values before use, each region's ops stay together. Takes time linear in the ops.
     """
     fused = [op for op in program.ops if isinstance(op, FusedOp)]
     places: dict[Operation, int] = {}
@@ -79,7 +79,7 @@ class UnfuseKernelsPass(PassOnProgram):
     """Replace each `kernel.fused` by its ops.
 
     Requires: a verified program. Ensures: a program without regions; right after `fuse-kernels`
-    the same one as before it. Linear.
+    the same one as before it. Takes linear time.
     """
 
     name = "unfuse-kernels"

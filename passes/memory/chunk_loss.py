@@ -333,7 +333,7 @@ class _Chunks:
     def _factors(
         self, op: Operation, rule: Rule, known: Mapping[SSAValue, object]
     ) -> list[DimSharding]:
-        """The chunk placements of an op's factors, from those of its known operands and results."""
+        """The chunk placements of an op's factors, from its known values' placements."""
         factors: list[DimSharding] = [()] * len(rule.factors)
         pairs = zip((*rule.operands, *rule.results), (*op.operands, *op.results), strict=True)
         for dims, value in pairs:
@@ -459,7 +459,7 @@ class ChunkLossPass(PassOnProgram):
     then unrolls the chunks, each chunk's backward ops after its forward ops.
 
     Requires: a propagated global program that returns its loss. Ensures: the mesh has the time
-    axis; numerics unchanged except for the order of sums. Linear in the ops.
+    axis; numerics unchanged except for the order of sums. Takes time linear in the ops.
     """
 
     name = "chunk-loss"

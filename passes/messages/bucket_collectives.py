@@ -142,7 +142,7 @@ class BucketCollectivesPass(PassOnProgram):
     one for each rank, of one matrix.
 
     Requires: a local program before `start-collectives`, after `rematerialize`. Ensures: numerics
-    unchanged; not more bytes. Linear.
+    unchanged; not more bytes. Takes linear time.
     """
 
     name = "bucket-collectives"

@@ -89,7 +89,7 @@ class DeleteRedundantCollectivesPass(PassOnProgram):
     logged, and stands in `Program.stats()`.
 
     Requires: a local program before `start-collectives`. Ensures: numerics unchanged, bit
-    for bit. Linear in the ops.
+    for bit. Takes time linear in the ops.
     """
 
     name = "delete-redundant-collectives"

@@ -87,7 +87,7 @@ class ReduceInPass(PassOnProgram):
     joined, and a sum to which a bias is added after the addition.
 
     Requires: a local program, with blocking collectives. Ensures: the program's types; numerics
-    except for the rounding of sums. Linear.
+    except for the rounding of sums. Takes linear time.
     """
 
     name = "reduce-in"

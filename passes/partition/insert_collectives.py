@@ -1,4 +1,4 @@
-"""Partitioning: from a propagated global program to the one that every rank runs.
+"""Partitioning: from a propagated global program to the local program that every rank runs.
 
 Nothing is chosen here. Every value gets the type of its shards, every op its local form, and every
 `dist.reshard` the collectives and slices that `reshard` finds for it. Shards of an unevenly sharded
@@ -201,7 +201,7 @@ class InsertCollectivesPass(PassOnProgram):
 
     Requires: a propagated global program (`propagate-shardings`), perhaps edited by hand. Ensures:
     a local program (`dist.local`), equal to the global one on the whole mesh; ops keep `sharding`.
-    Linear in the ops.
+    Takes time linear in the ops.
     """
 
     name = "insert-collectives"

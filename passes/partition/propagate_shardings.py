@@ -51,7 +51,7 @@ def propagate(program: Program, analyses: Analyses | None = None) -> None:
     Afterwards each op's operands fit its rule by construction, arguments and results carry
     `dist.sharding`, and no wish is left. A propagated program stays as it is. analyses: of the
     program as it is. Raises ValueError without a mesh, for a program with ops that are not of the
-    aten dialect, and for wishes that do not fit. Linear in the ops.
+    aten dialect, and for wishes that do not fit. Takes time linear in the ops.
     """
     program.needed_mesh()
     if program.is_local:

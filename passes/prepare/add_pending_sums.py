@@ -26,7 +26,7 @@ class AddPendingSumsPass(PassWithAnalyses):
     reduced before it is added to the residual's; added to each other first, they leave one sum.
 
     Requires: a global program with a mesh, before `propagate-shardings`. Ensures: numerics
-    unchanged except for the order of additions. Linear in the ops.
+    unchanged except for the order of additions. Takes time linear in the ops.
     """
 
     name = "add-pending-sums"

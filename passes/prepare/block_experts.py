@@ -52,11 +52,11 @@ class BlockExpertsPass(PassWithAnalyses):
     """Give each device the rows of its own experts, where experts are sharded.
 
     Without this pass each product of experts that are sharded is reduced before its activation.
-    load: the rows per device in types, and so in costs, as a multiple of balanced routing's; at
-    least 1. Execution takes any routing.
+    load: the rows per device that types count, as a multiple of balanced routing's; at least 1.
+    Execution takes any routing.
 
     Requires: a global program with a mesh, before `propagate-shardings`. Ensures: numerics
-    unchanged. Linear in the ops.
+    unchanged. Takes time linear in the ops.
     """
 
     name = "block-experts"

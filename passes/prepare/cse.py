@@ -41,7 +41,7 @@ class CsePass(PassOnProgram):
     A recomputed op is never merged with its original: recomputing is its point. Nor are two
     random ops: each draws numbers of its own.
 
-    Requires: a verified program. Ensures: numerics unchanged, bit for bit. Linear.
+    Requires: a verified program. Ensures: numerics unchanged, bit for bit. Takes linear time.
     """
 
     name = "cse"

@@ -36,7 +36,7 @@ class RepeatKeyHeadsPass(PassWithAnalyses):
     are replicated. Without this pass the queries would be replicated for the attention, too.
 
     Requires: a global program with a mesh, before `propagate-shardings`. Ensures: numerics
-    unchanged. Linear in the ops.
+    unchanged. Takes time linear in the ops.
     """
 
     name = "repeat-key-heads"

@@ -78,7 +78,7 @@ class SplitAddmmPass(PassOnProgram):
     Everywhere else it stays whole, which rounds once where half precision would round twice.
 
     Requires: a global program before `propagate-shardings`; weights annotated. Ensures: numerics
-    unchanged. Linear in the ops.
+    unchanged. Takes time linear in the ops.
     """
 
     name = "split-addmm"

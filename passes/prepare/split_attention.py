@@ -59,7 +59,7 @@ class SplitAttentionPass(PassWithAnalyses):
 
     Requires: a global program with a mesh, before `propagate-shardings`; every device has a piece
     of every part, as it does where sequences are sharded in stripes. Ensures: numerics unchanged.
-    Linear in the ops.
+    Takes time linear in the ops.
     """
 
     name = "split-attention"

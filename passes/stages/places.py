@@ -44,7 +44,7 @@ class Places:
 def places_of_ops(
     program: Program, batches: MicroBatches, stages: Mapping[str, int], num_stages: int
 ) -> Places:
-    """Place the ops of a local program. Linear in the ops.
+    """Place the ops of a local program. Takes time linear in the ops.
 
     stages: the stage of each layer. Ops of another layer go to the stage that makes their operands
     or, if none does, to the first that reads them. A layer that is called again after a later stage

@@ -40,11 +40,11 @@ class SplitStep:
 def split_step(program: Program) -> SplitStep | None:
     """The parts of a step with gradients; None for one that has no such parts.
 
-    None for a staged program, for one whose forward ops wait for backward ops, as those of
-    sub-batches that cross passes do, and for one whose outputs depend on gradients that it takes.
-    A message that joins sums of outputs and of gradients becomes two.
-    Values that only the backward part makes, such as parameters that are gathered for it, are made
-    there. Linear in the ops.
+    None for a staged program, for a program whose forward products come after backward products, as
+    for sub-batches that cross passes, and for a program whose outputs depend on gradients that are
+    arguments. A message that joins sums of outputs and of gradients becomes two. Values that the
+    program makes for the backward part only, such as parameters gathered for it, are made in the
+    backward part. Takes time linear in the ops.
     """
     if is_staged(program) or not any(slot.kind == "grad" for slot in program.results):
         return None
