@@ -415,7 +415,7 @@ class _Verifier:
     def _effect(
         self, op: DistOp, before: Sharding, result: SSAValue, says: Sharding
     ) -> Iterator[str]:
-        """Check that a result's sharding is the one that the collective makes of its operand's."""
+        """Check that a result's sharding is what the collective makes of its operand's sharding."""
         try:
             after = op.after(before, self.mesh)
         except ValueError as error:
