@@ -16,11 +16,11 @@ Listener = Callable[[str], None]
 
 
 class PassNote(UserWarning):
-    """A pass had nothing to do; the message names it and says what would give it something."""
+    """A pass had nothing to do; the message names the pass and says what to change."""
 
 
 class PlanNote(UserWarning):
-    """A plan leaves a tensor whole, or an axis of the mesh idle; the message says why."""
+    """A plan leaves a tensor replicated, or a mesh axis idle; the message says why."""
 
 
 def _warn(text: str) -> None:
@@ -31,17 +31,17 @@ _listener: ContextVar[Listener] = ContextVar("_listener", default=_warn)
 
 
 def note(text: str) -> None:
-    """Give a note to who listens; by default it is a warning."""
+    """Send a note to the current listener, which by default warns with PassNote."""
     _listener.get()(text)
 
 
 def is_heard() -> bool:
-    """Whether anyone listens to notes; if not, a pass need not look for what it could note."""
+    """Whether notes are listened to; if not, a pass need not look for what it could note."""
     return _listener.get() is not drop
 
 
 def drop(text: str) -> None:
-    """Listen to a note, and say nothing."""
+    """Ignore a note."""
 
 
 @contextmanager
@@ -58,7 +58,7 @@ def heard_by(listener: Listener) -> Generator[None]:
 def heard_from(passes: Collection[str], listener: Listener) -> Generator[None]:
     """Give the notes of these passes, which begin with their names, to `listener`; drop others.
 
-    The listener may itself be `note`, which then gives them to who listened before.
+    `listener` may be `note` itself, which then sends the notes to the previous listener.
     """
     before = _listener.get()
 
@@ -73,6 +73,6 @@ def heard_from(passes: Collection[str], listener: Listener) -> Generator[None]:
 
 @contextmanager
 def unheard() -> Generator[None]:
-    """Drop the notes of passes that nobody asked for."""
+    """Drop all notes, for passes that the user did not ask for."""
     with heard_by(drop):
         yield

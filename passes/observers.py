@@ -28,7 +28,7 @@ def changed_text(before: str, after: str) -> str:
     """The changed lines with `-` and `+`, between context; a hunk's head names layer and phase.
 
     Each argument of the function, and each result, counts as a line. Empty if nothing changed.
-    Takes the length of the texts times the number of hunks, as lines are nearly all distinct.
+    Takes time linear in the texts for each hunk, since nearly all lines are distinct.
     """
     lines = list(unified_diff(_lines(before), _lines(after), lineterm="", n=CONTEXT))[2:]
     heads = [place for place, line in enumerate(lines) if line.startswith("@@")]
@@ -39,7 +39,7 @@ def changed_text(before: str, after: str) -> str:
 
 
 def _lines(text: str) -> list[str]:
-    """The lines of a program, with each argument and result of its function on one of its own."""
+    """Split a program's text into lines, with a line for each argument and result, too."""
     lines: list[str] = []
     for line in text.splitlines():
         is_head = line.lstrip().startswith("func.func ")
@@ -89,7 +89,7 @@ class Observers(Observer):
 
 @dataclass(frozen=True)
 class PassRecord:
-    """The record of one pass. num_ops: before and after it."""
+    """Measurements of one pass. num_ops: ops of the program before and after the pass."""
 
     spec: str
     seconds: float
@@ -131,7 +131,7 @@ class PassWatch(Observer):
 
 @dataclass
 class PrintChanges(Observer):
-    """Prints after each pass the lines of the program that it changed; for one run."""
+    """Prints the lines of the program that each pass changed; use a new object for each run."""
 
     out: TextIO = field(default_factory=lambda: sys.stderr)
     _before: str = ""
@@ -149,7 +149,7 @@ class PrintChanges(Observer):
 
 @dataclass
 class PrintPrograms(Observer):
-    """Prints the whole program before and after the passes of some names."""
+    """Prints the program before passes in `names_before`, and after passes in `names_after`."""
 
     names_before: Collection[str] = ()
     names_after: Collection[str] = ()
@@ -167,8 +167,8 @@ class PrintPrograms(Observer):
 class DumpFiles(Observer):
     """Writes the program as `000-input.mlir`, `001-<pass>.mlir`, ... into a folder.
 
-    The folder is made if it is not there. Files of an earlier dump are replaced, and those with
-    higher numbers removed, so that all that is there belongs together.
+    The folder is made if it is not there. Files of an earlier dump are removed first, so that all
+    numbered files belong to one run.
 
     Raises ValueError if the folder cannot be made.
     """
@@ -204,8 +204,7 @@ class DumpFiles(Observer):
 
 
 class NameDump(Observer):
-    """Says how to keep the program that a failing pass was given; leaves no file that nobody asked
-    for."""
+    """Adds to a failing pass's error how to dump the program before it; writes no file itself."""
 
     def failed(self, pass_: ModulePass, error: Exception) -> None:
         error.add_note(f"--dump-dir FOLDER keeps the program before pass '{pass_.name}'")

@@ -123,7 +123,7 @@ class PassPipeline:
         return ",".join(str(p.spec()) for p in self.passes)
 
     def until(self, name: str) -> PassPipeline:
-        """The passes up to and including the first of a name. Raises ValueError without one."""
+        """The passes up to and including the first called `name`; ValueError if there is none."""
         names = [pass_.name for pass_ in self.passes]
         if name not in names:
             raise ValueError(
@@ -141,8 +141,8 @@ class PassPipeline:
     ) -> Program:
         """Run the passes on a copy of the program, on `mesh` if one is given, and return it.
 
-        verify_each: verify after each pass; otherwise once, at the end. What passes note is a
-        warning, PassNote, unless `notes.heard_by` says otherwise.
+        verify_each: verify after each pass; otherwise once, at the end. Notes of passes become
+        PassNote warnings, unless `notes.heard_by` redirects them.
 
         Raises PassError, naming the pass, if one fails or leaves an invalid program.
         """
@@ -181,7 +181,7 @@ class PassPipeline:
 
 
 def _run_one(pass_: ModulePass, context: Context, analyses: Analyses) -> None:
-    """Run a pass on the program of `analyses`, which are dropped where it may have changed it."""
+    """Run a pass on the program of `analyses`; drops them if the pass may have changed it."""
     program = analyses.program
     try:
         if isinstance(pass_, PassWithAnalyses) and not is_staged(program):
@@ -197,7 +197,7 @@ def _run_one(pass_: ModulePass, context: Context, analyses: Analyses) -> None:
 
 
 def _check_after(pass_: ModulePass, analyses: Analyses) -> None:
-    """Raise PassError for an invalid program; one that is as it was verified last is not again."""
+    """Raise PassError for an invalid program; does not verify an unchanged program again."""
     problems = analyses.of(verify)
     if problems:
         raise PassError(f"pass '{pass_.name}' left an invalid program: {problems[0]}")
@@ -222,10 +222,10 @@ def run_passes(
 
 
 def as_mesh(mesh: MeshLike | DeviceMesh, num_devices: int | None = None) -> Mesh:
-    """A Mesh from one, from its text, or from axis sizes by name; see `Mesh.parse`.
+    """Convert a Mesh, text, axis sizes by name, or torch's DeviceMesh to a Mesh.
 
-    A DeviceMesh of torch's gives the sizes of its dims. Raises ValueError for anything else, and
-    for a DeviceMesh whose dims have no names or whose ranks are not all ranks in order.
+    num_devices: see `Mesh.parse`. Raises ValueError for anything else, and for a DeviceMesh whose
+    dims have no names or whose ranks are not all ranks in order.
     """
     if isinstance(mesh, Mesh):
         return mesh

@@ -1,7 +1,7 @@
-"""Pipelines by name: `preset:oases` stands in a spec for the passes below, as data.
+"""Pipelines by name: in a spec, `preset:oases` stands for the passes listed below.
 
-Each takes a global program whose arguments are annotated (by `apply-plan`, a planner or hand) to
-the program of one rank. `PassPipeline` writes them out, so that any can be taken and changed.
+Each turns a global program with annotated arguments (by `apply-plan`, a planner or by hand) into
+the program of one rank. `str(PassPipeline("preset:oases"))` lists its passes, to copy and change.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ _Result = TypeVar("_Result")
 
 
 class Analyses:
-    """The analyses of one program, each computed at first use; who changes it calls `forget`."""
+    """Analyses of one program, each computed at first use; who changes it must call `forget`."""
 
     def __init__(self, program: Program) -> None:
         self.program = program

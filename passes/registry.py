@@ -44,7 +44,7 @@ PASSES: dict[str, str] = {
 
 
 GENERATED: dict[str, str] = {}
-"""Further passes in the form of `PASSES`, which lists leave out: `plan-<name>` of each planner."""
+"""Further passes, as in `PASSES`, that listings leave out: `plan-<name>` of each planner."""
 
 
 def find_pass(name: str) -> type[ModulePass]:
@@ -61,10 +61,10 @@ def find_pass(name: str) -> type[ModulePass]:
 
 
 def register_pass(kind: type[ModulePass]) -> type[ModulePass]:
-    """Make a pass of one's own known by its name, in specs and on the command line (`--load`).
+    """Register a user's pass under its name, for specs and the command line (`--load`).
 
-    kind: the pass's class, above which this can stand. Registering it again is allowed, and so is a
-    new version of it. Raises ValueError if another pass has the name.
+    kind: the pass class; this function can decorate it. A class may be registered again, also in a
+    new version. Raises ValueError if another pass has the name.
     """
     target = f"{kind.__module__}:{kind.__qualname__}"
     known = PASSES.get(kind.name, target)

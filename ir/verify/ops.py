@@ -13,14 +13,14 @@ from shardweave.ir.ops.aten_args import problem_of_arguments
 from shardweave.ir.ops.infer import infer_types
 
 _right: set[OpKey] = set()
-"""Names, types and arguments of ops that were found right: there are few kinds in a program."""
+"""Keys (name, types, arguments) of ops that were verified; a program has few distinct keys."""
 
 _right_as_they_stand = ByIdentity[None]()
-"""Ops of ATen that were found right, by their types and all that is noted of them."""
+"""ATen ops that were verified, by the identities of their types and properties."""
 
 
 def _as_it_stands(op: Operation) -> tuple[object, ...]:
-    """Equal for ops of one class whose types and properties are the same objects."""
+    """Key that is equal for ops of one class whose types and properties are the same objects."""
     types = [id(value.type) for value in (*op.operands, *op.results)]
     return type(op), len(op.results), *types, *op.properties, *map(id, op.properties.values())
 
@@ -35,13 +35,13 @@ def _stands_right(op: Operation) -> bool:
 
 
 def is_known_right(op: Operation) -> bool:
-    """Whether an op is as one of ATen that was found right: said in a fraction of the time that
-    `problem_of_op` takes."""
+    """Whether an op's types and properties are those of a verified ATen op. This lookup is much
+    faster than `problem_of_op`."""
     return _as_it_stands(op) in _right_as_they_stand and _stands_right(op)
 
 
 def problem_of_op(op: Operation) -> str | None:
-    """Check an op by itself, given that its types are of tensors: the problem, or None."""
+    """Check an op, whose types must be tensors, in isolation; returns the problem, or None."""
     return _problem_of_kind(op) if isinstance(op, AtenOp | DistOp) else _problem_of_form(op)
 
 

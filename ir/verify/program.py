@@ -1,14 +1,13 @@
 """Verification of a program: every check beyond xDSL's own, in one walk.
 
-Names are defined before use; types are those torch infers; collectives fit the mesh and the
-shardings of what they move; shardings fit shapes and mesh; partial sums reach only ops that are
-linear in them, and no result; in a propagated global program operands fit their ops. Linear in
-the number of ops.
+Values are defined before use; types equal those that torch infers; collectives fit the mesh and
+the shardings of their operands; shardings fit shapes and mesh; partial sums reach only ops that are
+linear in them, and no result; in a propagated global program operands fit their ops' rules. Takes
+time linear in the ops.
 
-A function is one block without branches that every rank of its mesh, or stage, runs, and its ops
-have no regions, so all ranks issue the same collectives in the same order on every group: a program
-in which they do not cannot be written, and none can deadlock on it. Messages between stages are
-checked by themselves (`verify/stages.py`).
+A function is one block without branches, and every rank of its mesh, or stage, runs it. So all
+ranks issue the same collectives in the same order on every group; no program can express another
+order on some rank, so none can deadlock. `verify/stages.py` checks messages between stages.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ class VerifyError(ValueError):
 
 
 def check(program: Program) -> None:
-    """Raises VerifyError with the first problem, and its line if the program was parsed."""
+    """Raise VerifyError for the first problem, with its line if the program was parsed."""
     problems = located_problems(program)
     if not problems:
         return
@@ -75,7 +74,7 @@ def verify(program: Program) -> list[str]:
 
 
 def located_problems(program: Program) -> list[tuple[str, Place]]:
-    """All problems, each with the op or value that it is about, if it is about one."""
+    """All problems as (message, the op or value that it is about; None if about neither)."""
     blocks = len(program.function.body.blocks)
     if blocks != 1:
         problem = (
@@ -104,7 +103,7 @@ class _Verifier:
     def __init__(self, program: Program, kinds: Sequence[str] = ()) -> None:
         self.program = program
         self.kinds = kinds
-        """Kinds of slots that are allowed, beside those of a step."""
+        """Kinds of slots that are allowed in addition to a step's."""
         self.mesh = program.mesh or Mesh()
         self.defined: set[SSAValue] = set(program.function.body.block.args)
         self.is_local = program.is_local
@@ -133,7 +132,7 @@ class _Verifier:
                 yield problem, slot.value
 
     def _boundary(self) -> Iterator[tuple[str, Place]]:
-        """Arguments are tensors; the one return gives what the function promises."""
+        """Check that arguments are tensors and the only return has the function's result types."""
         function = self.program.function
         for argument in function.body.block.args:
             problem = type_problem(argument.type)
@@ -177,7 +176,7 @@ class _Verifier:
             self.pending[value] = sharding
 
     def _result(self, slot: Slot) -> Iterator[str]:
-        """Check that a local program's result has its declared sharding, with nothing to reduce."""
+        """Check that a result has the sharding that its slot declares, unreduced axes included."""
         try:
             promised = self.program.sharding_of_slot(slot)
         except ValueError as error:
@@ -201,9 +200,9 @@ class _Verifier:
     # Ops
 
     def _is_right(self, op: Operation) -> bool:
-        """Whether an op is as one that was found right, reads no partial sum and fits.
+        """Whether an op equals a verified op, reads no partial sum, and has fitting shardings.
 
-        That is said in a fraction of the time that `_op` takes, which looks at the others.
+        A fast path for most ops; `_op` checks the others and describes their problems.
         """
         if self.untyped or not is_known_right(op):
             return False
@@ -224,7 +223,7 @@ class _Verifier:
         return True
 
     def _op(self, op: Operation) -> Iterator[str]:
-        """The problems of an op and of those within it, which see its operands only."""
+        """Problems of an op and of the ops in its region, which may read only the op's operands."""
         problems = [f"{describe(op)}{problem}." for problem in self._problems(op)]
         yield from problems
         if op.regions and isinstance(op, FusedOp) and not problems and self._is_typed(op):
@@ -272,14 +271,14 @@ class _Verifier:
         return op.problem_on(self.mesh) if isinstance(op, DistOp) else None
 
     def _take_over(self, values: Sequence[SSAValue], sources: Sequence[SSAValue]) -> None:
-        """Values are others, seen from inside or outside of a region."""
+        """Copy what is known of `sources` to `values`, the same values across a region's border."""
         for value, source in zip(values, sources, strict=True):
             for known in (self.shardings, self.pending):
                 if source in known:
                     known[value] = known[source]
 
     def _place(self, op: Operation) -> Iterator[str]:
-        """Check that what is on the host is only copied back, or left for a later function."""
+        """Check that a value on the host is only copied back, or left for a later function."""
         may_read = isinstance(op, (ToDeviceOp, WaitOp, func.ReturnOp))
         if not may_read and not self.away.isdisjoint(op.operands):
             (name, *_) = (operand.name_hint for operand in op.operands if operand in self.away)
@@ -289,7 +288,7 @@ class _Verifier:
         self.away.update(result for result in op.results if is_on_host(result))
 
     def _in_flight(self, op: Operation) -> Iterator[str]:
-        """Results of a started collective go, all of them, to exactly one wait."""
+        """Check that one wait, and nothing else, reads all results of a started collective."""
         if isinstance(op, StartedOp):
             users = {use.operation for result in op.results for use in result.uses}
             waits = [user for user in users if isinstance(user, WaitOp)]
@@ -337,7 +336,7 @@ class _Verifier:
     def _fit(self, op: Operation) -> Iterator[str]:
         """Check, in a propagated global program, that operands fit and reshards can be made.
 
-        What is not known of an operand or result is somebody else's problem.
+        Skips ops with a value of unknown sharding; another check reports these.
         """
         if not all(value in self.shardings for value in (*op.operands, *op.results)):
             return
@@ -389,7 +388,7 @@ class _Verifier:
         return None
 
     def _carry(self, op: Operation, pending: Sharding) -> Iterator[str]:
-        """Results of a linear op are unreduced where its operands are."""
+        """Check that a linear op's results are unreduced over the axes of its operands."""
         for result in op.results:
             known = self.shardings.get(result)
             if known is None:
@@ -416,7 +415,7 @@ class _Verifier:
     def _effect(
         self, op: DistOp, before: Sharding, result: SSAValue, says: Sharding
     ) -> Iterator[str]:
-        """A result holds what the op makes of its operand, which types cannot tell."""
+        """Check that a result's sharding is what the collective makes of its operand's sharding."""
         try:
             after = op.after(before, self.mesh)
         except ValueError as error:
@@ -434,7 +433,7 @@ NOTHING = Sharding(())
 
 
 def _linear_operands(op: AtenOp) -> frozenset[int]:
-    """The operands that an op is linear in together, a cast to fewer digits too (`reduce-in`)."""
+    """Indices of operands in which an op is jointly linear; casts between floats count, too."""
     is_cast = spec_of(op).view == "cast"
     if is_cast and all(dtype_of_value(x).is_floating_point for x in (*op.operands, *op.results)):
         return frozenset((0,))

@@ -1,10 +1,10 @@
-"""Do the functions of stages fit together, and can all ranks run the schedule to its end?
+"""Verification of a staged program: its functions fit together, and its schedule cannot deadlock.
 
-The runs of a staged step stand in an order in which one process could run them all. Ranks run
-theirs in that order, and sending waits for nobody; so if each run finds what it reads made before
-it, no rank ever waits for what comes later, and none can deadlock. Where a stage is at several
-coordinates, they wait for each other in what runs once; so those runs stand together, as if they
-were one. Linear in ops and runs.
+The runs of a staged step are listed in an order in which one process could execute them all. Each
+rank executes its own runs in that order, and a send never blocks; so if each run reads only what
+earlier runs made, no rank waits for a later run, and none can deadlock. If a stage is at several
+coordinates, these wait for each other in functions that run once per step; so the runs of such a
+function must be consecutive, as if they were one. Takes time linear in ops and runs.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from shardweave.ir.program.staged import (
 
 Place = Operation | SSAValue | None
 Message = tuple[int, int, str]
-"""The stages that it goes from and to, and its name."""
+"""A message's sending stage, receiving stage and name."""
 
 
 @dataclass(eq=False)
 class _Read:
-    """Inputs and outputs of a function, by name."""
+    """Messages that a function sends and receives, and held values that it takes and gives."""
 
     function: StageFunction
     sends: dict[Message, SendOp] = field(default_factory=dict[Message, SendOp])
@@ -60,7 +60,7 @@ class _Read:
 
 
 def problems_of_stages(program: Program) -> Iterator[tuple[str, Place]]:
-    """The problems of a staged program whose functions are well formed by themselves."""
+    """Problems between the functions of a staged program, each well formed by itself."""
     reads = {name: _Read.of(function) for name, function in functions_of(program).items()}
     problems = [*_messages(reads), *_runs(program, reads)]
     yield from problems
@@ -75,7 +75,7 @@ def problems_of_stages(program: Program) -> Iterator[tuple[str, Place]]:
 
 
 def _messages(reads: Mapping[str, _Read]) -> Iterator[tuple[str, Place]]:
-    """Each message is sent once and received once, as the same type in the same shards."""
+    """Check that each message is sent and received once, with the same type and sharding."""
     senders: dict[Message, tuple[str, SendOp]] = {}
     for name, read in reads.items():
         for key, op in read.sends.items():
@@ -102,7 +102,7 @@ def _messages(reads: Mapping[str, _Read]) -> Iterator[tuple[str, Place]]:
 
 
 def _form(value: SSAValue, read: _Read) -> tuple[object, ShardingAttr | None]:
-    """Type and sharding of a value: of what a kernel gives, that of the op in its region."""
+    """Type and sharding of a value; for a kernel's result, those of the value that it yields."""
     while isinstance(value, OpResult) and isinstance(value.op, FusedOp):
         value = value.op.yielded[value.index]
     if isinstance(value, OpResult):
@@ -124,7 +124,7 @@ def _named(key: Message) -> str:
 
 
 def _runs(program: Program, reads: Mapping[str, _Read]) -> Iterator[tuple[str, Place]]:
-    """Each function runs as often as it should, on the ranks of its stage."""
+    """Check that each function runs the right number of times, at its stage's coordinates."""
     axis, ranks = micro_axis(program), program.needed_mesh().num_stages
     count = axis.size if axis else 1
     places: dict[int, set[int]] = {}
@@ -163,9 +163,9 @@ def _counts(
     times: Mapping[tuple[str, int], int],
     count: int,
 ) -> Iterator[tuple[str, Place]]:
-    """Each function runs once for each micro-batch, or at each coordinate of its stage.
+    """Check that each function runs once per micro-batch, or once per coordinate of its stage.
 
-    times: by function, and by micro-batch or, as negative numbers from -1 on, by coordinate.
+    times: number of runs by function and micro-batch, or by function and -1 - coordinate.
     """
     for name, read in reads.items():
         is_once = read.function.is_once
@@ -198,7 +198,7 @@ def _together(program: Program) -> Iterator[tuple[str, Place]]:
 
 
 def _order(program: Program, reads: Mapping[str, _Read]) -> Iterator[tuple[str, Place]]:
-    """Each run finds what it reads: made by an earlier run."""
+    """Check that earlier runs made every message and value that a run reads."""
     sent: set[tuple[Message, int | None]] = set()
     made: dict[tuple[int, str, int | None], Slot] = {}
     counts: Counter[tuple[int, str]] = Counter()
@@ -226,9 +226,9 @@ def _order(program: Program, reads: Mapping[str, _Read]) -> Iterator[tuple[str, 
 
 
 def _is_given(giver: Slot, slot: Slot, read: _Read) -> bool:
-    """Whether a function gives what another one reads: of a value that is made of all micro-batches
-    before the first one it may be the part of one. What one leaves on the host the other copies
-    back."""
+    """Whether `giver`, a result of an earlier run, has the type that argument `slot` expects. A
+    function that runs per micro-batch may read its shard of a `whole` value. A value that was left
+    on the host must be copied back."""
     type_, axis = tensor_type_of(slot.value), micro_axis(read.function)
     sharding = read.function.sharding_of_slot(slot)
     seat = sharding.seat_of(axis.name) if axis and slot.kind == "whole" else None

@@ -1,4 +1,4 @@
-"""fuse-blocks: what a block computes between two messages as one region."""
+"""fuse-blocks: the ops of a block between two messages become one region."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from shardweave.passes.notes import note
 from shardweave.passes.program_pass import PassOnProgram
 
 MAX_OPS = 256
-"""Ops of one region: a compiler takes longer than linear in them."""
+"""Most ops in one region: a compiler's time grows faster than linearly in them."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class FuseBlocksPass(PassOnProgram):
     and at least two that a compiler can fuse. Ops stay in their order.
 
     Requires: a local program, or one without a mesh, without regions. Ensures: numerics unchanged;
-    `unfuse-kernels` gives back the same program. Linear in the ops.
+    `unfuse-kernels` gives back the same program. Takes time linear in the ops.
     """
 
     name = "fuse-blocks"

@@ -1,4 +1,4 @@
-"""Growing regions for kernels: ops, and then regions, join by the bytes that it saves."""
+"""fuse-kernels: ops, and then regions, are merged in the order of memory traffic saved."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ from shardweave.passes.notes import note
 from shardweave.passes.program_pass import PassOnProgram
 
 NEAR = 64
-"""Ops between two kernels that read the same value, beyond which they stay apart: one would
-have to keep its results until the other's are wanted."""
+"""Largest distance, in ops, at which two readers of one value are merged: a merged kernel keeps
+the results of one until those of the other are read."""
 
 FEW = 8
-"""Readers of one value that are tried in one kernel: of what many read, as tables of positions that
-every layer reads, the nearest."""
+"""Readers of one value that are tried in one kernel: the nearest ones, if there are many, as for
+tables of positions that every layer reads."""
 
 
 @dataclass(eq=False)
 class Unit:
-    """Ops that will be one kernel, or one op. `place` is that of one of the ops."""
+    """Ops that will be one kernel, or a single op. `place`: the index of the op where it runs."""
 
     ops: dict[Operation, int]
     key: tuple[object, ...]
@@ -56,7 +56,7 @@ class Unit:
 
 
 class Growth:
-    """The state of growing regions: units of ops, in an order that the program could run in."""
+    """The state of growing regions: units of ops, whose places are a valid order of execution."""
 
     def __init__(self, program: Program, *, matmul: bool) -> None:
         self.places = {op: index for index, op in enumerate(program.ops)}
@@ -96,7 +96,7 @@ class Growth:
         self._take_along()
 
     def _take_along(self) -> None:
-        """Let kernels of rows compute beside them what is small, and saves a launch."""
+        """Merge nearby units into kernels that only compute small values; this saves a launch."""
         units = sorted({id(u): u for u in self.units.values()}.values(), key=lambda u: u.place)
         for number, unit in enumerate(units):
             written = escaping_values(unit.ops)
@@ -112,7 +112,7 @@ class Growth:
                     break
 
     def regions(self) -> list[Unit]:
-        """All units of more than one op, and ops that have a kernel alone, in order."""
+        """All units of several ops, or of ops that are a kernel alone, by place."""
         units = {
             id(unit): unit
             for unit in self.units.values()
@@ -138,7 +138,7 @@ class Growth:
         heapq.heappush(self.heap, (-saved, products, self.pushed, first, second))
 
     def _neighbours(self, unit: Unit) -> list[Unit]:
-        """Units that give to this one, take from it, or read what it reads, through views."""
+        """A unit's producers, consumers, and readers of its operands, also through views."""
         neighbours: dict[int, Unit] = {}
         for owner in self._related(unit):
             other = self.units.get(owner) if isinstance(owner, Operation) else None
@@ -159,7 +159,7 @@ class Growth:
                 yield from islice(self._readers(value), FEW)
 
     def _source(self, value: SSAValue) -> SSAValue:
-        """The value behind the views that are in no unit."""
+        """The value that a chain of views outside all units shows."""
         owner = value.owner
         while isinstance(owner, Operation) and owner in self.views:
             value = owner.operands[0]
@@ -167,7 +167,7 @@ class Growth:
         return value
 
     def _readers_near(self, value: SSAValue, place: int) -> list[Operation]:
-        """The few readers of a value that are nearest to a place."""
+        """The readers of a value that are nearest to a place: at most FEW, at most NEAR away."""
         place_of = self.places.__getitem__
         if value not in self.readers:
             known = (reader for reader in self._readers(value) if reader in self.places)
@@ -189,7 +189,7 @@ class Growth:
     # Merging
 
     def _merged(self, first: Unit, second: Unit) -> Unit | None:
-        """Both units in one, with the views between them; None if no kernel can be that."""
+        """Merge two units, with the views between them; None if one kernel cannot compute both."""
         if first.key != second.key or len(first.ops) + len(second.ops) > MAX_OPS:
             return None
         members = first.ops | second.ops
@@ -207,7 +207,7 @@ class Growth:
     def _take_views(
         self, op: Operation, members: dict[Operation, int], key: tuple[object, ...]
     ) -> None:
-        """Add the views through which `op` reads what another member gives."""
+        """Add the views through which `op` reads a result of another member."""
         for operand in op.operands:
             chain: list[Operation] = []
             owner = operand.owner
@@ -220,7 +220,7 @@ class Growth:
     def _place(
         self, members: dict[Operation, int], inputs: set[SSAValue], escaping: list[SSAValue]
     ) -> int | None:
-        """The last place of a member between all that it needs and all that needs it."""
+        """The last member's place after all producers and before all consumers; None if none."""
         low = max((self._place_of(value.owner) for value in inputs), default=-1)
         users = {u.operation for v in escaping for u in v.uses if u.operation not in members}
         high = min((self._place_of(user) for user in users), default=len(self.places))
@@ -246,8 +246,8 @@ class Growth:
 def keys_of_ops(program: Program) -> Iterator[tuple[Operation, tuple[object, ...]]]:
     """The key of each op; only ops of equal keys may be fused.
 
-    Ops between the same collectives, of the same sub-batch and phase; each sub-batch has its own
-    beginning of the backward pass. Ragged rows share nothing, as kernels are made for sizes.
+    Keys are equal between the same two collectives, for one sub-batch and phase; each sub-batch's
+    backward pass begins separately. Ops on ragged rows have unique keys: kernels need fixed sizes.
     """
     segment = 0
     turned: set[object] = set()
@@ -283,7 +283,7 @@ def _write_region(unit: Unit) -> None:
 
 
 def put_in_region(ops: list[Operation], before: Operation, places: list[int], phase: str) -> None:
-    """Move ops of one sub-batch into a region, as `fuse`, which is annotated as they are."""
+    """Move ops of one sub-batch into a region, and annotate it with their layer, phase and copy."""
     fused = fuse(ops, before, places)
     set_layer(fused, common_path(map(layer_of, ops)))
     set_phase(fused, phase)
@@ -300,8 +300,8 @@ class FuseKernelsPass(PassOnProgram):
     (`ir.program.iteration_space`), the one that saves most bytes of memory traffic is merged
     first. A region never reaches across a collective, its start or its wait, from one phase or
     sub-batch into another, and the ops that stay outside keep their order; each unit has a place
-    at which all it needs is defined and nothing that it gives was wanted yet, so that there are no
-    cycles. `matmul=false` leaves matrix products to the library.
+    after the producers of all its operands and before all readers of its results, so that there
+    are no cycles. `matmul=false` leaves matrix products to the library.
 
     Requires: a verified program without regions, not between `propagate-shardings` and
     `insert-collectives`. Ensures: numerics unchanged; `unfuse-kernels`

@@ -1,11 +1,11 @@
 """Recomputing cheap values in each kernel that reads them, where that moves fewer bytes.
 
-A value that one kernel writes and another reads costs its bytes for each of them. If it follows,
-element by element, from what is in memory anyway, the reader may compute it itself: a loss's log
-probabilities from the logits and two numbers a row, a gate's activation from its input, a widened
-copy from the narrow original, rows of a table, labels moved by one. (Inductor does so between its
-two passes by a minimal cut; here kernels are known, and also readers of the same pass, behind a
-product or a message, are looked at.)
+A value that one kernel writes and another reads moves its bytes twice. If it can be computed,
+element by element, from values that are in memory anyway, the reader may compute it: a loss's log
+probabilities from the logits and two numbers per row, a gate's activation from its input, a widened
+copy from the narrow original, rows of a table, labels shifted by one. (Inductor does this between
+forward and backward by a minimal cut; here kernels are known, and readers in the same pass, after
+a product or a message, are considered as well.)
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ LAUNCH_BYTES = 1 << 20
 
 
 def _compute_masks_early(program: Program) -> None:
-    """Move small integers and masks to where their phase, or the time after a message, begins.
+    """Move small integers and masks to the first op of equal key (`keys_of_ops`).
 
-    Only those made of what is there by then. A kernel that reads them may then stand before a call
-    of the library that reads another of its results, though they were computed after that call.
+    Only those whose operands exist by then. A kernel that reads them can then run before a library
+    call that reads another of its results, although they were computed after that call.
     """
     places: dict[Operation, float] = {op: place for place, op in enumerate(program.ops)}
     begins: dict[tuple[object, ...], Operation] = {}
@@ -64,7 +64,7 @@ def _is_small_mask(op: Operation) -> bool:
 
 @dataclass
 class _Reading:
-    """An operand of an op that shows a value, through some views."""
+    """Operand `index` of an op, which is a value or a view of it."""
 
     op: Operation
     index: int
@@ -72,7 +72,7 @@ class _Reading:
 
 @dataclass
 class _Recomputed:
-    """A recomputed value: its readers by unit, and the values that it is computed from."""
+    """A recomputed value. stored: values in memory that the ops of `chain` compute it from."""
 
     value: SSAValue
     readers: dict[Unit, list[_Reading]]
@@ -81,7 +81,7 @@ class _Recomputed:
     saved_bytes: int = 0
 
     def read_bytes(self, source: SSAValue) -> int:
-        """Bytes that a unit reads of a value: of a table no more than it looks up."""
+        """Bytes that a unit reads of a value; for a table, at most those of the rows looked up."""
         lookups = [op for op in self.chain if spec_of(op).is_lookup]
         tables = {layout_source(op.operands[0]): op.results[0] for op in lookups}
         taken = tables.get(source)
@@ -106,7 +106,7 @@ class _Recomputed:
         return count
 
     def _known_after(self, places: dict[Operation, int]) -> int:
-        """The place of the op that makes the last of what the value is computed from."""
+        """The place of the last op outside the chain that makes an operand of it; -1 if none."""
         makers = (_owner_of(operand) for op in self.chain for operand in op.operands)
         outside = [maker for maker in makers if maker is not None and maker not in self.chain]
         return max((places[maker] for maker in outside), default=-1)
@@ -122,7 +122,7 @@ class _Cloning:
         self._known: dict[SSAValue, SSAValue] = {}
 
     def of(self, value: SSAValue) -> SSAValue:
-        """The clone of a value, or the value itself if what it shows is stored."""
+        """The clone of a value, or the value itself if it is, or is a view of, a stored value."""
         owner = value.owner
         if layout_source(value) in self.stored or not isinstance(owner, Operation):
             return value
@@ -140,9 +140,9 @@ class _Cloning:
 
 
 def _plan_for(value: SSAValue, growth: Growth) -> _Recomputed | None:
-    """Plan for all kernels that read a value from memory to compute it, with the bytes saved.
+    """Plan that all kernels that read a value from memory recompute it; includes the bytes saved.
 
-    None if it is read by something else too, which wants it in memory.
+    None if anything but such kernels reads the value, or a kernel would not fit.
     """
     owner = _owner_of(value)
     home = None if owner is None else growth.units.get(owner)
@@ -164,7 +164,7 @@ def _plan_for(value: SSAValue, growth: Growth) -> _Recomputed | None:
     if plan.chain >= home.ops.keys():
         plan.saved_bytes += LAUNCH_BYTES
     elif any(role_of(op) == "move" for op in plan.chain):
-        return None  # jumps and places off by one are worth a kernel less, and nothing else
+        return None  # moves of elements are recomputed only if that saves a kernel
     for unit in readers:
         known = _inputs_of(unit)
         plan.saved_bytes -= sum(plan.read_bytes(s) for s in plan.stored if s not in known)
@@ -172,7 +172,7 @@ def _plan_for(value: SSAValue, growth: Growth) -> _Recomputed | None:
 
 
 def _is_cheap(op: Operation) -> bool:
-    """Whether an element of an op's result is a few instructions away from its operands'."""
+    """Whether an op computes each element in a few instructions from its operands' elements."""
     return role_of(op) in ("pointwise", "move") and spec_of(op).costly != "trigonometric"
 
 
@@ -187,7 +187,7 @@ def _readings(value: SSAValue) -> Iterator[_Reading]:
 
 
 def _walk(value: SSAValue, home: Unit, plan: _Recomputed) -> set[SSAValue]:
-    """Fill in what a value is computed from; returns what must be stored for it alone."""
+    """Fill in `plan.chain` and `plan.stored`; returns the values that are stored only for it."""
     newly_stored: set[SSAValue] = set()
     pending = [value]
     while pending:
@@ -213,7 +213,7 @@ def _escapes(value: SSAValue, home: Unit) -> bool:
 
 
 def _fits(unit: Unit, plan: _Recomputed) -> bool:
-    """Whether a kernel still fits with what it is to compute, at most two clones for each op."""
+    """Whether a kernel stays within its limits with up to two clones of each recomputed op."""
     inputs = _inputs_of(unit) | plan.stored
     num_results = len(escaping_values(unit.ops))
     fits = len(inputs) + num_results <= MAX_VALUES
@@ -242,8 +242,8 @@ class RecomputeProducersPass(PassOnProgram):
     `matmul=false` as in `fuse-kernels`, which is to follow.
 
     Requires: a verified program without regions. Ensures: numerics unchanged, bit for bit, op by
-    op; `fuse-kernels` with the same option makes regions that move no more bytes, except a MiB
-    where there is a kernel less.
+    op; regions that `fuse-kernels` with the same option then makes move no more bytes than before,
+    except up to a MiB for each kernel saved.
     """
 
     name = "recompute-producers"

@@ -16,8 +16,8 @@ from shardweave.passes.program_pass import PassOnProgram
 def unfuse(program: Program) -> int:
     """Inline every fused op, and put the ops back where they stood; returns how many.
 
-    Where other passes have changed the program since, so that the places are no longer those of
-    a program in order, each region's ops stay together. Linear in the ops.
+    If other passes have changed the program since, so that the original places no longer define
+    values before use, each region's ops stay together. Takes time linear in the ops.
     """
     fused = [op for op in program.ops if isinstance(op, FusedOp)]
     places: dict[Operation, int] = {}
@@ -34,7 +34,7 @@ def unfuse(program: Program) -> int:
 
 
 def _original_order(ops: list[Operation], places: dict[Operation, int]) -> list[Operation] | None:
-    """The ops with each of `places` at its place, the others in turn; None if it has none."""
+    """Order `ops` with those of `places` at their index, the others between; None if impossible."""
     slots: list[Operation | None] = [None] * len(ops)
     for op, place in places.items():
         if place >= len(ops) or slots[place] is not None:
@@ -59,7 +59,7 @@ def has_regions(program: Program) -> bool:
 
 
 def require_no_regions(program: Program) -> None:
-    """Raises ValueError for a program whose ops are in regions already."""
+    """Raise ValueError if the program has fused regions."""
     if has_regions(program):
         raise ValueError("the program has fused regions already; run unfuse-kernels first.")
 
@@ -79,7 +79,7 @@ class UnfuseKernelsPass(PassOnProgram):
     """Replace each `kernel.fused` by its ops.
 
     Requires: a verified program. Ensures: a program without regions; right after `fuse-kernels`
-    the same one as before it. Linear.
+    the same one as before it. Takes linear time.
     """
 
     name = "unfuse-kernels"

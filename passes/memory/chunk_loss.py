@@ -1,9 +1,9 @@
 """The loss in chunks of rows: logits exist for one chunk at a time, also in the backward pass.
 
 Between the product that makes logits and the gradients of its operands, all values that have both
-the rows and the columns of the logits are large. The ops that touch them, and the ops on paths
-between those, are cut along the rows over a time axis. `unroll_time_axes` then writes the chunks
-out one after another (`chunk_by_chunk`).
+the rows and the columns of the logits are large. The ops that read or make them, and the ops on
+paths between those, are sharded by rows over a time axis. `unroll_time_axes` then unrolls the
+chunks, one after another (`chunk_by_chunk`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Cut = tuple[DimSharding, ...]
 
 
 def _cut_loss(program: Program, chunks: int) -> int:
-    """Cut the loss into the nearest number of chunks, preferably a higher one; returns that."""
+    """Split the loss in `chunks`, or else the nearest number that fits, higher first."""
     logits = _logits_of(program)
     pending = list(_candidates(logits, chunks))
     tried: set[_Candidate] = set()
@@ -68,7 +68,7 @@ def _cut_loss(program: Program, chunks: int) -> int:
 
 
 def chunk_by_chunk(ops: Sequence[Operation], position: int) -> list[Operation]:
-    """Reorder unrolled ops, those of each chunk (at `position` of copies) after the last's."""
+    """Reorder unrolled ops chunk by chunk. position: the index of the chunk axis in `copy`."""
     later = {op for op in ops if (copy := copy_of(op)) and copy[position] > 0}
     touched = [i for i, op in enumerate(ops) if op in later or _makers(op) & later]
     if not touched:
@@ -93,7 +93,7 @@ def _makers(op: Operation) -> set[Operation]:
 class _Logits:
     """The result of the last product before the loss.
 
-    rows: its dims that are not the weight's. columns: its dim that is the weight's.
+    rows: the dims that it does not share with the weight. columns: the dim that it does share.
     """
 
     op: AtenOp
@@ -110,7 +110,7 @@ def logits_bytes(program: Program) -> int:
 
 
 def _heads_of(program: Program) -> list[tuple[AtenOp, int]]:
-    """The products with a parameter that are nearest to the loss, and which operand that is."""
+    """Products with a parameter that are nearest to the loss, each with that operand's index."""
     losses = [s.value for s in program.results if s.kind == "output" and not shape_of(s.value)]
     made_of_parameters = {s.value for s in program.arguments if s.kind == "param"}
     for op in program.ops:
@@ -162,7 +162,7 @@ def _logits_of(program: Program) -> _Logits:
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A way to cut the logits: a dim of rows, and the placement of the chunks in it."""
+    """A way to chunk the logits: a dim of rows, and the chunks' stride and number in it."""
 
     dim: int
     stride: int
@@ -173,13 +173,13 @@ class _Candidate:
         return Placement(CHUNKS, self.chunks, self.stride)
 
     def fits(self, logits: _Logits) -> bool:
-        """Whether the placement fits beside those that the logits have."""
+        """Whether the placement fits together with the logits' own placements."""
         held, size = logits.sharding.dims[self.dim], shape_of(logits.value)[self.dim]
         return self.chunks > 1 and fits((*held, self.placement), size)
 
 
 def _candidates(logits: _Logits, chunks: int) -> Iterator[_Candidate]:
-    """Rows cut inside each device's part: unevenly only where devices have all rows."""
+    """Yield ways to chunk rows inside each device's shard; uneven ones only for unsharded rows."""
     for dim in logits.rows:
         size, held = shape_of(logits.value)[dim], logits.sharding.dims[dim]
         cuts = [
@@ -194,7 +194,7 @@ def _candidates(logits: _Logits, chunks: int) -> Iterator[_Candidate]:
 
 
 def _free(held: DimSharding, size: int) -> list[tuple[int, int]]:
-    """The digits of a dim that no placement takes, largest first: sizes, and what is minor."""
+    """Factors of a dim that no placement shards, as (size, stride), largest first."""
     digits: list[tuple[int, int]] = []
     for placement in held:
         digits.append((size // placement.span, placement.span))
@@ -203,7 +203,7 @@ def _free(held: DimSharding, size: int) -> list[tuple[int, int]]:
 
 
 def _even(size: int, chunks: int) -> list[tuple[int, int]]:
-    """Strides and numbers of even chunks: the next more than `chunks`, and the next fewer."""
+    """(stride, number) of even chunks: the least number >= `chunks`, and the greatest below."""
     numbers = [n for n in range(2, size + 1) if size % n == 0]
     near = [*[n for n in numbers if n >= chunks][:1], *[n for n in numbers if n < chunks][-1:]]
     return [(size // n, n) for n in near]
@@ -213,23 +213,23 @@ def _even(size: int, chunks: int) -> list[tuple[int, int]]:
 
 
 class _CannotCutError(ValueError):
-    """An op cannot be cut along the rows. parts: digits, one of which might do, and minors."""
+    """Error: an op cannot be sharded by rows. parts: (size, stride) of factors that might fit."""
 
     def __init__(self, op: Operation, why: str, parts: Iterable[tuple[int, int]] = ()) -> None:
         self.parts = tuple(parts)
         super().__init__(f"the loss is no sum over rows: {describe(op)} {why}.")
 
     def others(self, chunks: int) -> Iterator[tuple[int, int]]:
-        """Strides and numbers of chunks along one part."""
+        """Yield (stride, number) of chunks along each part."""
         for size, minor in self.parts:
             for stride, number in _even(size, chunks):
                 yield stride * minor, number
 
 
 class _Chunks:
-    """The ops that are cut, and in which shards each reads and gives its values.
+    """The ops to chunk, with the shardings of their operands (`read`) and results (`new`).
 
-    Raises _CannotCutError; changes nothing before `write`.
+    Raises _CannotCutError if an op does not allow it; changes nothing before `write`.
     """
 
     def __init__(self, program: Program, logits: _Logits, candidate: _Candidate) -> None:
@@ -245,9 +245,9 @@ class _Chunks:
         rank = len(shape_of(logits.value))
         rows = Sharding.replicated(rank).with_dim(candidate.dim, [candidate.placement]).dims
         self.rows: dict[SSAValue, Cut] = {logits.value: rows}
-        """Cuts of values along the rows, those that are large first."""
+        """Placements of values over the chunk axis; large values come first."""
         self.columns = {logits.value: logits.columns}
-        """Large values, and their dims of columns."""
+        """Large values, each with its dim of columns."""
         self._spread(logits.value)
         self.ops = self._between()
         self.new: dict[SSAValue, Sharding] = {}
@@ -259,7 +259,7 @@ class _Chunks:
     # Large values
 
     def _spread(self, start: SSAValue) -> None:
-        """Find the values with the rows and the columns of the logits, from op to op."""
+        """Find the values that have the logits' rows and columns, by walking from op to op."""
         stack = [start]
         while stack:
             value = stack.pop()
@@ -285,7 +285,7 @@ class _Chunks:
         dims_of = [*rule.operands, *rule.results]
         known = [(d, v) for d, v in zip(dims_of, values, strict=True) if v in self.columns]
         columns = {factor for dims, other in known for factor in dims[self.columns[other]]}
-        # A dim that an op reads whole, as a softmax does, is no factor of its rule.
+        # A dim that an op needs unsharded, as a softmax does, is no factor of its rule.
         whole = {
             shape_of(other)[self.columns[other]]
             for dims, other in known
@@ -307,7 +307,7 @@ class _Chunks:
         return added
 
     def _between(self) -> list[Operation]:
-        """The ops that touch large values, and those on paths between them, in order."""
+        """The ops that read or make large values, and those on paths between them, in order."""
         ops = list(self.program.ops)
         large = {
             op for op in ops if not self.columns.keys().isdisjoint((*op.operands, *op.results))
@@ -333,7 +333,7 @@ class _Chunks:
     def _factors(
         self, op: Operation, rule: Rule, known: Mapping[SSAValue, object]
     ) -> list[DimSharding]:
-        """The cuts of an op's factors by the rows of its known operands and results."""
+        """The chunk placements of an op's factors, from its known values' placements."""
         factors: list[DimSharding] = [()] * len(rule.factors)
         pairs = zip((*rule.operands, *rule.results), (*op.operands, *op.results), strict=True)
         for dims, value in pairs:
@@ -349,8 +349,8 @@ class _Chunks:
         return factors
 
     def _parts(self, rule: Rule, dims: Dims, value: SSAValue) -> Iterator[tuple[int, int]]:
-        """The free digits of the factors of the dim of rows: their sizes, and what is minor to
-        them in the logits."""
+        """Yield (size, stride in the logits) of each unsharded factor of the dim of rows of
+        `value`."""
         held = rule.factors_of(dims, self.old[value].dims)
         if held is None:
             return
@@ -410,7 +410,7 @@ class _Chunks:
     # Writing
 
     def write(self) -> None:
-        """Write the chunks into the program, with reshards where they begin and end."""
+        """Write the new shardings into the program, with reshards where chunks begin and end."""
         self.program.set_mesh(self.mesh)
         made: dict[tuple[SSAValue, Sharding], SSAValue] = {}
         inside = set(self.ops)
@@ -453,13 +453,13 @@ class _Chunks:
 class ChunkLossPass(PassOnProgram):
     """Split the loss along its rows, such as tokens, over a new time axis `loss`.
 
-    Cut are the ops from the product that makes the logits to the gradients of its operands, found
-    by the rules of ops alone: the loss may be any in which the gradient of a row of logits depends
-    on that row, and on what is not computed from logits. `unroll-time-axes` then writes the chunks
-    out, each one's backward ops after its forward ops.
+    This covers the ops from the product that makes the logits to the gradients of its operands,
+    found by the rules of ops alone: it works for any loss in which the gradient of a row of logits
+    depends only on that row, and on values that are not computed from logits. `unroll-time-axes`
+    then unrolls the chunks, each chunk's backward ops after its forward ops.
 
     Requires: a propagated global program that returns its loss. Ensures: the mesh has the time
-    axis; numerics unchanged except for the order of sums. Linear in the ops.
+    axis; numerics unchanged except for the order of sums. Takes time linear in the ops.
     """
 
     name = "chunk-loss"

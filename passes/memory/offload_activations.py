@@ -1,4 +1,4 @@
-"""Values of the forward pass on the host until the backward pass reads them."""
+"""Offloading: forward values are copied to the host until the backward pass reads them."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ VALUES = ("inputs", "all")
 
 @dataclass(frozen=True, eq=False)
 class _Kept:
-    """A value that the forward pass leaves. reads: later ops, and what they read of it: the value,
-    or views of it. last: the place of the last forward op that reads it; first: of the first later
-    one."""
+    """A forward value that the backward pass reads. reads: (backward op, operand), which is the
+    value or a view of it. last: the place of the last forward op that reads it. first: the place of
+    the first backward op that does."""
 
     value: SSAValue
     reads: Sequence[tuple[Operation, SSAValue]]
@@ -57,12 +57,12 @@ class _Kept:
 
 
 def offload(program: Program, values: str, least_bytes: int, budget: int | None) -> int:
-    """Copy values to the host behind their last forward use, and back before their first later
-    use, in place; returns how many. Linear in the ops.
+    """Copy values to the host after their last forward use, and back before their first later
+    use, in place; returns how many. Takes time linear in the ops.
 
-    values: `inputs` of blocks, or `all` that the backward pass of one block reads. budget: bytes
-    that may be kept on the device; the values made first are offloaded until no more are. Raises
-    ValueError if they do not suffice.
+    values: `inputs` of blocks, or `all` that the backward pass of one block reads. least_bytes: of
+    a value to offload. budget: bytes that may stay on the device; values made first are offloaded
+    until the rest fits. Raises ValueError if it never does.
     """
     chosen = _offloadable(program, values, least_bytes)
     if budget is not None:
@@ -123,14 +123,14 @@ def _is_backward(op: Operation) -> bool:
 
 
 def _varies(value: SSAValue, program: Program) -> bool:
-    """Whether each micro-batch, if there are several, has a value of its own."""
+    """Whether the value differs between micro-batches, or there is only one."""
     times = set(program.mesh.time_names if program.mesh else ())
     (attr,) = sharding_attrs_of_value(value) or (None,)
     return not times or not times.isdisjoint(sharding_of(attr, shape_of(value), program).axes)
 
 
 def _viewed(value: SSAValue) -> SSAValue:
-    """The value that a value shows all or a part of, in the same memory."""
+    """The value that `value` is a view of, through any chain of views; else `value` itself."""
     while isinstance(value.owner, Operation) and is_view(value.owner):
         value = value.owner.operands[0]
     return value
@@ -167,7 +167,7 @@ def _copied(kind: type[DistOp], value: SSAValue, place: Builder) -> OpResult:
 
 
 def _shown(value: SSAValue, shown: dict[SSAValue, OpResult], place: Builder) -> OpResult:
-    """A view of a value that was copied back, made of it; shown: those that were made before."""
+    """Rebuild view `value` on the value that was copied back. shown: views rebuilt so far."""
     if value not in shown:
         assert isinstance(value, OpResult)
         (source,) = value.op.operands
@@ -182,19 +182,19 @@ def _shown(value: SSAValue, shown: dict[SSAValue, OpResult], place: Builder) -> 
 
 
 def start_host_copies(program: Program) -> None:
-    """Put a start and a wait in the place of each copy to or from the host; the order of all other
-    ops stays.
+    """Replace each copy to or from the host by a start and a wait; the order of all other ops
+    stays.
 
-    A copy to the host starts behind the last forward op that reads the value, and is waited for
-    where that of the next block starts. A copy back starts where the backward pass of the block
-    before it begins, that of the last block with the first product behind the forward pass, and is
-    waited for where it is first read. Linear in the ops.
+    A copy to the host starts after the last forward op that reads the value; its wait is where the
+    next block's copies start. A copy back starts where the first value of the previous block of the
+    backward pass is read (for the first such block, at the first product after the forward pass);
+    its wait is where the copy is first read. Takes time linear in the ops.
     """
     _HostCopies(program).start()
 
 
 Run = list[tuple[int, HostCopyOp]]
-"""Copies of one block, and where: behind the last forward use, or at the first later one."""
+"""Copies of one block, each with its place: after its last forward use, or at its first read."""
 
 
 class _HostCopies:
@@ -205,16 +205,16 @@ class _HostCopies:
         self.places[program.return_op] = len(self.ops)
         self.blocks = blocks_of(program)
         self.ends: dict[Copy | None, int] = {}
-        """Place of the first op behind the forward pass of each sub-batch."""
+        """Place of the first op after the forward pass of each sub-batch."""
         self.products: dict[Copy | None, int] = {}
-        """Place of the first product behind it."""
+        """Place of the first product after the forward pass of each sub-batch."""
         later = later_ops(program)
         for op in filter(later.__contains__, self.ops):
             self.ends.setdefault(copy_of(op), self.places[op])
             if flops_of(op):
                 self.products.setdefault(copy_of(op), self.places[op])
         self.added: list[tuple[int, int, Operation]] = []
-        """New ops, each with the place before which it stands, and its rank among those there."""
+        """New ops, each with the place that it goes before, and its order among those there."""
 
     def start(self) -> None:
         waits: dict[HostCopyOp, Operation] = {}
@@ -238,7 +238,7 @@ class _HostCopies:
     def _runs(
         self, kind: type[HostCopyOp], place_of: Callable[[HostCopyOp], int]
     ) -> Iterator[tuple[Copy | None, list[Run]]]:
-        """Of each sub-batch its copies by block, in order."""
+        """Yield each sub-batch with its copies, grouped by block, in order."""
         copies: dict[Copy | None, Run] = {}
         for op in self.ops:
             if isinstance(op, kind):
@@ -252,7 +252,7 @@ class _HostCopies:
         return self.ends.get(copy, len(self.ops))
 
     def _left_at(self, op: HostCopyOp) -> int:
-        """The place behind the last op of the forward pass that reads a value."""
+        """The place after the last forward op that reads the copied value."""
         end = self._end(copy_of(op))
         users = [each for each in (op.value.owner, *_readers(op.value)) if each is not op]
         known = [self.places[each] for each in users if isinstance(each, Operation)]
@@ -272,12 +272,12 @@ class _HostCopies:
 class OffloadActivationsPass(PassOnProgram):
     """Copy what the backward pass reads to the host behind its last forward use, and back.
 
-    `values`: `inputs` (default), those that enter blocks; or `all` that the backward pass of one
-    block alone reads. Left on the device are those below `least_bytes`, gathered weights, results
-    of the step, and values that are read again before anything is multiplied. With `bytes`, only
-    so many values, those made first, as let the device keep no more than `bytes` for the backward
-    pass. Copies block until `overlap-communication` starts and awaits them: one block later on the
-    way to the host, one block ahead on the way back.
+    `values`: `inputs` (default), values that enter blocks; or `all` values that the backward pass
+    of one block alone reads. Left on the device are values below `least_bytes`, gathered weights,
+    results of the step, and values that are read again before the next product. With `bytes`,
+    values are offloaded, those made first, until the device keeps at most `bytes` for the backward
+    pass. Copies block until `overlap-communication` splits them: a copy to the host is waited for
+    one block later, a copy back starts one block ahead.
 
     Requires: a local program with forward and backward ops, after `rematerialize`, before
     `cut-stages` and `overlap-communication`.

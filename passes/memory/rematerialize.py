@@ -36,10 +36,10 @@ Messages = Collection[Operation]
 
 @dataclass(frozen=True)
 class Policy:
-    """Recomputation in a block. kept: the ops whose results stay, so that recomputation starts
-    again after each, given the block's forward ops in order and all collectives that gather no
-    weight. is_whole: all ops run again, also those whose results nothing reads. repeats_attention:
-    so does fused attention, which otherwise stays as an op that may draw random numbers."""
+    """Recomputation in a block. kept: from the block's forward ops in order, and all collectives
+    but gathers of weights, to the ops whose results are kept; each ends a segment. is_whole: rerun
+    all ops, also those whose results nothing reads. repeats_attention: rerun fused attention, which
+    otherwise is kept, since it may draw random numbers."""
 
     kept: Callable[[Sequence[Operation], Messages], Iterable[Operation]] = lambda ops, messages: ()
     is_whole: bool = False
@@ -52,7 +52,7 @@ def messages_of(ops: Iterable[Operation], messages: Messages) -> list[Operation]
 
 
 def products_of(ops: Iterable[Operation], messages: Messages) -> list[Operation]:
-    """Products, attention, and collectives but gathers: of those a device has its shard."""
+    """Products, attention, and all collectives but gathers, whose operands a device has anyway."""
     return [
         op
         for op in ops
@@ -68,11 +68,11 @@ NAMED: Mapping[str, Policy | None] = {
 }
 
 Segment = tuple[str, Copy | None, int]
-"""Block, sub-batch, and number of the stretch between kept results that is recomputed at once."""
+"""Block, sub-batch, and index of a stretch of ops between kept results, recomputed at once."""
 
 
 def _chosen_blocks(program: Program, text: str) -> Collection[str]:
-    """The blocks that names and patterns stand for; all without any."""
+    """The blocks that match a comma-separated list of names and patterns; all if it is empty."""
     known = blocks_of(program).names
     chosen: set[str] = set()
     for name in filter(None, (word.strip() for word in text.split(","))):
@@ -89,9 +89,9 @@ def _chosen_blocks(program: Program, text: str) -> Collection[str]:
 def recompute_to_fit(program: Program, budget: int) -> int:
     """Recompute in as few blocks as fit the kept bytes of one device into `budget`.
 
-    Escalates block by block, in the order of the forward pass, first by segments, then whole;
-    returns the number of clones.
-    Raises ValueError, with what is needed at least, if recomputing all does not suffice.
+    Takes more blocks in the order of the forward pass, first by segments, then whole; returns the
+    number of clones.
+    Raises ValueError, with the least bytes needed, if recomputing all blocks does not suffice.
     """
     policies = ("after-communication", "layer")
     blocks = blocks_of(program).names
@@ -120,10 +120,10 @@ def recompute_to_fit(program: Program, budget: int) -> int:
 
 
 def recompute(program: Program, policy_of: Callable[[str], str | Policy]) -> int:
-    """Recompute in each block by its policy; returns the number of clones. Linear in the ops.
+    """Recompute in each block by its policy; returns the number of clones. Takes linear time.
 
-    policy_of: from a block's name to a name of `NAMED`, or a policy of one's own. Raises ValueError
-    if the program recomputes already or has fused regions.
+    policy_of: maps a block's name to a name in `NAMED`, or to a Policy. Raises ValueError if the
+    program recomputes or offloads already, or has fused regions.
     """
     forward, later = split_at_backward(program)
     weights = set(weight_ops(program))
@@ -142,15 +142,15 @@ def recompute(program: Program, policy_of: Callable[[str], str | Policy]) -> int
 
 
 def _gather_once(program: Program) -> int:
-    """Let gradients read gathers of recomputation: weights, keys, values; returns ops erased."""
+    """Merge equal gathers (weights, keys, values) of the backward pass; returns ops erased."""
     gathers = [*weight_ops(program), *filter(_is_for_attention, program.ops)]
     again = [op for op in gathers if phase_of(op) == "recompute"]
     return merge_where_equal(again, lambda op: ("copy",))
 
 
 def _is_for_attention(op: Operation) -> bool:
-    """Whether an op brings keys or values to attention, which each pass does for itself: gathers
-    them, or hands heads on for parts of the sequence."""
+    """Whether an op is a collective that only attention reads, such as a gather of keys or values;
+    each pass runs its own."""
     if not isinstance(op, CollectiveOp):
         return False
     readers = [use.operation for result in op.results for use in result.uses]
@@ -206,7 +206,7 @@ class _Recomputation:
         return self.policies[block]
 
     def _number_segments(self) -> None:
-        """The segment of each op that its block's policy lets recompute."""
+        """Set the segment of each op that its block's policy allows to recompute."""
         numbers: dict[tuple[str, Copy | None], int] = {}
         for op in self.forward:
             block = self.block_of(op)
@@ -225,7 +225,7 @@ class _Recomputation:
                 numbers[key] = number + 1
 
     def _is_kept(self, value: SSAValue) -> bool:
-        """Whether a value is there in the backward pass without being recomputed."""
+        """Whether a value is available in the backward pass without recomputation."""
         if value not in self.kept:
             self.kept[value] = self._must_be_kept(value)
         return self.kept[value]
@@ -237,7 +237,7 @@ class _Recomputation:
         block, _, _ = self.segments[op]
         if op in self.keeping:
             return True
-        # A view costs neither memory nor time.
+        # A view of a kept value costs neither memory nor time.
         return self._is_free(value) or self._leaves(value, block)
 
     def _leaves(self, value: SSAValue, block: str) -> bool:
@@ -249,7 +249,7 @@ class _Recomputation:
         )
 
     def _needed(self) -> set[Operation]:
-        """The forward ops to clone: what later ops read and is not kept, and what feeds it."""
+        """The forward ops to clone: those whose results later ops need and that are not kept."""
         needed: set[Operation] = set()
         stack = [v for op in self.later for v in op.operands]
         seen: set[SSAValue] = set()
@@ -276,7 +276,7 @@ class _Recomputation:
         return isinstance(op, Operation) and spec_of(op).is_layout and self._is_kept(op.operands[0])
 
     def _redirect(self, op: Operation, beginnings: Mapping[str | None, Operation]) -> None:
-        """Let a later op read clones; those of a segment go where its block's backward began."""
+        """Let a later op read clones; inserts their segments where their blocks' backward began."""
         operands = list(op.operands)
         changed = False
         for index, value in enumerate(operands):
@@ -292,7 +292,7 @@ class _Recomputation:
         follow_makers(op)  # what the backward pass computes of forward values, now clones
 
     def _insert(self, segment: Segment, before: Operation) -> None:
-        """Clone a segment's ops before an op; segments that it reads come first."""
+        """Clone a segment's ops before an op, after the segments that it reads."""
         for op in self.pending.pop(segment, []):
             for value in op.operands:
                 # What enters a block is kept: the block that made it is not run again for it.
@@ -302,7 +302,7 @@ class _Recomputation:
             self._clone(op, before)
 
     def _clone(self, op: Operation, before: Operation) -> None:
-        """Add a clone, which reads clones of its own block, and what entered the block."""
+        """Add a clone, which reads clones of its own block, and original values of other blocks."""
         block = self.block_of(op)
         inside = {
             value: self.clones.get(value, value)
@@ -328,24 +328,24 @@ class RematerializePass(PassOnProgram):
     """Clone forward ops into the backward pass, so that their results need not be kept.
 
     Blocks are the repeated modules (`h.0`, `encoder.block.3`). Policies: `none` keeps
-    everything; `layer` keeps what enters and leaves a block and runs the whole block again,
-    communication included, also what nothing reads (Megatron's full recomputation);
-    `after-communication` keeps the results of collectives too, so that recomputation starts
+    everything; `layer` keeps a block's inputs and outputs and runs the whole block again,
+    communication included, also ops that nothing reads (Megatron's full recomputation);
+    `after-communication` keeps the results of collectives, too, so that recomputation restarts
     after each (Oases' fine-grained strategy) and runs segment by segment; `after-products` keeps
-    the results of matrix products, of attention and of collectives that do not merely gather, and
-    computes again what is cheap between them: norms, activations, casts, gathers (what Megatron's
-    sequence parallelism and `--recompute-modules` leave out); `budget` recomputes as
-    few blocks as fit the kept bytes of one device into `bytes`, first by segments, then whole.
-    `blocks` are names or patterns of the blocks in which, with commas between; without, in all.
-    Results of random ops are always kept. Gathered parameters are not results of communication:
-    they are gathered once more in the backward pass, for recomputation and gradients alike.
+    the results of matrix products, attention and all collectives but gathers, and recomputes the
+    cheap ops between them: norms, activations, casts, gathers (what Megatron's sequence
+    parallelism and `--recompute-modules` leave out); `budget` recomputes in as few blocks as
+    fit the kept bytes of one device into `bytes`, first by segments, then whole.
+    `blocks` lists names or patterns of the blocks to recompute, separated by commas; default all.
+    Results of random ops are always kept. Gathered parameters do not count as results of
+    collectives: the backward pass gathers them once, for recomputation and gradients alike.
 
     Requires: a program with forward and backward ops; collectives are recomputed only where
     they are in the program, so run it after `insert-collectives` (and `unroll-time-axes`),
     and before `fuse-kernels`.
     Ensures: numerics unchanged, bit for bit; clones carry phase recompute and `origin`, and
-    stand where their block's backward pass begins, or goes on after a message. Linear in the
-    ops; `budget` tries O(log blocks) times.
+    stand where their block's backward pass begins, or continues after a message. Takes time
+    linear in the ops; `budget` tries O(log blocks) times.
     """
 
     name = "rematerialize"

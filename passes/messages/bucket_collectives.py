@@ -35,10 +35,10 @@ class _Run:
 def bucket_weights(program: Program, bucket_bytes: int, alone_bytes: int) -> int:
     """Join the gathers of small weights of each block into one message, before the first use.
 
-    A block's weights are gathered in runs of at most `bucket_bytes` together; those that are of
-    `alone_bytes` or more, gathered, travel alone, since joining them costs two copies. What the
-    forward pass gathered last and the backward pass gathers first is gathered once. Returns how
-    many gathers of weights there are. Linear.
+    A block's weights are gathered in runs of at most `bucket_bytes`; a weight of `alone_bytes` or
+    more when gathered is not joined, since joining costs two copies. Weights that the forward pass
+    gathers last and the backward pass first are gathered once. Returns the number of gathers of
+    weights. Takes linear time.
     """
     order = {op: index for index, op in enumerate(program.ops)}
     runs = _runs(program, bucket_bytes)
@@ -74,7 +74,7 @@ def _runs(program: Program, bucket_bytes: int) -> list[_Run]:
 
 
 def _keep_the_last(runs: Sequence[_Run]) -> None:
-    """Let the first gathers of the backward pass be those that the forward pass ended with."""
+    """Reuse the forward pass's last gathers for equal first gathers of the backward pass."""
     for before, after in pairwise(runs):
         if (before.phase, after.phase) != ("forward", "recompute") or before.copy != after.copy:
             continue
@@ -103,7 +103,7 @@ def _sources(op: Operation) -> list[Operation]:
 
 
 def _join(members: Sequence[AllGatherOp], order: dict[Operation, int]) -> None:
-    """One message where the first of some gathers stands, with what makes their shards."""
+    """Join gathers in place of the first; moves the ops that make their shards before it."""
     if len(members) == 1:
         return
     first = members[0]
@@ -127,22 +127,22 @@ own: with gloo one takes 0.7 ms of a core, and a copy of this size as much."""
 class BucketCollectivesPass(PassOnProgram):
     """Join the messages of small weights and gradients, and let large ones travel alone.
 
-    Reductions of which only the return reads the results, as gradients, are joined per axes, dtype
-    and sub-batch, in order of production, and are sent as soon as the last is made, so that with
-    `start-collectives` they travel beside the rest of the backward pass; messages that
-    `merge-collectives` made longer are cut again. The first bucket has at most `first_bytes`
-    (default 1 MiB), each later one twice as much, up to `bytes` (default 25 MiB); sums that a
-    function is given fill buckets from the first on. Gathers of parameters that are stored in
-    shards are joined per block, axes and dtype, in runs of at most `bytes`, where the first is
-    read; what the forward pass gathers last is kept if the backward
-    pass begins with it. A tensor of `alone_bytes` or more (default 2 MiB) needs no copy: it is
-    sent from where it is, to where it is read.
+    Reductions whose results are only returned, as gradients, are joined per axes, dtype and
+    sub-batch, in order of production, and are sent as soon as the last gradient is made, so that
+    with `start-collectives` they overlap the rest of the backward pass; messages that
+    `merge-collectives` made longer are split again. The first bucket has at most `first_bytes`
+    (default 1 MiB), each later one twice as much, up to `bytes` (default 25 MiB); sums that are
+    arguments of a function fill buckets of `bytes` from the first on. Gathers of parameters that
+    are stored in shards are joined per block, axes and dtype, in runs of at most `bytes`, in place
+    of the first; weights that the forward pass gathers last stay gathered if the backward pass
+    begins with them. A tensor of `alone_bytes` or more (default 2 MiB) is not joined, and so not
+    copied.
 
     Joined all-reduces are one op of several operands. Joined gathers and reduce-scatters are rows,
     one for each rank, of one matrix.
 
     Requires: a local program before `start-collectives`, after `rematerialize`. Ensures: numerics
-    unchanged; not more bytes. Linear.
+    unchanged; not more bytes. Takes linear time.
     """
 
     name = "bucket-collectives"

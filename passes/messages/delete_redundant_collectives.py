@@ -1,4 +1,4 @@
-"""Recomputed collectives whose values an earlier one gave: finding and deleting them."""
+"""Deletion of recomputed collectives whose values an earlier collective gave."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 class _Redundant:
     """A recomputed collective and the earlier one that gave the same values.
 
-    is_read: whether anything that has an effect reads a result, so that it must be kept.
+    is_read: whether a result reaches the return, so that the earlier result must be kept.
     """
 
     op: DistOp
@@ -46,7 +46,7 @@ def _new_bytes(redundant: _Redundant, kept: set[SSAValue]) -> int:
 
 
 def _find(program: Program) -> list[_Redundant]:
-    """Recomputed collectives with an earlier twin, in program order."""
+    """Recomputed collectives that equal an earlier one on equal operands, in program order."""
     mesh = program.mesh or Mesh()
     live = _live_ops(program)
     number: dict[SSAValue, SSAValue] = {}
@@ -89,7 +89,7 @@ class DeleteRedundantCollectivesPass(PassOnProgram):
     logged, and stands in `Program.stats()`.
 
     Requires: a local program before `start-collectives`. Ensures: numerics unchanged, bit
-    for bit. Linear in the ops.
+    for bit. Takes time linear in the ops.
     """
 
     name = "delete-redundant-collectives"
@@ -118,7 +118,7 @@ class DeleteRedundantCollectivesPass(PassOnProgram):
             note(f"budget={self.budget} bytes keep none of {len(redundant)} results; give more.")
 
     def _delete(self, program: Program, redundant: list[_Redundant]) -> int:
-        """Replace collectives, those that save most traffic per byte first; returns how many."""
+        """Replace collectives, most traffic saved per kept byte first; returns how many."""
         kept = set(kept_values(program))
         redundant.sort(key=lambda r: -r.sent_bytes / max(_new_bytes(r, kept), 1))
         total, saved, deleted = 0, 0.0, 0

@@ -1,8 +1,8 @@
-"""Tokens that travel to their experts: rows are sent to who needs them, instead of gathered.
+"""Expert dispatch: rows of tokens are sent to the ranks whose experts need them, not gathered.
 
-A device that has the rows of its own experts (`block-experts`) looks them up among the tokens of
-all devices, and adds its results to these. With few choices among many devices it needs few of
-them. Who needs which row is known everywhere, for the routing is.
+After `block-experts`, each device looks up the rows of its own experts among the tokens of all
+devices, and adds its results to these tokens. With few experts per token and many devices it needs
+few rows. All ranks know which rank needs which row, since all know the routing.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class _Site:
     """A lookup of gathered rows, or a sum of rows that is scattered.
 
     whole: the gathers or reduce-scatters, in order. ops: the lookups, or the op that adds. axes:
-    over which the table is sharded, the first slowest; places: for each rank along them the number
-    of its rows among `bounds`.
+    those that shard the table, slowest first. places: for each rank along `axes`, the index of its
+    rows among `bounds`. tokens: number of rows of the table.
     """
 
     ops: Sequence[AtenOp]
@@ -72,12 +72,12 @@ class _Site:
     tokens: int
 
     def is_cheaper(self) -> bool:
-        """Whether balanced rows are fewer than those that a gather brings."""
+        """Whether balanced routing sends fewer rows than a gather brings."""
         needed = max(shape_of(_numbers(op))[0] for op in self.ops)
         return needed * len(self.ops) < 2 * self.tokens
 
     def rewrite(self, known: dict[SSAValue, SSAValue]) -> None:
-        """Write the site with rows that are sent. known: routes by numbers of rows."""
+        """Replace the site by ops that fetch or add rows. known: routes by row numbers."""
         for op in self.ops:
             is_lookup = spec_of(op).is_lookup
             last = op if is_lookup else self.whole[-1]
@@ -155,7 +155,7 @@ def _site(
     table: SSAValue,
     mesh: Mesh,
 ) -> Iterator[_Site]:
-    """The site of these ops, if rows of each are those of a device's own groups."""
+    """Yield the site of `users`, if each reads or adds only rows of the device's own groups."""
     if not users or not _is_of_plain_rows(whole) or len(shape_of(table)) < 2:
         return
     own = [_own_rows(user, table) for user in users]
@@ -174,7 +174,7 @@ def _is_of_plain_rows(whole: Sequence[dist.DistOp]) -> bool:
 
 
 def _own_rows(op: Operation, table: SSAValue) -> AtenOp | None:
-    """The op that slices a device's own row numbers from all that an op reads or adds to."""
+    """The op that slices the device's own row numbers for lookup or sum `op`; None otherwise."""
     if not isinstance(op, AtenOp) or len(op.operands) != 2:
         return None
     is_lookup = op.name == "aten.index.Tensor" and op.operands[0] is table
@@ -189,6 +189,6 @@ def _own_rows(op: Operation, table: SSAValue) -> AtenOp | None:
 
 
 def _places(axes: Sequence[str], rows: Sequence[str], mesh: Mesh) -> list[int]:
-    """The position along `rows`, the same axes in another order, of each one along `axes`."""
+    """For each position along `axes`, the position along `rows`, which permutes the same axes."""
     sizes = (range(mesh.size(axis)) for axis in axes)
     return [mesh.position(rows, dict(zip(axes, at, strict=True))) for at in product(*sizes)]

@@ -1,4 +1,4 @@
-"""Gradients in messages that start while the backward pass goes on."""
+"""Gradient buckets: reductions joined into messages that overlap the backward pass."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def bucket_gradients(
     first_bytes: int | None = None,
     alone_bytes: int | None = None,
 ) -> int:
-    """Join the reductions of gradients into messages of at most `bucket_bytes`. Linear.
+    """Join the reductions of gradients into messages of at most `bucket_bytes`. Takes linear time.
 
-    Reduce-scatters are joined within a block. first_bytes: of the first all-reduce; each later one
-    may be twice as large, so that what is sent when the backward pass ends is no large part of all;
-    sums that a function is given are sent when it begins, in full buckets.
-    alone_bytes: such gradients travel alone, which needs no copy. A gradient that is reduced
-    over one axis and then over another travels in buckets of either. Returns how many reductions
-    there are.
+    Reduce-scatters are joined only within a block. first_bytes: limit of the first bucket of
+    all-reduces, which doubles for each later bucket, so that messages start early; sums that are
+    arguments of the function exist when it begins, and fill whole buckets.
+    alone_bytes: gradients of at least this size are not joined, which saves copies. A gradient that
+    is reduced over one axis and then over another is bucketed both times. Returns the number of
+    reductions.
     """
     rounds = _rounds(program)
     for reductions in rounds:
@@ -52,7 +52,7 @@ def _bucket(
     first_bytes: int | None,
     alone_bytes: int | None,
 ) -> None:
-    """Join independent reductions: none reads another's result."""
+    """Join reductions that do not read each other's results."""
     sums, scatters = Buckets(bucket_bytes, first_bytes), Buckets(bucket_bytes)
     # Sums of micro-batches are all there when their function begins: there is no work beside which
     # a small first message could travel.
@@ -60,7 +60,7 @@ def _bucket(
     blocks = blocks_of(program)
     stretch, block = 0, None
     for op in _place_by_production(program, reductions):
-        # What is scattered block by block can be freed so.
+        # Gradients that are scattered block by block can be freed block by block.
         if blocks.of_op(op) != block:
             stretch, block = stretch + 1, blocks.of_op(op)
         if alone_bytes is not None and operand_bytes(op) >= alone_bytes:
@@ -83,8 +83,8 @@ def _bucket(
 
 
 def _rounds(program: Program) -> list[list[dist.DistOp]]:
-    """Reductions of gradients, and before them those that are read by these alone: shards of
-    gradients that replicas scatter are summed over further replicas."""
+    """Reductions of gradients in rounds: the last round's are returned, an earlier round's are only
+    read by the next, such as reduce-scatters whose shards are summed over further replicas."""
     rounds = [_last_reductions(program)]
     while rounds[0]:
         later = set(rounds[0])
@@ -98,8 +98,8 @@ def _rounds(program: Program) -> list[list[dist.DistOp]]:
 
 
 def _left_pending(op: Operation, program: Program) -> frozenset[str]:
-    """The axes over which what a reduction gives is still to be added up, as a gradient of norms
-    under sequence parallelism is over those of the sequence."""
+    """The axes over which a reduction's result is still unreduced, such as the sequence's axes for
+    the gradient of a norm under sequence parallelism."""
     (sharding,) = shardings_of(op, program) if len(op.results) == 1 else (None,)
     return frozenset() if sharding is None else frozenset(sharding.unreduced)
 
@@ -114,10 +114,10 @@ def _is_read_by(value: SSAValue, readers: Collection[Operation]) -> bool:
 
 
 def _last_reductions(program: Program) -> list[dist.DistOp]:
-    """Blocking reductions of gradients whose results are returned and nothing else.
+    """Blocking reductions whose results are only returned, at least one of them as a gradient.
 
-    A loss that `merge-collectives` has put in a message with gradients travels on with some. A
-    function of a stage leaves gradients of a micro-batch, which are sums.
+    The others may be a loss that `merge-collectives` has joined with gradients. A stage's function
+    returns gradients of a micro-batch in slots of kind `sum`.
     """
     last = program.return_op
     gradients = {slot.value for slot in program.results if slot.kind in ("grad", "sum")}
@@ -133,7 +133,7 @@ def _last_reductions(program: Program) -> list[dist.DistOp]:
 
 
 def _put_casts_behind(members: Sequence[dist.DistOp]) -> None:
-    """Put the casts of sums after the last of them, where one message is to bring all."""
+    """Move the casts of members' results behind the last member, where the joined op will stand."""
     for value in [value for member in reversed(members) for value in reversed(member.results)]:
         cast = _at_end(value)
         if cast is not value and isinstance(cast.owner, Operation):
@@ -142,7 +142,7 @@ def _put_casts_behind(members: Sequence[dist.DistOp]) -> None:
 
 
 def _at_end(value: SSAValue) -> SSAValue:
-    """A reduced value, or, after a sum in another dtype (`reduce-in`), what it is cast to."""
+    """The cast of a reduced value (`reduce-in` sums in another dtype), or the value itself."""
     users = [use.operation for use in value.uses]
     is_cast = len(users) == 1 and spec_of(users[0]).view == "cast"
     return users[0].results[0] if is_cast else value
@@ -166,7 +166,7 @@ def _place_by_production(
 
 
 def _singles(op: dist.DistOp) -> list[dist.DistOp]:
-    """A collective as detached ones of one operand each, which have taken its place."""
+    """Split a collective into detached ones with one operand each, and give them its uses."""
     op.detach()
     if len(op.operands) == 1:
         return [op]

@@ -27,8 +27,8 @@ BUCKET_BYTES = 25 * 2**20
 class Buckets:
     """Fills buckets of collectives of equal key, each of at most `limit` bytes of operands.
 
-    first: the limit of a key's first bucket, if it is lower; that of each later one is twice that
-    of the one before.
+    first: the limit of each key's first bucket, if it is lower; the limit doubles for each later
+    bucket of the key, up to `limit`.
     """
 
     def __init__(self, limit: int, first: int | None = None) -> None:
@@ -41,7 +41,7 @@ class Buckets:
         self._keys: dict[Operation, Hashable] = {}
 
     def add(self, key: Hashable, op: dist.DistOp) -> None:
-        """Put a collective into the open bucket of its key; a full one is closed before."""
+        """Add a collective to the open bucket of its key; closes the bucket first if it is full."""
         size = operand_bytes(op)
         limit = self._limits.setdefault(key, self.first)
         if key in self._open and self._bytes[key] + size > limit:
@@ -59,7 +59,7 @@ class Buckets:
                 self._close(self._keys[owner])
 
     def close(self) -> list[list[dist.DistOp]]:
-        """Close what is open; returns all buckets."""
+        """Close all open buckets; returns every bucket."""
         for key in list(self._open):
             self._close(key)
         return self.finished
@@ -77,7 +77,7 @@ def operand_bytes(op: Operation) -> int:
 
 
 def merge_group(members: Sequence[dist.DistOp]) -> None:
-    """Replace collectives of one kind and the same arguments by one, where the last stands."""
+    """Replace collectives of one kind and equal arguments by one, in place of the last."""
     if len(members) == 1:
         return
     last = members[-1]

@@ -1,4 +1,4 @@
-"""Gradients left as partial sums: for micro-batches that are added before they are reduced."""
+"""Gradients left unreduced, so that micro-batches are added up before one reduction."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from shardweave.ir.program.program import Program
 
 
 def leave_gradients_pending(program: Program) -> int:
-    """Take out the all-reduces whose sums nothing but the return reads as gradients.
+    """Remove the all-reduces whose sums are only returned, as gradients.
 
-    Each such gradient is returned as this rank's term, and its `dist.sharding` says over which axes
-    it is unreduced. What is scattered stays so. Returns how many gradients are pending. Linear.
+    Each such gradient is returned as this rank's term, and its `dist.sharding` lists the unreduced
+    axes. Reduce-scatters stay. Returns the number of unreduced gradients. Takes linear time.
 
     Requires: a local program.
     """
@@ -54,9 +54,9 @@ def leave_gradients_pending(program: Program) -> int:
 
 
 def pending_terms(program: Program) -> dict[str, SSAValue]:
-    """Terms of the gradients that `leave_gradients_pending` would not reduce, by name.
+    """This rank's terms of gradients that `leave_gradients_pending` would leave unreduced, by name.
 
-    Gradients whose terms something else reads as well are left out. Linear.
+    Leaves out gradients whose terms have other uses. Takes linear time.
     """
     terms: dict[str, SSAValue] = {}
     for slot in program.results:
@@ -78,8 +78,8 @@ def _reduction_of(value: SSAValue) -> dist.AllReduceOp | None:
 
 
 def _total_of(value: SSAValue) -> SSAValue:
-    """The result of a collective, if that was summed in another dtype and then cast (`reduce-in`)
-    to a value; else the value itself."""
+    """The value before the cast, if `value` is a cast (`reduce-in` sums in another dtype); else
+    `value` itself."""
     op = value.owner
     return op.operands[0] if isinstance(op, AtenOp) and spec_of(op).view == "cast" else value
 
@@ -89,14 +89,14 @@ def _is_cast(value: SSAValue) -> bool:
 
 
 def _term_of(value: SSAValue) -> SSAValue:
-    """The term that an all-reduce sums to a value, before it is cast for that."""
+    """The operand whose all-reduce gives `value`, before any cast that `reduce-in` added."""
     total = _total_of(value)
     term = _sent_of(total)
     return term if total is value else _total_of(term)
 
 
 def _sent_of(total: SSAValue) -> SSAValue:
-    """The operand of an all-reduce, or of its start, that belongs to a result."""
+    """The operand of an all-reduce, or of its start, that corresponds to result `total`."""
     op = total.owner
     assert isinstance(total, OpResult)
     assert isinstance(op, Operation)
@@ -112,7 +112,7 @@ def _erase_unread(ops: Iterable[Operation | Block]) -> None:
 
 
 def _drop_unread(op: Operation) -> None:
-    """Leave the unread operands of a collective out of its message, or the whole message."""
+    """Remove operands whose results are unread from a collective, or the whole collective."""
     kept = [index for index, result in enumerate(op.results) if result.first_use is not None]
     start = op.operands[0].owner if isinstance(op, dist.WaitOp) else None
     _keep(op, kept)
@@ -121,7 +121,7 @@ def _drop_unread(op: Operation) -> None:
 
 
 def _keep(op: Operation, kept: Sequence[int]) -> None:
-    """Replace an op by one on some of its operands, which gives the results of these."""
+    """Replace an op by one with only the operands and results at indices `kept`."""
     if not kept:
         Rewriter.erase_op(op)
         return

@@ -1,4 +1,4 @@
-"""The dtype in which ranks add up what each has a term of."""
+"""reduce-in: the dtype in which collectives sum the ranks' terms."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _is_returned_alone(value: SSAValue, program: Program, gradients: set[SSAValu
 
 
 def _cast_sum(op: dist.DistOp, index: int, dtype: torch.dtype, before: Operation | None) -> None:
-    """Make one sum of a collective in `dtype`, and cast it back before an op, or at once."""
+    """Sum operand `index` of a collective in `dtype`; cast it back at `before`, or at once."""
     term, total = op.operands[index], op.results[index]
     held = dtype_of_value(total)
     op.operands[index] = _cast_before(op, term, dtype)
@@ -53,7 +53,7 @@ def _cast_sum(op: dist.DistOp, index: int, dtype: torch.dtype, before: Operation
 
 
 def _adder_of(total: SSAValue, held: torch.dtype) -> Operation | None:
-    """The op that adds to a sum what has the dtype that it had, if no other reads the sum."""
+    """The only reader of sum `total`, if it adds a tensor of dtype `held` to it; None otherwise."""
     users = [use.operation for use in total.uses]
     if len(users) != 1 or users[0].name != "aten.add.Tensor" or len(users[0].operands) != 2:
         return None
@@ -81,13 +81,13 @@ def _cast(value: SSAValue, dtype: torch.dtype, new: Builder) -> Operation:
 class ReduceInPass(PassOnProgram):
     """Set the dtype in which ranks sum gradients: `float32`, `bfloat16` or `float16`.
 
-    Fewer digits send fewer bytes. Nothing else is added up in fewer digits than it has; what has
-    fewer than `dtype`, such as the bfloat16 terms of a product that tensor parallelism shards, is
-    added up in `dtype` as well. Sums are cast back: that of a gradient before the return, so that
-    messages can still be joined, and one to which a bias is added after that.
+    A narrower dtype sends fewer bytes. Only gradients are narrowed; other terms narrower than
+    `dtype`, such as the bfloat16 terms of a product that tensor parallelism shards, are summed in
+    `dtype` as well. Sums are cast back: a gradient before the return, so that messages can still be
+    joined, and a sum to which a bias is added after the addition.
 
     Requires: a local program, with blocking collectives. Ensures: the program's types; numerics
-    except for the rounding of sums. Linear.
+    except for the rounding of sums. Takes linear time.
     """
 
     name = "reduce-in"

@@ -1,4 +1,4 @@
-"""Messages of several tensors as one matrix, which has a row for each rank."""
+"""Collectives of several tensors, joined into one collective of a matrix with a row per rank."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from shardweave.ir.dialects.types import num_elements, shape_of, tensor_type_of,
 
 
 def join_scatters(members: Sequence[dist.ReduceScatterOp]) -> None:
-    """Send reduce-scatters as one, where the last stands: what each rank is to get is a row."""
+    """Join reduce-scatters into one in place of the last; row i of its operand goes to rank i."""
     members = _with_elements(members)
     if len(members) <= 1:
         return
@@ -41,7 +41,7 @@ def join_scatters(members: Sequence[dist.ReduceScatterOp]) -> None:
 
 
 def join_gathers(members: Sequence[dist.AllGatherOp]) -> None:
-    """Send all-gathers as one, where the first stands; all parts are taken out of it at once."""
+    """Join all-gathers into one in place of the first; slices of its result replace theirs."""
     members = _with_elements(members)
     if len(members) <= 1:
         return
@@ -71,7 +71,7 @@ _Message = TypeVar("_Message", bound=dist.DistOp)
 
 
 def _with_elements(members: Sequence[_Message]) -> list[_Message]:
-    """The messages that carry something; what has no elements is no row of a matrix."""
+    """The collectives whose operands have elements; empty ones have no place in a matrix."""
     return [member for member in members if num_elements(member.operands[0])]
 
 
@@ -82,7 +82,7 @@ def _send(
     shape: tuple[int, int],
     before: Operation,
 ) -> dist.DistOp:
-    """The message of a matrix, of the layer of its members, or what their layers have in common."""
+    """Insert the joined collective of `matrix`; its layer is the common path of its members'."""
     last = members[-1]
     type_ = with_shape(tensor_type_of(matrix), shape)
     sent = dist.create_dist(kind, [matrix], [type_], axes=last.axes, dim=0, block=1)

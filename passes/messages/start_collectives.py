@@ -1,4 +1,4 @@
-"""Every collective as a start and a wait."""
+"""start-collectives: each blocking collective becomes a start and a wait."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shardweave.passes.program_pass import PassOnProgram
 
 
 def started(op: DistOp, kind: type[DistOp]) -> tuple[DistOp, WaitOp]:
-    """The start, of its kind, and the wait that stand for an op; neither is inserted."""
+    """Create a start, of op class `kind`, and a wait that can replace `op`; inserts neither."""
     start = kind.create(
         operands=op.operands,
         result_types=op.result_types,

@@ -1,8 +1,8 @@
-"""Partitioning: from a propagated global program to the one that every rank runs.
+"""Partitioning: from a propagated global program to the local program that every rank runs.
 
 Nothing is chosen here. Every value gets the type of its shards, every op its local form, and every
-`dist.reshard` the collectives and slices that `reshard` finds for it. Of values that are cut
-unevenly every rank has a part of the same shape: see `padding`.
+`dist.reshard` the collectives and slices that `reshard` finds for it. Shards of an unevenly sharded
+value have the same shape on all ranks: see `padding`.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class _Partition:
         )
         made = self._add(op, collective, step.after, step.op.kind())
         made = self._without_padding(op, made, step)
-        # A dim that was cut evenly, or not at all, has been given zeros.
+        # A dim that was sharded evenly, or not at all, has been padded with zeros.
         old, new = (zeros_of(sharding, shape_of(value)) for sharding in (before, step.after))
         self.padding.zero[made] = (zero & new) | (new - old)
         return made
@@ -157,7 +157,7 @@ class _Partition:
     def _without_padding(
         self, op: dist.ReshardOp, current: SSAValue, step: ReshardStep
     ) -> SSAValue:
-        """The result of a step without padding that no longer ends a dim."""
+        """Slice the result of a step to the local shape of `step.after`: drops excess padding."""
         shape = step.after.local_shape(shape_of(op.results[0]))
         for dim, size in enumerate(shape):
             own = shape_of(current)
@@ -168,7 +168,7 @@ class _Partition:
         return current
 
     def _add(self, op: dist.ReshardOp, new: Operation, sharding: Sharding, name: str) -> SSAValue:
-        """Add an op of a reshard's; with padding that is none of the value's, it is one longer."""
+        """Add an op that lowers reshard `op`; its global shape includes extra padding, if any."""
         (result,) = new.results
         whole = list(shape_of(op.results[0]))
         for dim, part in enumerate(sharding.local_shape(whole)):
@@ -201,7 +201,7 @@ class InsertCollectivesPass(PassOnProgram):
 
     Requires: a propagated global program (`propagate-shardings`), perhaps edited by hand. Ensures:
     a local program (`dist.local`), equal to the global one on the whole mesh; ops keep `sharding`.
-    Linear in the ops.
+    Takes time linear in the ops.
     """
 
     name = "insert-collectives"

@@ -1,11 +1,11 @@
 """Writing chosen shardings into a global program: a `dist.reshard` wherever a value changes shards.
 
-Each op reads every operand in the shards that its assignment wants. Where the producer gives
-others, a reshard brings the value there, once for all uses that need the same: before the first
-use, or, for a result that is wanted otherwise (a gradient, a wish), right after its producer. A
-view of a version that exists is made again instead, which is free. Weights that are stored in finer
-shards are made as `stored_weights` says. So are keys and values that attention gathers along the
-sequence: the backward pass gathers them again, and between the passes devices hold their shards.
+Each op reads every operand in the sharding of its assignment. If the producer's differs, one
+reshard serves all uses that need the same sharding: before the first use or, for a result that is
+wanted otherwise (a gradient, a wish), right after its producer. A view whose operand exists in the
+right sharding is recomputed instead, which is free. `stored_weights` tells where weights in finer
+shards are gathered. Keys and values that attention gathers along the sequence are treated alike:
+the backward pass gathers them again, and devices hold only shards between the passes.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ class Chosen:
 
 
 def place_reshards(program: Program, chosen: dict[AtenOp, Chosen]) -> None:
-    """Make a global program say what was chosen for its ops. Linear in the ops.
+    """Write the chosen shardings and reshards into a global program. Takes time linear in the ops.
 
     Requires `dist.sharding` on arguments and results. Ensures: numerics unchanged; every op carries
-    `sharding`, what its results are in; neither wishes nor `dist.used` are left.
+    `sharding`, that of its results; neither wishes nor `dist.used` are left.
     """
     _Placing(program, chosen).run()
 
@@ -64,7 +64,7 @@ class _Placing:
         self.weights = StoredWeights(self.flow)
         self.made: dict[Version, SSAValue] = {}
         self.passed: dict[Version, ReshardOp] = {}
-        """Versions that a reshard of several steps passes through on its way."""
+        """Intermediate shardings of reshards of several steps, each with its reshard."""
         self.keys: set[SSAValue] = set()
         """Keys and values that attention of the forward pass gathers."""
         self.keys_again: set[SSAValue] = set()
@@ -105,7 +105,7 @@ class _Placing:
         self.program.set_argument_attributes(USED, dict.fromkeys(indices))
 
     def _op(self, op: AtenOp) -> None:
-        """Bring an op's operands to it, and its results to where they go on."""
+        """Reshard an op's operands as its assignment wants, and its results as chosen."""
         chosen = self.chosen[op]
         is_alone = [result.has_one_use() for result in op.results]
         self.before = op
@@ -140,7 +140,7 @@ class _Placing:
         ]
 
     def _define(self, original: AtenOp, op: Operation, shardings: Sequence[Sharding]) -> None:
-        """Note that `op`, the original or a copy of it, gives its results in these shards."""
+        """Record that `op`, the original or a copy of it, gives its results in `shardings`."""
         shapes = [shape_of(result) for result in original.results]
         set_shardings(op, shardings, shapes)
         self.flow.define(original, shardings)
@@ -148,7 +148,7 @@ class _Placing:
             self.made[old, sharding] = new
 
     def _settle(self, value: SSAValue, goal: Sharding, op: Operation, is_wish: bool) -> None:
-        """Bring a result to where it goes on at once; later uses start from there."""
+        """Reshard a result to `goal` right after its producer; later reshards start from `goal`."""
         produced = self.flow.sharding(value)
         if produced == goal:
             return
@@ -161,7 +161,7 @@ class _Placing:
     # Stored weights
 
     def _bring(self, value: SSAValue, user: Operation) -> None:
-        """Make a stored weight, or a view of one, for a use, unless it is there."""
+        """Make a stored weight, or a view of one, before `user` reads it, unless it exists."""
         if not self.weights.lacks(value):
             return
         outer, self.is_made_again = self.is_made_again, self.weights.is_made_again(value)
@@ -175,7 +175,7 @@ class _Placing:
         self.is_made_again = outer
 
     def _gather(self, value: SSAValue, user: Operation) -> None:
-        """Bring a weight from its shards as stored to those that ops read."""
+        """Reshard a weight from its stored sharding to the sharding that ops read."""
         if isinstance(value.owner, AtenOp):
             self.flow.define(value.owner, self.chosen[value.owner].goals)
         used = self.flow.sharding(value)
@@ -197,7 +197,7 @@ class _Placing:
         return shards
 
     def _free(self, freed: Set[SSAValue], kept: Mapping[SSAValue, Sharding]) -> None:
-        """Let the backward pass make values again, so that memory holds them as `kept` says."""
+        """Forget versions of values except those in `kept`; the backward pass makes them again."""
         for value in freed:
             self.flow.versions[value] = self.flow.versions[value][:1]
         for value, sharding in list(self.made):
@@ -211,7 +211,7 @@ class _Placing:
     def _version(
         self, value: SSAValue, wanted: Sharding, user: Operation, index: int = 0, why: str = ""
     ) -> SSAValue:
-        """The value in a sharding, by a reshard added here unless it exists already."""
+        """The value in sharding `wanted`; adds a reshard unless that version exists already."""
         known = self.made.get((value, wanted))
         if known is not None:
             return known
@@ -221,7 +221,7 @@ class _Placing:
         if origin is not None:
             return self._viewed(value, self._version(*origin, user, index, why), wanted)
         version, steps = self.flow.steps(value, wanted)
-        # A step that another use has taken already is where this one sets out.
+        # Start at the last step that another use has taken already.
         for step in reversed(steps):
             if (value, step.after) in self.made or (value, step.after) in self.passed:
                 version = step.after
@@ -249,7 +249,7 @@ class _Placing:
         return f"{user.name} reads it in these shards"
 
     def _split(self, value: SSAValue, wanted: Sharding) -> SSAValue:
-        """The version that a reshard passes through, as a value: the reshard becomes two."""
+        """Split the reshard that passes through `wanted` in two; returns the value in between."""
         second = self.passed[value, wanted]
         outer = self.before, self.is_made_again
         self.before, self.is_made_again = second, False
@@ -264,7 +264,7 @@ class _Placing:
         return first.results[0]
 
     def _existing(self, value: SSAValue, version: Sharding) -> SSAValue:
-        """A version that needs no message: known, or a view of a known version."""
+        """A version that needs no message: an existing one, or a view of an existing one."""
         known = self.made.get((value, version))
         if known is not None:
             return known
@@ -285,7 +285,7 @@ class _Placing:
     # New ops
 
     def _copy(self, op: AtenOp, operands: Sequence[SSAValue]) -> AtenOp:
-        """Add an op once more, on other operands."""
+        """Add a copy of an op that reads other operands."""
         copy = op.clone_without_regions(dict(zip(op.operands, operands, strict=True)))
         set_wanted_attrs(copy, None)
         self._add(copy)

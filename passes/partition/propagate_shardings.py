@@ -1,13 +1,13 @@
-"""Propagation: a few wishes completed to the whole program, and every move of data written down.
+"""Propagation: shardings of a few values are completed to all ops, and every reshard is inserted.
 
-`propagate` walks a global program forward, in program order: each op is cut by the axes that cut
+`propagate` walks a global program forward, in program order: each op is sharded over the axes of
 its operands; conflicts go by priority (wishes of the plan and the user, then the larger tensor). A
-partial sum travels through linear ops while it has a single use, and is reduced, or scattered
-where shards are wanted, at the first op that needs it. Then backward, to a fixed point: a value
-that all its uses want in shards, and that can be made in shards for free, is made so (masks,
-constants, biases); parameters without annotation adopt what their uses want. Then wishes travel
-back to what several uses share (`shared_wishes`). What was chosen is written into the program
-(`place_reshards`).
+partial sum passes through linear ops while it has a single use; the first op that needs its total
+reduces it, or scatters it if it wants shards. Then propagation walks backward, to a fixed point: a
+value that all uses want in shards, and that can be computed in shards for free, is sharded (masks,
+constants, biases); parameters without annotation adopt the sharding that their uses want. Then
+wishes move back to values that several uses share (`shared_wishes`). `place_reshards` writes the
+choices into the program.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from shardweave.passes.partition.wanted_seats import WantedSeats
 from shardweave.passes.program_pass import Analyses, PassWithAnalyses
 
 MAX_SWEEPS = 100
-"""Backward sweeps before propagation is taken to run in a circle. Each makes shards finer, so that
-it ends; models need two or three."""
+"""Backward sweeps after which propagation is taken to loop forever. Each sweep makes shards finer,
+so that it should end; models need two or three."""
 
 
 def propagated_forward(program: Program) -> Propagation:
-    """The forward part of a program's propagation. Raises ValueError without a mesh."""
+    """Run the forward part of a program's propagation. Raises ValueError without a mesh."""
     propagation = Propagation(program)
     propagation.forward()
     return propagation
@@ -51,7 +51,7 @@ def propagate(program: Program, analyses: Analyses | None = None) -> None:
     Afterwards each op's operands fit its rule by construction, arguments and results carry
     `dist.sharding`, and no wish is left. A propagated program stays as it is. analyses: of the
     program as it is. Raises ValueError without a mesh, for a program with ops that are not of the
-    aten dialect, and for wishes that do not fit. Linear in the ops.
+    aten dialect, and for wishes that do not fit. Takes time linear in the ops.
     """
     program.needed_mesh()
     if program.is_local:
@@ -101,7 +101,7 @@ class Propagation:
             self.flow.define(op, shardings)
 
     def _settled(self, result: SSAValue, produced: Sharding) -> Sharding:
-        """The sharding to keep for a result: a partial sum of several uses is reduced at once."""
+        """The sharding to keep for a result; a partial sum with several uses is reduced at once."""
         if not produced.unreduced or result.has_one_use() or result.first_use is None:
             return produced
         settled = produced.whole()
@@ -125,7 +125,7 @@ class Propagation:
         shared.travel(self.ops, self.program.return_op.operands)
 
     def _backward(self) -> bool:
-        """One sweep against program order; whether it changed anything."""
+        """Sweep once against program order; returns whether anything changed."""
         changed = False
         for op in reversed(self.ops):
             for index, result in enumerate(op.results):
@@ -158,7 +158,7 @@ class Propagation:
         return wanted if finer else None
 
     def _remake(self, op: AtenOp, index: int, wanted: Sharding) -> bool:
-        """Let an op produce a result in the wanted shards, if that costs slices at most."""
+        """Let an op produce a result in `wanted`, if that needs slices at most; returns whether."""
         if self.wishes[op][index] is not None:
             return False
         goals: list[Sharding | None] = [self.flow.sharding(r) for r in op.results]
@@ -177,7 +177,7 @@ class Propagation:
         return True
 
     def _scatter(self, op: AtenOp, index: int, wanted: Sharding) -> bool:
-        """Scatter a sum that is reduced where it is made, if all its uses want shards."""
+        """Reduce-scatter a sum to `wanted` if cheaper than its all-reduce; returns whether."""
         result, produced = op.results[index], self.assignments[op].results[index]
         if not produced.unreduced:
             return False
@@ -191,7 +191,7 @@ class Propagation:
         return True
 
     def _spoils_larger(self, op: AtenOp, index: int, assignment: Assignment) -> bool:
-        """Whether a larger result, such as a norm's output, would come in unwanted shards."""
+        """Whether `assignment` gives a larger result, such as a norm's output, unwanted shards."""
         size = prod(shape_of(op.results[index]))
         return any(
             prod(shape_of(result)) > size
@@ -216,7 +216,7 @@ class Propagation:
         return None if argument is None else self._stored(argument)
 
     def _returned(self, index: int) -> Sharding | None:
-        """The sharding in which a result is returned; None if as its producer gives it."""
+        """The sharding in which a result is returned; None to keep its producer's."""
         slot = self.seats.result_slots[index]
         annotated = None if slot.sharding_attr is None else self.program.sharding_of_slot(slot)
         return annotated or self._stored_for(slot)
@@ -258,8 +258,8 @@ def _placed(
 class PropagateShardingsPass(PassWithAnalyses):
     """Give every op its sharding, and put a `dist.reshard` wherever a value changes shards.
 
-    How it chooses is said in `passes.partition.propagate_shardings`, how it places reshards in
-    `place_reshards`.
+    `passes.partition.propagate_shardings` describes the choice, `place_reshards` the placement of
+    reshards.
 
     Requires: a global program with a mesh; wishes, if any, in `wanted` and `dist.used`. Ensures:
     every op has `sharding` and operands that fit it, every argument and result `dist.sharding`; no

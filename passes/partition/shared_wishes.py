@@ -1,9 +1,9 @@
-"""Wishes that travel back: of what several uses want in other shards, the producer is moved once.
+"""Wishes that travel back: a value that several uses want in another sharding is resharded once.
 
-Where ops read a value as it is made, but all that reads their results wants these in other shards,
-each result would be moved by itself. The wish is followed back through the ops, by their rules, to
-the value that they share. If it is cheaper to move that once, it is, and the ops between are cut
-as the wish says. An op never loses an axis by it: gathers stay where they are.
+Where ops read a value as it is made, but all consumers of their results want other shardings, each
+result would be resharded separately. A wish is passed back through the ops, by their rules, to the
+value that they share. If resharding that once is cheaper, it is resharded, and the ops in between
+are sharded as the wish says. No op loses an axis by this: gathers stay where they are.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from shardweave.ir.sharding.assignment import FREE, Assignment, Operand, Price, 
 from shardweave.ir.sharding.flow import Flow
 
 LOOKAHEAD = 6
-"""Ops that a wish travels back through: an activation is cast, scaled and viewed on its way. More
-would only cost time on long chains."""
+"""Most ops that a wish travels back through: casts, scalings and views of an activation. A higher
+limit would only cost time on long chains."""
 
 
 @dataclass(frozen=True)
 class Wish:
-    """The shards in which a use would read a value, the ops cut anew for that, and what moving
-    their results costs as they are."""
+    """A use's wish for a value. sharding: to read the value in. remade: ops on the way to the use,
+    with their new assignments. price: of the reshards of these ops' results that this saves."""
 
     sharding: Sharding
     remade: tuple[tuple[AtenOp, Assignment], ...] = ()
@@ -36,10 +36,10 @@ class Wish:
 
 @dataclass(frozen=True)
 class SharedWishes:
-    """Moves values at the producer that several uses share.
+    """Reshards a value once at its producer, instead of once for each use that wants the same.
 
-    assignments: of all ops, which change. wishes: the shardings that the plan wants of results.
-    returned: in which shards the program returns a result, by index; None if in any.
+    assignments: of all ops; changed in place. wishes: shardings that the plan wants of results.
+    returned: maps a result's index to the sharding in which it is returned; None if any will do.
     """
 
     flow: Flow
@@ -48,7 +48,7 @@ class SharedWishes:
     returned: Callable[[int], Sharding | None]
 
     def travel(self, ops: Sequence[AtenOp], returned: Sequence[SSAValue]) -> None:
-        """Let wishes travel back through a program. Linear in the ops."""
+        """Pass wishes from uses back to producers. Takes time linear in the ops."""
         moved = {v for i, v in enumerate(returned) if self._is_moved(v, self.returned(i))}
         for op in reversed(ops):
             for result in op.results:
@@ -65,14 +65,14 @@ class SharedWishes:
                 self._travel_to(value)
 
     def _is_moved(self, value: SSAValue, read: Sharding | None) -> bool:
-        """Whether a use moves a value at some cost, and leaves it cut over all its axes."""
+        """Whether a use reshards a value, and keeps it sharded over all its axes."""
         now = self.flow.versions[value][0]
         if read is now or read is None or not now.axes or read.dims == now.dims:
             return False
         return now.axes <= read.axes
 
     def _travel_to(self, value: SSAValue) -> None:
-        """Let the uses of a value read it moved once, where that costs less than what they move."""
+        """Reshard a value once for several uses, if that costs less than their own reshards."""
         now, by_sharding = self.flow.sharding(value), dict[Sharding, list[Wish]]()
         if now.unreduced:
             return
@@ -94,7 +94,7 @@ class SharedWishes:
                 self.flow.remember(value, wanted)
 
     def _of_use(self, use: Use, now: Sharding, depth: int) -> Wish | None:
-        """The sharding that a use wants for a value that has `now`; None if no other."""
+        """The wish of a use for a value whose sharding is `now`; None if it wants no other."""
         op = use.operation
         is_end = not isinstance(op, AtenOp)
         read = self.returned(use.index) if is_end else self.assignments[op].operands[use.index]
@@ -109,7 +109,7 @@ class SharedWishes:
         return None if below is None else self._through(op, use, below)
 
     def _of_all_uses(self, value: SSAValue, depth: int) -> Wish | None:
-        """The sharding that all uses of a value want; None if they do not agree."""
+        """The wish that all uses of a value share; None if they do not agree."""
         now, remade = self.flow.sharding(value), list[tuple[AtenOp, Assignment]]()
         price: Price = FREE
         wanted: Sharding | None = None
@@ -128,7 +128,7 @@ class SharedWishes:
         return Wish(wanted, tuple(remade), sum_of(price, own))
 
     def _through(self, op: AtenOp, use: Use, below: Wish) -> Wish | None:
-        """Pass a wish for an op's result on to the operand; None if the op cannot."""
+        """Turn `below`, a wish for an op's result, into a wish for its operand, or None."""
         value, old = op.operands[use.index], self.assignments[op]
         if below.price[0] == 0 or not old.results[0].axes <= below.sharding.axes:
             return None
@@ -158,7 +158,7 @@ class SharedWishes:
 
 
 def _one_each(value: SSAValue) -> Iterator[Use]:
-    """The uses of a value, but one of an op that reads it several times alike."""
+    """The uses of a value; only the first for an ATen op that reads it several times."""
     seen: set[Operation] = set()
     for use in value.uses:
         is_end = not isinstance(use.operation, AtenOp)

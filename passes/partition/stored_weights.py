@@ -1,8 +1,8 @@
 """Parameters that are stored in finer shards than their uses read, while a program is walked.
 
-Such a parameter (`dist.used`) is gathered before its first use and freed after the last of the
-forward pass, so that the whole need not be kept; the backward pass gathers it again, with phase
-recompute. Views of it are made again as well, where they are needed, and a cast to a narrower type
+Such a parameter (`dist.used`) is gathered before its first use and freed after the last use of the
+forward pass, so that it is not kept gathered; the backward pass gathers it again, with phase
+recompute. Views of it are recomputed as well, where they are read, and a cast to a narrower dtype
 is done on the shards, so that fewer bytes are gathered.
 """
 
@@ -34,7 +34,7 @@ class StoredWeights:
         self._made: set[SSAValue] = set()
 
     def is_view(self, op: AtenOp) -> bool:
-        """Whether an op makes a view or a cast of a weight; it is then made where it is read."""
+        """Whether an op is a view or cast of a weight; records it, to be made where it is read."""
         if not spec_of(op).keeps_weight or len(op.operands) != 1:
             return False
         (value,), (result,) = op.operands, op.results
@@ -46,7 +46,7 @@ class StoredWeights:
         return True
 
     def lacks(self, value: SSAValue) -> bool:
-        """Whether a value is a weight that has to be made for a use; it counts as made then."""
+        """Whether a value is a weight that must be made before a use; marks it as made."""
         if value in self._ready or (value not in self.stored and value not in self._views):
             return False
         self._ready.add(value)
@@ -57,7 +57,7 @@ class StoredWeights:
         return value in self._made
 
     def free(self) -> set[SSAValue]:
-        """Forget what is ready, and return it."""
+        """Mark the weights that are ready as freed; returns them."""
         freed, self._ready = self._ready, set()
         self._made |= freed
         return freed

@@ -1,9 +1,9 @@
-"""Sums of exponentials, of the distance to a maximum over several ranks, in one pass over a shard.
+"""Softmax sums over a sharded dim, with one read of each shard.
 
-A softmax over a cut dim takes the largest element of each shard, sends it, and reads the shard
-once more to sum exp(x - max) over all ranks' max. With the shard's own maximum m instead, both
-numbers come of one pass, and the sum is scaled where max has arrived (Milakov and Gimelshein,
-2018: "Online normalizer calculation for softmax"):
+A softmax over a sharded dim takes each shard's maximum, all-reduces it to max, and reads the shard
+again to sum exp(x - max). With the shard's own maximum m instead, one read yields both maximum and
+sum, and the sum is scaled once max has arrived (Milakov and Gimelshein, 2018: "Online normalizer
+calculation for softmax"):
 
     sum exp(x - max)  =  sum exp(x - m) * exp(m - max)
 """
@@ -27,7 +27,7 @@ from shardweave.passes.program_pass import PassOnProgram
 
 
 def sum_by_local_maxima(program: Program) -> int:
-    """Rewrite sums of exponentials of distances to maxima over ranks; returns how many. Linear."""
+    """Rewrite each sum of exp(x - max) with max over ranks; returns how many. Takes linear time."""
     sums = [powers for op in program.ops if (powers := _sum_of_powers(op)) is not None]
     for powers in sums:
         _rewrite(powers)
@@ -37,8 +37,8 @@ def sum_by_local_maxima(program: Program) -> int:
 
 @dataclass(frozen=True)
 class _SumOfPowers:
-    """A sum of exponentials. total: sum(exp(distance)). distance: x - highest. peak: amax(x).
-    highest: the maximum of `peak` over ranks."""
+    """The ops of a sum of exponentials. total: sum(power). power: exp(distance). distance: x - the
+    all-reduced maximum of `peak`. peak: amax(x)."""
 
     total: AtenOp
     power: AtenOp
@@ -47,7 +47,7 @@ class _SumOfPowers:
 
 
 def _sum_of_powers(total: Operation) -> _SumOfPowers | None:
-    """The sum, if its exponentials are of nothing but that distance, and nobody else reads them."""
+    """Match a sum(exp(x - max)) whose exponentials have no other use; None if it is none."""
     if not isinstance(total, AtenOp) or total.name != "aten.sum.dim_IntList":
         return None
     power = _made_by(total.operands[0], "aten.exp")
@@ -108,10 +108,10 @@ class SumByLocalMaximaPass(PassOnProgram):
     """Sum exponentials relative to each shard's maximum, and scale the sums once all are known.
 
     A kernel then reads the logits of a sharded vocabulary once before the message, and not again
-    after it. Nothing changes where softmaxes are of whole rows.
+    after it. Softmaxes over dims that are not sharded stay as they are.
 
-    Requires: a local program without regions. Ensures: numerics unchanged except for how sums are
-    rounded: once more, by factors exp(m - max) of at most 1. Linear in the ops.
+    Requires: a local program without regions. Ensures: numerics unchanged except for one more
+    rounding of each sum, by its factor exp(m - max) <= 1. Takes time linear in the ops.
     """
 
     name = "sum-by-local-maxima"

@@ -26,10 +26,10 @@ from shardweave.ir.mesh.mesh import Mesh
 
 @dataclass(frozen=True)
 class CollectiveStep:
-    """A part of a collective: over one time axis, or over space axes side by side.
+    """A step of a collective: over one time axis, or over some of its space axes.
 
-    cut, gathered: how many times longer its blocks are than the collective's, where it cuts a
-    dim, and where it gathers one.
+    cut, gathered: factors by which the step's blocks are longer than the collective's, along the
+    dim that it shards, and along the dim that it gathers.
     """
 
     axes: tuple[str, ...]
@@ -38,7 +38,7 @@ class CollectiveStep:
 
 
 def effect_of(op: dist.DistOp) -> Effect:
-    """The effect of a collective over time axes. Raises ValueError if it does not say it."""
+    """The effect of a collective over time axes. Raises ValueError if its class defines none."""
     if op.effect is None:
         raise ValueError(
             f"{describe(op)} is over time axes, but its class does not define `effect`; define "
@@ -48,10 +48,10 @@ def effect_of(op: dist.DistOp) -> Effect:
 
 
 def steps_of(op: dist.DistOp, mesh: Mesh) -> tuple[list[CollectiveStep], list[CollectiveStep]]:
-    """The steps over time axes, and those over space axes, to be taken in this order.
+    """The steps of a collective over time axes, then its steps over space axes, in this order.
 
-    The axes of a collective are digits of a position. A dim that is cut loses the digits
-    of the steps taken, one that is gathered wins them; blocks grow by the digits behind a step's.
+    The axes of a collective are the digits of a position. Each step moves its digits out of the dim
+    that is sharded, and into the dim that is gathered; its blocks grow by the digits minor to it.
     """
     times = mesh.time_names
     space = [axis for axis in op.axes if axis not in times]
@@ -82,8 +82,8 @@ def place_of_rank(
     weights: Iterable[tuple[str, int]],
     total: SSAValue | None = None,
 ) -> SSAValue | None:
-    """`total`, and this rank's coordinates on some axes, times their weights, by ops that are
-    given to `add`."""
+    """Sum this rank's coordinates on axes, times their weights, plus `total` if given. `add`
+    inserts each new op. Returns None without axes and `total`."""
     for axis, weight in weights:
         index = add(dist.create_dist(dist.ShardIndexOp, [], [_SCALAR], axes=[axis]))
         part = weighted(add, index, weight)
@@ -92,7 +92,7 @@ def place_of_rank(
 
 
 def weighted(add: Callable[[Operation], SSAValue], value: SSAValue, weight: int) -> SSAValue:
-    """A position times a weight."""
+    """Multiply a position by a weight; `add` inserts the op."""
     if weight == 1:
         return value
     return add(create("aten.mul.Scalar", [value], [_SCALAR], {"other": weight}))
@@ -119,7 +119,7 @@ class TimeOps:
         return self._add(create("aten.view", [value], [type_]), "view")
 
     def reduce(self, parts: Sequence[SSAValue], reduction: str) -> SSAValue:
-        """Sum or maximum of the copies, left to right; each may still be a term over space axes."""
+        """Sum or maximum of the copies, left to right; they may be partial over space axes."""
         name = "aten.maximum" if reduction == "max" else "aten.add.Tensor"
         sharding = sharding_attrs_of_value(parts[0])
 
@@ -131,7 +131,7 @@ class TimeOps:
         return reduce(combine, parts)
 
     def take_blocks(self, value: SSAValue, dim: int, size: int, block: int, index: int) -> SSAValue:
-        """Take the blocks of one index, as `shards.take_blocks` does."""
+        """Take each `size`-th block of `block` elements along `dim`, from block `index` on."""
         shape = list(shape_of(value))
         rounds = shape[dim] // (size * block)
         if rounds == 1:
@@ -147,7 +147,7 @@ class TimeOps:
         return self._view(picked, [*shape[:dim], rounds * block, *shape[dim + 1 :]])
 
     def merge_blocks(self, parts: Sequence[SSAValue], dim: int, block: int) -> SSAValue:
-        """Merge the copies' blocks in turn, as `shards.merge_blocks` does."""
+        """Interleave the copies' blocks of `block` elements along `dim`, in turn."""
         shape = list(shape_of(parts[0]))
         rounds = shape[dim] // block
         cut = [self._view(p, [*shape[:dim], rounds, block, *shape[dim + 1 :]]) for p in parts]

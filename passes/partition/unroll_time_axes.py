@@ -1,4 +1,4 @@
-"""Writing the sub-batches of a local program out."""
+"""Unrolling: each op of a local program is cloned once for each sub-batch."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from shardweave.passes.program_pass import PassOnProgram
 
 Coordinate = tuple[int, ...]
 Copies = dict[Coordinate, SSAValue]
-"""The value of each sub-batch; sub-batches between which it does not vary have the same one."""
+"""A value for each sub-batch; sub-batches between which it does not vary share one SSA value."""
 
 _Key = TypeVar("_Key", bound=Hashable)
 _Made = TypeVar("_Made")
@@ -49,8 +49,8 @@ _Made = TypeVar("_Made")
 def unroll_time_axes(program: Program, keep: str = "") -> None:
     """Clone each op of a local program once per coordinate on the time axes.
 
-    keep: the time axis that is left as it is, such as that of a pipeline's micro-batches. Raises
-    ValueError for a global program that has time axes. Linear in the resulting ops.
+    keep: a time axis that is not unrolled, such as a pipeline's micro-batches. Raises ValueError
+    for a global program that has time axes. Takes time linear in the resulting ops.
     """
     mesh = program.mesh
     if mesh is None or not set(mesh.time_names) - {keep}:
@@ -61,7 +61,7 @@ def unroll_time_axes(program: Program, keep: str = "") -> None:
 
 
 def _as_space(mesh: Mesh, name: str) -> Mesh:
-    """The mesh on which ranks of a time axis are side by side."""
+    """The mesh with axis `name`, if it has one, as a space axis."""
     return Mesh(replace(axis, kind="space") if axis.name == name else axis for axis in mesh.axes)
 
 
@@ -99,9 +99,9 @@ class _Unroller:
     def _once(
         self, keys: Mapping[Coordinate, _Key], make: Callable[[_Key], _Made]
     ) -> dict[Coordinate, _Made]:
-        """Call `make` for each sub-batch, once for sub-batches of equal key.
+        """Call `make` once for each distinct key; returns its result for each sub-batch.
 
-        Where keys differ, the ops that are added belong to the first sub-batch of their key.
+        If keys differ, ops that `make` adds are annotated with the first sub-batch of the key.
         """
         made: dict[_Key, _Made] = {}
         varies = len(set(keys.values())) > 1
@@ -115,7 +115,7 @@ class _Unroller:
     # Arguments and results
 
     def _argument(self, slot: Slot, sharding: Sharding) -> None:
-        """The whole device's part comes in; each sub-batch is cut out of it."""
+        """Add an argument for the device's shard of all sub-batches; slice each one from it."""
         placements = self._time_placements(sharding)
         shape = list(shape_of(slot.value))
         for dim, placement in placements:
@@ -232,7 +232,7 @@ class _Unroller:
         return copies
 
     def _cut(self, copies: Copies, axis: str, dim: int, block: int) -> Copies:
-        """Cut each copy's part out of a value that is whole along one axis."""
+        """Slice each sub-batch's blocks out of a value that is not sharded over `axis`."""
         size, position = self.mesh.size(axis), self.names.index(axis)
         keys = {c: (value, c[position]) for c, value in copies.items()}
         return self._once(keys, lambda key: self.ops.take_blocks(key[0], dim, size, block, key[1]))
@@ -243,7 +243,7 @@ class _Unroller:
     def _merged(
         self, copies: Copies, axis: str, merge: Callable[[tuple[SSAValue, ...]], SSAValue]
     ) -> Copies:
-        """Merge the copies along one axis; the others stay apart. One result for all."""
+        """Merge the copies along `axis`, which then share one result; other axes stay apart."""
         size, position = self.mesh.size(axis), self.names.index(axis)
         keys = {
             c: tuple(copies[*c[:position], index, *c[position + 1 :]] for index in range(size))
@@ -254,7 +254,7 @@ class _Unroller:
     def _rest(
         self, op: dist.DistOp, values: list[Copies], step: CollectiveStep, *, is_last: bool
     ) -> list[Copies]:
-        """The part of a collective over space axes, after its part over time axes."""
+        """Add a step of a collective over space axes, after its steps over time axes."""
         changed: dict[str, Literal] = {"axes": list(step.axes)}
         if isinstance(op, dist.AlongDimOp):
             longer = step.gathered if op.effect.shards is None else step.cut
@@ -278,7 +278,7 @@ class _Unroller:
         return [{c: clones[c].results[i] for c in clones} for i in range(len(values))]
 
     def _index(self, op: dist.ShardIndexOp) -> None:
-        """The position on time axes is a constant of the copy."""
+        """Lower a shard index: the position on time axes is a constant for each sub-batch."""
         weights = {
             axis: self.mesh.sizes(op.axes[index + 1 :]) for index, axis in enumerate(op.axes)
         }
@@ -293,7 +293,7 @@ class _Unroller:
 
 
 def scaled_without(sharding: Sharding, names: Collection[str]) -> Sharding:
-    """The sharding of one copy: its global value is smaller by the dropped axes' digits."""
+    """The sharding of one sub-batch: without axes `names`, by which its global value is smaller."""
     dims: list[DimSharding] = []
     first = dict.fromkeys(names, 0)
     for dim in sharding.dims:
@@ -318,8 +318,8 @@ class UnrollTimeAxesPass(PassOnProgram):
 
     Requires: a local program. Ensures: the mesh has no time axis; numerics unchanged; the
     copies of an op stand side by side, in the order of their coordinates. Linear in the
-    resulting ops. The time axis that `keep` names is left: that of a pipeline's micro-batches,
-    which `cut-stages` makes a schedule of.
+    resulting ops. `keep` names a time axis that is not unrolled: a pipeline's micro-batches, which
+    `cut-stages` schedules.
     """
 
     name = "unroll-time-axes"

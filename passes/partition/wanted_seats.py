@@ -1,8 +1,8 @@
-"""Seats wanted for a sum: the dims on which its uses, a few linear ops down, hold an axis.
+"""Seats for a partial sum: dims on which its consumers, a few linear ops later, hold an axis.
 
-A sum that is reduced anyway is better scattered to where its uses hold the axis. Asking for that
-follows the uses of a value through ops that are linear in it, and through those that scale it, as
-rotations of keys do: before these the sum is reduced.
+A sum that must be reduced is better reduce-scattered to the dim on which its consumers hold the
+axis. The search follows a value's uses through ops that are linear in it, and through ops that
+scale it, such as rotary embeddings of keys; the sum is reduced before the latter.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from shardweave.ir.sharding.flow import Flow
 from shardweave.ir.sharding.rules.base import Dims, Rule
 
 LOOKAHEAD = 6
-"""Linear ops that are looked through: a gradient passes a view, a permutation, a cast and an
-addition or two on its way to what holds its axis. More would only cost time on long chains."""
+"""Most linear ops that the search follows: a gradient passes a view, a permutation, a cast and an
+addition or two before it meets a tensor that holds its axis. More would only cost time."""
 
 Seat = tuple[int, Placement]
 """A dim of a value, and the placement on it."""
@@ -33,7 +33,7 @@ Seat = tuple[int, Placement]
 class WantedSeats:
     """Seats on which a value's consumers need an axis, given the shardings known so far.
 
-    result_slots: the program's results. stored: from a result to how its parameter is stored.
+    result_slots: the program's results. stored: maps a result to its parameter's stored sharding.
     """
 
     flow: Flow
@@ -41,10 +41,10 @@ class WantedSeats:
     stored: Callable[[Slot], Sharding | None]
 
     def hints(self, op: AtenOp) -> Iterator[tuple[str, int, int]]:
-        """Seats (axis, factor, stride) for axes of a sum, read off what its uses hold.
+        """Yield (axis, factor, stride) for each axis of a sum that its consumers hold on a dim.
 
-        Either the sum comes with an operand, or the op itself would make one over shards: that
-        of an embedding's gradient over tokens, where the embedding is cut along its rows.
+        The sum is an unreduced operand, or the op itself would sum over a sharded dim, as an
+        embedding's gradient does over tokens when the embedding is sharded by rows.
         """
         rule = self.flow.rule(op)
         for axis in _stopped_axes(rule, tuple(map(self.flow.sharding, op.operands))):
@@ -55,7 +55,7 @@ class WantedSeats:
                     yield (axis, *seat)
 
     def of(self, value: SSAValue, axis: str, depth: int = LOOKAHEAD) -> Seat | None:
-        """The seat where a value's uses, at most `depth` ops down, hold `axis`; None if none."""
+        """The dim and placement on which a use at most `depth` ops later holds `axis`, or None."""
         if depth == 0:
             return None
         for use in value.uses:
@@ -94,7 +94,7 @@ class WantedSeats:
 
 
 def _carried(rule: Rule, seat: Seat, source: Dims, goal: Dims) -> Seat | None:
-    """A seat on a value with dims `source` as one on a value with dims `goal`."""
+    """Translate a seat on a value with dims `source` to one with dims `goal`; None if none fits."""
     dim, placement = seat
     cut = [(placement,) if index == dim else () for index in range(len(source))]
     dims = rule.carry(source, goal, cut)

@@ -1,4 +1,4 @@
-"""Adding partial sums to each other before anything else, so that one is left to reduce."""
+"""Adding partial sums to each other first, so that only one sum must be reduced."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class AddPendingSumsPass(PassWithAnalyses):
     """Rewrite (whole + partial) + partial' to whole + (partial + partial').
 
     Autograd adds the gradients of a value's uses in the order in which it meets them: residual,
-    then q, k and v. Where those of q, k and v will be partial sums over an axis, each would be
-    reduced before it meets the residual; added to each other first, they leave one sum to reduce.
+    then q, k and v. If the gradients of q, k and v are partial sums over an axis, each would be
+    reduced before it is added to the residual's; added to each other first, they leave one sum.
 
     Requires: a global program with a mesh, before `propagate-shardings`. Ensures: numerics
-    unchanged except for the order of additions. Linear in the ops.
+    unchanged except for the order of additions. Takes time linear in the ops.
     """
 
     name = "add-pending-sums"

@@ -1,13 +1,13 @@
 """Ragged rows of grouped products, so that each device has its own experts' rows and no others.
 
-Where the weights of experts are sharded, a grouped product is zero in the rows of other devices'
-experts, and an unreduced sum. An activation of it would need the sum. But each row has only one
-term, and the next grouped product on its device reads those rows alone. So the rows become ragged
-(`ir.library.grouped`): each device takes those of its experts, of any number, and each axis that
-shards tokens an equal part of these. Between two grouped products everything is computed row by
-row without a message. Where rows are looked up, each device looks up its own. Where they are added
-up, by token or by expert, each adds its own. A value that leaves the rows in another way is put
-back among zeros, an unreduced sum.
+If experts are sharded, a grouped product is an unreduced sum, and zero in the rows of other
+devices' experts. An activation of it would need the total. But only one device has a nonzero term
+of each row, and the next grouped product on that device reads only these rows. So the rows become
+ragged (`ir.library.grouped`): each device takes the rows of its experts, any number, and axes that
+shard tokens split these evenly. Between two grouped products everything is computed row by row
+without communication. Where rows are looked up, or added up by token or by expert, each device
+handles its own. A value that is read in any other way is padded with zeros in all other rows, and
+becomes an unreduced sum.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ class BlockExpertsPass(PassWithAnalyses):
     """Give each device the rows of its own experts, where experts are sharded.
 
     Without this pass each product of experts that are sharded is reduced before its activation.
-    load: how many times the rows of a balanced routing types count on each device, at least 1; what
-    runs takes any routing.
+    load: the rows per device that types count, as a multiple of balanced routing's; at least 1.
+    Execution takes any routing.
 
     Requires: a global program with a mesh, before `propagate-shardings`. Ensures: numerics
-    unchanged. Linear in the ops.
+    unchanged. Takes time linear in the ops.
     """
 
     name = "block-experts"
@@ -85,7 +85,7 @@ class BlockExpertsPass(PassWithAnalyses):
 
 @dataclass(frozen=True)
 class _Spread:
-    """Axes over which experts are sharded, and further axes over which the rows of each are."""
+    """A spread of rows. experts: axes that shard experts. axes: axes that also shard their rows."""
 
     experts: DimSharding
     axes: tuple[tuple[str, int], ...]
@@ -99,7 +99,7 @@ class _Spread:
         return prod(size for _, size in self.axes)
 
     def of_rows(self, num_rows: int) -> DimSharding:
-        """The sharding of rows, of whose number each device has as many."""
+        """The sharding of `num_rows` rows, the same number on each device."""
         stride = num_rows // (self.blocks * self.parts)
         placements: list[Placement] = []
         for axis, size in reversed((*((p.axis, p.size) for p in self.experts), *self.axes)):
@@ -109,7 +109,7 @@ class _Spread:
 
 
 def _spreads(ops: Sequence[AtenOp], flow: Flow) -> dict[Routing, _Spread]:
-    """The devices over which rows are spread, by each routing whose experts are sharded."""
+    """The spread of rows over devices, for each routing whose experts are sharded."""
     cuts: dict[Routing, set[DimSharding]] = {}
     tokens: dict[Routing, tuple[tuple[str, int], ...]] = {}
     for op in ops:
@@ -129,7 +129,7 @@ def _spreads(ops: Sequence[AtenOp], flow: Flow) -> dict[Routing, _Spread]:
 
 
 def _token_axes(op: AtenOp, flow: Flow) -> tuple[tuple[str, int], ...]:
-    """The axes that shard the tokens whose rows a product takes, and not its weights."""
+    """The axes, with sizes, that shard the tokens that a product reads, but not its weights."""
     lookup = _lookup(op)
     if lookup is None or wanted_attrs_of(lookup):
         return ()
@@ -140,7 +140,7 @@ def _token_axes(op: AtenOp, flow: Flow) -> tuple[tuple[str, int], ...]:
 
 
 def _spread(op: AtenOp, flow: Flow) -> bool:
-    """Wish that rows are looked up in shards over the axes of the tokens; whether it was."""
+    """Want the lookup of a product's rows sharded over the tokens' axes; returns whether it is."""
     lookup = _lookup(op) if spec_of(op).grouped == "rows" else None
     axes = [axis for axis, _ in _token_axes(op, flow)] if lookup is not None else []
     if lookup is None or not axes:
@@ -174,7 +174,7 @@ def _routing_of(op: AtenOp) -> Routing | None:
 
 
 class _Ragged:
-    """The rewriting of all that is computed of the rows of one routing."""
+    """Rewrites all ops on the rows of one routing."""
 
     def __init__(self, routing: Routing, spread: _Spread, load: float) -> None:
         self.routing = routing
@@ -183,9 +183,9 @@ class _Ragged:
         self.spread_of = {"blocks": spread.blocks, "parts": spread.parts}
         self.counted = self.spread_of | ({} if load == 1 else {"load": load})
         self.ragged: dict[SSAValue, SSAValue] = {}
-        """The ragged rows, by the values of all rows that they stand for."""
+        """Values with ragged rows, by the values with all rows that they replace."""
         self.computed: set[SSAValue] = set()
-        """The values of all rows that are computed as ragged rows alone."""
+        """Values with all rows that are now only computed with ragged rows."""
         self.bounds: SSAValue | None = None
 
     def rewrite(self, ops: Sequence[AtenOp]) -> None:
@@ -201,7 +201,7 @@ class _Ragged:
             Rewriter.erase_op(op)
 
     def _replace(self, op: AtenOp) -> bool:
-        """Put an op on ragged rows beside an op on all rows, if that can be."""
+        """Add a copy of an op that works on ragged rows, if it can; returns whether it did."""
         if _routing_of(op) == self.routing:
             self._product(op)
             return True
@@ -250,7 +250,7 @@ class _Ragged:
         return tensor_type((padded_rows(rows, devices, self.load), *rest), dtype_of_value(value))
 
     def _rows(self, value: SSAValue, place: Operation) -> SSAValue:
-        """The ragged rows of a value; those of a lookup are looked up for themselves."""
+        """The ragged rows of a value; a lookup looks up only these."""
         if value not in self.ragged:
             owner = value.owner
             looked = self._looked_up(value, owner, place) if isinstance(owner, AtenOp) else None
@@ -258,7 +258,7 @@ class _Ragged:
         return self.ragged[value]
 
     def _looked_up(self, value: SSAValue, owner: AtenOp, place: Operation) -> SSAValue | None:
-        """The rows of a lookup, or of what is computed of such rows one by one; None for others."""
+        """Ragged rows of a lookup, or of a row-by-row op on lookups; None for other values."""
         spec = spec_of(owner)
         if spec.grouped or spec.ragged or wanted_attrs_of(owner):
             return None
@@ -306,7 +306,7 @@ class _Ragged:
         return self.bounds
 
     def _whole(self, value: SSAValue) -> SSAValue:
-        """All rows again: an unreduced sum."""
+        """Convert a value from ragged rows to all rows, an unreduced sum."""
         rows = self.ragged[value]
         owner = rows.owner
         assert isinstance(owner, Operation)

@@ -1,4 +1,4 @@
-"""Computing equal things once."""
+"""Common subexpression elimination."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _distinguishing(op: Operation) -> tuple[str, ...]:
 def merge_where_equal(
     ops: Iterable[Operation], annotations_of: Callable[[Operation], tuple[str, ...]]
 ) -> int:
-    """Merge equal ops among some, if these annotations are equal too; returns how many went."""
+    """Merge equal ops whose `annotations_of` are equal, too; returns how many it erased."""
     known: dict[Hashable, Operation] = {}
     count = 0
     for op in ops:
@@ -41,7 +41,7 @@ class CsePass(PassOnProgram):
     A recomputed op is never merged with its original: recomputing is its point. Nor are two
     random ops: each draws numbers of its own.
 
-    Requires: a verified program. Ensures: numerics unchanged, bit for bit. Linear.
+    Requires: a verified program. Ensures: numerics unchanged, bit for bit. Takes linear time.
     """
 
     name = "cse"

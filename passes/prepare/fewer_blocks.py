@@ -1,8 +1,8 @@
-"""The same step with fewer of its repeated blocks: what planners read the costs of deep models off.
+"""A step with fewer of its repeated blocks, from which planners derive the costs of deep models.
 
-A model of 96 equal layers has as many distinct blocks as one of four. Those in the middle are
-taken out, and what went through them is handed on: forward, the last block reads what the one
-before the gap made; backward, that one reads the gradient that the last block made.
+A model of 96 equal layers has as many distinct blocks as one of four. This removes blocks in the
+middle and connects their neighbours: forward, the last block reads the output of the block before
+the gap; backward, the block before the gap reads the gradient that the last block made.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from shardweave.ir.program.program import Program
 from shardweave.ir.program.text import without_gc
 
 Half = tuple[str, bool]
-"""A block, and whether its forward pass is meant or the rest."""
+"""A block's name, and whether the half is its forward pass (True) or the rest."""
 
 
 @dataclass(eq=False)
 class _Halves:
-    """The ops of each half of each block in order, and the place of each op in its half."""
+    """Ops of each half of each block in order, and each op's half and index in it."""
 
     ops: defaultdict[Half, list[Operation]] = field(
         default_factory=lambda: defaultdict[Half, list[Operation]](list)
@@ -55,7 +55,7 @@ class _Halves:
         return halves
 
     def body(self, name: str) -> tuple[object, ...]:
-        """Equal for blocks whose ops are the same, one by one, in types and in order."""
+        """Key that is equal for blocks with equal sequences of op names and types."""
         return tuple(
             (op.name, is_forward, *(value.type for value in (*op.operands, *op.results)))
             for is_forward in (True, False)
@@ -64,7 +64,7 @@ class _Halves:
 
 
 def equal_blocks(program: Program) -> tuple[str, ...]:
-    """The names of blocks, if at least four and all but the ends are equal; else empty."""
+    """Names of all blocks, if there are four or more and all but the first and last are equal."""
     names = blocks_of(program).names
     if len(names) < 4:
         return ()
@@ -75,11 +75,11 @@ def equal_blocks(program: Program) -> tuple[str, ...]:
 
 
 def with_fewer_blocks(program: Program, count: int) -> Program | None:
-    """A copy of a global step with `count` of its equal blocks, the first ones and the last.
+    """Copy a global step with only `count` of its equal blocks, the first ones and the last.
 
-    None if its blocks differ, are no more than `count`, or are joined by more than what each hands
-    to the next, as by a parameter or a mask whose gradient sums over all of them. The result is a
-    step of the model with so many layers, for costs: it is not run. Linear in the ops. Raises
+    None if the blocks differ, are no more than `count`, or share more than each one's output, such
+    as a parameter or a mask whose gradient sums over all blocks. The result is a step of the model
+    with `count` layers; it serves for costs and is not run. Takes time linear in the ops. Raises
     ValueError for a count below 3.
     """
     if count < 3:
@@ -93,7 +93,7 @@ def with_fewer_blocks(program: Program, count: int) -> Program | None:
 
 
 def _take_out(program: Program, names: Sequence[str], count: int) -> bool:
-    """Whether the blocks from `count - 1` on, except the last, could be taken out."""
+    """Remove the blocks from index `count - 1` on, except the last; returns whether it could."""
     halves = _Halves.of(program)
     gone = frozenset(names[count - 1 : -1])
     bridge = _Bridge(halves, names[count - 2], names[-2], gone)
@@ -131,7 +131,7 @@ def _is_in(halves: _Halves, op: Operation, names: frozenset[str]) -> bool:
 
 @dataclass(frozen=True)
 class _Bridge:
-    """The gap between block `before` and the last, whose neighbour in the gap is `inner`."""
+    """A gap: the blocks `gone`, after block `before`. inner: the last block in the gap."""
 
     halves: _Halves
     before: str
@@ -142,7 +142,7 @@ class _Bridge:
         return isinstance(value, OpResult) and _is_in(self.halves, value.op, self.gone)
 
     def instead(self, op: Operation, index: int, value: SSAValue) -> SSAValue | None:
-        """The value that an op after the gap reads in place of one that is taken out with it."""
+        """The value that `op` reads instead of `value`, which is removed; None if there is none."""
         result = cast(OpResult, value)
         (name, is_forward), place = self.halves.place[result.op]
         if is_forward:
@@ -159,7 +159,7 @@ class _Bridge:
 
 
 def _drop_slots(program: Program, bridge: _Bridge) -> bool:
-    """Take out results from the gap and unread arguments; False if one of those is no gradient."""
+    """Remove results made in the gap, and its parameters; False if a result is no gradient."""
     results, ret = program.results, program.return_op
     kept = [i for i, slot in enumerate(results) if not bridge.is_gone(slot.value)]
     if any(slot.kind != "grad" for slot in results if bridge.is_gone(slot.value)):

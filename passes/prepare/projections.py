@@ -1,9 +1,9 @@
-"""Fused projections: linear maps whose outputs are read in equal parts, each by itself.
+"""Fused projections: linear maps whose outputs are read in equal parts, each separately.
 
-One linear map may compute queries, keys and values, `(3 h d)` features, of which each is then read
-by itself. Cut over the heads h it has its parts in stripes, if h divides; where it does not, there
-would be padding after each part, which no sharding says. Three maps, whose weights are slices of
-the one, can be cut each: their heads are the most major of their features.
+One linear map may compute queries, keys and values, `(3 h d)` features, and each third is then read
+separately. Sharded over the heads h, a device's shard is a stripe of each part, if h divides; if
+not, each part would need padding, which no sharding expresses. Three maps, whose weights are slices
+of the one, can be sharded each: the heads are the major factor of their features.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from shardweave.ir.sharding.rules import rule_of
 
 @dataclass(frozen=True)
 class Place:
-    """A dim of a value, taken in parts of equal length."""
+    """A dim of a value, split into `count` parts of equal length."""
 
     value: SSAValue
     dim: int
@@ -40,7 +40,7 @@ class Place:
         return tuple(shape)
 
     def sources(self) -> list[tuple[int, Place]] | None:
-        """Operands whose parts produce a part of this value, by index; None if there are none."""
+        """Operand indices and places whose parts produce a part of this value; None if unknown."""
         op = self.value.owner
         if not isinstance(op, AtenOp) or not spec_of(op).works_in_parts:
             return None
@@ -58,7 +58,7 @@ class Place:
         return sources
 
     def origins(self) -> Iterator[Place]:
-        """The place itself, and all those that its parts are made from."""
+        """Yield this place, and all places that its parts are computed from."""
         yield self
         for _, place in self.sources() or ():
             yield from place.origins()
@@ -66,14 +66,14 @@ class Place:
 
 @dataclass(frozen=True)
 class FusedProjection:
-    """A linear map, and the place of its outputs in the parameter that is its weight."""
+    """A linear map, and the dim of outputs, with its parts, of the parameter that is its weight."""
 
     op: AtenOp
     weight: Place
 
 
 def projection_of(op: AtenOp, count: int) -> FusedProjection | None:
-    """A linear map of the forward pass with a parameter of its own, of `count` parts; or None."""
+    """Match a forward linear map whose weight is a parameter with `count` parts; else None."""
     weight = weight_of(op)
     if weight is None or phase_of(op) != "forward":
         return None
@@ -89,7 +89,7 @@ def projection_of(op: AtenOp, count: int) -> FusedProjection | None:
 
 
 def fused_projections(program: Program, among: Collection[AtenOp]) -> dict[AtenOp, int]:
-    """Linear maps with outputs that are only read in equal parts, with the number of parts."""
+    """Linear maps of `among` whose outputs are only read in equal parts, with the parts' number."""
     counts: dict[AtenOp, set[int]] = {}
     reads: set[Operation] = set()
     for read in reads_of_parts(program):
@@ -123,7 +123,7 @@ def _is_read_by(value: SSAValue, reads: Collection[Operation]) -> bool:
 
 @dataclass(frozen=True)
 class Read:
-    """An op that takes a part of a value, or some of a part. start: of all it takes."""
+    """A slice that takes part of a value. start: the index in the dim at which it starts."""
 
     op: AtenOp
     place: Place
@@ -131,7 +131,7 @@ class Read:
 
 
 def reads_of_parts(program: Program) -> Iterator[Read]:
-    """The slices of the forward pass, each as one of several parts of its length."""
+    """Yield forward slices that take one of several equal parts of a dim."""
     for op in program.ops:
         if isinstance(op, AtenOp) and phase_of(op) == "forward":
             taken = _taken(op)
@@ -143,7 +143,7 @@ def reads_of_parts(program: Program) -> Iterator[Read]:
 
 
 def _taken(op: AtenOp) -> tuple[int, int, int] | None:
-    """The dim that a slice takes a piece of, the piece's start and its length."""
+    """The dim, start and length of a slice or select; None for other ops."""
     if op.name == "aten.select.int":
         dim, start, length = int(op.value("dim")), int(op.value("index")), 1
     elif op.name == "aten.slice.Tensor" and op.value("step") == 1:

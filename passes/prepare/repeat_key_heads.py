@@ -1,7 +1,7 @@
-"""Repeating key heads that queries share, where there are too few to be cut with them.
+"""Repeating key heads that queries share, where they are too few to be sharded like the queries.
 
-Queries are cut among devices that keys cannot be: two heads of keys over four devices. So each
-device takes, for its queries, the heads of keys and values that they read, and these stay whole.
+Queries may be sharded over more devices than there are key heads: two key heads, four devices. So
+each device selects the key and value heads that its queries read, from replicated keys and values.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class RepeatKeyHeadsPass(PassWithAnalyses):
     are replicated. Without this pass the queries would be replicated for the attention, too.
 
     Requires: a global program with a mesh, before `propagate-shardings`. Ensures: numerics
-    unchanged. Linear in the ops.
+    unchanged. Takes time linear in the ops.
     """
 
     name = "repeat-key-heads"
@@ -63,7 +63,7 @@ def _is_cut_across(op: AtenOp, flow: Flow) -> bool:
 
 
 class _Repeat:
-    """The rewriting of one attention, forward or backward."""
+    """Rewrites one attention op, forward or backward."""
 
     def __init__(self, op: AtenOp) -> None:
         self.op = op
@@ -95,7 +95,7 @@ class _Repeat:
         Rewriter.replace_op(self.op, [], [new.results[0], *sums])
 
     def _index(self) -> SSAValue:
-        """The key head that each query head reads."""
+        """Compute the index of the key head that each query head reads."""
         count = tensor_type((self.heads,), torch.int64)
         heads = self.new.aten("aten.arange.start_step", [], count, None, start=0, step=1)
         share = self.heads // self.key_heads

@@ -1,7 +1,7 @@
-"""Splitting an addmm whose contracted dim a plan cuts.
+"""Splitting an addmm whose contracted dim a plan shards.
 
-It adds its bias once, so it cannot be computed on shards of that dim: the bias would be summed
-over the shards. As a product and an addition it can; the sum is reduced before the bias is added.
+An addmm cannot be computed on shards of its contracted dim: the sum over shards would add the bias
+several times. A product and an addition can: the product is reduced before the bias is added.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from shardweave.passes.program_pass import PassOnProgram
 
 
 def split_addmms(program: Program) -> int:
-    """Split every addmm whose weight is cut along the contracted dim; returns how many.
+    """Split every addmm whose weight is sharded along the contracted dim; returns how many.
 
     The weight is followed back through permutations and views to an annotated argument.
     """
@@ -78,7 +78,7 @@ class SplitAddmmPass(PassOnProgram):
     Everywhere else it stays whole, which rounds once where half precision would round twice.
 
     Requires: a global program before `propagate-shardings`; weights annotated. Ensures: numerics
-    unchanged. Linear in the ops.
+    unchanged. Takes time linear in the ops.
     """
 
     name = "split-addmm"

@@ -1,13 +1,13 @@
-"""Attention in parts of its keys, which merge by their log-sum-exp.
+"""Attention over parts of its keys; the parts' outputs merge by their log-sum-exp.
 
-Where keys and values are cut along the sequence, attention would wait until all are gathered. In
-parts, one is gathered while the attention of another is computed, and no device ever holds more
-than a part or two (Liu et al. 2023, Ring Attention). Of out_p and lse_p, the output of each part
-and the logarithm of its sum of exponentials, that of all is
+If keys and values are sharded along the sequence, attention must wait until all are gathered. Split
+in parts, one part is gathered while attention to another is computed, and no device ever holds more
+than a part or two (Liu et al. 2023, Ring Attention). From out_p and lse_p, the output of each part
+and the logarithm of its sum of exponentials, attention to all keys is
 
     lse = log(sum_p exp(lse_p))        out = sum_p exp(lse_p - lse) out_p
 
-which is said part by part. The backward pass needs no more than the whole's lse and out.
+which is computed part by part. The backward pass needs only lse and out of all keys.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ from shardweave.passes.program_pass import Analyses, PassWithAnalyses
 class SplitAttentionPass(PassWithAnalyses):
     """Compute attention in parts of its keys, where these are sharded along the sequence.
 
-    Parts merge by their log-sum-exp. Each part's keys and values are gathered by themselves, so
-    that one can travel while the attention of another is computed. The gradients of each part's
-    keys and values are wanted in the shards of these, so that they travel one by one, too.
+    Parts merge by their log-sum-exp. Each part's keys and values are gathered separately, so that
+    one gather can overlap attention to another part. The gradients of each part's keys and values
+    are wanted in the sharding of keys and values, so that they are scattered separately, too.
     Attention whose keys are not sharded along the sequence stays as it is.
 
     Requires: a global program with a mesh, before `propagate-shardings`; every device has a piece
     of every part, as it does where sequences are sharded in stripes. Ensures: numerics unchanged.
-    Linear in the ops.
+    Takes time linear in the ops.
     """
 
     name = "split-attention"
@@ -107,7 +107,7 @@ def _check(op: AtenOp, cut: DimSharding, parts: int) -> None:
 
 
 class _Split:
-    """The rewriting of one attention."""
+    """Rewrites one attention op."""
 
     def __init__(self, op: AtenOp, parts: int, flow: Flow) -> None:
         self.op = op
@@ -124,7 +124,7 @@ class _Split:
         self.values = {"scale": op.value("scale")}
 
     def operands_of(self, part: int) -> tuple[SSAValue, SSAValue, Operands]:
-        """A part's keys and values, and what follows an attention's other operands."""
+        """The part's keys, its values, and the list [mask, row positions, column positions]."""
         key, value = (self._part(whole, POSITIONS, part) for whole in (self.key, self.value))
         mask = self.mask
         if mask is not None and shape_of(mask)[-1] > 1:

@@ -1,4 +1,4 @@
-"""Cutting the batch of a global program over a time axis."""
+"""split-batch: the batch of a global program is sharded over a time axis."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class SplitBatchPass(PassOnProgram):
 
     A sub-batch is a virtual rank: propagation and partitioning treat the axis like any other,
     so any mix of tensor, data and sequence parallelism splits, for any model, and stays exact;
-    `unroll-time-axes` then writes the sub-batches out. Inputs whose dim has another size than
-    most stay whole.
+    `unroll-time-axes` then unrolls the sub-batches. Inputs whose dim `dim` has not the most common
+    size are not sharded.
 
     Requires: a global program before `propagate-shardings`. Ensures: the mesh has the time
     axis, the inputs are sharded over it inside each device's shard; numerics unchanged.
@@ -79,10 +79,10 @@ class SplitBatchPass(PassOnProgram):
         return {i: s for i, s in slots.items() if shape_of(s.value)[self.dim] == batch}
 
     def _split_annotated(self, program: Program, batch: int, stride: int) -> None:
-        """Annotations that a plan gave to values with the batch along `dim` are split too.
+        """Split shardings that a plan wants for values whose dim `dim` is the batch, too.
 
-        As the inputs are, if there is room, so that a sub-batch has the same samples everywhere:
-        where a plan cuts the batch of some layers further, that is inside the sub-batches.
+        The stride is the inputs' if it fits, so that a sub-batch has the same samples everywhere;
+        where a plan shards the batch of some layers further, that is inside the sub-batches.
         """
         for op in program.ops:
             if wanted_attrs_of(op) is None:
@@ -99,7 +99,7 @@ class SplitBatchPass(PassOnProgram):
     def _placed(
         self, sharding: Sharding, shape: tuple[int, ...], name: str, stride: int = 0
     ) -> Sharding:
-        """The sharding with the time axis at `stride` of `dim`, or else inside a device's part."""
+        """Add the time axis to `dim`, with `stride` if that fits, else inside a device's shard."""
         held = sharding.dims[self.dim]
         smallest = min((p.stride for p in held), default=shape[self.dim])
         aligned, inside = (

@@ -1,9 +1,9 @@
-"""Splitting fused projections (`projections`) into the maps that they are made of.
+"""Splitting fused projections (`projections`) into one linear map for each part.
 
-A slice of a result is the result on a slice of an operand, as the factors of the op's rule say. So
-what reads a part is given the part, made from parts of operands, back to the weight; in the
-backward pass back to the gradients of the parts. The gradient of the input is a sum over parts,
-that of the weight is put together of them.
+By the factors of an op's rule, a slice of its result is the op on a slice of an operand. So each
+reader of a part reads that part, computed from parts of operands, back to the weight or, in the
+backward pass, back to the gradients of the parts. The gradient of the input becomes a sum over
+parts, the gradient of the weight a concatenation of its parts' gradients.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from shardweave.passes.program_pass import PassOnProgram
 
 
 def split_projections(program: Program) -> int:
-    """Split the linear maps whose weights say of how many parts they are; how many were split.
+    """Split the linear maps whose weights are annotated with parts; returns how many.
 
-    `dist.parts` of a parameter says so, and `dist.part` in which shards each part is wanted. Linear
-    in the ops. Raises ValueError for a weight whose map is not read in such parts, for a part that
-    cannot be in such shards, and for a program that is propagated.
+    A parameter's `dist.parts` is the number of parts, its `dist.part` the sharding of each. Takes
+    linear time. Raises ValueError for a weight whose map is not read in such parts, for a sharding
+    that does not fit a part, and for a program that is propagated.
     """
     check_not_propagated(program, "split-projections")
     slots = program.arguments
@@ -102,10 +102,10 @@ def _problem(name: str, problem: str) -> str:
 
 @dataclass
 class _Split:
-    """The rewriting of a program's fused projections.
+    """Rewrites a program's fused projections.
 
-    wanted: the shardings of the parts of weights. made: parts by place and index (and, of
-    arguments, by phase); None: zeros. arguments: those that parts were cut out of.
+    wanted: shardings of each part, by weight. made: parts by place and index (for arguments also
+    phase); None stands for zeros. arguments: places of the arguments that parts were sliced from.
     """
 
     program: Program
@@ -135,7 +135,7 @@ class _Split:
         remove_dead_ops(self.program)
 
     def _give_part(self, read: Read) -> None:
-        """Let what reads a part of a map's outputs read what is computed as such."""
+        """Replace a slice of a fused map's outputs by the part, computed separately."""
         part = self._part(read.place, read.start // read.place.length, read.op)
         assert part is not None, "nothing in the forward pass puts zeros together"
         if read.op.name == "aten.select.int":
@@ -176,7 +176,7 @@ class _Split:
             Rewriter.replace_op(op, [], [total])
 
     def _put_together(self, value: SSAValue, place: Place) -> None:
-        """Make the gradient of a weight, or of a bias, of those of its parts. place: of these."""
+        """Concatenate a gradient of a weight or bias from its parts'. place: the argument's."""
         owner = value.owner
         if not isinstance(owner, AtenOp):
             return
@@ -189,7 +189,7 @@ class _Split:
     # Parts
 
     def _part(self, place: Place, index: int, reader: AtenOp) -> SSAValue | None:
-        """A part of a value; None if it is zeros. reader: the op that takes it."""
+        """Part `index` of a place, computed once; None if it is zeros. reader: op that reads it."""
         is_argument = isinstance(place.value.owner, Block)
         key = place, index, phase_of(reader) if is_argument else ""
         if key not in self.made:
@@ -251,13 +251,13 @@ class _Split:
 
 @dataclass(frozen=True)
 class _Put:
-    """A value within zeros or others: it starts at `start` of a dim, and has some length there."""
+    """Values placed along a dim among zeros. pieces: (value, start, length) of each."""
 
     pieces: tuple[tuple[SSAValue, int, int], ...]
 
     @staticmethod
     def into(op: Operation, dim: int) -> _Put | None:
-        """The values that an op puts into its result along a dim, if it does nothing else."""
+        """The values that an op concatenates or places along `dim`; None for other ops."""
         assert isinstance(op, AtenOp)
         size = len(shape_of(op.results[0]))
         if op.name != "aten.cat" and not spec_of(op).places:
@@ -280,7 +280,7 @@ class _Put:
         return _Put(((value, int(op.value("start") or 0), shape_of(value)[dim]),))
 
     def inside(self, start: int, length: int) -> _Inside | None:
-        """The contents of a part of the dim; None if it is zeros."""
+        """The first value in `start` to `start + length` of the dim; None if all is zeros."""
         touching = [
             piece for piece in self.pieces if piece[1] < start + length and start < sum(piece[1:])
         ]
@@ -292,7 +292,7 @@ class _Put:
 
 @dataclass(frozen=True)
 class _Inside:
-    """A value that is in a part, and whether it is all of it."""
+    """A value in a part of a dim. is_exact: whether it fills exactly that part."""
 
     value: SSAValue
     is_exact: bool
@@ -302,9 +302,9 @@ class _Inside:
 class SplitProjectionsPass(PassOnProgram):
     """Compute each part of a fused projection by a linear map of its own, on a slice of its weight.
 
-    Which are split, and in how many parts, a plan's `projections` say, and `apply-plan` writes it
-    on the weights (`dist.parts`). Heads that do not divide can then be sharded in each part:
-    padding after each of them could not be said of the one map's outputs.
+    A plan's `projections` choose the maps and the numbers of parts, and `apply-plan` annotates
+    their weights (`dist.parts`). Each part can then be sharded by heads that do not divide: a
+    sharding of the fused outputs could not express the padding of each part.
 
     Requires: a global program, before `propagate-shardings`; the map's outputs are read in such
     parts alone. Ensures: numerics unchanged except for the order of sums over the parts. Linear in

@@ -17,7 +17,7 @@ _Sources = frozenset[SSAValue]
 
 
 class JoinedMicroBatches(ValueError):
-    """Micro-batches that cannot run one by one. reason: the op that needs samples of all."""
+    """Error: micro-batches cannot run one by one. reason: names the op that needs all of them."""
 
     def __init__(self, reason: str, remedy: str) -> None:
         super().__init__(f"{reason}, so that they cannot run one by one. {remedy}")
@@ -28,12 +28,12 @@ class JoinedMicroBatches(ValueError):
 class MicroBatches:
     """Values and ops of a step by their dependence on micro-batches.
 
-    varying: values that differ between them, terms of sums over them included. terms: these, which
-    are sums (or maxima) once they are added up. whole: values that micro-batches read and that are
-    made once before them, such as the number of tokens by which a loss is divided. parts: values
-    that are each micro-batch's part of what is made before, such as numbers that are drawn for all
-    samples, or inputs in another order. early: ops that only lead to these. after: ops that read
-    sums over all micro-batches, and these sums.
+    varying: values that differ between micro-batches. terms: those of them that are terms of sums
+    (or maxima) over micro-batches. whole: values that micro-batches read and that are made once
+    before the first, such as the number of tokens by which a loss is divided. parts: values that
+    are a micro-batch's shard of a value made before the first, such as random numbers for all
+    samples, or inputs in another order. early: the ops that make whole and parts, and ops that only
+    these depend on. after: sums over all micro-batches, and ops that read them.
     """
 
     varying: set[SSAValue] = field(default_factory=set[SSAValue])
@@ -45,7 +45,7 @@ class MicroBatches:
 
 
 def micro_batches_of(program: Program, *, keep_gathered: bool = False) -> MicroBatches:
-    """Tell what varies between the micro-batches of a local program. Linear in the ops.
+    """Find the values of a local program that vary between micro-batches. Takes linear time.
 
     keep_gathered: parameters that are stored in finer shards than their uses read are gathered
     before the first micro-batch, and kept. Raises ValueError, naming the layer, for a step whose
@@ -73,7 +73,7 @@ _NOTHING: _Sources = frozenset()
 
 
 class _Walk:
-    """Tells of ops in order whether they vary, and from which sums over micro-batches they come.
+    """Finds, op by op in order, values that vary and the sums over micro-batches that each reads.
 
     of_weights: values that depend on more than inputs and buffers.
     """
@@ -91,7 +91,7 @@ class _Walk:
                 self.of_weights.add(slot.value)
 
     def follow(self, op: Operation) -> None:
-        """Tell of one op."""
+        """Classify the results of one op."""
         batches, operands = self.batches, op.operands
         if any(value in self.of_weights for value in operands):
             self.of_weights.update(op.results)
@@ -109,7 +109,7 @@ class _Walk:
             self.sources.update(dict.fromkeys(op.results, read))
 
     def _place(self, op: dist.DistOp) -> None:
-        """Tell of an op that places samples: what is of inputs alone is so before all of them."""
+        """Classify an op that moves samples; one on inputs alone runs before all micro-batches."""
         (result,) = op.results
         if isinstance(op, dist.ShardIndexOp):
             self.batches.varying.add(result)
@@ -128,7 +128,7 @@ class _Walk:
             self.batches.parts[result] = None
 
     def _is_told(self, op: dist.DistOp) -> bool:
-        """Whether an op says how micro-batches cut its result, if they do."""
+        """Whether the sharding of an op's result over micro-batches is known."""
         (sharding,) = shardings_of(op, self.program)
         is_cut = sharding is not None and sharding.seat_of(self.axis or "") is not None
         return is_cut or op.is_gather
@@ -178,7 +178,7 @@ def _check_single(op: dist.DistOp) -> None:
 
 
 def _check_inputs_alone(value: SSAValue, program: Program) -> None:
-    """Check that a value of all micro-batches that each one needs is made before the first."""
+    """Check that a value that all micro-batches need depends only on inputs and buffers."""
     slots = {slot.value: slot for slot in program.arguments}
     for slot in (slots[source] for source in arguments_behind(value)):
         if slot.kind not in _OF_DATA:

@@ -52,7 +52,7 @@ class ValueSlots:
         self._taken: dict[str, int] = {}
 
     def name(self, value: SSAValue, kind: str = "") -> str:
-        """A name that no other value has; what all micro-batches give of one has its own."""
+        """A unique name for a value; its total over micro-batches has a unique name, too."""
         key = value, kind in TOTALS
         if key not in self._names:
             word = name = value.name_hint or "value"
@@ -73,7 +73,7 @@ class ValueSlots:
         return self.program.sharding_of_slot(self.slots[value])
 
     def summed(self, value: SSAValue, kind: str) -> tuple[AnyTensor, Attributes]:
-        """The type of a value of all micro-batches, and what its slot says."""
+        """The type of a value of all micro-batches, and the attributes of its slot."""
         sharding = self.sharding(value)
         type_ = tensor_type_of(value)
         if kind in ("part", "whole"):
@@ -81,7 +81,7 @@ class ValueSlots:
         return type_, self._slot(kind, self.name(value, kind), self.without_axis(sharding), type_)
 
     def joined(self, value: SSAValue, sharding: Sharding) -> AnyTensor:
-        """The type of what all micro-batches have of a value, on one device."""
+        """The type on one device of a value joined over all micro-batches."""
         sizes = [prod(p.size for p in dim if p.axis == self.axis) for dim in sharding.dims]
         shape = [n * size for n, size in zip(shape_of(value), sizes, strict=True)]
         return with_shape(tensor_type_of(value), shape)
@@ -90,7 +90,7 @@ class ValueSlots:
         return sharding if self.axis is None else sharding.without((self.axis,))
 
     def entry(self, kind: str, value: SSAValue) -> Attributes:
-        """The slot of a value of one micro-batch."""
+        """The slot attributes of a value of one micro-batch."""
         return self._slot(kind, self.name(value, kind), self.sharding(value), tensor_type_of(value))
 
     def _slot(self, kind: str, name: str, sharding: Sharding, type_: AnyTensor) -> Attributes:
@@ -102,7 +102,7 @@ class ValueSlots:
         }
 
     def whole_entry(self, slot: Slot) -> tuple[AnyTensor, Attributes]:
-        """An argument or result of the step, of all micro-batches."""
+        """The type and attributes of an argument or result of the step, of all micro-batches."""
         sharding = self.program.sharding_of_slot(slot)
         type_ = self.joined(slot.value, sharding)
         left = self.without_axis(sharding)
@@ -114,7 +114,7 @@ class ValueSlots:
 def function_of(
     name: str, block: Block, arguments: Sequence[Attributes], results: Sequence[Attributes]
 ) -> func.FuncOp:
-    """A function of a block that ends in its return."""
+    """Build a function from a block that ends in a return."""
     last = block.last_op
     assert last is not None
     type_ = builtin.FunctionType.from_lists(list(block.arg_types), list(last.operand_types))
@@ -129,7 +129,7 @@ def _entries(slots: Sequence[Attributes]) -> builtin.ArrayAttr[builtin.Dictionar
 
 
 class FunctionBuilder:
-    """Writes one function."""
+    """Builds the IR of one function."""
 
     def __init__(self, members: Members, values: ValueSlots) -> None:
         self.members = members
@@ -188,7 +188,7 @@ class FunctionBuilder:
     # Messages
 
     def _receive(self, needed: Iterable[SSAValue], op: Operation | None) -> None:
-        """Receive what an op, or the return, reads and is not there yet."""
+        """Receive the values of `needed` that another stage sends and that are not received yet."""
         for value in needed:
             if value in self.local or value not in self.members.received:
                 continue
@@ -263,7 +263,7 @@ class FunctionBuilder:
             self.local[op.results[0]] = copy.results[0]
 
     def _index(self, op: dist.ShardIndexOp, axis: str, rest: Sequence[str]) -> SSAValue:
-        """The position on axes, among them the axis of micro-batches."""
+        """Compute a shard index over the axis of micro-batches and the axes `rest`."""
         if self.number is None:
             entry: Attributes = {
                 "dist.kind": builtin.StringAttr("micro_batch"),

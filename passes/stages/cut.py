@@ -40,7 +40,7 @@ class ScheduledRun(NamedTuple):
 
 
 def places_of_tasks(tasks: Sequence[ScheduledRun]) -> list[list[int]]:
-    """The coordinates that have each stage."""
+    """The coordinates on the stage axis at which each stage runs, by stage."""
     places: dict[int, set[int]] = {}
     for task in tasks:
         places.setdefault(task.stage, set()).add(task.at)
@@ -55,13 +55,13 @@ def cut_into_stages(
     keep_gathered: bool = False,
     scatter_each: bool = False,
 ) -> None:
-    """Make a local program one of stages, in place.
+    """Split a local program into functions of stages, in place.
 
-    stages: by layer, the stage of its forward ops; a layer without one stands where what it reads
-    is made. tasks: what is run on each micro-batch, in an order in which all ranks together can run
-    it; functions without ops are left out. keep_gathered: parameters in shards are gathered once in
-    a step. scatter_each: their gradients are scattered for each micro-batch, so that they are never
-    whole. Linear in the ops.
+    stages: the stage of each layer's forward ops; ops of another layer go to the stage that makes
+    their operands. tasks: the runs on micro-batches, in an order in which all ranks together can
+    execute them; functions without ops are left out. keep_gathered: gather sharded parameters once
+    per step. scatter_each: scatter their gradients for each micro-batch, so that these are never
+    held unsharded. Takes time linear in the ops.
 
     Raises ValueError for a program that is not local, or staged already, and for one whose
     micro-batches cannot run one by one, or whose stages are not in the order of the model.
@@ -88,7 +88,7 @@ def cut_into_stages(
 
 
 def scatter_before_adding(program: Program, axis: str) -> None:
-    """Let sums over micro-batches that are scattered be scattered first, one by one."""
+    """Swap each sum over micro-batches with the reduce-scatter that reads it."""
     for op in list(program.ops):
         adding = op.operands[0].owner if isinstance(op, dist.ReduceScatterOp) else None
         if not isinstance(adding, dist.AllReduceOp) or tuple(adding.axes) != (axis,):
@@ -110,7 +110,7 @@ def scatter_before_adding(program: Program, axis: str) -> None:
 
 
 class _Cut:
-    """Writes the functions and the step."""
+    """Builds the functions of the stages, and the step that runs them."""
 
     def __init__(
         self,
@@ -187,8 +187,8 @@ class _Cut:
         return function
 
     def _whole(self, value: SSAValue, copy: SSAValue) -> SSAValue:
-        """A value of all micro-batches, given its copy in the function that computes them: the
-        copy, or the value that it is a part of."""
+        """The value of all micro-batches for `copy`, the copy of `value` in the function before
+        them: `copy` itself, or the value that `copy` is a micro-batch's shard of."""
         if value not in self.batches.parts:
             return copy
         op, axis = copy.owner, self.values.axis
@@ -261,7 +261,7 @@ class _Cut:
     def _result(
         self, kind: str, name: str, runs: Mapping[Run, dist.RunOp]
     ) -> tuple[Operation, int]:
-        """The run that gives a result of the step, and as which of its own."""
+        """The run that returns a result of the step, and the index among the run's results."""
         home = self.membership.homes[kind, name]
         returned = list(self.membership.functions[home, "after"].returned)
         run = Run(name_of("after", home), self.places[home][0])

@@ -20,10 +20,10 @@ from shardweave.passes.stages.places import Places
 class Members:
     """Contents of one function.
 
-    given: values that are arguments, by kind; a `kept` one comes from an earlier function of the
-    stage. received: by the stage that sends them. left: what later functions of the stage read, and
-    as which kind: an output that the backward pass reads is left as two. sent: to which stages.
-    returned: by kind and name, what the step returns.
+    given: arguments with their kinds; a `kept` value comes from an earlier function of the stage.
+    received: values with the stage that sends them. left: values for later functions of the stage,
+    each with a kind; an output that the backward pass reads is left as two kinds. sent: values with
+    the stages that they are sent to. returned: results of the step, by kind and name.
     """
 
     stage: int
@@ -38,7 +38,7 @@ class Members:
     )
 
     def has(self, value: SSAValue) -> bool:
-        """Whether the value is there while the function runs."""
+        """Whether the function computes, takes or receives the value."""
         return value.owner in self.ops or value in self.given or value in self.received
 
     @property
@@ -46,7 +46,7 @@ class Members:
         return not (self.ops or self.received or self.sent or self.returned)
 
     def send(self, value: SSAValue, stage: int) -> None:
-        """Let another stage have a value."""
+        """Send a value to another stage."""
         goals = self.sent.setdefault(value, [])
         if stage not in goals:
             goals.append(stage)
@@ -58,7 +58,7 @@ Key = tuple[int, Direction]
 class Membership:
     """Puts the ops of a program into functions; `functions` has them by stage and direction.
 
-    at: by stage, its coordinates on the stage axis.
+    at: the coordinates of each stage on the stage axis.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Membership:
             self.functions[stage, direction].ops[op] = None
 
     def _on_the_way(self) -> set[Operation]:
-        """The ops that lead to gradients in other stages, and to those of inputs."""
+        """The backward ops that gradients in other stages, or of inputs, depend on."""
         stage, after = self.places.stage, self.batches.after
         outputs = {slot.value for slot in self.program.results if slot.kind == "output"}
         leading: set[Operation] = set()
@@ -125,7 +125,7 @@ class Membership:
     # What they need
 
     def _demand(self, members: Members, values: Iterable[SSAValue]) -> None:
-        """Let some values be there while a function runs."""
+        """Make values available in a function: it computes, takes or receives each."""
         stack = list(values)[::-1]
         while stack:
             value = stack.pop()
@@ -176,7 +176,7 @@ class Membership:
         members.received[value] = sender.stage
 
     def _taken_after(self, value: SSAValue, op: Operation, members: Members) -> Operation | None:
-        """The op if the last function computes it; else None, with its value left for that one."""
+        """`op` if the `after` function computes it; else None, and the function gets its value."""
         if op in self.batches.after:
             return op
         if op in self.places.freedom:
@@ -197,7 +197,7 @@ class Membership:
         return None
 
     def _kind_of_total(self, value: SSAValue) -> str:
-        """The way in which the values of micro-batches are combined."""
+        """The kind of slot (sum, part or same) by which values of micro-batches are combined."""
         if value in self.batches.terms:
             return "sum"
         return "part" if value in self.batches.varying else "same"
@@ -219,7 +219,7 @@ class Membership:
                 self._demand(members, [slot.value])
 
     def _one_everywhere(self, home: int) -> Iterable[int]:
-        """One stage for each coordinate; `home` for its own."""
+        """One stage for each set of coordinates; `home` for its own."""
         stages = {tuple(places): stage for stage, places in enumerate(self.at)}
         return {**stages, tuple(self.at[home]): home}.values()
 

@@ -1,4 +1,4 @@
-"""The stage of each op: forward by layer, backward where forward was."""
+"""The stage of each op: a forward op's by its layer, a backward op's by the forward ops'."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from shardweave.ir.program.program import Program
 from shardweave.passes.stages.batches import MicroBatches
 
 Freedom = Literal["free", "input", "again"]
-"""The reason why an op stands wherever its results are read. free: it reads constants and
-parameters, and takes next to nothing, so that each function has its own. input: it reads inputs
-alone, so that each stage has its own. again: it is computed again for the backward pass."""
+"""The reason why an op is copied wherever its results are read. free: it reads constants and
+parameters and is cheap, so that each function has a copy. input: it reads inputs and constants, so
+that each stage has a copy. again: it is recomputed for the backward pass, or gathers a weight."""
 
 
 @dataclass(eq=False)
 class Places:
-    """Stages of ops. stage: of ops with one stage. freedom: of the others."""
+    """Stages of ops. stage: of each op that has one. freedom: why another op has several."""
 
     num_stages: int
     stage: dict[Operation, int] = field(default_factory=dict[Operation, int])
@@ -30,7 +30,7 @@ class Places:
     by_layer: dict[str, set[int]] = field(default_factory=dict[str, set[int]])
 
     def of(self, values: Iterable[SSAValue], *, is_forward: bool) -> list[int]:
-        """The stages of the forward or backward ops that made some values."""
+        """The stages of the ops that made `values`: of forward ops, or else of all others."""
         owners = (value.owner for value in values)
         return [
             self.stage[op]
@@ -44,12 +44,12 @@ class Places:
 def places_of_ops(
     program: Program, batches: MicroBatches, stages: Mapping[str, int], num_stages: int
 ) -> Places:
-    """Place the ops of a local program. Linear in the ops.
+    """Place the ops of a local program. Takes time linear in the ops.
 
-    stages: by layer; a layer without one stands where what it reads was made, or where it is read
-    if no stage made that. A layer that is called again behind a later stage is in both. Raises
-    ValueError for a stage whose layers all come after those of a later one, so that it would have
-    no op.
+    stages: the stage of each layer. Ops of another layer go to the stage that makes their operands
+    or, if none does, to the first that reads them. A layer that is called again after a later stage
+    is in both. Raises ValueError for a stage without ops, since its layers all come after those of
+    a later stage.
     """
     places = Places(num_stages)
     _tell_freedom(program, batches, places)
@@ -74,7 +74,7 @@ def places_of_ops(
 
 
 def _check_order(places: Places, stages: Mapping[str, int]) -> None:
-    """Layers without ops may be a stage of their own; those that have some, elsewhere, may not."""
+    """Raise ValueError for a stage without ops whose layers have ops in another stage."""
     with_ops = set(places.stage.values())
     for number in range(places.num_stages):
         layers = [name for name, stage in stages.items() if stage == number]
@@ -138,7 +138,7 @@ _GIVEN = {"param": "param", "buffer": "none", "tangent": "none", "input": "input
 
 
 def _tell_freedom(program: Program, batches: MicroBatches, places: Places) -> None:
-    """Find the ops that stand wherever their results are read."""
+    """Find the ops that are copied wherever their results are read, and why."""
     reads: dict[SSAValue, frozenset[str]] = {
         slot.value: frozenset((_GIVEN[slot.kind],)) for slot in program.arguments
     }
@@ -172,7 +172,7 @@ def _tell_freedom(program: Program, batches: MicroBatches, places: Places) -> No
 
 
 def _is_cheap(op: Operation) -> bool:
-    """Whether an op may be computed in several places: no random numbers, messages or products."""
+    """Whether an op may be computed in several functions: no random op, message or product."""
     is_message = isinstance(op, dist.DistOp) and not isinstance(
         op, (dist.ShardIndexOp, dist.SliceOp)
     )

@@ -40,11 +40,11 @@ class SplitStep:
 def split_step(program: Program) -> SplitStep | None:
     """The parts of a step with gradients; None for one that has no such parts.
 
-    None for a staged program, for one whose forward ops wait for backward ops, as those of
-    sub-batches that cross passes do, and for one whose outputs depend on gradients that it takes.
-    A message that joins sums of outputs and of gradients becomes two.
-    Values that only the backward part makes, such as parameters that are gathered for it, are made
-    there. Linear in the ops.
+    None for a staged program, for a program whose forward products come after backward products, as
+    for sub-batches that cross passes, and for a program whose outputs depend on gradients that are
+    arguments. A message that joins sums of outputs and of gradients becomes two. Values that the
+    program makes for the backward part only, such as parameters gathered for it, are made in the
+    backward part. Takes time linear in the ops.
     """
     if is_staged(program) or not any(slot.kind == "grad" for slot in program.results):
         return None
@@ -90,8 +90,8 @@ def is_tangent(slot: Slot) -> bool:
 
 
 def _separated(program: Program) -> Program:
-    """The program, where sums of outputs travel apart from those of gradients: messages that join
-    both are two, one of each part. The program itself, if it has none that do."""
+    """A copy of the program in which each message that joins sums of outputs and of gradients is
+    split in two."""
     program = program.clone()
     of_tangents = {slot.value for slot in program.arguments if is_tangent(slot)}
     for op in list(program.ops):
@@ -105,7 +105,7 @@ def _separated(program: Program) -> Program:
 
 
 def _in_two(op: Operation, is_late: Sequence[bool]) -> list[SSAValue]:
-    """Put two messages in the place of one; returns the results of the later one."""
+    """Split a message into early and late operands; returns the results of the late message."""
     results: list[SSAValue] = list(op.results)
     made: list[SSAValue] = []
     for wanted in (False, True):
@@ -121,7 +121,7 @@ def _in_two(op: Operation, is_late: Sequence[bool]) -> list[SSAValue]:
 
 
 def _late(program: Program) -> set[Operation] | None:
-    """The ops of the backward part; None if an output depends on a gradient."""
+    """The ops of the backward part; None if an output depends on a gradient that is an argument."""
     tangents = {slot.value for slot in program.arguments if is_tangent(slot)}
     late: set[Operation] = set()
     for op in program.ops:
