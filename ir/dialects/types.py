@@ -1,4 +1,4 @@
-"""Between torch's dtypes and shapes and xDSL's tensor types."""
+"""Conversions between torch's dtypes and shapes and xDSL's tensor types."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ _DTYPES = {element: dtype for dtype, element in _ELEMENTS.items()}
 
 
 def dtype_word(dtype: torch.dtype) -> str:
-    """`float32`."""
+    """The name of a dtype, such as `float32`."""
     return str(dtype).removeprefix("torch.")
 
 
 def is_float8(dtype: torch.dtype) -> bool:
-    """Whether torch promotes the dtype to no other, and products have scales."""
+    """Whether a dtype is an 8-bit float, which torch does not promote; its products have scales."""
     return dtype.is_floating_point and dtype.itemsize == 1
 
 

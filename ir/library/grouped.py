@@ -53,7 +53,7 @@ ALL_ROWS = "dist.all_rows"
 
 
 def padded_rows(num_rows: int, devices: int, load: float = 1.0) -> int:
-    """The rows that types count on all devices: on each its share times `load`, at most all."""
+    """Rows in types, over all devices: on each its equal share times `load`, at most all rows."""
     return min(math.ceil(num_rows * load / devices), num_rows) * devices
 
 
@@ -67,7 +67,7 @@ def _check(starts: Tensor, ends: Tensor, groups: int) -> None:
 
 
 def _devices(blocks: int = 1, parts: int = 1, shards: int = 1) -> tuple[int, int]:
-    """The devices that rows are spread over, and how many of them the op is for."""
+    """The number of devices that rows are spread over, and the number of shards of an op's rows."""
     if min(blocks, parts, shards) < 1 or (blocks * parts) % shards:
         raise ValueError(f"{shards} shards do not divide {blocks} blocks of {parts} parts")
     return blocks * parts, shards

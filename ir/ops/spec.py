@@ -51,7 +51,7 @@ class AttentionKind:
 
 @dataclass(frozen=True)
 class Reduction:
-    """A reduction of a space of `numel` elements: of its rows or its columns, `size` long rows."""
+    """A reduction over each row, or each column, of `numel` elements in rows of length `size`."""
 
     over: Literal["row", "column"]
     numel: int
@@ -85,9 +85,9 @@ class OpSpec:
         `permute`: all, in another order. `expand`: some repeated. `part`: some of them. `pairs`:
         complex numbers as their two parts, or back. `cast`: all, in another dtype and new memory.
     product: For matrix products and convolutions.
-    grouped: For products of rows with the matrix of their group, which end with where groups start
-        and end: whether results are rows, or gradients of the matrices.
-    ragged: Whether ragged rows begin here, as a device's of all rows, or end.
+    grouped: For products of rows with their group's matrix (other operands are where groups start
+        and end): whether results are rows, or gradients of the matrices.
+    ragged: `begin`: the op takes a device's ragged rows out of all rows. `end`: it puts them back.
     is_lookup: Of operand 0 the op reads only the elements that it returns.
     resizes: The result is operand 0 with elements removed or added at the ends of dims.
     places: The result is zeros with operand 0 in one part: the gradient of a view `part`.
@@ -191,7 +191,7 @@ class OpSpec:
 
     @property
     def keeps_weight(self) -> bool:
-        """Whether the result is as good as the weight that it is made from."""
+        """Whether the result on a weight has the same data: a layout or cast of the weight."""
         return self.is_layout or self.view == "cast"
 
 
