@@ -7,10 +7,10 @@ without, `ends[g]`. Each group has a matrix of its own. A row that belongs to no
 
 Ragged rows are spread over devices by their groups. Each device holds a run of groups and takes the
 rows of these, however many there are: `bounds` (`dist.row_bounds`) says where the run of each
-device begins and ends. Types count as many rows on each device as balanced groups give, times
-`load`. `index` says which device this is, of `shards`; without it the rows are those of all
-devices. `dist.own_rows` takes a device's rows of a value that it holds whole, `dist.all_rows` puts
-them back where they were, among zeros.
+device begins and ends. In types each device has the number of rows of balanced groups, times
+`load`. `index` is the number of this device among `shards`; without it the rows are those of all
+devices. `dist.own_rows` takes a device's rows out of a replicated value, and `dist.all_rows` puts
+them back at their indices, among zeros.
 """
 
 from __future__ import annotations

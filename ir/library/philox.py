@@ -2,14 +2,14 @@
 # torch.library and unique_consecutive are only partly typed.
 """Random numbers as a function of (seed, draw, element index): Philox4x32-10, and `dist.random`.
 
-Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3" (SC 2011). Four words of
-32 bits come of a counter of 128 bits and a key of 64, in ten rounds. Here the key is the seed, the
-upper half of the counter is the number of the draw, and the lower half says where in the global
-tensor the words are used. So a number does not depend on which device computes it, together with
+Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3" (SC 2011). Ten rounds map
+a counter of 128 bits and a key of 64 to four words of 32 bits. Here the key is the seed, the
+upper half of the counter is the number of the draw, and the lower half is the block's index in the
+global tensor. So a number does not depend on which device computes it, together with
 which others, or how often.
 
-A row (all dims but the last) begins with a block of its own: element k of a row of which an element
-takes w words is in block k // (4 / w) of the row.
+Each row (all dims but the last) begins with a new block: if an element takes w words, element k of
+a row is in block k // (4 / w) of the row.
 """
 
 from __future__ import annotations

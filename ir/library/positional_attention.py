@@ -3,12 +3,12 @@
 """The schemas of attention by positions: of the ops `dist.attention` and its backward.
 
 Queries and keys come with their positions in the whole sequence, and a query sees the keys at its
-own position and before. So what a device computes does not depend on where its rows lie in memory,
-nor on which part of the keys it holds; results of several parts merge by their log-sum-exp.
+own position and before. So a device's result does not depend on where its rows lie in memory. If a
+device holds some of the keys only, results for several shards of keys merge by their log-sum-exp.
 
-In which rectangles and triangles attention by positions is computed: queries and keys of a shard
-stand at positions that are runs, starts and steps. Of two runs of one step the i-th query sees the
-keys up to the i-th and an offset, which is what attention kernels do without a mask.
+`pieces_of` splits it into dense rectangles and causal triangles. The positions of a shard's queries
+and keys are arithmetic progressions. If two of them have one step, query i sees the keys up to
+number i + offset, which attention kernels compute without a mask.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class OpSpec:
         families than pointwise ops find these operands themselves.
     scaled: Operands that the op multiplies by another, shard by shard if its result is wanted so.
     refuses_values: Its kernel for integers refuses some values of the last operand, such as 0.
-    combine: How the results over parts of a reduced dim combine into the result.
+    combine: The reduction that combines the results on shards of a reduced dim.
     zero: When the result is 0 along an index of a dim. `all`: all operands have the dim and are 0
         there. `any`: those operands that have the dim are 0 there. `dividend`: only operand 0 has
         the dim, and is 0 there. `choices`: operands 1 and 2 are 0 there. `filled`: operand 0 is 0
@@ -93,7 +93,7 @@ class OpSpec:
     places: The result is zeros with operand 0 in one part: the gradient of a view `part`.
     overwrites: The result is operand 0 with other elements written, so that operand 0 may be memory
         that nobody has written.
-    works_in_parts: A part of the result is the op on parts of its operands.
+    works_in_parts: A slice of the result is the op on slices of its operands.
     sign: For an elementwise sum of two tensors, the sign of the second.
     merge: The reduction that the op does of two values, element by element: of one operand, or of
         a value's several results, in the first and second half of the operands.

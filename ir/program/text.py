@@ -1,4 +1,4 @@
-"""Programs as text: printing, parsing, and errors that point at the place."""
+"""Programs as text: printing, parsing, and errors that show the line and column."""
 
 from __future__ import annotations
 
@@ -93,8 +93,8 @@ _WITHOUT_A_PLACE = (
     NotImplementedError,
     RecursionError,
 )
-"""Errors of attributes that check themselves while they are parsed, and of xDSL's parser on texts
-that it did not foresee. The parser stands at the place of the error when they are raised."""
+"""Errors without a location, of attributes that verify themselves while they are parsed, and of
+xDSL's parser on unforeseen texts. The parser's position is then that of the error."""
 
 
 @contextmanager

@@ -66,7 +66,7 @@ def _by_notation(op: AtenOp) -> Rule:
 
 
 def notes_on_rules(ops: Iterable[Operation]) -> list[str]:
-    """One note for each op name without a rule (ops without operands apart), with its layers."""
+    """Make a note, with the layers, for each name of ops that have operands but no rule."""
     layers: dict[str, dict[str, None]] = {}
     for op in ops:
         if isinstance(op, AtenOp) and op.operands and not spec_of(op).has_rule:
