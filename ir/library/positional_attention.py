@@ -6,9 +6,9 @@ Queries and keys come with their positions in the whole sequence, and a query se
 own position and before. So a device's result does not depend on where its rows lie in memory. If a
 device holds some of the keys only, results for several shards of keys merge by their log-sum-exp.
 
-`pieces_of` splits it into dense rectangles and causal triangles. The positions of a shard's queries
-and keys are arithmetic progressions. If two of them have one step, query i sees the keys up to
-number i + offset, which attention kernels compute without a mask.
+`pieces_of` splits attention into dense rectangles and causal triangles. The positions of a shard's
+queries and keys are arithmetic progressions. If two of them have one step, query i sees the keys up
+to number i + offset, which attention kernels compute without a mask.
 """
 
 from __future__ import annotations

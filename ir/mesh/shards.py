@@ -40,8 +40,8 @@ def take_shard(
 ) -> torch.Tensor:
     """The contiguous shard of a global tensor that the device at `coordinates` holds.
 
-    Shards have no padding, so those of an uneven dim differ in shape. On an unreduced axis
-    coordinate 0 gets the values, and the others zeros.
+    Shards have no padding, so those of an uneven dim differ in shape. On an axis that is unreduced
+    by a sum, coordinate 0 gets the values, and the others zeros.
     """
     shape = tensor.shape
     tensor = resized(tensor, sharding.padded_shape(shape))
