@@ -1,17 +1,17 @@
-"""Facts about objects, keyed by identity: hashing attributes takes longer than reading them."""
+"""A cache keyed by identities of objects: hashing attributes takes longer than decoding them."""
 
 from __future__ import annotations
 
 from typing import Generic, TypeVar
 
 MOST = 65536
-"""Entries; with more, all are forgotten."""
+"""Most entries of a cache; a full one is cleared."""
 
 V = TypeVar("V")
 
 
 class ByIdentity(Generic[V]):
-    """Values by keys with identities in them; the objects are kept, so that none is used again."""
+    """A cache whose keys contain ids of objects, which it keeps alive so that no id is reused."""
 
     def __init__(self) -> None:
         self._known: dict[object, tuple[V, object]] = {}
@@ -24,7 +24,7 @@ class ByIdentity(Generic[V]):
         return None if entry is None else entry[0]
 
     def keep(self, key: object, value: V, objects: object) -> V:
-        """Know a value from now on. objects: those whose identities the key has."""
+        """Store and return a value. objects: those whose ids the key contains."""
         if len(self._known) >= MOST:
             self._known.clear()
         self._known[key] = value, objects

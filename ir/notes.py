@@ -26,7 +26,7 @@ class TorchNote(UserWarning):
 
 
 class CaptureNote(UserWarning):
-    """A captured program has something otherwise than the model's code; the message says what."""
+    """A captured program differs from the model's code; the message says how."""
 
 
 def warn(text: str, category: type[UserWarning]) -> None:

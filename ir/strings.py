@@ -133,8 +133,8 @@ class TextParser(Parser):
     def _copied(
         self, like: Operation, line: re.Match[str], operands: list[str], layer: str | None
     ) -> Operation | None:
-        """The op of a line that differs from that of another op in names alone; None if the slow
-        way is needed."""
+        """Copy the op `like` for a line that differs in names only; None if the line must be
+        parsed."""
         names = _VALUE.findall(line[1])
         values = [self.ssa_values.get(name, ()) for name in operands]
         is_known = line[3] in self._locations and len(names) == len(like.results)
@@ -158,7 +158,7 @@ class TextParser(Parser):
     def _once(
         self, form: re.Pattern[str], known: dict[str, _A], parse: Callable[[], _A | None]
     ) -> _A | None:
-        """Call `parse`, once for each text of the form."""
+        """Call `parse`, but once only for each text that matches `form`."""
         match = form.match(self._text, self.pos)
         if match is None:
             return parse()

@@ -99,7 +99,7 @@ _PLACES: dict[str, tuple[str, ...]] = {
     "TensorVariable": (f"{_DYNAMO}:TensorVariable",),
     "UnknownVariable": (f"{_DYNAMO}.misc:UnknownVariable",),
 }
-"""Names of torch without a replacement: the name here, and the places where torch has or had it."""
+"""Torch's objects that are used as they are: the name here, and the places of torch's versions."""
 
 _COPYING: dict[str, tuple[str, ...]] = {
     "AttributeMutationNew": (f"{_DYNAMO}.base:AttributeMutationNew",),
@@ -111,7 +111,7 @@ _COPYING: dict[str, tuple[str, ...]] = {
     "num_function_modes": (f"{_C}_len_torch_function_stack",),
     "wrap_proxy": (f"{_DYNAMO}.builder:wrap_fx_proxy",),
 }
-"""Names that copies of blocks need, as in `_PLACES`."""
+"""Names, as in `_PLACES`, that copying traced blocks needs; without them blocks are traced."""
 
 _TEXTS = "texts of exceptions that forward catches may differ from eager's"
 _REPLACED: dict[str, tuple[tuple[str, ...], str]] = {
@@ -183,8 +183,8 @@ _REPLACED: dict[str, tuple[tuple[str, ...], str]] = {
     "source lines": ((f"{_TRANSLATOR}.get_line_of_code_header",), "captures take longer"),
     "exported root": ((f"{_EXPORT}:ModuleToTrace",), "captures take longer"),
 }
-"""Names replaced for a while: where torch has them, and what follows if it lacks them. Nothing but
-a refusal follows where no words are given."""
+"""Objects patched during a trace: their places in torch, and what a note says if torch lacks them.
+If that text is empty, shardweave refuses to run."""
 
 _FOR_COPIES = ("export root", "module call", "attribute read")
 
@@ -197,11 +197,11 @@ _OF_OUTPUT = (
     "root_tracer.graph root_tracer.traced_sources side_effects.store_attr_mutations "
     "side_effects.tensor_hooks side_effects._get_modified_vars"
 ).split()
-"""Attributes that copies of blocks read of dynamo's objects."""
+"""Attributes of dynamo's objects that copying traced blocks reads."""
 
 
 class _Missing:
-    """Stands for a class that the installed torch does not have: nothing is one."""
+    """Placeholder for a class that the installed torch lacks: no object is an instance."""
 
 
 def __getattr__(name: str) -> Any:
@@ -246,7 +246,7 @@ _said: set[str] = set()
 
 
 def _note(text: str) -> None:
-    """Say what the installed torch is, or lacks, once in a process."""
+    """Warn about the installed torch, once in a process for each text."""
     if text not in _said:
         _said.add(text)
         warn(f"torch {torch.__version__} {text}", TorchNote)
@@ -266,7 +266,7 @@ def _minor(version: str) -> tuple[int, ...]:
 
 
 def original_of(key: str) -> Any:
-    """Torch's own object in a place of `_REPLACED`; None if torch may lack the place and does."""
+    """Torch's object for a key of `_REPLACED`; if torch lacks it, None or an ImportError."""
     place = _replaced_place(key)
     return None if place is None else _value_at(place)
 
@@ -281,7 +281,7 @@ def _replaced_place(key: str) -> str | None:
 
 @contextlib.contextmanager
 def replaced(news: Mapping[str, Any]) -> Iterator[None]:
-    """Put these in their places of `_REPLACED`; a note says which of them torch does not have."""
+    """Patch objects, by key of `_REPLACED`, inside the context; notes those that torch lacks."""
     with contextlib.ExitStack() as stack:
         for key, new in news.items():
             place = _replaced_place(key)
@@ -301,7 +301,7 @@ def _owner_and_name(place: str) -> tuple[Any, str]:
 
 @contextlib.contextmanager
 def configured(**options: Any) -> Iterator[None]:
-    """Set these options of dynamo, as far as it has them."""
+    """Set options of dynamo inside the context; skips options that it lacks."""
     config = import_module("torch._dynamo.config")
     with config.patch({name: value for name, value in options.items() if hasattr(config, name)}):
         yield
@@ -315,14 +315,14 @@ def marked_outputs_allowed() -> contextlib.AbstractContextManager[Any]:
 
 
 def not_exporting() -> contextlib.AbstractContextManager[Any]:
-    """Let traced code hear that it is not exported; before torch 2.12 it hears that it is."""
+    """Make `is_exporting` False for traced code inside the context; before 2.12 it is True."""
     place = _place_of((f"{_DYNAMO}.torch:tracing_state_functions",))
     answers = _value_at(place)() if place else {}
     return mock.patch.dict(answers, {torch.compiler.is_exporting: False})
 
 
 def unordered(op: str) -> contextlib.AbstractContextManager[Any]:
-    """Let graphs leave the calls of an op that only raises unordered."""
+    """Remove, inside the context, an op's effect, which orders its calls in graphs."""
     try:
         holder = _value_at("torch._library.simple_registry:singleton").find(op).effect
         return mock.patch.object(holder, "_effect", None)
@@ -339,7 +339,7 @@ _LOGS = tuple(
 
 @contextlib.contextmanager
 def silent_logs() -> Iterator[None]:
-    """Silence what torch logs of errors that are answers here.
+    """Silence torch's logs of errors that are expected here.
 
     Fake tensors say why they refuse an op; torch 2.11 says that it cannot log functions.
     """
@@ -354,7 +354,7 @@ def silent_logs() -> Iterator[None]:
 
 
 def modified_variables(side_effects: Any) -> Iterator[Any]:
-    """Dynamo's variables to which code has written."""
+    """Dynamo's variables that traced code has modified."""
     return side_effects._get_modified_vars()
 
 
@@ -373,9 +373,9 @@ def keep_tree_specs(graph: torch.fx.GraphModule) -> None:
 
 
 def missing_for_copies(translator: Any = None) -> str:
-    """A name without which a capture cannot copy blocks, empty if none is missing.
+    """A name in torch that copying traced blocks needs and torch lacks; '' if none is missing.
 
-    translator: dynamo's, if it runs; its objects are looked at too.
+    translator: dynamo's instruction translator; if given, its attributes are checked too.
     """
     places = [*_COPYING.values(), *(_REPLACED[key][0] for key in _FOR_COPIES)]
     missing = [_words(place[0]) for place in places if _place_of(place) is None]
@@ -400,7 +400,7 @@ def _missing_attributes(value: Any, names: Sequence[str]) -> list[str]:
 
 
 def note_no_copies(missing: str) -> None:
-    """Say that every repeated block is traced."""
+    """Note that every repeated block is traced, as torch lacks `missing`."""
     _note(
         f"has no {missing}: a capture traces each of a model's repeated blocks, which takes longer."
     )
@@ -418,18 +418,18 @@ def schemas() -> list[Any]:
 
 
 def is_composite(overload: OpOverload[..., Any]) -> bool:
-    """Whether torch composes an op of others, unless a backend has a kernel of its own."""
+    """Whether torch decomposes an op (CompositeImplicit) where a backend has no kernel for it."""
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     return has_kernel(overload.name(), "CompositeImplicitAutograd")
 
 
 def memory_key(tensor: torch.Tensor) -> int:
-    """A number that tensors share if they share memory; fake tensors have no addresses."""
+    """An id of a tensor's storage, equal for tensors that share memory, fake ones too."""
     return tensor.untyped_storage()._cdata
 
 
 def num_users(tensor: torch.Tensor) -> int:
-    """Count the tensors that use a tensor's memory, and the storage that asks."""
+    """Count the users of a tensor's storage: tensors, and the storage object that this makes."""
     return torch._C._storage_Use_Count(memory_key(tensor))
 
 
@@ -440,7 +440,7 @@ local_part: Callable[[Any], torch.Tensor] = attrgetter("_local_tensor")
 """The local tensor of a DTensor itself, not a view of it."""
 
 is_profiling = partial(getattr, torch.autograd.profiler, "_is_profiler_enabled", False)
-"""Whether a profiler of torch's records ranges."""
+"""Whether a torch profiler is recording ranges."""
 
 
 def dtensor_spec(tensor: Any) -> Any:
@@ -449,13 +449,13 @@ def dtensor_spec(tensor: Any) -> Any:
 
 
 def set_strided_spec(tensor: Any, mesh: Any, placements: Any) -> None:
-    """Say anew what a DTensor is: strided shards that are no order of plain ones."""
+    """Set a DTensor's mesh and placements, with strided shards that imply no shard order."""
     kind, meta = __getattr__("DTensorSpec"), tensor._spec.tensor_meta
     tensor._spec = kind(mesh, placements, meta, use_strided_shard_as_shard_order=False)
 
 
 def take_strided_shards_as_they_are() -> None:
-    """Let what ops of DTensor return keep its strided shards, as it does from torch 2.13 on.
+    """Let results of DTensor's ops keep its strided shards, as they do from torch 2.13 on.
 
     Before, it forgets that they are no order of plain ones, and cannot be gathered. Specs of such
     shards, which torch refuses, say so themselves.
@@ -482,7 +482,7 @@ _ATEN = torch.library.Library("aten", "IMPL", "Meta")
 
 
 def correct_attention_types() -> None:
-    """Let torch before 2.13 infer that attention in float64 gives its logsumexp in float64."""
+    """Make torch before 2.13 infer a float64 logsumexp for attention in float64."""
     op = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
     query = torch.empty(1, 1, 1, 1, dtype=torch.float64, device="meta")
     key = torch._C.DispatchKey.Meta

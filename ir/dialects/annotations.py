@@ -23,7 +23,7 @@ ANNOTATIONS = ("layer", "phase", "origin", "copy", "sharding", "wanted")
 _NAMES = frozenset(ANNOTATIONS)
 
 _SHOWN = 4
-"""So many layers of a message are named in a line."""
+"""Most names of layers in a line of a message."""
 
 Copy: TypeAlias = tuple[int, ...]
 """A sub-batch: its coordinate on the time axes."""
@@ -40,13 +40,13 @@ def set_layer(op: Operation, layer: str) -> None:
 
 
 def common_path(layers: Iterable[str]) -> str:
-    """The longest path of modules that all of some layers begin with."""
+    """The longest module path that is a prefix of all `layers`."""
     columns = zip(*(layer.split(".") for layer in layers), strict=False)
     return ".".join(parts[0] for parts in takewhile(lambda parts: len(set(parts)) == 1, columns))
 
 
 def joined_layers(op: Operation) -> list[str]:
-    """The layers of an op, or those in which a message's values are made: each once, no root."""
+    """The op's layer; for a dist op with several producers, their layers. Distinct, without ''."""
     makers = [value.owner for value in op.operands if isinstance(value.owner, Operation)]
     is_joined = op.name.startswith("dist.") and len(set(makers)) > 1
     layers = dict.fromkeys(map(layer_of, makers if is_joined else [op]))
@@ -71,7 +71,7 @@ def set_phase(op: Operation, phase: str) -> None:
 
 
 def follow_makers(op: Operation) -> None:
-    """Put a forward op that reads what a later phase makes into the backward pass."""
+    """Set a forward op's phase to backward if it reads a result of another phase."""
     makers = (value.owner for value in op.operands if isinstance(value.owner, Operation))
     if phase_of(op) == "forward" and any(phase_of(maker) != "forward" for maker in makers):
         set_phase(op, "backward")
@@ -101,14 +101,14 @@ def set_copy(op: Operation, copy: Copy) -> None:
 
 
 def sharding_attrs_of(op: Operation) -> Sequence[ShardingAttr] | None:
-    """The sharding of each result as written, None if unsaid; `program.shardings_of` reads them."""
+    """The sharding attribute of each result; None without any. `shardings_of` decodes them."""
     return _list_of(op, "sharding")
 
 
 def sharding_attrs_of_value(value: SSAValue) -> list[ShardingAttr] | None:
-    """The written sharding of a value, as a list for an op with this value as its only result.
+    """The sharding attribute of a value, as a list for an op that has it as its only result.
 
-    None for an argument, and where its op says nothing of it.
+    None for an argument, and if the value's op has no shardings.
     """
     if not isinstance(value, OpResult):
         return None
@@ -117,7 +117,7 @@ def sharding_attrs_of_value(value: SSAValue) -> list[ShardingAttr] | None:
 
 
 def wanted_attrs_of(op: Operation) -> Sequence[ShardingAttr] | None:
-    """The sharding wished for each result, None where free; `program.wishes_of` reads them."""
+    """The sharding attribute wanted of each result; None if free. `wishes_of` decodes them."""
     return _list_of(op, "wanted")
 
 
@@ -127,12 +127,12 @@ def _list_of(op: Operation, name: str) -> Sequence[ShardingAttr] | None:
 
 
 def set_sharding_attrs(op: Operation, shardings: Sequence[ShardingAttr] | None) -> None:
-    """Write the sharding of each result, or (None) say nothing of it."""
+    """Set the sharding of each result; None removes the annotation."""
     _set_list(op, "sharding", shardings)
 
 
 def set_wanted_attrs(op: Operation, shardings: Sequence[ShardingAttr] | None) -> None:
-    """Write the sharding that is wanted of each result, or (None) want none."""
+    """Set the sharding wanted of each result; None removes the annotation."""
     _set_list(op, "wanted", shardings)
 
 
@@ -163,7 +163,7 @@ def properties_without(op: Operation, *names: str) -> dict[str, Attribute]:
 
 
 def arguments_of(op: Operation, *annotations: str) -> frozenset[tuple[str, Attribute]]:
-    """The properties of an op that are no annotations, or that are these: to compare ops by."""
+    """The properties to compare ops by: all but annotations, plus the named `annotations`."""
     ignored = _NAMES.difference(annotations) if annotations else _NAMES
     return frozenset([item for item in op.properties.items() if item[0] not in ignored])
 

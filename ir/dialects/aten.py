@@ -58,14 +58,14 @@ OWN_OPS = (
     OWN_ROWS,
     ALL_ROWS,
 )
-"""Ops made like those of ATen, from schemas of ours."""
+"""Ops of this package, made like those of ATen from its own `torch.library` schemas."""
 
 _ANNOTATIONS = frozenset(ANNOTATIONS)
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """One argument of a schema. type: as torch says it, such as Optional[List[int]]."""
+    """One argument of a schema. type: torch's name of it, such as Optional[List[int]]."""
 
     name: str
     is_tensor: bool
@@ -78,7 +78,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Signature:
-    """A schema as the IR needs it."""
+    """The parameters of a torch schema, in order."""
 
     parameters: tuple[Parameter, ...]
 
@@ -95,7 +95,7 @@ _TENSOR_TYPES = {"Tensor", "Optional[Tensor]", "List[Tensor]", "List[Optional[Te
 
 @cache
 def overload_named(name: str) -> OpOverload[..., Any]:
-    """The torch overload of an op name: `aten.sum` is the default one, `aten.add.Tensor` named."""
+    """The torch overload of an op name, such as `aten.add.Tensor` or `aten.sum` (the default)."""
     if name in OWN_OPS:
         return getattr(torch.ops.shardweave, name.removeprefix("dist.")).default
     namespace, packet, *overload = name.split(".")
@@ -184,13 +184,13 @@ class AtenOp(CallOp):
 
 
 def maker(value: SSAValue, *names: str) -> AtenOp | None:
-    """The op that makes a value, if it has one of these names."""
+    """The ATen op that makes a value, if its name is in `names`; else None."""
     op = value.owner
     return op if isinstance(op, AtenOp) and op.name in names else None
 
 
 def _check_start(name: str, start: object) -> None:
-    """The end of a slice follows from its start and its result type."""
+    """Refuse a negative start: the end of a slice is derived from its start and result type."""
     if start is not None and not (type(start) is int and start >= 0):
         raise VerifyException(
             f"{name}: start is {start}, expected a whole number that counts from the front; write "
@@ -217,7 +217,7 @@ _keys = ByIdentity[OpKey]()
 
 
 def key_of_op(op: Operation) -> OpKey:
-    """Equal for ops of equal name, types and arguments, whatever their layer."""
+    """A key that is equal for ops of equal name, types and arguments, whatever their layer."""
     arguments = [item for item in op.properties.items() if item[0] not in _ANNOTATIONS]
     types = [value.type for value in (*op.operands, *op.results)]
     near = op.name, len(op.results), *map(id, types), *[(name, id(a)) for name, a in arguments]
@@ -230,7 +230,7 @@ def key_of_op(op: Operation) -> OpKey:
 
 @cache
 def aten_class(name: str) -> type[AtenOp]:
-    """The op class of a name such as `aten.add.Tensor`; torch is asked when the class is used."""
+    """The op class of a name such as `aten.add.Tensor`. Its schema is read at first use."""
     return type(name.replace(".", "_"), (AtenOp,), {"name": name})
 
 

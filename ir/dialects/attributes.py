@@ -27,7 +27,7 @@ from shardweave.ir.mesh.placement import (
 from shardweave.ir.strings import TextParser
 
 _WRITTEN_KINDS: tuple[AxisKind, ...] = ("time", "stage")
-"""The kinds of mesh axes that stand before their names; an axis without is of kind space."""
+"""The kinds of mesh axes that are written before their names; `space` is not written."""
 
 PHASES = ("forward", "recompute", "backward", "optimizer")
 
@@ -120,11 +120,11 @@ def _mesh_of(attr: MeshAttr) -> Mesh:
 class ShardingAttr(ParametrizedAttribute):
     """A sharding, read like Shardy's: `#dist.sharding<[{"data"}, {}], unreduced = ["tensor"]>`.
 
-    Axes of a dim stand major to minor. An axis that cuts its dim at another stride than plain
-    nested shards do is written with it, `{"tensor":16}`: the device at coordinate c holds the
+    Axes of a dim stand major to minor. An axis whose stride is not that of plain nested shards
+    is written with it, `{"tensor":16}`: the device at coordinate c holds the
     indices i with (i // 16) % size == c. `max_unreduced` names axes over which each device
-    holds one term of a maximum. A dim that is cut unevenly is written with its size,
-    `{"tensor"} of 7`, for in a local program the types of parts, all of size 4, do not tell.
+    holds one term of a maximum. An unevenly sharded dim is written with its global size,
+    `{"tensor"} of 7`, as the types of a local program have only the shard's size, 4.
     """
 
     name = "dist.sharding"
@@ -154,7 +154,7 @@ class ShardingAttr(ParametrizedAttribute):
 
     @property
     def of_any_size(self) -> ShardingAttr:
-        """The same without the sizes of dims that are cut unevenly."""
+        """This attribute without the sizes of unevenly sharded dims."""
         lengths = ArrayAttr(IntAttr(0) for _ in self.lengths)
         return ShardingAttr(self.dims, self.strides, lengths, self.unreduced, self.reduction)
 
@@ -232,7 +232,7 @@ class ShardingAttr(ParametrizedAttribute):
 _Read = Callable[[ShardingAttr, tuple[int, ...], Mesh], Sharding]
 
 _read = ByIdentity[Sharding]()
-"""Shardings read so far, by attribute and mesh."""
+"""Shardings decoded so far, by function, attribute, shape and mesh."""
 
 
 def _kept(read: _Read, attr: ShardingAttr, shape: tuple[int, ...], mesh: Mesh) -> Sharding:

@@ -1,4 +1,4 @@
-"""New ops: where they are inserted, and what they take over from an op that is there."""
+"""Building and inserting new ops, with the annotations and location of an existing op."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ class Builder:
 
     @staticmethod
     def before(place: Operation, like: Operation | None = None) -> Builder:
-        """Inserts before an op, which is `like` unless another is given."""
+        """A builder that inserts before the op `place`; `like` defaults to it."""
         return Builder.at(InsertPoint.before(place), like or place)
 
     @staticmethod
     def after(place: Operation, like: Operation | None = None) -> Builder:
-        """Inserts after an op, which is `like` unless another is given."""
+        """A builder that inserts after the op `place`; `like` defaults to it."""
         return Builder.at(InsertPoint.after(place), like or place)
 
     @staticmethod
     def at_end(block: Block, like: Operation | None = None) -> Builder:
-        """Appends to a block."""
+        """A builder that appends to a block."""
         return Builder(block.add_op, like)
 
     @staticmethod
     def at(point: InsertPoint, like: Operation | None) -> Builder:
-        """Inserts at a point of a block."""
+        """A builder that inserts at a point of a block."""
         return Builder(lambda op: Rewriter.insert_op(op, point), like)
 
     def insert(self, op: _Op, hint: str | SSAValue | None = "") -> _Op:
@@ -80,7 +80,7 @@ class Builder:
 def remade(
     op: _Op, operands: Sequence[SSAValue], result_types: Sequence[Attribute], **values: Literal
 ) -> _Op:
-    """The same op on other operands, with other `values`, not inserted; no shardings or wishes."""
+    """Copy an op with other operands, types and `values`, without shardings; not inserted."""
     properties = properties_without(op, "sharding", "wanted")
     properties.update({name: to_attribute(value) for name, value in values.items()})
     return type(op).create(
@@ -89,7 +89,7 @@ def remade(
 
 
 def on_some(op: _Op, indices: Sequence[int]) -> _Op:
-    """An op on some of its operands, which gives the results of these; not inserted."""
+    """Copy an op with only the operands and results at `indices`; not inserted."""
     some = remade(op, [op.operands[i] for i in indices], [op.results[i].type for i in indices])
     shardings = sharding_attrs_of(op)
     set_sharding_attrs(some, shardings and [shardings[i] for i in indices])

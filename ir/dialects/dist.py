@@ -1,4 +1,4 @@
-"""The `dist` dialect: collectives over named mesh axes, and what a rank knows of itself.
+"""The `dist` dialect: collectives over named mesh axes, messages, and a rank's own shard index.
 
 Shapes are those of one rank. Shards are block-cyclic over the axes: `block` is the length of
 their blocks (`placement.block_of`), the whole local dim unless a shard is strided.
@@ -61,10 +61,10 @@ STARTS: dict[type[DistOp], type[DistOp]] = {}
 
 @irdl_op_definition
 class ReshardOp(DistOp):
-    """Give a value other shards: `why` says for what.
+    """Change the sharding of a value; `why` gives the reason.
 
-    Only in global programs: shapes are those of the whole value, and kept. The shards that it
-    gives are its `sharding`; `insert-collectives` lowers it to what brings the value there.
+    Only in global programs: shapes are global, and kept. The result's sharding is the op's
+    `sharding`; `insert-collectives` lowers the op to collectives and slices.
     """
 
     name = "dist.reshard"
@@ -230,7 +230,7 @@ class ToDeviceOp(HostCopyOp):
 
 
 def is_on_host(value: SSAValue) -> bool:
-    """Whether an op brought a value to the memory of the host, or is bringing it."""
+    """Whether a value is the result of a copy to the host, finished or in flight."""
     op = value.owner
     if isinstance(op, WaitOp):
         op = op.operands[0].owner
@@ -238,7 +238,7 @@ def is_on_host(value: SSAValue) -> bool:
 
 
 def is_copied_back(value: SSAValue) -> bool:
-    """Whether an op copies a value to the device, on whose host it is."""
+    """Whether some op copies a value on the host back to the device."""
     return any(isinstance(use.operation, ToDeviceOp) for use in value.uses)
 
 
@@ -246,8 +246,8 @@ def is_copied_back(value: SSAValue) -> bool:
 class SendOp(DistOp):
     """Send a value to the same rank of another stage. Traffic: the value's bytes.
 
-    Only in the functions of stages. `to`: the stage; `name`: tells the messages between two stages
-    of one micro-batch apart. The rank of equal coordinates there receives it (`dist.recv`).
+    Only in the functions of stages. `to`: the stage; `name`: distinguishes the messages of one
+    micro-batch between two stages. The rank of equal coordinates there receives it (`dist.recv`).
     """
 
     name = "dist.send"
@@ -272,7 +272,7 @@ class SendOp(DistOp):
 
 @irdl_op_definition
 class RecvOp(DistOp):
-    """Receive what the same rank of another stage sends under a name, in the same shards."""
+    """Receive the value that the same rank of stage `source` sends as `name`, in its sharding."""
 
     name = "dist.recv"
     from_attr = prop_def(NUMBER, prop_name="source")
@@ -292,8 +292,8 @@ class RecvOp(DistOp):
 class RunOp(DistOp):
     """Run a function of a stage, on one micro-batch or once in a step. Only in a staged step.
 
-    `at`: the coordinate on the stage axis of the ranks that do so. Values go from function to
-    function by the kinds and names of arguments and results; results here are those of the step.
+    `at`: the coordinate, on the stage axis, of the ranks that run it. Functions pass values to each
+    other by the kinds and names of their slots; the op's results are results of the step.
     """
 
     name = "dist.run"
@@ -372,7 +372,7 @@ _Collective = TypeVar("_Collective", bound=CollectiveOp)
 
 
 def register_collective(kind: type[_Collective]) -> type[_Collective]:
-    """Make a collective known, with its asynchronous form, to all that reads or runs programs.
+    """Register a collective and its asynchronous form, so that programs can contain them.
 
     Use it as a decorator above `irdl_op_definition`. Raises ValueError if the name is taken or is
     not `dist.<kind>`.

@@ -1,6 +1,6 @@
-"""Bases of the ops of the `dist` dialect: what each says of itself, so that nobody else has to.
+"""Base classes of the ops of the `dist` dialect, which hold all facts about each op.
 
-A collective says its `effect` on a value, and what it sends; see `register_collective`.
+A collective defines its `effect` on a value, and how much it sends; see `register_collective`.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class DistOp(DefinedOp):
         return None
 
     def expected_shapes(self, mesh: Mesh) -> list[tuple[int, ...]]:
-        """Result shapes that follow from the operands; without operands any will do."""
+        """The result shapes that the operands imply; without operands, those of the results."""
         if not self.operands:
             return [shape_of(result) for result in self.results]
         ranks = mesh.sizes(self.axes)
@@ -86,17 +86,17 @@ class DistOp(DefinedOp):
         return effect is not None and effect == Effect(gathers=effect.gathers) != Effect()
 
     def after(self, sharding: Sharding, mesh: Mesh) -> Sharding:
-        """The sharding of a result, given its operand's. Raises ValueError if that is not fit."""
+        """The result's sharding. Raises ValueError if the op cannot take the operand's."""
         if self.effect is None:
             raise ValueError(_no_effect(self, "after"))
         return self.effect.sharding_after(sharding, self.axes, mesh)
 
     def expected_shape(self, shape: tuple[int, ...], ranks: int) -> tuple[int, ...]:
-        """The shape of the result that an operand of this shape has on each of `ranks` ranks."""
+        """The local shape of the result of an operand of local `shape`, over `ranks` ranks."""
         return shape if self.effect is None else self.effect.shape_after(shape, ranks)
 
     def on_shards(self, members: Sequence[Tensor]) -> list[Tensor]:
-        """The results of the ranks of one group, by position on the axes, given their operands."""
+        """Compute each rank's result from `members`, the operands of one group's ranks in order."""
         if self.effect is None:
             raise ValueError(_no_effect(self, "on_shards"))
         return self.effect.on_shards(members)
@@ -118,7 +118,7 @@ def _no_effect(op: DistOp, method: str) -> str:
 
 
 class OverAxesOp(DistOp):
-    """Base of the ops that the ranks of some mesh axes take part in together."""
+    """Base of the ops that act over the ranks of the mesh axes `axes`."""
 
     axes_attr = prop_def(AXES, prop_name="axes")
 
@@ -149,7 +149,7 @@ class CollectiveOp(OverAxesOp):
         return cls.ROUNDS * elements * (ranks - 1) / ranks
 
     def over_members(self, members: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-        """The results of the ranks of one group, by position, given all operands of each."""
+        """Compute each rank's result from `members`: all operands of each rank of one group."""
         raise NotImplementedError
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Collectives of rows that the routing sends: `dist.fetch_rows` and `dist.add_rows`.
+"""Collectives that send only the rows that are needed: `dist.fetch_rows` and `dist.add_rows`.
 
 A table has its rows in plain shards over the axes. Each rank reads rows by their numbers, or adds
 to them, of any number. `routes` (`dist.row_routes`) says which rank needs which rows: from it each
@@ -24,7 +24,7 @@ from shardweave.ir.mesh.placement import Sharding
 
 
 class RowsOp(CollectiveOp):
-    """Base of the two: operands are rows or a table, their numbers, and the routes.
+    """Base of both ops: operands are rows or a table, row numbers, and the routes.
 
     MAKES_TABLE: whether the table is the result.
     """
@@ -40,8 +40,8 @@ class RowsOp(CollectiveOp):
         return super().problem_on(mesh)
 
     def after(self, sharding: Sharding, mesh: Mesh) -> Sharding:
-        """The sharding that the op declares: a rank's number of rows follows from none. Raises
-        ValueError for a table that is in other shards than the axes, in their order, make."""
+        """The sharding that the op declares, as no operand's implies a number of rows. Raises
+        ValueError if the table's rows are not sharded over `axes`, in this order."""
         written = cast("ArrayAttr[ShardingAttr] | None", self.properties.get("sharding"))
         made = sharding
         if written is not None:
@@ -54,7 +54,7 @@ class RowsOp(CollectiveOp):
         return made
 
     def sent_elements(self, mesh: Mesh) -> float:
-        """Count elements sent by balanced routes: a row once to each other rank that needs it."""
+        """Estimate the elements sent by balanced routes: a row once to each rank that needs it."""
         ranks, tokens = shape_of(self.operands[2])
         width = num_elements(self.operands[0]) / max(shape_of(self.operands[0])[0], 1)
         needed = tokens * (1 - (1 - 1 / tokens) ** shape_of(self.operands[1])[0])
@@ -63,7 +63,7 @@ class RowsOp(CollectiveOp):
 
 @irdl_op_definition
 class FetchRowsOp(RowsOp):
-    """Rows of a sharded table by their numbers.
+    """Read rows of a sharded table by their numbers.
 
     Shapes: table T/P x .., numbers n, routes P x T  ->  n x ...
     Traffic: each row once to each other rank that needs it.
@@ -85,10 +85,10 @@ class FetchRowsOp(RowsOp):
 
 @irdl_op_definition
 class AddRowsOp(RowsOp):
-    """Rows added to those of a sharded table of zeros, by their numbers.
+    """Add rows to a sharded table of zeros, by their numbers.
 
     Shapes: rows n x .., numbers n, routes P x T  ->  T/P x ...
-    Traffic: as of `dist.fetch_rows`, the other way.
+    Traffic: that of `dist.fetch_rows`, in the other direction.
     """
 
     name = "dist.add_rows"

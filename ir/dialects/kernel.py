@@ -77,7 +77,7 @@ class FusedOp(DefinedOp):
 
     @property
     def yielded(self) -> tuple[SSAValue, ...]:
-        """Per result of the op the value of the region that it is."""
+        """The values of the region that become the op's results, in order."""
         last = self.block.last_op
         assert isinstance(last, YieldOp)
         return tuple(last.operands)
@@ -125,7 +125,7 @@ def kernel_dialect() -> Dialect:
 
 
 def fuse(ops: list[Operation], before: Operation, places: list[int]) -> FusedOp:
-    """Move ops, in this order, into a fused op that is put before `before`, one of them or not.
+    """Move `ops`, in this order, into a new fused op, inserted before `before`; returns it.
 
     The caller has checked that every operand is defined before `before`, and that no result is
     used from outside before it. Annotations are the caller's to set.
@@ -159,7 +159,7 @@ def fuse(ops: list[Operation], before: Operation, places: list[int]) -> FusedOp:
 
 
 def escaping_values(ops: Collection[Operation]) -> list[SSAValue]:
-    """The results of some ops that others read."""
+    """The results of `ops` that other ops read."""
     members = set(ops)
     return [
         result

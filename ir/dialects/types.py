@@ -1,4 +1,4 @@
-"""Between torch's dtypes and shapes and xDSL's tensor types."""
+"""Conversions between torch's dtypes and shapes and xDSL's tensor types."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ _DTYPES = {element: dtype for dtype, element in _ELEMENTS.items()}
 
 
 def dtype_word(dtype: torch.dtype) -> str:
-    """`float32`."""
+    """The name of a dtype, such as `float32`."""
     return str(dtype).removeprefix("torch.")
 
 
 def is_float8(dtype: torch.dtype) -> bool:
-    """Whether torch promotes the dtype to no other, and products have scales."""
+    """Whether a dtype is an 8-bit float, which torch does not promote; its products have scales."""
     return dtype.is_floating_point and dtype.itemsize == 1
 
 
@@ -88,8 +88,8 @@ def tensor_type(shape: Sequence[int], dtype: torch.dtype) -> AnyTensor:
 
 @dataclass(frozen=True)
 class _Read:
-    """Facts read off a type. number: the same for equal types. dtype: of its elements, if torch
-    has it. problem: why values of a program cannot have it."""
+    """Facts read off a type. number: id shared by equal types. dtype: None if torch has none for
+    the elements. problem: the reason why values of a program cannot have the type, or None."""
 
     shape: tuple[int, ...]
     number: int
@@ -121,7 +121,7 @@ def dtype_of_type(type_: AnyTensor) -> torch.dtype:
 
 
 def number_of_type(value: SSAValue) -> int:
-    """A number that stands for the type of a value: cheap to hash, and the same for equal types."""
+    """An id of a value's type, cheap to hash, that equal types share."""
     return _read_type(tensor_type_of(value)).number
 
 

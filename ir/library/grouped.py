@@ -7,10 +7,10 @@ without, `ends[g]`. Each group has a matrix of its own. A row that belongs to no
 
 Ragged rows are spread over devices by their groups. Each device holds a run of groups and takes the
 rows of these, however many there are: `bounds` (`dist.row_bounds`) says where the run of each
-device begins and ends. Types count as many rows on each device as balanced groups give, times
-`load`. `index` says which device this is, of `shards`; without it the rows are those of all
-devices. `dist.own_rows` takes a device's rows of a value that it holds whole, `dist.all_rows` puts
-them back where they were, among zeros.
+device begins and ends. In types each device has the number of rows of balanced groups, times
+`load`. `index` is the number of this device among `shards`; without it the rows are those of all
+devices. `dist.own_rows` takes a device's rows out of a replicated value, and `dist.all_rows` puts
+them back at their indices, among zeros.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ ALL_ROWS = "dist.all_rows"
 
 
 def padded_rows(num_rows: int, devices: int, load: float = 1.0) -> int:
-    """The rows that types count on all devices: on each its share times `load`, at most all."""
+    """Rows in types, over all devices: on each its equal share times `load`, at most all rows."""
     return min(math.ceil(num_rows * load / devices), num_rows) * devices
 
 
@@ -67,7 +67,7 @@ def _check(starts: Tensor, ends: Tensor, groups: int) -> None:
 
 
 def _devices(blocks: int = 1, parts: int = 1, shards: int = 1) -> tuple[int, int]:
-    """The devices that rows are spread over, and how many of them the op is for."""
+    """The number of devices that rows are spread over, and the number of shards of an op's rows."""
     if min(blocks, parts, shards) < 1 or (blocks * parts) % shards:
         raise ValueError(f"{shards} shards do not divide {blocks} blocks of {parts} parts")
     return blocks * parts, shards

@@ -2,14 +2,14 @@
 # torch.library and unique_consecutive are only partly typed.
 """Random numbers as a function of (seed, draw, element index): Philox4x32-10, and `dist.random`.
 
-Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3" (SC 2011). Four words of
-32 bits come of a counter of 128 bits and a key of 64, in ten rounds. Here the key is the seed, the
-upper half of the counter is the number of the draw, and the lower half says where in the global
-tensor the words are used. So a number does not depend on which device computes it, together with
+Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3" (SC 2011). Ten rounds map
+a counter of 128 bits and a key of 64 to four words of 32 bits. Here the key is the seed, the
+upper half of the counter is the number of the draw, and the lower half is the block's index in the
+global tensor. So a number does not depend on which device computes it, together with
 which others, or how often.
 
-A row (all dims but the last) begins with a block of its own: element k of a row of which an element
-takes w words is in block k // (4 / w) of the row.
+Each row (all dims but the last) begins with a new block: if an element takes w words, element k of
+a row is in block k // (4 / w) of the row.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ Words = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def philox(counter: tuple[Tensor, Tensor | int, int, int], key: tuple[int, int]) -> Words:
-    """Four random words of 32 bits, as int64, for each counter: its words are given low to high.
+    """Compute four random 32-bit words, as int64, per counter. counter, key: words, low to high.
 
-    Some 110 operations on each block of four words.
+    Takes some 110 operations per block of four words.
     """
     low, second, third, fourth = counter
     words = [low, *(torch.as_tensor(w).expand_as(low) for w in (second, third, fourth))]
@@ -56,7 +56,7 @@ def philox(counter: tuple[Tensor, Tensor | int, int, int], key: tuple[int, int])
 
 
 def words_of(distribution: str, dtype: torch.dtype) -> int:
-    """Words of 32 bits that a number takes."""
+    """The number of 32-bit words that a random number takes."""
     wide = 2 if dtype in (torch.float64, torch.int64) else 1
     return wide * 2 if distribution == "normal" else wide
 
@@ -67,8 +67,8 @@ def digits_of(dtype: torch.dtype) -> int:
 
 
 def position_steps(shape: Sequence[int], distribution: str, dtype: torch.dtype) -> list[int]:
-    """Distances between positions along each dim of a global tensor: in blocks, and in the last
-    dim in numbers."""
+    """The step between neighbouring positions along each dim of a global tensor: in Philox blocks,
+    but in the last dim in numbers."""
     if not shape:
         return []
     per_block = 4 // words_of(distribution, dtype)
@@ -105,10 +105,10 @@ def numbers_at(
     distribution: str = "uniform",
     dtype: torch.dtype,
 ) -> Tensor:
-    """The numbers at some positions of a global tensor.
+    """Compute the random numbers at some positions of a global tensor.
 
-    state: (2,) int64, the seed and how many draws there were before. positions: of int64, of
-    each dim its positions (`positions_of`), or some of them. draw: which of the program's it is.
+    state: (2,) int64, the seed and the number of earlier draws. positions: int64, for each dim its
+    positions (`positions_of`) or some of them. draw: index of the draw within the program.
     Shapes: (2), (n0), (n1), .. -> n0 x n1 x ...
     """
     seed, before = (int(number) for number in state.tolist())
@@ -152,7 +152,7 @@ def _unit(high: Tensor, low: Tensor) -> Tensor:
 
 
 def _normal(words: Words, dtype: torch.dtype) -> Tensor:
-    """Box and Muller's cosine: of two uniform numbers one that is normal."""
+    """Make a normal number from two uniform ones (the cosine of Box and Muller)."""
     if dtype == torch.float64:
         radii, angles = _unit(*words[:2])[..., None], _unit(*words[2:])[..., None]
     else:
@@ -206,9 +206,9 @@ RANDOM = "dist.random"
 """The op's name in programs."""
 
 STATE = "random_state"
-"""The buffer that random numbers are drawn by: [seed, draws so far]."""
+"""The name of the buffer that holds [seed, draws so far]."""
 
 
 def random_state(seed: int) -> Tensor:
-    """The state before the first draw."""
+    """Make the state [seed, 0], as before the first draw."""
     return torch.tensor([seed, 0], dtype=torch.int64)

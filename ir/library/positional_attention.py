@@ -3,12 +3,12 @@
 """The schemas of attention by positions: of the ops `dist.attention` and its backward.
 
 Queries and keys come with their positions in the whole sequence, and a query sees the keys at its
-own position and before. So what a device computes does not depend on where its rows lie in memory,
-nor on which part of the keys it holds; results of several parts merge by their log-sum-exp.
+own position and before. So a device's result does not depend on where its rows lie in memory. If a
+device holds some of the keys only, results for several shards of keys merge by their log-sum-exp.
 
-In which rectangles and triangles attention by positions is computed: queries and keys of a shard
-stand at positions that are runs, starts and steps. Of two runs of one step the i-th query sees the
-keys up to the i-th and an offset, which is what attention kernels do without a mask.
+`pieces_of` splits attention into dense rectangles and causal triangles. The positions of a shard's
+queries and keys are arithmetic progressions. If two of them have one step, query i sees the keys up
+to number i + offset, which attention kernels compute without a mask.
 """
 
 from __future__ import annotations
@@ -121,13 +121,13 @@ _LIBRARY.impl("attention_backward", _meta_backward, "Meta")
 
 
 MAX_PIECES = 64
-"""Calls of a kernel for one attention. Shards of the algebra need a few; positions in no order
-would need one for each pair, and a mask, which these then get, is cheaper from about here on."""
+"""Most kernel calls for one attention. A shard needs a few; unordered positions would need one per
+pair, and get a mask instead, which is cheaper from about this number on."""
 
 
 @dataclass(frozen=True)
 class Progression:
-    """Positions `start`, `start + step`, .., which stand at the places `at` of a tensor's dim."""
+    """Token positions `start`, `start + step`, ..; `at`: their indices in a tensor's dim."""
 
     start: int
     step: int
@@ -135,7 +135,7 @@ class Progression:
     at: slice
 
     def every(self, count: int) -> Iterator[Progression]:
-        """The runs of every `count`-th of the positions."""
+        """Split into `count` progressions, each of every `count`-th position."""
         for first in range(min(count, self.length)):
             length = (self.length - first + count - 1) // count
             yield Progression(
@@ -146,19 +146,19 @@ class Progression:
             )
 
     def part(self, first: int, end: int) -> slice:
-        """The places of the positions from one to another, by their numbers in the run."""
+        """The tensor indices of the positions numbered from `first` to, excluding, `end`."""
         return _places(self.at, first, end - first)
 
 
 def _places(at: slice, first: int, length: int, count: int = 1) -> slice:
-    """Every `count`-th of some places, starting from one."""
+    """The slice of `length` indices of `at`: every `count`-th, from number `first` on."""
     start, step = at.start + first * at.step, at.step * count
     return slice(start, start + (length - 1) * step + 1, step)
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A rectangle of queries and keys, or with `is_causal` the lower triangle of a square."""
+    """Queries that attend to all of `keys`, or, if `is_causal`, query i to the keys up to i."""
 
     queries: slice
     keys: slice
@@ -166,7 +166,7 @@ class Piece:
 
 
 def position_runs(positions: Sequence[int]) -> list[Progression]:
-    """Rising positions as runs, each as long as can be, from the first on."""
+    """Split positions into arithmetic progressions, each as long as possible, from the first on."""
     runs: list[Progression] = []
     begin = 0
     while begin < len(positions):
@@ -180,9 +180,9 @@ def position_runs(positions: Sequence[int]) -> list[Progression]:
 
 
 def pieces_of(query_positions: Sequence[int], key_positions: Sequence[int]) -> list[Piece] | None:
-    """The keys that queries see, in pieces; None if positions do not rise, or pieces are too many.
+    """Split causal attention into pieces; None for non-rising positions, and for too many pieces.
 
-    Each pair of a query and a key at its position or before is in exactly one piece, and no other.
+    Each pair of a query and a key at its position or before is in one piece; other pairs in none.
     """
     queries, keys = position_runs(query_positions), position_runs(key_positions)
     if len(queries) * len(keys) > MAX_PIECES or any(run.step < 1 for run in (*queries, *keys)):
@@ -208,7 +208,7 @@ def _pieces_of_runs(queries: Progression, keys: Progression) -> Iterator[Piece]:
 
 
 def _pieces_of_equal_steps(queries: Progression, keys: Progression, offset: int) -> Iterator[Piece]:
-    """Query i sees the keys up to number i + offset."""
+    """Yield the pieces in which query i sees the keys up to number i + offset."""
     num_queries, num_keys = queries.length, keys.length
     first = max(0, -offset)  # the first query that sees any
     if first >= num_queries:

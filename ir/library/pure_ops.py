@@ -30,18 +30,18 @@ UNWRITTEN = frozenset(
     empty.memory_format empty_like empty_permuted empty_strided new_empty new_empty_strided
     """.split()
 )
-"""Ops that give memory as it is."""
+"""Ops that return uninitialized memory."""
 
 NOT_PURE = "does more than compute tensors from its operands, so that no program may have it"
 """Reason given for any other op."""
 
 _OUTSIDE = ("Storage", "Stream", "Dimname", "QScheme")
-"""Types of arguments that no program has."""
+"""Words in the types of arguments that no program can hold."""
 
 
 @cache
 def pure_ops() -> frozenset[str]:
-    """Their names, such as `aten.add.Tensor`, in the installed torch."""
+    """The names, such as `aten.add.Tensor`, of the pure ATen ops of the installed torch."""
     return frozenset(
         f"aten.{_name(schema)}"
         for schema in schemas()

@@ -1,7 +1,7 @@
 """The effect of a collective on a value: what it reduces, gathers and shards over its axes.
 
-Everything else that has to be known of a collective follows: the sharding and the shape that it
-leaves, the tensors of a group of ranks, the local ops in its place on a time axis, its proof.
+Everything else about a collective follows from it: the sharding and shape of the result, the
+tensors of a group of ranks, the local ops that replace it on a time axis, its proof.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from shardweave.ir.mesh.placement import Placement, Reduction, Sharding, block_o
 from shardweave.ir.mesh.shards import cut_out, merge_blocks
 
 Blocks = tuple[int, int]
-"""A dim, and the length in local elements of the blocks that go to the ranks in turn."""
+"""A dim, and the length (in local elements) of the blocks dealt to the ranks in turn."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Effect:
     """Reduce a value over some axes, then gather a dim over them, then shard a dim over them.
 
     reduces: by which operation. gathers, shards: the dim and its blocks (`placement.block_of`).
-    What is None is not done.
+    A step that is None is skipped.
     """
 
     reduces: Reduction | None = None
@@ -38,7 +38,7 @@ class Effect:
         return {place[0] for place in (self.gathers, self.shards) if place is not None}
 
     def sharding_after(self, sharding: Sharding, axes: Sequence[str], mesh: Mesh) -> Sharding:
-        """The sharding of the result. Raises ValueError if the operand's does not suit."""
+        """The result's sharding. Raises ValueError if the op cannot take the operand's."""
         wide = [axis for axis in axes if mesh.size(axis) > 1]
         if self.reduces is not None:
             sharding = _reduced(sharding, wide, self.reduces)
@@ -58,7 +58,7 @@ class Effect:
         return tuple(sizes)
 
     def on_shards(self, members: Sequence[Tensor]) -> list[Tensor]:
-        """The results of the ranks of one group, by position, given their operands."""
+        """Compute each rank's result from `members`, the operands of one group's ranks in order."""
         results, size = list(members), len(members)
         if self.reduces is not None:
             results = [_total(results, self.reduces)] * size

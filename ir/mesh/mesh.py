@@ -17,16 +17,16 @@ MOST_RANKS = 4096
 """Limit on the ranks of a virtual mesh: one process runs all of them."""
 
 MOST_DEVICES = 2**20
-"""More than any cluster has. Some tables have an entry for each rank."""
+"""Limit on the devices of a mesh, beyond any cluster: some tables have an entry for each rank."""
 
 STAGES = ("stage", "pipeline")
-"""The names of axes that are of kind stage wherever their kind is not said."""
+"""Axis names that imply the kind stage where no kind is given."""
 
 
 @dataclass(frozen=True)
 class Axis:
-    """One mesh axis. `space` axes are devices that share work; `time` axes are sub-batches run in
-    turn; `stage` axes are devices that hold other layers, so that no value is sharded over them.
+    """One mesh axis. Along a `space` axis devices share work; along a `time` axis sub-batches run
+    in turn; along a `stage` axis devices hold different layers, so no value is sharded over it.
 
     Raises ValueError for a name that is not a word, or a size below 1.
     """
@@ -77,20 +77,20 @@ class Mesh:
 
     @cached_property
     def _hash(self) -> int:
-        """Meshes are looked up by far more often than made."""
+        """Hash of the axes, cached: meshes are looked up far more often than made."""
         return hash(self.axes)
 
     def __reduce__(self) -> tuple[type[Mesh], tuple[object, ...]]:
-        """Without the hash, which differs between processes."""
+        """Pickle without the cached hash, which differs between processes."""
         return Mesh, (self.axes,)
 
     @staticmethod
     def parse(text: str, num_devices: int | None = None) -> Mesh:
         """Read `data=2,tensor=4`. The empty text is the mesh of one device without axes.
 
-        num_devices: if it is given, one axis may have the size -1, as in `data=-1,tensor=4`, and
-        takes the devices that the others leave. Raises ValueError for what is no mesh, or a number
-        of devices that does not divide.
+        num_devices: if given, one axis may have the size -1, as in `data=-1,tensor=4`, and takes
+        the devices that the others leave. Raises ValueError for text that is no mesh, and if the
+        other sizes do not divide `num_devices`.
         """
         sizes: list[tuple[str, int]] = []
         for part in filter(None, (piece.strip() for piece in text.split(","))):
@@ -165,10 +165,10 @@ class Mesh:
         return math.prod(self.size(name) for name in names)
 
     def factored(self, name: str, sizes: Sequence[int]) -> Mesh:
-        """The same devices with axis `name` as the digits `name.0`, `name.1`, .., major to minor.
+        """Split axis `name` into axes `name.0`, `name.1`, .. of `sizes`, major to minor.
 
         `Mesh(data=2, tensor=4).factored("tensor", (2, 2))` is data=2,tensor.0=2,tensor.1=2, and
-        every rank keeps its place. Raises ValueError if the sizes do not multiply to the axis'.
+        every rank keeps its number. Raises ValueError if the sizes do not multiply to the axis'.
         """
         if self.size(name) != math.prod(sizes):
             raise ValueError(
@@ -184,9 +184,9 @@ class Mesh:
         return Mesh(axes)
 
     def refined(self, sizes: Mapping[str, int]) -> Mesh:
-        """This mesh with its axes factored as those of `sizes` are, or itself if they are not.
+        """Split each axis whose digits `name.0`, `name.1`, .. are in `sizes`; self if none are.
 
-        So a plan made for tensor.0=2,tensor.1=2 runs on tensor=4, whose ranks it numbers alike.
+        So a plan made for tensor.0=2,tensor.1=2 runs on tensor=4, whose ranks have equal numbers.
         """
         mesh = self
         for axis in self.axes:
@@ -209,7 +209,7 @@ class Mesh:
         return self.position([axis.name for axis in self.device_axes], coordinates)
 
     def position(self, names: Sequence[str], coordinates: Mapping[str, int]) -> int:
-        """The place of some coordinates among those on some axes, the first axis slowest."""
+        """The row-major index of `coordinates` on the axes `names`, the first axis slowest."""
         position = 0
         for name in names:
             position = position * self.size(name) + coordinates[name]
@@ -233,7 +233,7 @@ class Mesh:
 
 
 def check_virtual(mesh: Mesh) -> None:
-    """Raises ValueError for a mesh with more ranks than one process runs."""
+    """Raises ValueError for a mesh with more than `MOST_RANKS` ranks."""
     count = math.prod(axis.size for axis in mesh.axes)
     if count > MOST_RANKS:
         raise ValueError(
@@ -243,7 +243,7 @@ def check_virtual(mesh: Mesh) -> None:
 
 
 def _rest(text: str, sizes: Sequence[int], num_devices: int) -> int:
-    """The size of the axis of size -1, if there is one."""
+    """The devices left for the axis of size -1; 1 without such an axis."""
     count, others = sizes.count(-1), math.prod(size for size in sizes if size != -1)
     if count > 1:
         raise ValueError(f"mesh '{text}' has {count} axes of size -1; give one of them at most.")

@@ -24,17 +24,17 @@ from typing import Literal
 from shardweave.ir.mesh.mesh import Mesh
 
 Reduction = Literal["sum", "max", "lse"]
-"""lse: results of attention over parts of the keys, which merge by their log-sum-exp; only parts
-that run one after another have it, so that no text says it."""
+"""lse: partial results of attention over parts of the keys, merged by their log-sum-exp; only
+proofs use it, for parts that run one after another, so it never stands in a program's text."""
 
 
 @dataclass(frozen=True, order=True)
 class Placement:
     """One mesh axis cutting one dim: coordinate = (index // stride) % size.
 
-    length: of a dim that is cut unevenly, where a part of it is read alone (in a local program,
-    whose types are those of padded parts); else 0. The value's global shape says the same, so it
-    does not count in comparisons.
+    length: the global size of an unevenly sharded dim, for readers of a local program, whose types
+    are those of padded shards; else 0. The value's global shape says the same, so comparisons
+    ignore it.
     """
 
     axis: str
@@ -58,7 +58,7 @@ def ordered(placements: Iterable[Placement]) -> DimSharding:
 
 
 def fits(placements: Sequence[Placement], dim_size: int) -> bool:
-    """Whether the placements cut a dim of `dim_size`, evenly or not, as digits of its index."""
+    """Whether the placements are digits of the index of a dim of `dim_size`, padded or not."""
     upper = 0
     for placement in ordered(placements):
         if upper % placement.span if upper else placement.stride >= dim_size:
@@ -68,18 +68,18 @@ def fits(placements: Sequence[Placement], dim_size: int) -> bool:
 
 
 def padded_size(placements: Sequence[Placement], dim_size: int) -> int:
-    """The size of a dim with its padding: a multiple of the largest placement's span."""
+    """The size of a dim with its padding: the next multiple of the largest placement's span."""
     span = max((placement.span for placement in placements), default=1)
     return -(-dim_size // span) * span
 
 
 def is_even(placements: Sequence[Placement], dim_size: int) -> bool:
-    """Whether the placements cut a dim without padding."""
+    """Whether the placements shard a dim of `dim_size` without padding."""
     return padded_size(placements, dim_size) == dim_size
 
 
 def part_size(placements: Sequence[Placement], dim_size: int) -> int:
-    """The size of a device's part of a dim, with its padding."""
+    """The size of a device's shard of a dim of global `dim_size`, with padding."""
     if not placements:
         return dim_size
     return padded_size(placements, dim_size) // math.prod(p.size for p in placements)
@@ -125,7 +125,7 @@ def is_plain(dim: DimSharding, dim_size: int) -> bool:
 
 
 def of_length(dim: DimSharding, dim_size: int) -> DimSharding:
-    """The placements of a dim of this size, saying it where they cut it unevenly."""
+    """Set the placements' `length` to `dim_size` if they shard the dim unevenly, else to 0."""
     length = 0 if is_even(dim, dim_size) else dim_size
     if all(placement.length == length for placement in dim):
         return dim
@@ -149,11 +149,11 @@ class Sharding:
 
     @cached_property
     def _hash(self) -> int:
-        """Shardings are looked up far more often than made."""
+        """Hash of the fields, cached: shardings are looked up far more often than made."""
         return hash((self.dims, self.unreduced, self.reduction))
 
     def __reduce__(self) -> tuple[type[Sharding], tuple[object, ...]]:
-        """Without the hash, which differs between processes."""
+        """Pickle without the cached hash, which differs between processes."""
         return Sharding, (self.dims, self.unreduced, self.reduction)
 
     @staticmethod
@@ -182,21 +182,21 @@ class Sharding:
         return math.prod(p.size for dim in self.dims for p in dim)
 
     def whole(self) -> Sharding:
-        """The same placements with nothing left to reduce."""
+        """This sharding without its unreduced axes."""
         return Sharding(self.dims) if self.unreduced else self
 
     def reduced(self, axes: Collection[str]) -> Sharding:
-        """The same placements with nothing left to reduce over some axes."""
+        """This sharding after a reduction over `axes`: they are no longer unreduced."""
         left = tuple(axis for axis in self.unreduced if axis not in axes)
         return Sharding(self.dims, left, self.reduction if left else "sum")
 
     def without(self, axes: Collection[str]) -> Sharding:
-        """The same with nothing placed or left to reduce over some axes; others stay unmoved."""
+        """This sharding without `axes`, neither as placements nor as unreduced axes."""
         dims = tuple(tuple(p for p in dim if p.axis not in axes) for dim in self.dims)
         return replace(self.reduced(axes), dims=dims)
 
     def with_dim(self, dim: int, placements: Iterable[Placement]) -> Sharding:
-        """The same with other placements of one dim."""
+        """This sharding with `placements` in place of those of `dim`."""
         dims = (*self.dims[:dim], ordered(placements), *self.dims[dim + 1 :])
         return Sharding(dims, self.unreduced, self.reduction)
 
@@ -214,14 +214,14 @@ class Sharding:
         return tuple([padded_size(dim, size) for size, dim in zip(shape, self.dims, strict=True)])
 
     def without_padding(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """Inverse of `padded_shape`; dims that are sharded unevenly say their `length`."""
+        """Inverse of `padded_shape`, by the `length` of unevenly sharded dims."""
         return tuple(
             max((p.length for p in dim), default=0) or size
             for size, dim in zip(shape, self.dims, strict=True)
         )
 
     def held_shape(self, shape: Sequence[int], coordinates: Mapping[str, int]) -> tuple[int, ...]:
-        """Shape of the part of a value of global `shape` at `coordinates`, without padding."""
+        """Shape of the shard at `coordinates` of a value of global `shape`, without padding."""
         pairs = zip(shape, self.dims, strict=True)
         return tuple([held_size(dim, size, coordinates) for size, dim in pairs])
 
@@ -230,14 +230,14 @@ class Sharding:
         return all(is_even(dim, size) for size, dim in zip(shape, self.dims, strict=True))
 
     def global_shape(self, local: Sequence[int]) -> tuple[int, ...]:
-        """Inverse of `local_shape`; dims that are sharded unevenly say their `length`."""
+        """Inverse of `local_shape`, by the `length` of unevenly sharded dims."""
         pairs = zip(local, self.dims, strict=True)
         return self.without_padding([size * math.prod(p.size for p in dim) for size, dim in pairs])
 
     def is_chunked(self, shape: Sequence[int]) -> bool:
         """Whether uneven dims are sharded over one axis as `torch.chunk` splits them.
 
-        So DTensor does; other parts it cannot keep.
+        DTensor represents no other uneven shards.
         """
         return all(
             is_even(dim, size) or (len(dim) == 1 and is_plain(dim, size))
@@ -274,7 +274,7 @@ def block_of(dim: DimSharding, placement: Placement) -> int:
 
 def is_contiguous(dim: DimSharding, dim_size: int) -> bool:
     """Whether the placements are nested shards of the dim, major to minor: each device holds
-    consecutive indices, those from its position times the size of its part."""
+    consecutive indices, from its position times the shard's size on."""
     upper = 0
     for placement in dim:
         if placement.span != upper if upper else placement.span < dim_size:

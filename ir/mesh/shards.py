@@ -11,7 +11,7 @@ from shardweave.ir.mesh.placement import Sharding
 
 
 def take_blocks(tensor: torch.Tensor, dim: int, size: int, block: int, index: int) -> torch.Tensor:
-    """The part of `index` of `size` in a block-cyclic cut of `dim`, in blocks of `block`."""
+    """Shard `index` of `size` in a block-cyclic sharding of `dim` with blocks of `block`."""
     shape = list(tensor.shape)
     rounds = shape[dim] // (size * block)
     parts = tensor.reshape(*shape[:dim], rounds, size, block, *shape[dim + 1 :])
@@ -38,10 +38,10 @@ def merge_blocks(parts: list[torch.Tensor], dim: int, block: int) -> torch.Tenso
 def take_shard(
     tensor: torch.Tensor, sharding: Sharding, coordinates: dict[str, int]
 ) -> torch.Tensor:
-    """The part of a global tensor that the device at `coordinates` holds (contiguous copy).
+    """The contiguous shard of a global tensor that the device at `coordinates` holds.
 
-    Where a dim is cut unevenly, parts differ in shape. An unreduced sharding
-    gives the whole term to coordinate 0 and zeros to the others.
+    Shards have no padding, so those of an uneven dim differ in shape. On an axis that is unreduced
+    by a sum, coordinate 0 gets the values, and the others zeros.
     """
     shape = tensor.shape
     tensor = resized(tensor, sharding.padded_shape(shape))
@@ -59,12 +59,12 @@ def take_shard(
 def held(
     part: torch.Tensor, sharding: Sharding, shape: Sequence[int], coordinates: Mapping[str, int]
 ) -> torch.Tensor:
-    """A device's part, of a value of global `shape`, without padding: a view."""
+    """Slice the padding off `part`, a device's shard of a value of global `shape`: a view."""
     return resized(part, sharding.held_shape(shape, coordinates))
 
 
 def resized(tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    """The beginning of a tensor, or the tensor with zeros after it, in each dim."""
+    """Truncate each dim of a tensor to `shape`, or pad it with zeros at the end."""
     if tuple(tensor.shape) == tuple(shape):
         return tensor
     for dim, size in enumerate(shape):

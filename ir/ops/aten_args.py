@@ -88,8 +88,8 @@ def arguments(
     """Positional and keyword arguments of the ATen call that an op stands for.
 
     operand: what to put for an operand (an SSA value): a tensor to run the op, a variable's
-    name to emit it. num_rows: of results that are ragged, in place of what their types say. Keyword
-    arguments at their default are left out.
+    name to emit it. num_rows: rows of ragged results, in place of the number in their types.
+    Keyword arguments at their default are left out.
     """
     derived = spec_of(op).derived
     given = iter(op.structured_operands)

@@ -18,16 +18,16 @@ from shardweave.ir.ops.strides import dense_strides, expected_strides
 
 MAX_OPS = 96
 MAX_NUMEL = 2**31 - 2**17
-"""Elements of a value, so that 32 bits hold the places of a last block that reaches beyond it."""
+"""Most elements of a value, so that 32-bit indices suffice for a last block that reaches beyond."""
 
 MAX_VALUES = 32
-"""Inputs and outputs of one kernel."""
+"""Most inputs and outputs of one kernel."""
 
 FEW_ROWS = 16
-"""Rows that one program of a kernel of columns holds at once, so that its sums are whole."""
+"""Most rows that a program of a columns kernel holds at once, so that its sums are complete."""
 
 GROUP = 16
-"""Elements that are a multiple of 16 bytes, what a thread reads at once, of every dtype."""
+"""Number of elements that is a multiple of 16 bytes (a thread's read) in every dtype."""
 
 
 def role_of(op: Operation) -> Role | None:
@@ -61,7 +61,7 @@ def column_results(op: AtenOp) -> list[SSAValue]:
 def sums_few_rows(op: Operation) -> bool:
     """Whether an op reduces a few rows, dense in memory, to columns.
 
-    What joins the parts that kernels leave does just that, so that the op needs no kernel.
+    The code that combines partial results of kernels does the same, so the op needs no kernel.
     """
     if spec_of(op).reductions is not reductions_over_dims or not isinstance(op, AtenOp):
         return False

@@ -26,7 +26,7 @@ _inferred: dict[OpKey, tuple[AnyTensor, ...] | str] = {}
 
 @lru_cache(maxsize=1)
 def _fake_mode() -> FakeTensorMode:
-    """Made when it is first needed: it imports all of torch's compiler."""
+    """Make the mode when it is first needed, as it imports all of torch's compiler."""
     return FakeTensorMode()
 
 
@@ -42,7 +42,7 @@ def _fake(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 
 def infer_types(op: AtenOp) -> tuple[AnyTensor, ...] | str:
-    """Types of the tensors that torch returns for this op, or why it refuses the operands.
+    """Types of the tensors that torch returns for this op, or its reason to refuse the operands.
 
     Computed once per distinct name, types and arguments. Masked-off results are left out.
     """
@@ -54,7 +54,7 @@ def infer_types(op: AtenOp) -> tuple[AnyTensor, ...] | str:
 
 
 def _run_on_fake(op: AtenOp) -> tuple[AnyTensor, ...] | str:
-    """On fake tensors of the CPU, as in capture."""
+    """Run an op on fake CPU tensors, as capture does; returns its types or torch's refusal."""
     overload = overload_of(op)
     try:
         args, kwargs = arguments(op, lambda v: _fake(shape_of(v), dtype_of_value(v)))

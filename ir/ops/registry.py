@@ -22,7 +22,7 @@ _UNKNOWN = OpSpec("")
 _RECORDS: dict[str, OpSpec] = {}
 
 _TAGGED: dict[str, OpSpec] = {}
-"""Records made from torch's tags, by name, for ops that nobody wrote one for."""
+"""Records made from torch's tags, by op name, for ops without a written record."""
 
 
 def register_op(spec: OpSpec, *, replace: bool = False) -> OpSpec:
@@ -83,7 +83,7 @@ def specs() -> Iterator[OpSpec]:
 
 
 def weight_of(op: Operation) -> int | None:
-    """The operand of a product that is the weight of a layer, if it can have one."""
+    """The index of a product's operand that may be a layer's weight; None if there is none."""
     product = spec_of(op).product
     return None if product is None else product.weight
 
@@ -100,7 +100,7 @@ def is_positional(op: Operation) -> TypeGuard[AtenOp]:
 
 
 def global_name(op: Operation) -> str:
-    """The op whose shards an op computes: for attention by positions another, else its own."""
+    """The name of the global op that an op implements: another for attention by positions."""
     attention = spec_of(op).attention
     return attention.global_name or op.name if attention is not None else op.name
 
@@ -112,7 +112,7 @@ def first_of_attention(op: Operation) -> int:
 
 
 def gives_zero(op: AtenOp, zeros: Mapping[int, bool]) -> bool:
-    """Whether an op's result is 0 along an index of a dim.
+    """Whether an op's result is 0 at an index of a dim, given the operands that are 0 there.
 
     zeros: for each operand that has the dim, whether it is 0 there.
     """
@@ -144,7 +144,7 @@ def _is_random(name: str) -> bool:
 
 
 def flops_of(op: Operation) -> int:
-    """Multiplications and additions of matrix products, convolutions and attention; else 0."""
+    """Count multiplications and additions of matrix products, convolutions, attention; else 0."""
     if not isinstance(op, AtenOp):
         return 0
     spec = spec_of(op)

@@ -1,8 +1,8 @@
 """The share of the keys that the queries of a causal attention see, by their positions.
 
-A kernel computes the products of queries by keys that a causal mask lets be seen, half of all where
-queries are those of the whole sequence. Of a device's piece of the sequence it is half as well, if
-that has early and late positions alike; of the last of plain pieces it is nearly all.
+A kernel computes only the query-key products that a causal mask allows: half of all if the queries
+are those of the whole sequence, or of a shard that mixes early and late positions; nearly all if
+they are the last contiguous shard.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _Positions: TypeAlias = tuple[Any, ...]
 
 
 def seen_share(op: AtenOp, mesh: Mesh) -> float:
-    """The share of products of queries by keys that is computed, on the device where it is most."""
+    """The share of query-key products that an attention computes, on the most loaded device."""
     if not is_positional(op):
         return 0.5 if op.value("is_causal") else 1.0
     if not is_causal(op):
@@ -56,25 +56,25 @@ def _num_pieces(queries: _Positions, keys: _Positions, mesh: Mesh) -> int:
 
 
 def is_causal(op: AtenOp) -> bool:
-    """Whether a query of a fused attention sees the keys before it alone."""
+    """Whether a fused attention is causal: a query sees keys at its position and before only."""
     if is_positional(op):
         return op.tensor("query_positions") is not None
     return bool(op.value("is_causal"))
 
 
 def are_counted(positions: SSAValue) -> bool:
-    """Whether positions are counted from the mesh, so that each rank knows them beforehand."""
+    """Whether positions depend on mesh coordinates only, so that they are known before the run."""
     return _read(positions) is not None
 
 
 def _read_positions(op: AtenOp) -> list[_Positions | None]:
-    """The computations of the positions of an attention's queries and keys."""
+    """The computations (`_Positions`) of the positions of an attention's queries and keys."""
     given = op.tensor("query_positions"), op.tensor("key_positions")
     return [_read(value) if isinstance(value, SSAValue) else None for value in given]
 
 
 def _read(value: SSAValue) -> _Positions | None:
-    """The computation of positions; None if it has other ops."""
+    """The computation of positions as data; None if it has ops that `_Positions` lacks."""
     op = value.owner
     if isinstance(op, ShardIndexOp):
         return "index", op.axes

@@ -51,7 +51,7 @@ class AttentionKind:
 
 @dataclass(frozen=True)
 class Reduction:
-    """A reduction of a space of `numel` elements: of its rows or its columns, `size` long rows."""
+    """A reduction over each row, or each column, of `numel` elements in rows of length `size`."""
 
     over: Literal["row", "column"]
     numel: int
@@ -72,7 +72,7 @@ class OpSpec:
         families than pointwise ops find these operands themselves.
     scaled: Operands that the op multiplies by another, shard by shard if its result is wanted so.
     refuses_values: Its kernel for integers refuses some values of the last operand, such as 0.
-    combine: How the results over parts of a reduced dim combine into the result.
+    combine: The reduction that combines the results on shards of a reduced dim.
     zero: When the result is 0 along an index of a dim. `all`: all operands have the dim and are 0
         there. `any`: those operands that have the dim are 0 there. `dividend`: only operand 0 has
         the dim, and is 0 there. `choices`: operands 1 and 2 are 0 there. `filled`: operand 0 is 0
@@ -85,15 +85,15 @@ class OpSpec:
         `permute`: all, in another order. `expand`: some repeated. `part`: some of them. `pairs`:
         complex numbers as their two parts, or back. `cast`: all, in another dtype and new memory.
     product: For matrix products and convolutions.
-    grouped: For products of rows with the matrix of their group, which end with where groups start
-        and end: whether results are rows, or gradients of the matrices.
-    ragged: Whether ragged rows begin here, as a device's of all rows, or end.
+    grouped: For products of rows with their group's matrix (other operands are where groups start
+        and end): whether results are rows, or gradients of the matrices.
+    ragged: `begin`: the op takes a device's ragged rows out of all rows. `end`: it puts them back.
     is_lookup: Of operand 0 the op reads only the elements that it returns.
     resizes: The result is operand 0 with elements removed or added at the ends of dims.
     places: The result is zeros with operand 0 in one part: the gradient of a view `part`.
     overwrites: The result is operand 0 with other elements written, so that operand 0 may be memory
         that nobody has written.
-    works_in_parts: A part of the result is the op on parts of its operands.
+    works_in_parts: A slice of the result is the op on slices of its operands.
     sign: For an elementwise sum of two tensors, the sign of the second.
     merge: The reduction that the op does of two values, element by element: of one operand, or of
         a value's several results, in the first and second half of the operands.
@@ -191,7 +191,7 @@ class OpSpec:
 
     @property
     def keeps_weight(self) -> bool:
-        """Whether the result is as good as the weight that it is made from."""
+        """Whether the result on a weight has the same data: a layout or cast of the weight."""
         return self.is_layout or self.view == "cast"
 
 

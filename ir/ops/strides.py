@@ -1,4 +1,4 @@
-"""The order of values in memory: strides, as far as the views that made a value tell."""
+"""The strides of values in memory, as far as they follow from the views that made a value."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def dense_strides(shape: Sequence[int]) -> Sizes:
 
 
 def ordered_strides(shape: Sequence[int], like: Sequence[int]) -> Sizes:
-    """Strides of a tensor without gaps whose dims stand in memory in the order of some strides."""
+    """Strides without gaps, with the dims in the memory order that the strides `like` have."""
     strides = [0] * len(shape)
     step = 1
     for dim in sorted(reversed(range(len(shape))), key=lambda dim: like[dim]):
@@ -33,12 +33,12 @@ def ordered_strides(shape: Sequence[int], like: Sequence[int]) -> Sizes:
 
 
 def refines(fine: Sequence[int], coarse: Sequence[int]) -> bool:
-    """Whether each dim of a shape is some neighbouring dims of another of as many elements."""
+    """Whether each dim of `coarse` is a product of neighbouring dims of `fine`, of equal numel."""
     return {math.prod(fine), *dense_strides(fine)}.issuperset(dense_strides(coarse))
 
 
 def common_runs(before: Sequence[int], after: Sequence[int]) -> list[Sizes] | None:
-    """The dims of `before`, each as the finest sizes that dims of both shapes are made of.
+    """Split each dim of `before` into sizes of the common refinement of both shapes.
 
     Without sizes of 1. None if the shapes do not nest, as 4 x 6 and 6 x 4 do not.
     """
@@ -88,7 +88,7 @@ def expected_strides(value: SSAValue) -> Sizes:
 
 
 def _is_view(value: SSAValue) -> bool:
-    """Whether a value is given, or a view of another, so that its order in memory is told."""
+    """Whether a value is a view, or made by no ATen op, so that its strides are known."""
     owner = value.owner
     return not isinstance(owner, AtenOp) or spec_of(owner).view not in (None, "cast")
 
@@ -102,7 +102,7 @@ def _expanded(source: Sizes, strides: Sizes, shape: Sizes) -> Sizes:
 
 
 def _part(op: AtenOp, strides: Sizes) -> Sizes:
-    """Strides of a slice or, if it lacks the dim, of one element of it."""
+    """Strides of a slice along `dim` or, if the result lacks the dim, of a select."""
     dim: int = op.value("dim") % len(strides)
     if len(shape_of(op.results[0])) < len(strides):
         return (*strides[:dim], *strides[dim + 1 :])
@@ -112,7 +112,7 @@ def _part(op: AtenOp, strides: Sizes) -> Sizes:
 
 @cache
 def reshaped(source: Sizes, strides: Sizes, shape: Sizes) -> Sizes | None:
-    """Strides of a view of another shape; None if there is none, and reshaping copies."""
+    """Strides of a view in `shape`; None if there is no such view, so that a reshape copies."""
     new_strides: list[int] = []
     left = list(reversed(shape))
     for size, stride in _runs(source, strides):
@@ -127,7 +127,7 @@ def reshaped(source: Sizes, strides: Sizes, shape: Sizes) -> Sizes | None:
 
 
 def _runs(source: Sizes, strides: Sizes) -> list[tuple[int, int]]:
-    """Neighbouring dims that lie in memory as one: size and stride of each, the last first."""
+    """Merge neighbouring dims that are contiguous to each other: (size, stride), the last first."""
     runs: list[tuple[int, int]] = []
     for size, stride in reversed(list(zip(source, strides, strict=True))):
         if size == 1:

@@ -1,5 +1,4 @@
-"""The repeated blocks of a model: the parts of a program that are recomputed, priced and shown
-as one.
+"""The repeated blocks of a model: each is recomputed, priced and shown as one part of a program.
 
 `capture` reads them off the module tree and stores them in the program as `dist.blocks`, unless
 the layers' names say the same. A program without that attribute has a block for each path up to a
@@ -76,9 +75,9 @@ def blocks_of(program: Program) -> Blocks:
 
 
 def store_blocks(program: Program, paths: Iterable[str]) -> None:
-    """Let these modules, as far as the program has ops of them, be its blocks.
+    """Make the modules at `paths` that have ops in the program its blocks.
 
-    What its passes cannot change, the names of layers, need not be stored where it says the same.
+    Nothing is stored if the names of layers, which no pass changes, imply the same blocks.
     """
     names = _used(Blocks(tuple(paths)), program)
     implied = _derived(program)
@@ -103,7 +102,7 @@ def _numbered(program: Program) -> tuple[str, ...]:
 
 @dataclass
 class _Module:
-    """A module as the layers of a program show it: its ops in order, and its children."""
+    """A module, rebuilt from the ops' layer names: its ops in order, and its children."""
 
     path: str
     ops: list[str] = field(default_factory=list[str])
@@ -112,12 +111,12 @@ class _Module:
 
     @property
     def body(self) -> tuple[str, ...] | None:
-        """Equal for modules that do the same; None for one without layers of its own."""
+        """Names of its ops, to compare modules by; None if its ops are all of one layer."""
         return tuple(self.ops) if len(self.layers) > 1 else None
 
 
 def _equal_siblings(program: Program) -> Iterator[str]:
-    """The outermost modules that do what a sibling does, in order of first use."""
+    """Yield paths of the outermost modules whose ops equal a sibling's, in order of first use."""
     root = _Module("")
     for op in program.ops:
         if phase_of(op) != "forward":
@@ -142,9 +141,9 @@ def _repeated_in(siblings: Sequence[_Module]) -> Iterator[str]:
 
 
 def weight_ops(program: Program) -> list[Operation]:
-    """The ops that bring parameters from their shards as stored to the form that is computed
-    with: all-gathers, views, casts, and what makes other shards of what was gathered. They read
-    parameters alone."""
+    """The ops that turn stored shards of parameters into the weights that layers compute with.
+
+    They are all-gathers, views, casts, and slices or resizes of gathered weights."""
     known = {slot.value for slot in program.arguments if slot.kind == "param"}
     gathered: set[SSAValue] = set()
     ops: list[Operation] = []

@@ -2,8 +2,8 @@
 
 A kernel computes every element of a *space*, which is seen as rows by columns:
 
-- pointwise: all that leaves the kernel has the same number of elements.
-- rows: each row of C elements is reduced (softmax, layer norm); what leaves has the elements of
+- pointwise: all values that the kernel writes have the same number of elements.
+- rows: each row of C elements is reduced (softmax, layer norm); a written value has the elements of
   the space, or one for each row.
 - columns: each column is reduced over all rows (gradients of biases). With row reductions the
   columns are the C of a row (gradients of a norm's weight).
@@ -41,18 +41,18 @@ WHOLE_ROW = 16384
 reduction. A kernel that reduces rows and columns needs whole rows."""
 
 FEW_ASIDE = 65536
-"""Elements of what the first programs of a kernel of rows compute beside their rows, such as tables
-of cosines: it takes no launch then."""
+"""Most elements of a side value, such as a table of cosines, that the first programs of a rows
+kernel compute beside their rows, which saves a launch."""
 
 _ASIDE = ("pointwise", "view", "move")
-"""The roles of ops that may compute what is aside."""
+"""The roles of ops that may compute side values."""
 
 
 @dataclass(frozen=True)
 class IterationSpace:
     """The work that a kernel's programs divide: `rows` times `columns` elements.
 
-    aside: elements of values that have nothing to do with the rows, computed by the first programs.
+    aside: elements of a side value, unrelated to the rows, that the first programs compute; or 0.
     """
 
     family: Family
@@ -69,7 +69,7 @@ class IterationSpace:
 
 
 def space_of(ops: Collection[Operation], escaping: Iterable[SSAValue]) -> IterationSpace | str:
-    """The space of a kernel that computes `ops` and writes `escaping`, or why there is none."""
+    """The space of a kernel that computes `ops` and writes `escaping`, or the reason for none."""
     members, written = [op for op in ops if isinstance(op, AtenOp)], list(escaping)
     space = _space_of(members, written)
     beside = computed_aside(members, written) if isinstance(space, str) else set[SSAValue]()
@@ -87,8 +87,8 @@ def space_of(ops: Collection[Operation], escaping: Iterable[SSAValue]) -> Iterat
 
 
 def computed_aside(members: Collection[AtenOp], written: Iterable[SSAValue]) -> set[SSAValue]:
-    """Values that a kernel writes apart from its rows: few elements, all of one size, of
-    pointwise ops that nothing else needs."""
+    """Side values: of at most `FEW_ASIDE` elements, all of one size, made by pointwise ops, views
+    and moves from which no other written value is computed."""
     values = list(written)
     beside: dict[SSAValue, set[SSAValue]] = {}
     for value in values:
@@ -104,7 +104,7 @@ def computed_aside(members: Collection[AtenOp], written: Iterable[SSAValue]) -> 
 
 
 def ancestors(values: Iterable[SSAValue], members: Collection[Operation]) -> set[SSAValue]:
-    """Results of members that some values, of theirs, are computed from, and these."""
+    """Results of `members` from which `values` are computed, including `values` of theirs."""
     inside = set(members)
     reached: set[SSAValue] = set()
     pending = list(values)
@@ -118,18 +118,18 @@ def ancestors(values: Iterable[SSAValue], members: Collection[Operation]) -> set
 
 
 def is_kernel_alone(op: Operation) -> bool:
-    """Whether an op that no other joins has a kernel all the same: what joins parts computes it, or
-    it adds up rows by index, for which the library takes several launches."""
+    """Whether an op gets a kernel even if no other is fused with it: a sum of a few rows, or the
+    gradient of a lookup, for which the library takes several launches."""
     if op.name == LOOKUP_GRADIENT and role_of(op) is not None:
         return isinstance(space_of([op], op.results), IterationSpace)
     return sums_few_rows(op)
 
 
 def sum_of_few_rows(members: Collection[Operation]) -> AtenOp | None:
-    """The reduction of a kernel that is nothing but that of a few rows, if it is.
+    """The reduction in a kernel that only sums a few rows; None for other kernels.
 
-    What is looked up at 0, 1, 2, .. to the last row is the table, and its gradient the operand:
-    that of a table of positions is the sum over the batch.
+    A lookup at all rows 0, 1, 2, .. is the identity, and so is its gradient: the gradient of a
+    table of positions is a sum over the batch.
     """
     plain = [op for op in members if role_of(op) != "view"]
     sums = [op for op in plain if isinstance(op, AtenOp) and sums_few_rows(op)]
@@ -141,7 +141,7 @@ def sum_of_few_rows(members: Collection[Operation]) -> AtenOp | None:
 
 
 def _range_of_all_rows(gradient: Operation) -> Operation | None:
-    """The range that the indices of a lookup's gradient are, if it is that of all its rows."""
+    """The op that makes a lookup gradient's indices, if they are 0, 1, .. for all rows; or None."""
     if not isinstance(gradient, AtenOp) or gradient.value("padding_idx") >= 0:
         return None
     owner = outside(gradient.operands[1]).owner
@@ -202,7 +202,7 @@ def _num_read_whole(gradient: AtenOp, before: list[AtenOp]) -> int:
 
 
 def _adds_to_table(op: AtenOp, made: SSAValue, members: list[AtenOp]) -> bool:
-    """Whether an op adds what is made to a value of its shape and dtype from outside."""
+    """Whether an op adds `made` to a value of its shape and dtype from outside the kernel."""
     others = [value for value in op.operands if value is not made]
     return (
         op.name == "aten.add.Tensor"

@@ -12,10 +12,10 @@ from shardweave.ir.program.staged import Run, StagePlaces, functions_of, runs_of
 
 @dataclass(frozen=True)
 class ComingMessage:
-    """A message of another coordinate on the stage axis. run: that sends it.
+    """A message from another coordinate on the stage axis. run, stage: of the sender.
 
-    seen: how many messages of the receiver its sender has received before it sends this one: when
-    this one is there, these have arrived.
+    seen: how many of the receiver's messages the sender receives before it sends this one: once
+    this one arrives, those have arrived.
     """
 
     run: Run
@@ -25,7 +25,7 @@ class ComingMessage:
 
 
 def coming_messages(program: Program, place: int) -> dict[int, list[ComingMessage]]:
-    """Messages that come to one coordinate in a step, in order, by the coordinate that sends."""
+    """The messages that coordinate `place` receives in a step, in order, by sending coordinate."""
     places = StagePlaces.of(program)
     functions = functions_of(program)
     messages = {

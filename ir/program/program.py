@@ -30,7 +30,7 @@ MESH = "dist.mesh"
 LOCAL = "dist.local"
 DEVICES = "dist.devices"
 USED = "dist.used"
-"""A parameter's sharding as ops read it, before `insert-collectives`, if not as it is stored."""
+"""Attribute of a parameter: the sharding in which ops read it, if it is stored in another one."""
 PARTS = "dist.parts"
 PART = "dist.part"
 """Attribute of a fused projection's weight: the number of linear maps that `split-projections`
@@ -82,7 +82,7 @@ class Program:
         self.source = source
         """The text that the ops were parsed from, if they were; a copy has none."""
         self._mesh: tuple[Attribute | None, Mesh | None] = None, None
-        """The module's attribute that was read last, and what it says."""
+        """The mesh attribute that was read last, and its `Mesh`."""
 
     # Text
 
@@ -110,7 +110,7 @@ class Program:
         return print_module(self.module)
 
     def digest(self) -> str:
-        """The SHA-256 of the text, in hexadecimal: what files about a program know it by."""
+        """The SHA-256 of the text, in hexadecimal, by which other files identify the program."""
         return hashlib.sha256(str(self).encode()).hexdigest()
 
     def __repr__(self) -> str:
@@ -179,7 +179,7 @@ class Program:
             block.insert_op_before(op, last)
 
     def replace_body(self, block: Block) -> None:
-        """Take another body, whose arguments and return have the same slots; the old one goes."""
+        """Replace the step's body by `block`, whose arguments and return have the same slots."""
         region = self.function.body
         region.erase_block(0)
         region.add_block(block)
@@ -191,7 +191,7 @@ class Program:
 
     @property
     def mesh(self) -> Mesh | None:
-        """The mesh that the program is for; None if that is not decided."""
+        """The mesh that the program is for; None if it is not set."""
         attribute = self.module.attributes.get(MESH)
         if attribute is not self._mesh[0]:
             self._mesh = attribute, attribute.mesh if isinstance(attribute, MeshAttr) else None
@@ -204,14 +204,14 @@ class Program:
         return self.mesh
 
     def set_mesh(self, mesh: Mesh) -> None:
-        """Say which mesh the program is for."""
+        """Set the mesh that the program is for."""
         self.module.attributes[MESH] = MeshAttr.of(mesh)
 
     @property
     def devices(self) -> tuple[int, ...]:
-        """Numbers of the device and process of each rank of the mesh; empty: as ranks are numbered.
+        """The number of each rank's device and process; empty if they are numbered like ranks.
 
-        Raises ValueError if they are not different ones for all ranks.
+        Raises ValueError unless there is one distinct number for each rank.
         """
         attribute = self.module.attributes.get(DEVICES)
         if attribute is None:
@@ -229,7 +229,7 @@ class Program:
         return devices
 
     def set_devices(self, devices: Sequence[int]) -> None:
-        """Write down the device of each rank, unless they are numbered as ranks are."""
+        """Store the device number of each rank; nothing if they are numbered like ranks."""
         if tuple(devices) in ((), tuple(range(len(devices)))):
             self.module.attributes.pop(DEVICES, None)
         else:
@@ -241,18 +241,18 @@ class Program:
         return LOCAL in self.module.attributes
 
     def set_local(self) -> None:
-        """Say that collectives are inserted and types are those of one rank."""
+        """Mark the program local: collectives are inserted and types are those of one rank."""
         self.module.attributes[LOCAL] = builtin.UnitAttr()
 
     def global_shape_of(self, slot: Slot) -> tuple[int, ...]:
-        """The global shape of an argument or result; a local program has a part of it."""
+        """The global shape of an argument or result, also in a local program."""
         shape = shape_of(slot.value)
         return self.sharding_of_slot(slot).global_shape(shape) if self.is_local else shape
 
     def sharding_of_slot(self, slot: Slot, *, used: bool = False) -> Sharding:
         """The sharding of an argument or result; replicated where none is given.
 
-        used: that in which ops read an argument (`dist.used`), where it is stored in another.
+        used: return the sharding in which ops read an argument (`dist.used`), if it has one.
         Raises ValueError, naming the slot, if its annotation does not fit it.
         """
         name = USED if used and USED in slot.attributes.data else "dist.sharding"
@@ -281,7 +281,7 @@ class Program:
 
 
 def _call(function: str, program: Program) -> Any:
-    """Call a function that reads programs, by its name: this file cannot import it."""
+    """Call a function of a program by its qualified name: this file cannot import it."""
     return resolve_name(function)(program)
 
 

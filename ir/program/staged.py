@@ -5,19 +5,19 @@ micro-batch, in an order in which all ranks together can run them; those of one 
 stage axis are what its ranks run, top to bottom. Values go from function to function by the kinds
 and names of slots:
 
-- `param`, `buffer`, `input`, `tangent`: arguments of the step; of an input the part of the
-  micro-batch, whose axis its sharding names.
-- `whole`: made once, before the first micro-batch, of all of them; where its sharding names their
-  axis, a micro-batch reads its part.
+- `param`, `buffer`, `input`, `tangent`: arguments of the step; an input whose sharding names the
+  axis of micro-batches is sliced to the micro-batch.
+- `whole`: made once, before the first micro-batch, for all of them; if its sharding names their
+  axis, it is sliced to the micro-batch.
 - `kept`: made by an earlier function of the same stage on the same micro-batch.
 - `micro_batch`: the number of the micro-batch, a scalar.
-- `sum`: the sum (or maximum) over micro-batches of what earlier functions of the stage gave.
-- `part`: what they gave for all micro-batches, joined.
-- `same`: what they gave for the last one, which is the same for all.
+- `sum`: the sum (or maximum) over micro-batches of a result of earlier functions of the stage.
+- `part`: the results of earlier functions for all micro-batches, concatenated.
+- `same`: the result of an earlier function for the last micro-batch, which is equal for all.
 
 A stage may be at several coordinates of the stage axis, each of which runs some of the
 micro-batches. There `before`, `share` and `after` run at each of them, one run after the other;
-what they read of all micro-batches is put together over these coordinates first.
+the `sum`, `part` and `same` values that they read are first combined over these coordinates.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ ONCE = ("before", "share", "after")
 """The directions that run once in a step; the others do for each micro-batch."""
 
 TOTALS = ("sum", "part", "same")
-"""Kinds of slots of what all micro-batches give together."""
+"""Kinds of slots that combine the results of all micro-batches."""
 
 STAGE_KINDS = ("whole", "kept", "micro_batch", *TOTALS)
 """Kinds of slots that only functions of stages have."""
@@ -109,7 +109,7 @@ class _AloneFunction(StageFunction):
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a function. micro_batch: None for what runs once in a step."""
+    """One run of a function. at: coordinate on the stage axis. micro_batch: None if once a step."""
 
     function: str
     at: int
@@ -121,7 +121,7 @@ class Run:
 
 
 def is_staged(program: Program) -> bool:
-    """Whether a program is one of stages; one of its functions, seen by itself, is not."""
+    """Whether a program has stage functions; a `StageFunction` by itself has none."""
     first = program.module.body.block.first_op
     is_whole = not isinstance(program, StageFunction)
     return is_whole and first is not None and first.next_op is not None
@@ -159,7 +159,7 @@ def runs_of(program: Program) -> Iterator[tuple[RunOp, Run]]:
 
 
 def num_ops_on_a_rank(program: Program) -> int:
-    """The ops of a local program that a rank has; of stages, on the rank that has most."""
+    """Count the ops of a local program on one rank; if staged, on the rank that has the most."""
     if not is_staged(program):
         return sum(1 for _ in program.ops)
     sizes = {name: sum(1 for _ in body.ops) for name, body in functions_of(program).items()}
@@ -209,7 +209,8 @@ class StagePlaces:
     """Coordinates of stages on the stage axis. A stage may be at several of them, each of
     which runs some of its micro-batches.
 
-    of_stage: by stage, in order. of_batch: by stage and micro-batch, the one that runs it.
+    of_stage: ascending coordinates, by stage. of_batch: the coordinate that runs a micro-batch of a
+    stage, by both.
     """
 
     of_stage: Mapping[int, tuple[int, ...]]
@@ -217,7 +218,7 @@ class StagePlaces:
 
     @staticmethod
     def of(program: Program) -> StagePlaces:
-        """The places of a staged program. Linear in the runs."""
+        """Read the coordinates off a staged program. Takes time linear in the runs."""
         functions = functions_of(program)
         of_stage: dict[int, dict[int, None]] = {}
         of_batch: dict[tuple[int, int], int] = {}
@@ -230,12 +231,12 @@ class StagePlaces:
         return StagePlaces(places, of_batch)
 
     def source(self, stage: int, micro_batch: int | None) -> int:
-        """The coordinate from which a stage sends; what it sends once, the first one does."""
+        """The coordinate of a stage that runs (and sends for) a micro-batch; its first if None."""
         first = self.of_stage[stage][0]
         return first if micro_batch is None else self.of_batch.get((stage, micro_batch), first)
 
     def goals(self, run: Run, stage: int, to: int) -> tuple[int, ...]:
-        """The coordinates to which a run of `stage` sends what it has for another stage."""
+        """The coordinates to which a run of `stage` sends its messages for stage `to`."""
         if run.micro_batch is not None:
             return (self.source(to, run.micro_batch),)
         return self.of_stage[to] if run.at == self.source(stage, None) else ()

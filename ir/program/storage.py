@@ -1,4 +1,4 @@
-"""Values that share memory, and the memory that the forward pass leaves to the rest of a step."""
+"""Values that share memory, and the values that the forward pass keeps for the backward pass."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ def is_view(op: Operation) -> bool:
 
 
 def copies(op: Operation) -> bool:
-    """Whether an op is a reshape that copies, since of the strides before it there is no view."""
+    """Whether an op is a reshape that copies, because its operand's strides allow no view."""
     return spec_of(op).view == "reshape" and not is_view(op)
 
 
 def shared_operand(op: Operation, position: int, mesh: Mesh | None = None) -> SSAValue | None:
-    """The operand whose memory a result shares; None if the result has its own.
+    """The operand whose memory result `position` shares; None if the result has its own.
 
-    A wait gives what the collective wrote, and a collective over axes of size 1 (of `mesh`, if
-    that is known) does nothing.
+    A wait returns the collective's results in place, and a collective over axes of size 1 in `mesh`
+    (if given) does nothing.
     """
     if isinstance(op, DistOp):
         if isinstance(op, WaitOp):
@@ -64,9 +64,9 @@ def reduces_in_place(op: Operation) -> bool:
 
 
 def is_unshared(value: SSAValue) -> bool:
-    """Whether a value that is read once is in memory that an op made for it alone.
+    """Whether a value is read once, and shares its memory with no other value that is read.
 
-    It may be changed in place by who reads it: no other value shows the same elements.
+    Its reader may then overwrite it in place.
     """
     while value.has_one_use() and isinstance(value, OpResult):
         maker = value.op
@@ -80,10 +80,9 @@ def is_unshared(value: SSAValue) -> bool:
 
 
 def added_rows(op: Operation) -> tuple[Operation, int] | None:
-    """The gradient of a lookup that an op adds to a table in memory, made for it alone, and the
-    table's number among the operands.
+    """The lookup gradient that an op adds to an unshared table, and the table's operand index.
 
-    A kernel leaves the rows that nothing is added to where they are.
+    None for other ops. A kernel updates such a table in place, and only the rows that change.
     """
     if op.name != "aten.add.Tensor":
         return None
@@ -100,7 +99,7 @@ def added_rows(op: Operation) -> tuple[Operation, int] | None:
 
 
 def overwritten_table(op: FusedOp) -> int | None:
-    """The operand of a region that its kernel changes in place and gives as its only result."""
+    """The index of the operand that a region's kernel updates in place and returns, or None."""
     for inner in op.fused_ops:
         rows = added_rows(inner)
         if rows is not None:
@@ -110,7 +109,7 @@ def overwritten_table(op: FusedOp) -> int | None:
 
 
 def outside(value: SSAValue) -> SSAValue:
-    """Map an argument of a fused region to its operand outside; other values as they are."""
+    """Map an argument of a fused region to its operand outside; return other values unchanged."""
     if not isinstance(value, BlockArgument):
         return value
     region = value.block.parent_op()
@@ -118,18 +117,18 @@ def outside(value: SSAValue) -> SSAValue:
 
 
 def adds_its_result(op: Operation) -> bool:
-    """Whether an op can add its result to what is in memory, so that it needs none of its own.
+    """Whether an op can accumulate into existing memory instead of allocating its result.
 
-    Libraries of matrix products do, at no cost.
+    Matrix product libraries do so at no cost.
     """
     return op.name == "aten.mm"
 
 
 @cache
 def makes_memory(name: str) -> bool:
-    """Whether the results of an ATen op are always in memory of their own, as its schema says.
+    """Whether the results of an ATen op never alias its operands, by its schema.
 
-    An op that torch composes of others, such as dropout, may return what it was given.
+    An op that torch composes of others, such as dropout, may return its operand.
     """
     overload = overload_named(name)
     if is_composite(overload):
@@ -158,14 +157,14 @@ def _source_of_region(op: FusedOp, position: int) -> SSAValue:
 
 
 def layout_source(value: SSAValue) -> SSAValue:
-    """The value whose elements a value shows, all of them, through views, copied or not."""
+    """Follow layouts (views of all elements, copied or not) back to the value that they show."""
     while isinstance(value.owner, Operation) and spec_of(value.owner).is_layout:
         value = value.owner.operands[0]
     return value
 
 
 def view_source(value: SSAValue) -> SSAValue:
-    """The value whose elements a value shows, all of them, in the same memory."""
+    """Follow layouts back to the value that they show, as long as they share its memory."""
     while isinstance(value.owner, Operation) and spec_of(value.owner).is_layout:
         if copies(value.owner):
             break
@@ -174,7 +173,7 @@ def view_source(value: SSAValue) -> SSAValue:
 
 
 def later_ops(program: Program) -> set[Operation]:
-    """Ops behind the forward pass, whose beginning each sub-batch has for itself."""
+    """Ops after the forward pass, which ends, for each sub-batch, at its first backward op."""
     later: set[Operation] = set()
     turned: set[Attribute | None] = set()
     for op in program.ops:
@@ -187,7 +186,7 @@ def later_ops(program: Program) -> set[Operation]:
 
 
 def later_reads(program: Program) -> Iterator[tuple[Operation, SSAValue]]:
-    """Each value that the forward pass makes on the device and a later op reads, with that op."""
+    """Yield (later op, operand) for each operand that the forward pass made on the device."""
     later = later_ops(program)
     for op in program.ops:
         for value in op.operands if op in later else ():
@@ -197,7 +196,7 @@ def later_reads(program: Program) -> Iterator[tuple[Operation, SSAValue]]:
 
 
 def kept_values(program: Program) -> list[SSAValue]:
-    """Results of forward ops that the rest of the step, by sub-batch, reads: what memory holds."""
+    """Results of forward ops whose memory `later_ops` read, each once: the kept activations."""
     roots = (storage_of(value, program.mesh) for _, value in later_reads(program))
     return list(dict.fromkeys(root for root in roots if isinstance(root, OpResult)))
 

@@ -1,4 +1,4 @@
-"""Programs as text: printing, parsing, and errors that point at the place."""
+"""Programs as text: printing, parsing, and errors that show the line and column."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from shardweave.ir.ops.aten_args import problem_of_arguments
 from shardweave.ir.strings import TextParser, TextPrinter
 
 _WIDTH = 140
-"""Characters of a line that are shown; one with shardings has several hundred."""
+"""Most characters of a line in an excerpt; a line with shardings has several hundred."""
 
 
 @dataclass(frozen=True)
 class SourceText:
-    """A text that was parsed. offsets: of the ops that were made of it."""
+    """A text that was parsed. offsets: position in the text at which each op begins."""
 
     text: str
     name: str
@@ -54,7 +54,7 @@ def position(text: str, offset: int) -> tuple[int, int]:
 
 
 def excerpt(text: str, offset: int) -> str:
-    """The line of an offset with its number, and a caret below; of a long line what is near."""
+    """The numbered line at an offset, with a caret below; a long line is cut around the offset."""
     line, column = position(text, offset)
     start = offset - column + 1
     end = text.find("\n", start)
@@ -80,7 +80,7 @@ _NOT_ALL = "Could not parse entire input!"
 
 
 class ProgramTextError(ValueError):
-    """A text that is not a program. The message has one line: where, what, what was expected."""
+    """Raised for a text that is not a program: one line says where, what, and what was expected."""
 
 
 _WITHOUT_A_PLACE = (
@@ -93,13 +93,13 @@ _WITHOUT_A_PLACE = (
     NotImplementedError,
     RecursionError,
 )
-"""Errors of attributes that check themselves while they are parsed, and of xDSL's parser on texts
-that it did not foresee. The parser stands at the place of the error when they are raised."""
+"""Errors without a location, of attributes that verify themselves while they are parsed, and of
+xDSL's parser on unforeseen texts. The parser's position is then that of the error."""
 
 
 @contextmanager
 def without_gc() -> Generator[None]:
-    """No garbage collection while many objects that all live are made."""
+    """Disable garbage collection while many long-lived objects are created."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -19,10 +19,10 @@ from shardweave.ir.program.storage import added_rows, copies, is_view, view_sour
 
 
 def bytes_moved(op: Operation) -> int:
-    """Bytes that one op reads and writes: of a fused region, as one kernel.
+    """Bytes that one op reads and writes; a fused region counts as one kernel.
 
-    Views move nothing, nor do waits. Collectives are not counted: they send. What is looked up of
-    a table counts, not the table; operands count as often as they are given.
+    Views, waits and collectives count 0. A lookup counts the rows that it reads, not the table; an
+    operand that is passed twice counts twice.
     """
     if isinstance(op, FusedOp):
         return traffic(op.fused_ops)
@@ -37,11 +37,11 @@ def bytes_moved(op: Operation) -> int:
 
 
 def merged_bytes(op: AtenOp, pieces: int) -> int:
-    """Bytes that merging an attention's pieces moves beside their kernels (`attention_pieces`).
+    """Bytes moved to merge the results of an attention's `pieces`, beside their kernels.
 
-    Forward, a piece's result is written, scaled by its share in the precision of the log-sum-exp
-    and added to the total, which is scaled before; backward, the gradients of its queries, and of
-    its part of the keys and values, are added to those of all. At the end totals are cast.
+    Forward, a piece's result is written, scaled in the log-sum-exp's precision, and added to the
+    total, which is scaled before. Backward, a piece's gradients of queries, keys and values are
+    added to the totals. At the end totals are cast.
     """
     first = first_of_attention(op)
     query, key = op.operands[first : first + 2]
@@ -61,10 +61,10 @@ def traffic(ops: Collection[Operation]) -> int:
 
 
 def accesses(ops: Collection[Operation]) -> tuple[dict[SSAValue, int], dict[SSAValue, int]]:
-    """Bytes of each value that one kernel of these ops, in order, reads, and that it writes.
+    """Bytes, by value, that one kernel of `ops` (given in order) reads, and that it writes.
 
-    Layouts of a value count as the value, in the kernel and before it, unless they copy. Of a value
-    that is sliced, or looked up, as a table or after some pointwise ops, what is taken counts.
+    A layout that does not copy counts as the value that it shows. Of a value that is sliced or
+    looked up, directly or after pointwise ops, only the elements that are taken count.
     """
     members = set(ops)
     read: dict[SSAValue, int] = {}
@@ -118,7 +118,7 @@ def _numel(value: SSAValue) -> int:
 
 
 def bytes_by_block(program: Program) -> dict[str, int]:
-    """`bytes_moved` by repeated block (`h.3`), regions by most of their ops; "" has the rest."""
+    """Sum `bytes_moved` by repeated block (`h.3`, else ""); a region counts where most ops are."""
     sizes: Counter[str] = Counter()
     blocks = blocks_of(program)
     for op in program.ops:

@@ -3,8 +3,8 @@
 The choice is by priority, not by a guess at speed: a planned weight is never moved; then as
 many axes as possible keep cutting the op; then the fewest bytes move, so that the larger
 tensor stays where it is. Given the shardings of the operands (and those wanted of the
-results, if any), the number of candidates is the product over mesh axes of the places that
-some operand proposes for it: a handful.
+results, if any), the number of candidates is the product over mesh axes of the number of seats
+that operands propose for the axis: a handful.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from shardweave.ir.sharding.reshard import UnreachableSharding, reshard
 from shardweave.ir.sharding.rules.base import Rule
 
 Seat = tuple[int, int] | Literal["carry"] | None
-"""Seat of an axis: (factor, stride within it), through the op as a partial sum, or none."""
+"""Use of a mesh axis: shard (factor, stride), "carry" a partial sum through the op, or None."""
 
 Price = tuple[int, float, int]
 """Messages, bytes sent by one rank, local steps: compared in this order."""
@@ -48,7 +48,7 @@ class Operand(NamedTuple):
 
 @dataclass(frozen=True)
 class Assignment:
-    """Axes for the factors of an op, and what follows from them."""
+    """The placements of an op's factors, with the shardings of its operands and results."""
 
     factors: tuple[DimSharding, ...]
     operands: tuple[Sharding, ...]
@@ -65,12 +65,12 @@ def assign(
     goals: tuple[Sharding | None, ...],
     hints: tuple[tuple[str, int, int], ...] = (),
 ) -> Assignment:
-    """The best assignment.
+    """Find the assignment of lowest cost.
 
     goals: shardings that results should have (None: free). hints: further seats
     (axis, factor, stride) to consider, known from the consumers of the results.
 
-    Raises UnreachableSharding if a result should be unreduced, and cannot be.
+    Raises UnreachableSharding if a goal is unreduced and no assignment gives such a result.
     """
     return _Question(mesh, rule, operands, result_shapes, goals, hints).best()
 
@@ -101,7 +101,7 @@ class _Question:
             yield dict(zip(axes, combination, strict=True))
 
     def proposed(self) -> dict[str, dict[Seat, None]]:
-        """The places that some operand (or wanted result) proposes for each axis, and none."""
+        """Collect, by axis, the seats that operands, goals and hints propose, and None."""
         seats: dict[str, dict[Seat, None]] = {}
         for axis, seat in self._proposals():
             seats.setdefault(axis, {})[seat] = None
@@ -123,18 +123,18 @@ class _Question:
 
     @cached_property
     def _held_axes(self) -> frozenset[str]:
-        """Axes that an operand has where it is made, or a result is wanted to have.
+        """Axes of the operands' first versions, of the goals and of the hints.
 
-        An axis that only a later version of an operand has may be left out at no loss.
+        An axis that only a later version of an operand uses may be left out at no cost.
         """
         held = frozenset(axis for axis, _, _ in self.hints)
         held = held.union(*(operand.versions[0].axes for operand in self.operands))
         return held.union(*(goal.axes for goal in self.goals if goal is not None))
 
     def _carried_axes(self) -> list[str]:
-        """Axes over which every operand that the op is linear in is an unreduced sum.
+        """Axes over which all operands in `rule.linear` are unreduced sums.
 
-        None if another operand is unreduced too: it is reduced, and one message does for both.
+        Empty if another operand is unreduced too: that operand must be reduced anyway.
         """
         linear = [self.operands[index].versions[0] for index in sorted(self.rule.linear)]
         others = [o for index, o in enumerate(self.operands) if index not in self.rule.linear]
@@ -196,7 +196,7 @@ class _Question:
         return pinned, total
 
     def _target(self, index: int, produced: Sharding) -> Sharding:
-        """The sharding that a result moves to: its goal, or reduced, and scattered by the hints."""
+        """The sharding to price a result for: its goal, else reduced, sharded as hints propose."""
         goal = self.goals[index]
         if goal is not None or not produced.unreduced:
             return produced if goal is None else goal
@@ -213,18 +213,18 @@ class _Question:
 
 
 def sum_of(a: Price, b: Price) -> Price:
-    """The price of both."""
+    """Add two prices, component by component."""
     return a[0] + b[0], a[1] + b[1], a[2] + b[2]
 
 
 def price_of(mesh: Mesh, operand: Operand, wanted: Sharding) -> Price | None:
-    """The price of resharding the cheapest version of a value; None if none can be brought."""
+    """The price to reshard the cheapest version to `wanted`; None if no version can reach it."""
     cheapest = _cheapest(mesh, operand, wanted)
     return None if cheapest is None else cheapest[0]
 
 
 def cheapest_version(mesh: Mesh, operand: Operand, wanted: Sharding) -> Sharding:
-    """The version from which `wanted` costs least. Raises UnreachableSharding if there is none."""
+    """The version cheapest to reshard to `wanted`. Raises UnreachableSharding if none can be."""
     cheapest = _cheapest(mesh, operand, wanted)
     if cheapest is None:
         raise UnreachableSharding(
@@ -234,7 +234,7 @@ def cheapest_version(mesh: Mesh, operand: Operand, wanted: Sharding) -> Sharding
 
 
 def _cheapest(mesh: Mesh, operand: Operand, wanted: Sharding) -> tuple[Price, int] | None:
-    """The lowest price, and the index of its version."""
+    """The lowest price to reshard a version to `wanted`, and that version's index, or None."""
     prices: list[tuple[Price, int]] = []
     for index, version in enumerate(operand.versions):
         try:

@@ -1,4 +1,4 @@
-"""Whether an op's operands and results fit its rule: one cut of the factors explains them all."""
+"""Checking that one sharding of an op's factors explains all its operands and results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shardweave.ir.sharding.rules import Rule
 
 @dataclass(frozen=True)
 class Misfit:
-    """A value that does not fit. operand: its index, if no cut explains an operand."""
+    """A problem with an op's shardings. operand: index of the operand at fault, if it is one."""
 
     problem: str
     operand: int | None = None
@@ -34,11 +34,11 @@ class Misfit:
 def fitting_factors(
     rule: Rule, operands: tuple[Sharding, ...], results: tuple[Sharding, ...], mesh: Mesh
 ) -> tuple[DimSharding, ...] | Misfit:
-    """The cut of an op's factors, read off its operands and results; a Misfit if there is none.
+    """Infer the placements of an op's factors from its operands and results, or a Misfit.
 
-    Operands and results are cut as the factors are; a result is unreduced over the axes of the cut
-    factors that it lacks, and over those over which all operands that the op is linear in are
-    unreduced sums.
+    Each operand and result must be sharded as its factors are. A result must be unreduced over the
+    axes of the sharded factors that it lacks, and over the axes over which all operands in
+    `rule.linear` are unreduced sums.
     """
     factors: list[DimSharding] = [()] * len(rule.factors)
     values = zip((*rule.operands, *rule.results), (*operands, *results), strict=True)

@@ -1,7 +1,7 @@
 """Shardings known so far while a global program is walked in order.
 
-A value may exist in several versions: the one its producer gives, and those that
-a reshard already made for an earlier use. A later use of the same version is free.
+A value may exist in several versions: its producer's sharding, and the shardings to which
+it was resharded for an earlier use. A later use of the same version is free.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MAX_VERSIONS = 4
 
 
 class Flow:
-    """Versions of values, and choices for ops, in program order.
+    """The versions (shardings) in which each value exists, kept while ops are visited in order.
 
     A parameter that is stored in finer shards than its uses read (`dist.used`) is known to ops
     in the version that they read alone; `stored` has the shardings of arguments as stored.
@@ -71,7 +71,7 @@ class Flow:
         )
 
     def all_versions(self, value: SSAValue) -> list[Sharding]:
-        """The versions of a value, and those that its view of another value's versions gives."""
+        """The versions of a value; for a view, also those that its operand's versions give."""
         versions = list(self.versions[value])
         for sharding, _ in self.moved_versions(value):
             if sharding not in versions and len(versions) < MAX_VERSIONS:
@@ -79,7 +79,7 @@ class Flow:
         return versions
 
     def moved_versions(self, value: SSAValue) -> list[tuple[Sharding, Sharding]]:
-        """Versions of a view: pairs of a version and the version of its operand that gives it."""
+        """Pairs (version of the view `value`, version of its operand that gives it)."""
         if value not in self.views:
             return []
         view, source = self.views[value]
@@ -98,9 +98,9 @@ class Flow:
         hints: Iterable[tuple[str, int, int]] = (),
         moved: Mapping[SSAValue, Sharding] | None = None,
     ) -> Assignment:
-        """The assignment of an op. Raises ValueError, naming it, for a goal out of reach.
+        """Choose an op's assignment. Raises ValueError, naming the op, for an unreachable goal.
 
-        moved: the shardings of values that it would find elsewhere than they are.
+        moved: shardings to assume for some operands in place of their versions.
         """
         operands = [self.operand(value) for value in op.operands]
         if moved:
@@ -134,7 +134,7 @@ class Flow:
         return version, reshard(shape_of(value), version, wanted, self.mesh)
 
     def remember(self, value: SSAValue, sharding: Sharding) -> bool:
-        """Note that a version exists; False if it is known or there are too many."""
+        """Add a version of a value. Returns False if it is known, or `MAX_VERSIONS` exist."""
         known = self.versions[value]
         if sharding in known or len(known) >= MAX_VERSIONS:
             return False
@@ -142,10 +142,10 @@ class Flow:
         return True
 
     def origin(self, value: SSAValue, wanted: Sharding) -> tuple[SSAValue, Sharding] | None:
-        """The operand of a view, in the version from which the view gives `wanted`.
+        """The operand of the view `value`, and the sharding from which the view gives `wanted`.
 
-        Where the operand has other uses too, it is the one to bring there: they may need the
-        same (the gradient of an output, for both of a linear map's gradients).
+        If the operand has other uses, it is resharded instead of the view: they may need the same
+        (both gradients of a linear map read the output's gradient). None otherwise.
         """
         if value not in self.views:
             return None
@@ -161,7 +161,7 @@ class Flow:
         )
 
     def use(self, value: SSAValue, wanted: Sharding) -> None:
-        """Note the versions that bringing a value to `wanted` makes."""
+        """Remember the versions that resharding a value to `wanted` makes."""
         if wanted in self.versions[value]:
             return
         origin = self.origin(value, wanted)
@@ -173,13 +173,13 @@ class Flow:
 
 
 def moved_through(op: AtenOp, sharding: Sharding) -> Sharding | None:
-    """The sharding of a view's result, given its operand's; None if a cut does not survive."""
+    """The sharding of a view's result, given its operand's; None if a placement is lost."""
     rule = rule_of(op)
     return _carried(sharding, rule.carry(rule.operands[0], rule.results[0], sharding.dims))
 
 
 def moved_back(op: AtenOp, sharding: Sharding) -> Sharding | None:
-    """The sharding of a view's operand, given its result's; None if a cut does not survive."""
+    """The sharding of a view's operand, given its result's; None if a placement is lost."""
     rule = rule_of(op)
     return _carried(sharding, rule.carry(rule.results[0], rule.operands[0], sharding.dims))
 
@@ -189,7 +189,7 @@ def _carried(sharding: Sharding, dims: tuple[DimSharding, ...] | None) -> Shardi
 
 
 def has_shardings(program: Program) -> bool:
-    """Whether some op says in which shards its results are."""
+    """Whether some op has a `sharding` annotation."""
     return any(isinstance(op.properties.get("sharding"), ArrayAttr) for op in program.ops)
 
 

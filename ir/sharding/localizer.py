@@ -1,4 +1,4 @@
-"""The local form of one op: what a rule's `localize` writes it with."""
+"""A builder for the local form of one op, which a rule's `localize` functions use."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from shardweave.ir.mesh.placement import DimSharding, padded_size
 
 @dataclass(frozen=True)
 class Localizer:
-    """An op, its operands in local shards, and for each factor of its rule the axes that cut it.
+    """A global op, its local operands, and the placements of each factor of its rule.
 
-    sizes: of the factors in the global op. types: of the results in local shards. insert: adds an
-    op to the local program.
+    sizes: global sizes of the factors. types: local types of the results. insert: adds an op to the
+    local program.
     """
 
     op: AtenOp
@@ -51,7 +51,7 @@ class Localizer:
         *types: tuple[Sequence[int], torch.dtype],
         **values: Any,
     ) -> list[SSAValue]:
-        """Add an aten op with results of the given shapes and dtypes; values are its arguments."""
+        """Add an aten op. types: shape and dtype of each result. values: non-tensor arguments."""
         results: list[Attribute] = [tensor_type(shape, dtype) for shape, dtype in types]
         return self._add(create(name, operands, results, values))
 
@@ -62,7 +62,7 @@ class Localizer:
         return self._add(dist.create_dist(dist.ShardIndexOp, [], [scalar], axes=axes))[0]
 
     def shard(self, value: SSAValue, placements: DimSharding) -> SSAValue:
-        """This rank's part of a value of one dim that every rank of these axes holds whole."""
+        """This rank's shard, by `placements`, of a replicated value of one dim."""
         (size,), dtype = shape_of(value), dtype_of_value(value)
         missing = padded_size(placements, size) - size
         if missing:

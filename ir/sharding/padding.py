@@ -1,13 +1,13 @@
-"""Padding in the parts of values that are cut unevenly, while a program is made local.
+"""Padding in the shards of unevenly sharded values, while a program is made local.
 
-A part has the shape of the largest one; on the last devices of an axis its end stands for nothing.
-What such elements hold does not matter to an op that keeps the dim, for it works on each index
-alone. Where an op reduces over the dim, every operand's padding is first made what the reduction
-leaves as it is: 0 for a sum (of products too), the lowest number for a maximum. Indices into a
-table are made 0, which every table has.
+All shards have the largest one's shape; on the last devices of an axis a shard ends in padding.
+The padding's values do not matter to an op that keeps the dim, as it works on each index alone.
+Before an op reduces over the dim, the padding of every operand is set to the identity of the
+reduction: 0 for a sum (of products too), the lowest number for a maximum. Padding of indices into
+a table is set to 0, a row that every table has.
 
-Much padding is 0 by itself: that of arguments is, and many ops make zeros of zeros. What is known
-to be 0 is followed from value to value, so that a mask stands only where one is needed.
+Much padding is 0 already: that of arguments is, and many ops map zeros to zeros. `Padding` tracks
+which padding is 0, so that a mask is added only where one is needed.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from shardweave.ir.sharding.rules.base import Dims, Rule
 
 
 def zeros_of(sharding: Sharding, shape: Sequence[int]) -> frozenset[int]:
-    """The dims that are cut unevenly: those of an argument have zeros as their padding."""
+    """The dims that `sharding` pads; for an argument of the step their padding is zeros."""
     pairs = enumerate(zip(sharding.dims, shape, strict=True))
     return frozenset(dim for dim, (cut, size) in pairs if not is_even(cut, size))
 
 
 SAID = 3
-"""Sizes that a note on padding names; those with the most padding for their size."""
+"""Number of sizes that a note on padding names: those with the largest share of padding."""
 
 
 def notes_on_padding(program: Program) -> list[str]:
@@ -57,7 +57,7 @@ def notes_on_padding(program: Program) -> list[str]:
     cuts = dict.fromkeys(cut for attr in _shardings_in(program) for cut in _uneven_cuts(attr, mesh))
     if not cuts:
         return []
-    # Of those that are cut alike, as rows and rows times positions are, the smallest.
+    # Of sizes with the same axes and share of padding (rows, rows x positions), the smallest.
     alike = {
         (padded / size, axes): (size, padded, axes)
         for size, padded, axes in sorted(cuts, reverse=True)
@@ -73,7 +73,7 @@ def notes_on_padding(program: Program) -> list[str]:
 
 
 def _shardings_in(program: Program) -> dict[ShardingAttr, None]:
-    """The shardings that values of a program have, each once."""
+    """The distinct sharding annotations of a program's slots and ops."""
     shardings: dict[ShardingAttr, None] = {}
     for part in parts_of(program):
         for slot in (*part.arguments, *part.results):
@@ -103,7 +103,7 @@ def _uneven_cuts(sharding: ShardingAttr, mesh: Mesh) -> Iterator[tuple[int, int,
 
 @dataclass
 class Padding:
-    """Facts about padding in a local program that is being written.
+    """Records which padding is 0 in a local program that is being written.
 
     zero: by local value, the dims whose padding is 0.
     """
@@ -114,7 +114,7 @@ class Padding:
     )
 
     def neutral(self, form: Localizer, rule: Rule, shardings: Sequence[Sharding]) -> Localizer:
-        """The op on operands of these shardings, with padding that does not show in its results."""
+        """Set the operands' padding so that it cannot change results. shardings: the operands'."""
         uneven = _uneven(form)
         if not uneven:
             return form
@@ -132,7 +132,7 @@ class Padding:
         return replace(form, operands=values)
 
     def _fill(self, form: Localizer, value: SSAValue, place: _Place, identity: float) -> SSAValue:
-        """A value with other padding in one dim."""
+        """A value with the padding of dim `place.dim` set to `identity`."""
         zero = self.zero.get(value, frozenset())
         if identity == 0 and place.dim in zero:
             return value
@@ -144,7 +144,7 @@ class Padding:
         return self._masked[key]
 
     def note(self, form: Localizer, rule: Rule, made: Sequence[SSAValue]) -> None:
-        """Remember which padding of an op's results is 0."""
+        """Record the dims of an op's local results, `made`, whose padding is 0."""
         uneven = _uneven(form)
         if not uneven:
             return
@@ -170,7 +170,7 @@ class Padding:
 
 @dataclass(frozen=True)
 class _Place:
-    """A dim of a value in a sharding, of this global shape."""
+    """One dim of a value, with the value's sharding and global shape."""
 
     dim: int
     sharding: Sharding
@@ -187,7 +187,7 @@ def _uneven(form: Localizer) -> frozenset[int]:
 
 
 def _lost(rule: Rule, uneven: frozenset[int]) -> frozenset[int]:
-    """The factors, of some, that a result lacks: the op reduces over them."""
+    """The factors in `uneven` that some result lacks, because the op reduces over them."""
     kept = [{f for names in dims for f in names} for dims in rule.results]
     return frozenset(factor for factor in uneven if any(factor not in left for left in kept))
 
@@ -195,7 +195,7 @@ def _lost(rule: Rule, uneven: frozenset[int]) -> frozenset[int]:
 def _identities(
     form: Localizer, rule: Rule, index: int, factor: int, lost: frozenset[int]
 ) -> Iterator[float]:
-    """Values that padding of an operand along a factor must have, if that matters."""
+    """Yield the value that operand `index` must have as padding along `factor`, if it matters."""
     spec, dtype = spec_of(form.op), dtype_of_value(form.operands[index])
     if spec.has_indices and index and not dtype.is_floating_point:
         yield 0
@@ -229,7 +229,7 @@ def _filled(form: Localizer, value: SSAValue, place: _Place, identity: float) ->
 
 
 def held_indices(form: Localizer, placements: DimSharding, size: int) -> SSAValue:
-    """The indices in the whole dim, of `size`, of the elements that this rank holds (i64)."""
+    """Emit the global indices (1-D, i64) of this rank's elements of a dim of global `size`."""
     length = part_size(placements, size)
     type_ = (length,), torch.int64
     (own,) = form.emit("aten.arange.start_step", [], type_, start=0)
@@ -239,7 +239,7 @@ def held_indices(form: Localizer, placements: DimSharding, size: int) -> SSAValu
     for placement in reversed(placements):
         stride = placement.stride
         if upper > stride:
-            # Indices in front of which a digit is put: its blocks move apart.
+            # Spread the local indices: this placement separates their blocks.
             (block,) = form.emit(
                 "aten.div.Scalar_mode", [own], type_, other=stride, rounding_mode="floor"
             )
@@ -250,7 +250,7 @@ def held_indices(form: Localizer, placements: DimSharding, size: int) -> SSAValu
 
 
 def _added(form: Localizer, own: SSAValue, number: SSAValue, unit: int) -> SSAValue:
-    """own + number * unit"""
+    """Emit own + number * unit (i64)."""
     type_ = shape_of(number), torch.int64
     (offset,) = form.emit("aten.mul.Scalar", [number], type_, other=unit)
     return form.emit("aten.add.Tensor", [own, offset], (shape_of(own), torch.int64))[0]

@@ -1,4 +1,4 @@
-"""Ragged values, the rows of a device's own groups, of any number; and ops on rows, one by one."""
+"""Finding ragged values (rows of a device's own groups, whose number varies) and row-wise ops."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from shardweave.ir.sharding.rules.lookup import rule_of
 
 
 def ragged_values(ops: Iterable[Operation]) -> frozenset[SSAValue]:
-    """The values whose first dim counts, in types, as many rows as balanced groups give.
+    """Find the values whose number of rows varies; their types state that of balanced groups.
 
-    They begin and end at ops that say so, and pass through ops that keep rows; a function of a
-    stage may have them as arguments and results. Linear in the ops.
+    `OpSpec.ragged` marks the ops at which they begin and end; ops that keep rows pass them on. A
+    stage function may take and return them. Takes time linear in the ops.
     """
     ops = [op for op in ops if op.operands or op.results]
     seeds = {value for op in ops for value in _seeds(op)}
@@ -52,7 +52,7 @@ def _seeds(op: Operation) -> Iterator[SSAValue]:
 
 
 def _alike(op: Operation) -> Iterator[list[SSAValue]]:
-    """The values of an op that have the same rows, if any of them has."""
+    """Yield groups of an op's operands and results: if one is ragged, its whole group is."""
     if isinstance(op, FetchRowsOp):
         yield [op.operands[1], op.results[0]]
     elif isinstance(op, AddRowsOp):
@@ -70,13 +70,13 @@ def _alike(op: Operation) -> Iterator[list[SSAValue]]:
 
 
 def with_rows(rule: Rule, index: int) -> set[int]:
-    """The operands whose first dim is that of one operand."""
+    """Indices of the operands whose first dim has the same factors as operand `index`."""
     first = rule.operands[index][:1]
     return {other for other, dims in enumerate(rule.operands) if dims[:1] == first}
 
 
 def _row_of(op: AtenOp, rule: Rule, index: int) -> int | None:
-    """The factor of an operand's first dim, if an op needs nothing of it but each row alone."""
+    """The factor of operand `index`'s first dim, if the op treats its rows independently."""
     first = rule.operands[index][:1]
     if len(first) != 1 or len(first[0]) != 1 or is_random(op) or wanted_attrs_of(op):
         return None
@@ -89,7 +89,7 @@ def _row_of(op: AtenOp, rule: Rule, index: int) -> int | None:
 
 
 def is_by_row(op: AtenOp, rule: Rule, index: int) -> bool:
-    """Whether an op works on each row of an operand alone, and gives rows."""
+    """Whether an op computes each row of its results from the same row of operand `index`."""
     row = _row_of(op, rule, index)
     if row is None or (rule.localize and not spec_of(op).is_lookup):
         return False
@@ -97,7 +97,7 @@ def is_by_row(op: AtenOp, rule: Rule, index: int) -> bool:
 
 
 def adds_rows(op: AtenOp, rule: Rule, index: int) -> bool:
-    """Whether an op adds up the rows of an operand."""
+    """Whether an op sums over the rows of operand `index`."""
     row = _row_of(op, rule, index)
     is_gone = not any(row in names for dims in rule.results for names in dims)
     return row is not None and is_gone and rule.factors[row].reduction == "sum"

@@ -1,7 +1,7 @@
 """Steps of a reshard: the short list of collectives from one sharding to another.
 
-Both the planners (to count bytes) and the partitioner (to emit ops) ask here, so that what
-is costed is what runs.
+Planners count its bytes and the partitioner emits its ops, so that the planned cost is that of
+the ops that run.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from shardweave.ir.mesh.placement import Placement, Sharding, block_of, fits
 class ReshardStep:
     """One collective (or a local slice) of a resharding.
 
-    op: its class. axes: mesh axes joined. arguments: its other arguments, by name. after: the
-    sharding of the result. operand, result: local shapes of what the op reads and gives;
-    a dim that comes to be cut unevenly is padded before it, and one that is whole again has its
-    padding cut off after it. sent_elements: what one rank sends over the network with ring
+    op: class of the op. axes: mesh axes that it joins. arguments: its other arguments, by name.
+    after: the sharding of its result. operand, result: their local shapes; a dim that becomes
+    unevenly sharded is padded before the op, and a dim that is gathered loses its padding after it.
+    sent_elements: number of elements that one rank sends over the network with ring
     algorithms.
     """
 
@@ -37,7 +37,7 @@ class ReshardStep:
 
 
 class UnreachableSharding(ValueError):
-    """No collective turns a value that is whole into one that is unreduced."""
+    """Raised if a goal is unreduced but the source is not: no collective undoes a reduction."""
 
 
 @dataclass
@@ -58,7 +58,7 @@ class _Search:
         ranks: int,
         **arguments: int | str,
     ) -> None:
-        """Take a step over `ranks` ranks, with the arguments of the op."""
+        """Append the step that leads to the sharding `after`. ranks: how many it joins."""
         operand, result = (
             list(self.now.local_shape(self.shape)),
             list(after.local_shape(self.shape)),
@@ -86,7 +86,7 @@ class _Search:
         return fits((*self.now.dims[dim], placement), self.shape[dim])
 
     def place(self, dim: int, placement: Placement) -> tuple[Sharding, int]:
-        """The sharding with one more placement, and the length of its blocks."""
+        """The current sharding with `placement` added to `dim`, and its block length."""
         after = self.now.with_dim(dim, (*self.now.dims[dim], placement))
         return after, block_of(after.dims[dim], placement)
 
@@ -109,7 +109,7 @@ class _Search:
                 self.push(dist.ReduceScatterOp, (new.axis,), after, new.size, **where)
 
     def add_sub_batches(self) -> None:
-        """Sum over time axes first, which is local, so that one message serves all sub-batches."""
+        """Reduce over time axes first (a local sum), so that one message serves all sub-batches."""
         pending = [a for a in self.now.unreduced if a not in self.goal.unreduced]
         axes = tuple(a for a in pending if a in self.mesh.time_names)
         if axes:
@@ -126,7 +126,7 @@ class _Search:
 
     def move_and_gather(self) -> None:
         for dim, placements in enumerate(self.now.dims):
-            # Gather minor axes first: what is left is then gathered in larger blocks.
+            # Gather minor axes first: major ones are then gathered in larger blocks.
             for old in reversed(placements):
                 if old not in self.goal.dims[dim]:
                     self.move_or_gather(dim, old)
@@ -150,11 +150,11 @@ class _Search:
 def reshard(
     shape: tuple[int, ...], source: Sharding, goal: Sharding, mesh: Mesh
 ) -> tuple[ReshardStep, ...]:
-    """The steps from `source` to `goal` for a value of global `shape`.
+    """Find the steps that reshard a value of global `shape` from `source` to `goal`.
 
-    Free slices come first, then sums are scattered where the goal wants shards and reduced
-    where it wants the whole, then axes move between dims or are gathered. At most one step
-    an axis, except an axis that changes its stride within a dim (gather, then slice).
+    Free slices come first; then sums are reduce-scattered where the goal is sharded, and
+    all-reduced elsewhere; then axes move between dims (all-to-all) or are gathered. Each axis takes
+    one step, except an axis that changes its stride within a dim (gather, then slice).
 
     Raises UnreachableSharding if the goal is unreduced over an axis that the source is not, or
     is a maximum where the source is a sum.

@@ -14,7 +14,7 @@ def _operand_plane(op: AtenOp) -> list[int]:
 
 
 def _windows(names: str, spatial_dims: int, **facts: Any) -> tuple[OpSpec, ...]:
-    """Ops on each line, plane or volume alone."""
+    """Make records of ops that compute each line, plane or volume by itself."""
     return family(names, rule="window", notation="..." + " ." * spatial_dims, **facts)
 
 

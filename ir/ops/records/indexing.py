@@ -7,11 +7,11 @@ from shardweave.ir.dialects.types import dtype_of_value, num_elements, shape_of
 from shardweave.ir.ops.spec import OpSpec, family, result_shape
 
 LOOKUP_GRADIENT = "aten.embedding_dense_backward"
-"""Adds up rows whose indices are equal."""
+"""The op that adds up gradient rows of equal index."""
 
 MOST_INDICES = 16384
-"""The most indices of a lookup's gradient in a kernel, which compares them each with each: 2 GiB
-from the cache at most, less than 1 ms on an H100."""
+"""Most indices of a lookup's gradient in a kernel, which compares all pairs of them: 2 GiB from the
+cache at most, less than 1 ms on an H100."""
 
 
 def _picks_one(op: AtenOp) -> bool:
@@ -21,7 +21,7 @@ def _picks_one(op: AtenOp) -> bool:
 
 
 def _has_few_indices(op: AtenOp) -> bool:
-    """A lookup's gradient, whose rows are not scaled by the frequency of their index."""
+    """Whether a kernel can hold a lookup's gradient: few indices, floats, no frequency scaling."""
     is_float = dtype_of_value(op.results[0]).is_floating_point
     few = num_elements(op.operands[1]) <= MOST_INDICES
     return few and is_float and not op.value("scale_grad_by_freq")

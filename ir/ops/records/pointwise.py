@@ -14,7 +14,7 @@ _UNARY_POWERS = frozenset({-3, -2, -1, -0.5, 0.5, 1, 2, 3, 4})
 
 
 def _pointwise(names: str, **facts: Any) -> tuple[OpSpec, ...]:
-    """Pointwise ops that only PyTorch's own kernels compute."""
+    """Make records of pointwise ops, by default without a role in generated kernels."""
     return family(names, rule="pointwise", **facts)
 
 
@@ -30,7 +30,7 @@ def _linear_in_cast(op: AtenOp) -> tuple[int, ...]:
 
 
 def _linear_in_dividend(op: AtenOp) -> tuple[int, ...]:
-    """Linear where the divisor is one number, as that of a mean."""
+    """The linear operands of a division: the dividend if the divisor is a scalar."""
     return () if shape_of(op.operands[1]) else (0,)
 
 
@@ -39,12 +39,12 @@ def _linear_if_zero(op: AtenOp) -> tuple[int, ...]:
 
 
 def _has_few_factors(op: AtenOp) -> bool:
-    """A power that a few products, a root and a quotient give."""
+    """Whether a power takes only a few products, a root and a quotient."""
     return op.value("exponent") in _UNARY_POWERS
 
 
 def _divides_integers(op: AtenOp) -> bool:
-    """A division of integers by a positive one, down to a whole number."""
+    """Whether an op divides integers by a positive integer and rounds the quotient."""
     is_integer = all(not dtype_of_value(v).is_floating_point for v in (*op.operands, *op.results))
     other = op.value("other")
     return is_integer and isinstance(other, int) and other > 0 and bool(op.value("rounding_mode"))

@@ -18,7 +18,7 @@ from shardweave.ir.ops.spec import OpSpec, Product, family
 
 
 def _convolution_flops(op: AtenOp) -> int:
-    """Each element of the result sums over the kernel and the input channels of its group."""
+    """Count FLOPs: a result element sums over the kernel and the input channels of its group."""
     return 2 * num_elements(op.results[0]) * math.prod(shape_of(op.operands[1])[1:])
 
 
@@ -33,9 +33,9 @@ def _bias_sizes(op: AtenOp) -> list[int] | None:
 
 
 def _grouped_flops(op: AtenOp) -> int:
-    """Count as if the rows were spread evenly over all groups; the op may have some of these.
+    """Count FLOPs as if rows were spread evenly over all groups; a local op may have fewer groups.
 
-    Ragged rows are all of the op's own groups.
+    Ragged rows all belong to the op's own groups.
     """
     rows, other = op.operands[:2]
     own = 1 if is_ragged(op) else shape_of(op.operands[2])[0] / op.value("groups")
@@ -43,7 +43,7 @@ def _grouped_flops(op: AtenOp) -> int:
 
 
 def is_ragged(op: AtenOp) -> bool:
-    """Whether the rows of a grouped product are those of its own groups, however many."""
+    """Whether a grouped product has ragged rows: those of its own groups, however many."""
     return op.tensor("bounds") is not None
 
 

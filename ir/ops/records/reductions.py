@@ -14,12 +14,12 @@ from shardweave.ir.dialects.types import shape_of
 from shardweave.ir.ops.spec import OpSpec, Reduction, family
 
 ONE_PROGRAM = 65536
-"""Elements that are reduced to one number by one program, which reads a quarter of a MiB in about
-the time that a launch takes, 3 us; more are the library's, which sends many programs."""
+"""Most elements that one program reduces to one number: it reads a quarter of a MiB in about the
+time of a launch, 3 us. Longer reductions are left to the library, which starts many programs."""
 
 
 def reductions_over_dims(op: AtenOp) -> tuple[Reduction, ...]:
-    """The reduction over an op's `dim`; none if these are neither its trailing nor leading dims."""
+    """The reduction over an op's `dim`; empty if its dims are neither trailing nor leading."""
     return _of_dims(shape_of(op.operands[0]), op.properties.get("dim"))
 
 

@@ -10,7 +10,7 @@ from shardweave.ir.ops.spec import OpSpec, family, result_shape
 
 
 def _end_of(op: AtenOp, part: SSAValue) -> int:
-    """The end of a slice, whose elements are `part`."""
+    """The index after the last element of a slice op, whose elements are `part`."""
     length: int = shape_of(part)[int(op.value("dim"))]
     return (op.value("start") or 0) + (length - 1) * op.value("step") + 1
 
@@ -20,7 +20,7 @@ def _takes_neighbours(op: AtenOp) -> bool:
 
 
 def padded_dim(op: AtenOp) -> tuple[int, int] | None:
-    """The only dim that a padding makes longer, and by how much before; None if it is another."""
+    """The only dim that an op pads, and the elements put before; None for other paddings."""
     pad: list[int] = op.value("pad")
     pairs = list(zip(pad[::2], pad[1::2], strict=True))
     wide = [number for number, pair in enumerate(pairs) if pair != (0, 0)]

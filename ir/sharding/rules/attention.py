@@ -1,8 +1,8 @@
 """Rules of fused attention: samples, heads and queries pass; keys and head dims stay whole.
 
-A query needs all keys, so these are gathered where queries are cut along the sequence, and their
-gradients are sums over the cut. What a causal query sees goes by its position in the whole
-sequence: a shard's form is `dist.attention`, which reads the positions of its queries.
+A query needs all keys, so keys are gathered where queries are sharded along the sequence, and the
+gradients of keys are sums over these shards. A causal mask depends on a query's global position:
+the local op is `dist.attention`, which reads the positions of its queries.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from shardweave.ir.ops.registry import first_of_attention, is_attention, is_posi
 from shardweave.ir.sharding.rules.base import Localize, Localizer, Notation, Rule, rule
 
 POSITIONS = 2
-"""The dim of positions of queries, keys and values."""
+"""The sequence dim of queries, keys and values."""
 
 
 @rule
@@ -28,7 +28,7 @@ def attention(op: AtenOp) -> Rule:
     """`b (k g) q ., b k . ., b k . . -> b (k g) q ., b (k g) q`; a mask is `b (k g) q .`.
 
     The mask is broadcast. k counts the heads of keys and values, g the query heads that share one.
-    Of positions, those of queries are `q`, those of keys `.`.
+    Operands that hold positions have the dims `q` (of queries) and `.` (of keys).
     """
     heads = _Heads(op, *op.operands[:2])
     operands = ", ".join([heads.query, heads.key, heads.key, *heads.more])
@@ -50,7 +50,7 @@ def attention_backward(op: AtenOp) -> Rule:
 
 
 def shares_key_heads(op: AtenOp) -> bool:
-    """Whether queries share the heads of several keys in an attention, forward or backward."""
+    """Whether an attention op is grouped-query with several key heads, fewer than query heads."""
     if not is_attention(op):
         return False
     first = first_of_attention(op)
@@ -65,7 +65,7 @@ def queries_rule(op: AtenOp) -> Rule:
 
 
 class _Heads:
-    """The dims of queries, of keys and values, of a value per query, and of what follows these."""
+    """Notation for an attention's queries, keys and values, row per query, mask and positions."""
 
     def __init__(self, op: AtenOp, query: SSAValue, key: SSAValue) -> None:
         heads, key_heads = shape_of(query)[1], shape_of(key)[1]
@@ -78,7 +78,7 @@ class _Heads:
         if is_positional(op):
             self.more += ["q", "."] if op.tensor("query_positions") is not None else []
         elif op.value("is_causal"):
-            # The factors of queries are numbered as they stand.
+            # Factors are numbered in the order of the query's dims.
             self.localize = _causal_by_positions(3 if heads > key_heads else 2)
 
     def _mask(self, op: AtenOp, query: tuple[int, ...]) -> list[str]:
@@ -95,7 +95,7 @@ class _Heads:
 
 @cache
 def _causal_by_positions(queries: int) -> Localize:
-    """The local form of causal attention; `queries` is its factor of positions."""
+    """Make the `localize` of causal attention. queries: index of the query positions' factor."""
 
     def localize(local: Localizer) -> Sequence[SSAValue]:
         placements = local.placements[queries]

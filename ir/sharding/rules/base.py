@@ -32,7 +32,7 @@ from shardweave.ir.mesh.placement import (
 from shardweave.ir.sharding.localizer import Localizer
 
 Dims = tuple[tuple[int, ...], ...]
-"""The factors of each dim of a value, major to minor."""
+"""For each dim of a value, the indices of its factors, major to minor."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,9 @@ class Factor:
     size: its global extent. reduction: how results that lack the factor combine over its
     shards ("sum" or "max"); None if such a result cannot be computed on shards. contiguous:
     whether only plain shards will do, because the op compares indices along the factor.
-    whole: whether the factor cannot be cut at all (the three parts of a fused projection that
-    a slice picks from); it is named only so that its neighbours in the dim can be. even: whether
-    it cannot be cut unevenly, because padding would make the op fail.
+    whole: whether the factor cannot be sharded (the three parts of a fused projection, of which
+    a slice picks one); it is named only so that other factors of its dim can be sharded. even:
+    whether its shards must be of equal size, because padding would make the op fail.
     """
 
     size: int
@@ -82,9 +82,9 @@ class Rule:
 
     @cached_property
     def uneven_factors(self) -> frozenset[int]:
-        """The factors that can be cut unevenly: those that are the most major of their dims.
+        """The factors that can be sharded unevenly: `even` is False, and they lead all their dims.
 
-        Padding within a dim, after each of the shards of a minor factor, could not be said.
+        A minor factor would need padding in the middle of a dim, which no sharding expresses.
         """
         values = (*self.operands, *self.results)
         minor = {factor for dims in values for names in dims for factor in names[1:]}
@@ -92,7 +92,7 @@ class Rule:
         return frozenset(range(len(self.factors))) - minor - even
 
     def seat(self, names: Sequence[int], placement: Placement) -> tuple[int, int] | None:
-        """The factor of a dim of `names` that a placement cuts, and its stride; None for none."""
+        """Find (factor, stride within it) that a placement of a dim of `names` shards, or None."""
         for factor, size, minor in self._digits(names):
             stride, rest = divmod(placement.stride, minor)
             is_within = (minor * size) % placement.span == 0 or (
@@ -105,13 +105,13 @@ class Rule:
     def seats(
         self, dims: Dims, cut: Sequence[DimSharding]
     ) -> Iterator[tuple[Placement, tuple[int, int] | None]]:
-        """Each placement of a value with these dims, and its seat."""
+        """Yield each placement in `cut`, the sharding of a value with `dims`, and its `seat`."""
         for names, placements in zip(dims, cut, strict=True):
             for placement in placements:
                 yield placement, self.seat(names, placement)
 
     def factors_of(self, dims: Dims, cut: Sequence[DimSharding]) -> list[DimSharding] | None:
-        """Translate a cut of a value with these dims to factors; None if it cuts across them."""
+        """Translate placements by dim, `cut`, to placements by factor; None if one has no seat."""
         cuts: list[DimSharding] = [()] * len(self.factors)
         for placement, seat in self.seats(dims, cut):
             if seat is None:
@@ -122,7 +122,7 @@ class Rule:
         return cuts
 
     def dims_of(self, dims: Dims, factors: Sequence[DimSharding]) -> tuple[DimSharding, ...]:
-        """The cut of a value with these dims where the factors are cut as given."""
+        """Translate placements by factor, `factors`, to placements by dim for a value of `dims`."""
         return tuple(
             ordered(
                 Placement(p.axis, p.size, p.stride * minor)
@@ -133,18 +133,18 @@ class Rule:
         )
 
     def one_cut(self, factor: int, placement: Placement) -> list[DimSharding]:
-        """The factors' cuts with a single placement, within `factor`."""
+        """Placements by factor: `placement` for `factor`, none for the others."""
         return [(placement,) if index == factor else () for index in range(len(self.factors))]
 
     def carry(
         self, source: Dims, goal: Dims, cut: Sequence[DimSharding]
     ) -> tuple[DimSharding, ...] | None:
-        """A cut by dims `source` as one by dims `goal`, less other dims; None across factors."""
+        """Translate placements from dims `source` to dims `goal`; None if one has no seat."""
         factors = self.factors_of(source, cut)
         return None if factors is None else self.dims_of(goal, factors)
 
     def can_cut(self, factor: int, placements: DimSharding) -> bool:
-        """Whether a factor can be cut so."""
+        """Whether the limits of a factor allow these placements."""
         limits = self.factors[factor]
         if not placements:
             return True
@@ -161,10 +161,10 @@ class Rule:
         carried: Sequence[str],
         axes: Sequence[str],
     ) -> Sharding | None:
-        """The sharding of a result under these cuts of the factors; None if it has none.
+        """The sharding of result `index`, given placements by factor; None if it has none.
 
-        It is unreduced over the axes of the cut factors that it lacks, and over those `carried`,
-        over which the operands that the op is linear in are sums. axes: of the mesh, in order.
+        The result is unreduced over the axes of sharded factors that it lacks, and over `carried`:
+        axes over which the operands in `linear` are unreduced sums. axes: the mesh's, in order.
         """
         dims = self.results[index]
         present = {factor for names in dims for factor in names}
@@ -180,7 +180,7 @@ class Rule:
         return Sharding(placed, unreduced, "max" if "max" in reductions else "sum")
 
     def _digits(self, names: Sequence[int]) -> list[tuple[int, int, int]]:
-        """Digits of a dim made of factors: (factor, its size, product of the sizes after it)."""
+        """List (factor, size, product of the sizes before it) per factor of a dim, minor first."""
         digits: list[tuple[int, int, int]] = []
         minor = 1
         for factor in reversed(names):
@@ -210,7 +210,7 @@ class Rule:
 
 RuleFunction = Callable[[AtenOp], Rule]
 RULES: dict[str, RuleFunction] = {}
-"""The families' rule functions by name, which records of ops (`ir.ops.spec.OpSpec`) refer to."""
+"""Rule functions by name; `OpSpec.rule` holds such a name."""
 
 
 def rule(function: RuleFunction) -> RuleFunction:
@@ -221,14 +221,14 @@ def rule(function: RuleFunction) -> RuleFunction:
 
 
 def replicated_rule(op: AtenOp) -> Rule:
-    """The rule without factors: everything whole. Right for every op, parallel for none."""
+    """The rule without factors: all operands and results replicated. Correct for every op."""
     operands = tuple(((),) * len(shape_of(v)) for v in op.operands)
     results = tuple(((),) * len(shape_of(v)) for v in op.results)
     return Rule((), operands, results)
 
 
 Names = list[tuple[str, ...]]
-"""The names of the factors of each dim of a value, major to minor."""
+"""For each dim of a value, the names of its factors, major to minor."""
 
 
 def named_rule(
@@ -239,7 +239,7 @@ def named_rule(
     linear: Iterable[int] = (),
     localize: Localize | None = None,
 ) -> Rule:
-    """The rule of these dims. Factors keep their order; those that no dim uses are left out."""
+    """Make a rule from dims of factor names. Keeps the factors' order; drops unused factors."""
     used = {name for dims in (*operands, *results) for names in dims for name in names}
     kept = {name: factor for name, factor in factors.items() if name in used}
     number = {name: index for index, name in enumerate(kept)}
@@ -286,7 +286,7 @@ class Notation:
         contiguous: Sequence[str] = (),
         whole: Sequence[str] = (),
     ) -> Rule:
-        """The rule. `reductions`: factors that do not reduce by a sum; None forbids it."""
+        """Build the rule. reductions: by factor, if not a sum; None forbids sharding where lost."""
         factors = {
             n: Factor(self._sizes[n], (reductions or {}).get(n, "sum"), n in contiguous, n in whole)
             for dims in (*self._operands, *self._results)
@@ -297,7 +297,7 @@ class Notation:
 
 
 def _named_dims(text: str, shape: Sequence[int]) -> Names:
-    """The dims of one value: `i (a b) .` as names of factors, `...` written out."""
+    """Parse the dims of one value, such as `i (a b) .`; `...` becomes one factor per dim."""
     tokens = re.findall(r"\([^)]*\)|\S+", text)
     if "..." in tokens:
         at = tokens.index("...")

@@ -17,7 +17,7 @@ from shardweave.ir.sharding.rules.dims import dividing
 
 @rule
 def window(op: AtenOp) -> Rule:
-    """`... . . -> ... . .`: each plane, line or volume alone."""
+    """`... . . -> ... . .`: each plane, line or volume is computed by itself."""
     dims = spec_of(op).notation
     operands, results = (", ".join([dims] * len(v)) for v in (op.operands, op.results))
     return Notation(op, f"{operands} -> {results}").rule()
@@ -25,7 +25,7 @@ def window(op: AtenOp) -> Rule:
 
 @rule
 def patches(op: AtenOp) -> Rule:
-    """`n ... -> n ...`: the patches of an image, whose channels and positions are one dim."""
+    """`n ... -> n ...`: only samples can be sharded: patches merge channels and positions."""
     ranks = [len(shape_of(value)) for value in (*op.operands, *op.results)]
     is_batch = min(ranks) > 2
     given, made = (("n" if is_batch else ".") + " ." * (rank - 1) for rank in ranks)
@@ -34,7 +34,7 @@ def patches(op: AtenOp) -> Rule:
 
 @rule
 def convolution(op: AtenOp) -> Rule:
-    """`n c ., o c ., o -> n o .`: c reduces, but not under a bias, which each shard would add."""
+    """`n c ., o c ., o -> n o .`: c reduces unless there is a bias, which each shard would add."""
     inputs, weight, bias, outputs = _convolution_dims(op, op.operands[1])
     has_bias = op.tensor("bias") is not None
     operands = [inputs, weight, bias] if has_bias else [inputs, weight]
@@ -55,7 +55,7 @@ def convolution_backward(op: AtenOp) -> Rule:
 
 
 def _convolution_dims(op: AtenOp, weight: SSAValue) -> tuple[str, str, str, str]:
-    """The dims of input, weight, bias and output, in text."""
+    """Notation for the dims of input, weight, bias and output."""
     spatial = " ." * (len(shape_of(weight)) - 2)
     c, o = ("c", "o") if op.value("groups") == 1 else ("(g c)", "(g o)")
     # A transposed convolution's weight has the input's channels first.
@@ -75,14 +75,14 @@ def _grouped(op: AtenOp, operands: list[str], results: list[str], *, is_c_lost: 
 
 @rule
 def grid_sampler(op: AtenOp) -> Rule:
-    """`n c ., n . -> n c .`: samples and channels pass, planes and places are whole."""
+    """`n c ., n . -> n c .`: samples and channels pass; planes and grid points are whole."""
     planes, places = _sampled(op)
     return Notation(op, f"{planes}, {places} -> {planes}").rule()
 
 
 @rule
 def grid_sampler_backward(op: AtenOp) -> Rule:
-    """`n c ., n c ., n . -> n c ., n .`: c reduces in the gradient of the places."""
+    """`n c ., n c ., n . -> n c ., n .`: c reduces in the gradient of the grid."""
     planes, places = _sampled(op)
     mask = op.value("output_mask")
     both = [planes, places]

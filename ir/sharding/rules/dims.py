@@ -15,14 +15,14 @@ from shardweave.ir.sharding.rules.base import Factor, Localize, Localizer, Names
 def passing(
     shape: Sequence[int], whole: Collection[int] = (), prefix: str = "d"
 ) -> tuple[Names, dict[str, Factor]]:
-    """A factor `d2` for dim 2 of a shape and so on, but none for dims in `whole` or of size 1."""
+    """Make a factor (`d2` for dim 2) for each dim, except dims in `whole` or of size 1."""
     cut = [d for d, size in enumerate(shape) if size > 1 and d not in whole]
     names: Names = [(f"{prefix}{d}",) if d in cut else () for d in range(len(shape))]
     return names, {f"{prefix}{d}": Factor(shape[d]) for d in cut}
 
 
 def broadcast(shape: Sequence[int], onto: Sequence[int], names: Names) -> Names:
-    """The factors of an operand of `shape` that is broadcast, right-aligned, onto named dims."""
+    """The factor names of an operand of `shape`, broadcast to shape `onto` with factors `names`."""
     offset = len(onto) - len(shape)
     return [names[offset + d] if size == onto[offset + d] else () for d, size in enumerate(shape)]
 
@@ -34,7 +34,7 @@ def dim_of(op: AtenOp, rank: int) -> int:
 
 
 def named_dims(rank: int, dims: int | Iterable[int] | None) -> frozenset[int]:
-    """The dims that a `dim` argument names, counted from 0: all of them if None or empty."""
+    """The dims that a `dim` argument names, as non-negative numbers; None or empty names all."""
     if isinstance(dims, int):
         dims = [dims]
     return frozenset(d % rank for d in dims or range(rank)) if rank else frozenset()
@@ -42,7 +42,7 @@ def named_dims(rank: int, dims: int | Iterable[int] | None) -> frozenset[int]:
 
 @cache
 def dividing(argument: str, factor: int) -> Localize:
-    """The local form of an op whose argument counts along a factor: it counts the shard's part."""
+    """Make a `localize` that scales an argument from the factor's size to its shard's size."""
 
     def localize(local: Localizer) -> Sequence[SSAValue]:
         size = local.sizes[factor]

@@ -1,4 +1,4 @@
-"""Rules of ops that make a tensor out of nothing, and of pointwise ops."""
+"""Rules of ops that create a tensor without operands, and of pointwise ops."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def pointwise(op: AtenOp) -> Rule:
 
 @rule
 def full(op: AtenOp) -> Rule:
-    """`-> i j` for any rank: each device fills its own part."""
+    """`-> i j` for any number of dims: each device fills its own shard."""
     names, factors = passing(shape_of(op.results[0]))
     return named_rule(factors, [], [names])
 
@@ -46,7 +46,7 @@ def full(op: AtenOp) -> Rule:
 def arange(op: AtenOp) -> Rule:
     """`-> i`; a shard counts from its own first index."""
     if not isinstance(op.value("start"), int) or not isinstance(op.value("step"), int):
-        # A shard of a range of fractions would round otherwise than the range itself.
+        # A shard of a range of fractions would be rounded differently from the range.
         return replicated_rule(op)
     return Notation(op, "-> i").rule(contiguous=["i"], localize=_localize_arange)
 
@@ -63,7 +63,7 @@ def _localize_arange(local: Localizer) -> Sequence[SSAValue]:
 
 @rule
 def random(op: AtenOp) -> Rule:
-    """`., i, j -> i j` for any rank: a number depends on its positions alone."""
+    """`., i, j -> i j` for any number of dims: a random number depends only on its positions."""
     names, factors = passing(shape_of(op.results[0]))
     positions = [[dim] for dim in names]
     return named_rule(factors, [[()], *positions], [names])

@@ -1,7 +1,7 @@
 """Rules of table lookups and their gradients: embedding, gather, scatter, index.
 
-Where the table itself is cut along the looked-up dim, each device looks up what it holds: the
-indices are shifted by its first row, those outside count as 0, and results add up.
+Where the table is sharded along the looked-up dim, each device looks up its own rows: indices
+are shifted by the shard's first row, rows outside the shard give 0, and the results are summed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from shardweave.ir.sharding.rules.dims import broadcast, dim_of, passing
 
 @rule
 def embedding(op: AtenOp) -> Rule:
-    """`v h, ... -> ... h`: v reduces, for each row comes from one shard of the table."""
+    """`v h, ... -> ... h`: v reduces, as each row comes from one shard and is 0 from the others."""
     table, index = (shape_of(v) for v in op.operands)
     names, passed = passing(index)
     factors = {"v": Factor(table[0], contiguous=True), "h": Factor(table[1]), **passed}
@@ -85,7 +85,7 @@ def _localize_embedding_backward(local: Localizer) -> Sequence[SSAValue]:
 def gather(op: AtenOp) -> Rule:
     """`b v, b j -> b j` along the dim of v, which reduces.
 
-    Other dims pair up only where the index is as long as the table.
+    Other dims are factors only where the index is as long as the table.
     """
     table, index = (shape_of(v) for v in op.operands)
     if not table or not index:
@@ -103,7 +103,7 @@ def gather(op: AtenOp) -> Rule:
 
 
 def _sum_of_shards(op: AtenOp) -> Reduction | None:
-    """The reduction of results that lack a factor: none for booleans, as a sum makes numbers."""
+    """The reduction of results that lack a factor: "sum"; None for booleans, which do not add."""
     return None if dtype_of_value(op.operands[0]) == torch.bool else "sum"
 
 
@@ -125,10 +125,10 @@ def _localize_gather(local: Localizer) -> Sequence[SSAValue]:
 
 @rule
 def scatter(op: AtenOp) -> Rule:
-    """`b v, b ., b . -> b v`: each shard of v takes what falls into it.
+    """`b v, b ., b . -> b v`: each shard of v takes the entries whose index falls into it.
 
-    Other dims pair up only where index and source are as long as the result. Where entries are
-    added, and index and source are of one shape, `b v, b j, b j -> b v`, and j reduces.
+    Other dims are factors only where index and source are as long as the result. scatter_add with
+    index and source of one shape has the rule `b v, b j, b j -> b v`, where j reduces.
     """
     shapes = [shape_of(v) for v in op.operands]
     if not all(shapes):
@@ -162,14 +162,14 @@ def _localize_scatter_add(local: Localizer) -> Sequence[SSAValue]:
 
 
 def _once(local: Localizer, value: SSAValue, placements: DimSharding) -> SSAValue:
-    """A value on the first of the shards, and 0 on the others: it counts once in their sum."""
+    """Set a value to 0 on all shards except the first, so that it counts once in their sum."""
     shard = local.shard_index(placements)
     (is_other,) = local.emit("aten.ne.Scalar", [shard], ((), torch.bool), other=0)
     return _zero_where(local, is_other, value)[0]
 
 
 def _localize_scatter(local: Localizer) -> Sequence[SSAValue]:
-    """Writes what falls outside into one more entry, which is then cut off."""
+    """Write entries outside the shard to one more entry at its end, and slice that off."""
     base, index, *source = local.operands
     if not local.placements[0]:
         return local.clone()
@@ -188,11 +188,11 @@ def _localize_scatter(local: Localizer) -> Sequence[SSAValue]:
 def _shifted(
     local: Localizer, index: SSAValue, size: int, outside: int = 0, rows: int = 0
 ) -> tuple[SSAValue, SSAValue]:
-    """Indices counted from the shard's first row, and a mask of those outside its `size` rows.
+    """Emit indices relative to the shard's first row, and a mask of those outside its `size` rows.
 
-    The latter are set to `outside`. With `rows`, the size of the whole table, those outside of it
-    stay out of range, so that every rank raises the error that one device would. The looked-up dim
-    is factor 0 of all rules of this file.
+    Masked indices become `outside`, or with `rows`, the global size of the table, `_filler` rows:
+    then indices outside the table stay out of range, so that every rank raises the error that one
+    device would. The looked-up dim is factor 0 of all rules of this file.
     """
     shape, dtype = shape_of(index), dtype_of_value(index)
     shard = local.shard_index(local.placements[0])
@@ -218,10 +218,10 @@ def _shifted(
 
 
 def _filler(local: Localizer, index: SSAValue, size: int, rows: int) -> SSAValue:
-    """Some row of the shard for every row of the table; beyond the shard, or negative, for others.
+    """Map each row of the table to some row of the shard, and invalid rows to invalid ones.
 
-    Where the shards divide the table it is the index over their number; else the index less the
-    rows that the shard lacks, or 0.
+    size: rows of the shard. rows: rows of the table. If `size` divides `rows`, an index is divided
+    by the number of shards; else it is reduced by the rows that the shard lacks, to 0 or more.
     """
     type_ = shape_of(index), dtype_of_value(index)
     if rows % size == 0:
@@ -256,7 +256,7 @@ def index_select(op: AtenOp) -> Rule:
 
 @rule
 def index_select_backward(op: AtenOp) -> Rule:
-    """`j h, j -> . h`: j reduces, for what was selected is added to where it came from."""
+    """`j h, j -> . h`: j reduces, as selected rows are added to the rows that they came from."""
     grad, index = (shape_of(v) for v in op.operands)
     if not grad or not index:
         return replicated_rule(op)
@@ -267,7 +267,7 @@ def index_select_backward(op: AtenOp) -> Rule:
 def _selection(
     op: AtenOp, shape: Sequence[int], num_rows: int
 ) -> tuple[dict[str, Factor], Names, Names]:
-    """The factors of a selection along the op's dim, and the dims of the table and of its rows."""
+    """The factors of a selection of `num_rows` rows, the table's dims, and the selection's dims."""
     dim = dim_of(op, len(shape))
     whole, passed = passing(shape, whole=[dim])
     selected = list(whole)
@@ -277,9 +277,9 @@ def _selection(
 
 @rule
 def index(op: AtenOp) -> Rule:
-    """`. h, j, j -> j h`: indices broadcast and pass, as do the dims that they leave alone.
+    """`. h, j, j -> j h`: the dims of indices, which broadcast, and the unindexed dims pass.
 
-    To put, `. h, ., ., . h -> . h`: only the latter pass.
+    For index_put, `. h, ., ., . h -> . h`: only unindexed dims pass.
     """
     table, given = shape_of(op.operands[0]), op.tensor("indices")
     assert isinstance(given, list)
@@ -296,7 +296,7 @@ def index(op: AtenOp) -> Rule:
     operands = [names, *(broadcast(shape, joint, joint_names) for shape in shapes)]
     kept = [d for d in range(len(table)) if d not in indices]
     first, last = min(indices), max(indices)
-    # As in numpy, what adjacent indices give stands in their place, else in front.
+    # As in numpy, the dims of adjacent indices replace the indexed dims; else they come first.
     at = first if last - first + 1 == len(indices) else 0
     selected = [*(names[d] for d in kept[:at]), *joint_names, *(names[d] for d in kept[at:])]
     if is_put:
@@ -308,9 +308,9 @@ def index(op: AtenOp) -> Rule:
 
 @rule
 def indexed_dim(op: AtenOp) -> Rule:
-    """`. h, ., . h -> . h`: the dim that is written to by indices is whole.
+    """`. h, ., . h -> . h`: the dim written by index is whole.
 
-    The others pass, where index and source are as long as the result.
+    The other dims pass where index and source are as long as the result.
     """
     shapes = [shape_of(v) for v in op.operands]
     rank = len(shapes[0])

@@ -27,11 +27,11 @@ _FAMILIES = (attention, convolution, factories, indexing, matmul, reductions, se
 """Imported so that their functions are registered."""
 
 _known: dict[tuple[OpSpec, OpKey], Rule] = {}
-"""Rules so far, by record too, so that a rule registered later replaces replication."""
+"""Rules computed so far. Keys include the record: registering a rule later takes effect."""
 
 
 def rule_of(op: AtenOp) -> Rule:
-    """The op's rule, computed once per name, types and arguments; replicated without a record's."""
+    """The op's rule, cached by name, types and arguments; `replicated_rule` if it has none."""
     spec = spec_of(op)
     key = spec, key_of_op(op)
     rule = _known.get(key)
@@ -46,7 +46,7 @@ def rule_of(op: AtenOp) -> Rule:
 
 
 def rule_function(spec: OpSpec) -> RuleFunction:
-    """The function that gives the rules of a record's ops."""
+    """The rule function of a record. Raises ValueError for the name of an unknown function."""
     if callable(spec.rule):
         return spec.rule
     if not spec.rule:
@@ -60,13 +60,13 @@ def rule_function(spec: OpSpec) -> RuleFunction:
 
 
 def _by_notation(op: AtenOp) -> Rule:
-    """The rule that the record's notation is."""
+    """Build the rule from the notation in the op's record."""
     spec = spec_of(op)
     return Notation(op, spec.notation).rule(linear=spec.linear_in(op))
 
 
 def notes_on_rules(ops: Iterable[Operation]) -> list[str]:
-    """A note for each kind of op with operands that has no rule, with the layers that have it."""
+    """Make a note, with the layers, for each name of ops that have operands but no rule."""
     layers: dict[str, dict[str, None]] = {}
     for op in ops:
         if isinstance(op, AtenOp) and op.operands and not spec_of(op).has_rule:

@@ -31,7 +31,7 @@ from shardweave.ir.sharding.rules.dims import broadcast, dim_of, passing
 
 @rule
 def added_product(op: AtenOp) -> Rule:
-    """`j, i k, k j -> i j`: k cannot be cut, for each shard would add operand 0 once more."""
+    """`j, i k, k j -> i j`: k cannot be sharded, as each shard would add operand 0 once more."""
     text = spec_of(op).notation
     names, shape = text.partition("->")[2].split(), shape_of(op.results[0])
     added = shape_of(op.operands[0])
@@ -63,10 +63,10 @@ def scaled_product(op: AtenOp) -> Rule:
 
 @rule
 def grouped(op: AtenOp) -> Rule:
-    """`i k, e k j, e, e -> i j`, or `i k, i j, e, e -> e k j`: shards of e have their own groups.
+    """`i k, e k j, e, e -> i j`, or `i k, i j, e, e -> e k j`: a shard of e holds its own groups.
 
-    Rows of other groups are zeros there: e reduces. Ragged rows i are `(r d i)` and e is `(r e)`:
-    each of r has its own groups, and d parts of their rows.
+    On a shard of e rows of other groups are 0, so e reduces. With ragged rows, i is `(r d i)` and e
+    is `(r e)`: each shard of r has its own groups, whose rows are divided into d parts.
     """
     text, bounds, index = spec_of(op).notation, op.tensor("bounds"), op.tensor("index")
     if bounds is None:
@@ -79,9 +79,9 @@ def grouped(op: AtenOp) -> Rule:
 
 @rule
 def ragged_rows(op: AtenOp) -> Rule:
-    """`. h, . -> (r d i) h` or `(r d i) h, . -> . h`: a device takes its rows of all, or back.
+    """`. h, . -> (r d i) h`: a device takes its groups' rows; `(r d i) h, . -> . h` is the reverse.
 
-    Back among all, r and d reduce, for each row is one device's.
+    In the reverse, r and d reduce, as each row is on one device.
     """
     rest = " ".join(f"h{dim}" for dim in range(1, len(shape_of(op.operands[0]))))
     source, goal = ".", "(r d i)"
@@ -91,7 +91,7 @@ def ragged_rows(op: AtenOp) -> Rule:
 
 
 def _ragged(op: AtenOp, text: str) -> Rule:
-    """The rule of an op on ragged rows. What a device has of them follows from r and d alone."""
+    """Make the rule of an op on ragged rows from notation; of their factors r and d can shard."""
     if len(op.operands) < text.count(",") + 1:
         text = text.replace(", ->", " ->")
     blocks, parts, shards = (op.value(name) for name in ("blocks", "parts", "shards"))
@@ -105,7 +105,7 @@ def _ragged(op: AtenOp, text: str) -> Rule:
 
 
 def _localize_ragged(local: Localizer) -> Sequence[SSAValue]:
-    """The op is told which device's rows it has."""
+    """Add the shard's index as an operand, and the number of shards as the argument `shards`."""
     made = RULES[str(spec_of(local.op).rule)](local.op)
     dims = (names for value in (*made.operands, *made.results) for names in value)
     block, part, _ = next(names for names in dims if len(names) == 3)
@@ -123,7 +123,7 @@ def _localize_ragged(local: Localizer) -> Sequence[SSAValue]:
 
 
 def _localize_grouped(local: Localizer) -> Sequence[SSAValue]:
-    """Groups begin and end where they do in the shard's rows."""
+    """Shift the starts and ends of groups to count from the shard's first row."""
     rows, other, starts, ends = local.operands
     by_row = local.placements[0]
     if by_row:
@@ -141,7 +141,7 @@ def _localize_grouped(local: Localizer) -> Sequence[SSAValue]:
 def matrices(op: AtenOp) -> Rule:
     """`b . ., b . . -> b . .`: each matrix of a batch by itself.
 
-    Padding may be a matrix that has no factors, so that shards are even.
+    Shards must be even: a matrix of padding may have no factorisation.
     """
     batch = shape_of(op.operands[0])[:-2]
     names, factors = passing(batch)

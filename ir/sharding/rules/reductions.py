@@ -47,20 +47,20 @@ def along_whole_dims(op: AtenOp) -> Rule:
 
 @rule
 def norms_of_slices(op: AtenOp) -> Rule:
-    """`i . -> i .`: each slice along the dim i has a norm of its own."""
+    """`i . -> i .`: the norm of each slice along i is computed by itself."""
     shape = shape_of(op.operands[0])
     names, factors = passing(shape, whole={*range(len(shape))} - {op.value("dim") % len(shape)})
     return named_rule(factors, [names], [names])
 
 
 def _dims_of(op: AtenOp) -> frozenset[int]:
-    """The dims an op works along; an overload without the argument works along all."""
+    """The dims that an op works along: its argument `dim`, or all dims if it has none."""
     has_dim = op.signature.parameter("dim") is not None
     return named_dims(len(shape_of(op.operands[0])), op.value("dim") if has_dim else None)
 
 
 def _after(op: AtenOp, names: Names, dims: Collection[int]) -> Names:
-    """The dims of the results: an op keeps the dims it works along, as a rank tells, or not."""
+    """Factor names of a result: the reduced `dims` have size 1 (keepdim) or are dropped."""
     if len(shape_of(op.results[0])) == len(names):
         return [() if d in dims else n for d, n in enumerate(names)]
     return [n for d, n in enumerate(names) if d not in dims]
@@ -68,7 +68,7 @@ def _after(op: AtenOp, names: Names, dims: Collection[int]) -> Names:
 
 @rule
 def histogram(op: AtenOp) -> Rule:
-    """`i -> .`: counts of shards add up, if the bins are known; padding would be counted too."""
+    """`i -> .`: i reduces if bins are given; shards must be even, as padding would be counted."""
     if op.value("min") == op.value("max"):
         return replicated_rule(op)  # bins from the least to the largest element
     names, factors = passing(shape_of(op.operands[0]))

@@ -1,4 +1,4 @@
-"""Rules of ops that compare each value with a list of others, or reduce runs of rows."""
+"""Rules of searches for values in a sorted list, and of reductions over segments of rows."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from shardweave.ir.sharding.rules.dims import passing
 
 @rule
 def among_boundaries(op: AtenOp) -> Rule:
-    """`i, . -> i`: each value is compared by itself with all of the others."""
+    """`i, . -> i`: each value of operand 0 is compared with all values of operand 1."""
     names, factors = passing(shape_of(op.operands[0]))
     return named_rule(factors, [names, [()] * len(shape_of(op.operands[1]))], [names])
 
 
 @rule
 def searchsorted(op: AtenOp) -> Rule:
-    """`., i -> i`, or by rows `b ., b i -> b i`: each value finds its place by itself."""
+    """`., i -> i`, or by rows `b ., b i -> b i`: each value of operand 1 is searched by itself."""
     names, factors = passing(shape_of(op.operands[1]))
     row = [()] if len(shape_of(op.operands[0])) == 1 else [*names[:-1], ()]
     return named_rule(factors, [row, names, *[row] * (len(op.operands) - 2)], [names])
@@ -25,7 +25,7 @@ def searchsorted(op: AtenOp) -> Rule:
 
 @rule
 def segments(op: AtenOp) -> Rule:
-    """`. h, . -> . h`: the rows of segments are whole, as are the lengths or offsets of these."""
+    """`. h, . -> . h`: rows, and the lengths or offsets of segments, are whole."""
     num_whole = len(shape_of(op.operands[-1]))
     names, factors = passing(shape_of(op.operands[0]), whole=range(num_whole))
     is_data = [dtype_of_value(v).is_floating_point for v in op.operands]

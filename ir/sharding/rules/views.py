@@ -16,7 +16,7 @@ from shardweave.ir.sharding.rules.dims import broadcast, dim_of, dividing, named
 
 @rule
 def view(op: AtenOp) -> Rule:
-    """`(a b) c -> a (b c)`: the common refinement of both shapes.
+    """`(a b) c -> a (b c)`: the factors are the common refinement of both shapes.
 
     Where the sizes do not nest, as in `4 6 -> 6 4`, the dims are whole.
     """
@@ -40,7 +40,7 @@ def view(op: AtenOp) -> Rule:
 
 @rule
 def complex_view(op: AtenOp) -> Rule:
-    """`i . -> i` and `i -> i .`: a complex number and its two parts stay together."""
+    """`i . -> i` or `i -> i .`: the dim of real and imaginary parts is whole."""
     operand, result = shape_of(op.operands[0]), shape_of(op.results[0])
     names, factors = passing(min(operand, result, key=len))
     dims: list[Names] = [
@@ -52,7 +52,7 @@ def complex_view(op: AtenOp) -> Rule:
 def _refine(
     dims: Names, shape: Sequence[int], members: Sequence[int], names: dict[int, str]
 ) -> None:
-    """Give the dims of one group their factors: those whose strides fall within the dim."""
+    """Set the factors of `members`, the dims of one group, in `dims`. names: factors by stride."""
     for dim, upper in zip(members, _suffix_products(shape, members), strict=True):
         lower = upper // shape[dim]
         strides = [stride for stride in names if lower <= stride < upper]
@@ -60,7 +60,7 @@ def _refine(
 
 
 def _groups(before: Sequence[int], after: Sequence[int]) -> list[tuple[list[int], list[int]]]:
-    """The finest split of both shapes' dims, 1s left out, into runs of equal products."""
+    """Split the dims of both shapes, without 1s, into the shortest runs of equal products."""
     left = [d for d, size in enumerate(before) if size != 1]
     right = [d for d, size in enumerate(after) if size != 1]
     groups: list[tuple[list[int], list[int]]] = []
@@ -80,7 +80,7 @@ def _size(shape: Sequence[int], dims: Iterable[int]) -> int:
 
 
 def _suffix_products(shape: Sequence[int], dims: Sequence[int]) -> list[int]:
-    """The product of the sizes from each of the dims to the last."""
+    """For each of `dims`, the product of its size and of those after it in `dims`."""
     return [_size(shape, dims[index:]) for index in range(len(dims))]
 
 
@@ -95,7 +95,7 @@ def permute(op: AtenOp) -> Rule:
 
 @rule
 def expand(op: AtenOp) -> Rule:
-    """`. j -> i j`: a dim that is repeated is free in the result."""
+    """`. j -> i j`: a repeated dim i can be sharded in the result."""
     shape = shape_of(op.results[0])
     names, factors = passing(shape)
     operand = broadcast(shape_of(op.operands[0]), shape, names)
@@ -115,13 +115,13 @@ def slice_backward(op: AtenOp) -> Rule:
 
 
 def _slice(op: AtenOp, whole: SSAValue, part: SSAValue) -> Rule:
-    """The rule of an op that takes a part out of a whole, or puts it there."""
+    """The rule of an op that slices `part` out of `whole`, or writes it there."""
     shape = shape_of(whole)
     dim, step, start = dim_of(op, len(shape)), int(op.value("step")), int(op.value("start") or 0)
     length, size = shape_of(part)[dim], shape[dim]
     names, passed = passing(shape, whole=[dim])
     parts = list(names)
-    # The longest blocks of which start and part are whole numbers: each can be cut alike.
+    # The longest blocks that divide start, length and size: all can be sharded alike.
     block = gcd(start, length, size) if step == 1 else length
     factors = {"i": Factor(block)}
     has_blocks = step == 1 and block > 1 and length > 0
@@ -136,13 +136,13 @@ def _slice(op: AtenOp, whole: SSAValue, part: SSAValue) -> Rule:
         [parts if op.operands[0] is part else names],
         [names if op.operands[0] is part else parts],
         linear=[0],
-        # The start is a number of blocks: it shrinks as their length does, which is factor 0.
+        # The start is a number of blocks, so it scales with the block length, which is factor 0.
         localize=dividing("start", 0) if has_blocks and start else None,
     )
 
 
 def _blocks(factors: dict[str, Factor], name: str, count: int) -> tuple[str, ...]:
-    """The factors of a dim made of `count` blocks of i; which block it is cannot be cut."""
+    """The factor names of a dim of `count` blocks of i; adds the block index as a whole factor."""
     if count == 1:
         return ("i",)
     factors[name] = Factor(count, whole=True)
@@ -151,7 +151,7 @@ def _blocks(factors: dict[str, Factor], name: str, count: int) -> tuple[str, ...
 
 @rule
 def part_of_whole_dim(op: AtenOp) -> Rule:
-    """`. j -> j`, or back: the values of one dim less lack the dim that the op works along."""
+    """`. j -> j`, or the reverse: the smaller values lack the dim that the op works along."""
     values = (*op.operands, *op.results)
     shape = max(map(shape_of, values), key=len)
     dim = dim_of(op, len(shape))
@@ -164,7 +164,7 @@ def part_of_whole_dim(op: AtenOp) -> Rule:
 
 @rule
 def cat(op: AtenOp) -> Rule:
-    """`(m i) j, (n i) j -> (o i) j`: each part is some blocks of the same length i."""
+    """`(m i) j, (n i) j -> (o i) j`: operands consist of blocks of the same length i."""
     shape, shapes = shape_of(op.results[0]), [shape_of(v) for v in op.operands]
     if any(len(s) != len(shape) for s in shapes):
         # torch lets an empty tensor of one dim stand in any list.
@@ -194,7 +194,7 @@ def constant_pad_nd(op: AtenOp) -> Rule:
 
 @rule
 def move_within_dims(op: AtenOp) -> Rule:
-    """`i . -> i .`: the dims within which indices move or count are whole."""
+    """`i . -> i .`: dims along which the op moves elements, or compares indices, are whole."""
     shape = shape_of(op.operands[0])
     if op.signature.parameter("dims") is None:  # tril and triu
         dims = named_dims(len(shape), [-2, -1])
@@ -224,7 +224,7 @@ def repeat(op: AtenOp) -> Rule:
 
 @rule
 def diagonal(op: AtenOp) -> Rule:
-    """`i . . -> i .`, or back: the two dims of a diagonal are whole, and it stands last."""
+    """`i . . -> i .`, or the reverse: the diagonal's two dims are whole; it is the last dim."""
     values = (op.operands[0], op.results[0])
     wide = max(map(shape_of, values), key=len)
     pair = named_dims(len(wide), [int(op.value("dim1")), int(op.value("dim2"))])
@@ -236,7 +236,7 @@ def diagonal(op: AtenOp) -> Rule:
 
 @rule
 def other_dtype(op: AtenOp) -> Rule:
-    """`i j -> i j`; where numbers become longer or shorter, the last dim is whole."""
+    """`i j -> i j`; the last dim is whole if the element size changes."""
     shape, last = shape_of(op.operands[0]), len(shape_of(op.operands[0])) - 1
     names, factors = passing(shape, whole=[] if shape == shape_of(op.results[0]) else [last])
     return named_rule(factors, [names], [names])
@@ -244,7 +244,7 @@ def other_dtype(op: AtenOp) -> Rule:
 
 @rule
 def windows_of_dim(op: AtenOp) -> Rule:
-    """`i . -> i . .`, or back: the windows of a dim, which is whole, and what is in each."""
+    """`i . -> i . .`, or the reverse: the windowed dim, and the elements of a window, are whole."""
     values = (op.operands[0], op.results[0])
     plain = min(map(shape_of, values), key=len)
     if not plain:
