@@ -56,7 +56,7 @@ def python_state(writes: Iterable[Write]) -> list[Write]:
 def check_settles(
     writes: Sequence[Write], code: Callable[[], str], trace: Callable[[], tuple[Any, str]]
 ) -> None:
-    """Raises CaptureError unless state and graph stay the same from the second step on.
+    """Raises CaptureError unless a second step has the same graph and changes no more state.
 
     Many models fill in a setting at their first call. code: returns the code of the first graph.
     trace: traces again; returns the writes of that trace and the code of its graph.

@@ -104,8 +104,8 @@ def _is_caught(frame: Any, instruction: Any) -> bool:
 
 
 def _has_except(frame: Any, instruction: Any) -> bool:
-    """Whether a frame has an `except` at an instruction. `finally`, `with` and the code that
-    cleans up after a handler do not count: they raise the error again."""
+    """Whether an `except` of a frame encloses an instruction. `finally`, `with` and the clean-up
+    code of a handler do not count, since they raise the error again."""
     while instruction.exn_tab_entry is not None:
         first = frame.indexof[instruction.exn_tab_entry.target]
         handler = frame.instructions[first:]
@@ -121,9 +121,9 @@ _ENDS = ("RERAISE", "CHECK_EXC_MATCH", "CHECK_EG_MATCH", "POP_EXCEPT")
 
 
 def drop_unread_numbers(graph: torch.fx.Graph) -> None:
-    """Take the numbers out of a graph that are read out of tensors for nothing but checks.
+    """Remove the numbers that a graph reads out of tensors for checks alone.
 
-    Torch checks in which range such a number is.
+    Torch's own assertions on the range of such a number are removed too.
     """
     for node in reversed(graph.nodes):
         example = node.meta.get("example_value")

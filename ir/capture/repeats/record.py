@@ -158,7 +158,7 @@ class TracedBlock:
     # Copying
 
     def copy(self, call: BlockCall, path: str) -> Any:
-        """Copy the nodes for `call`; return its result. Raises Unfit or Unlike if the call differs."""
+        """Copy the nodes for `call`; return its result. Raises Unfit or Unlike if it differs."""
         old, new = self.call.variable, call.variable
         if call.structure != self.call.structure:
             raise Unfit("it is given other arguments")
