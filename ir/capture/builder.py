@@ -25,7 +25,7 @@ from shardweave.ir.ops.strides import common_runs, refines
 
 
 class ImportBuilder:
-    """Appends ops to a block. `annotations`, `location` and `name` apply to what comes next.
+    """Appends ops to a block. `annotations`, `location` and `name` apply to the ops added next.
 
     next_draw: returns the random state, and the number of a new draw.
     """

@@ -41,15 +41,15 @@ def capture(
     with `loss`. The program's results are the loss, the gradient of every parameter that the
     loss depends on, and the new values of the buffers that the model updates.
 
-    args, kwargs: a batch, as forward takes it; inputs have the names of forward's parameters.
-    train: with False the model runs in evaluation mode and its outputs alone are computed.
+    args, kwargs: a batch, as forward takes it; inputs are named after forward's parameters.
+    train: False captures only the outputs, with the model in evaluation mode.
 
     Parameters may be fake tensors (torch's FakeTensorMode): nothing is allocated then.
     Means, normalised losses and batch norm come out as explicit sums over the global batch.
 
     Random numbers are `dist.random` ops; their state is the program's buffer `random_state`.
 
-    Raises CaptureError, naming the module, for what has no exact form: data-dependent shapes,
+    Raises CaptureError, naming the module, for code without an exact form: data-dependent shapes,
     distributions such as `torch.multinomial`, untraceable code; TypeError for arguments that
     forward does not take.
     """

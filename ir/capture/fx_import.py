@@ -288,8 +288,8 @@ class _Importer:
         return builtin.ModuleOp([function])
 
     def _add_written_buffers(self, kept: Mapping[tuple[OutputKind, str], SSAValue]) -> None:
-        """Add an argument for each buffer that forward assigns and never reads: the program updates
-        buffers of the model, and each of those is an argument."""
+        """Add an argument for each buffer that forward assigns and never reads, since every buffer
+        that a program updates is one of its arguments."""
         read = {*self.traced.inputs, ("buffer", STATE)}
         for (kind, name), value in kept.items():
             if kind == "buffer" and (kind, name) not in read:

@@ -3,7 +3,7 @@
 """Trace a model and its inputs into one graph, by torch's private tracing API.
 
 `trace` turns a model and its inputs into one functional graph of ATen ops, forward and
-backward together, whose inputs and outputs say what they are.
+backward together, and gives the kind and name of each input and output.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Equal blocks of a model, captured once.
 
 A model of n equal blocks has n times one block's calls, in a known order. Capturing has two parts,
-each of which runs for a few blocks only:
+and each runs for a few blocks only:
 
 1. Dynamo runs the model's Python code. Code outside of the blocks runs as ever; a block's call is
    copied from an earlier block's if all state that its code can see is equal (`watch`).

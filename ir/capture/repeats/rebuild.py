@@ -18,7 +18,7 @@ from shardweave.ir.torch_private import aot
 
 @dataclass(eq=False)
 class Entry:
-    """A call in the new graph; node is None for one that torch dropped, whose name still counts.
+    """A call in the new graph. node: None for a call that torch dropped, whose name still counts.
 
     base, first: the name without its number, and the first number of that name; if `first` is None,
     the name has no number. renamed: (path of the block copied from, path of the new block).

@@ -109,7 +109,7 @@ def _core(
 
 
 def _read_by(readers: Collection[fx.Node], sources: Collection[fx.Node]) -> list[fx.Node]:
-    """Return the tensors among `sources` that `readers` read; for a tuple, those it is made of."""
+    """Return tensors of `sources` that `readers` read; operands of a tuple-valued op, run again."""
     read: dict[fx.Node, None] = {}
     for source in (x for node in readers for x in node.all_input_nodes if x in sources):
         if isinstance(_value(source), Tensor):
@@ -129,7 +129,7 @@ def _is_of(node: fx.Node, shape: tuple[int, ...]) -> bool:
 
 
 def _is_on_shards(node: fx.Node, shape: tuple[int, ...]) -> bool:
-    """Say whether an op computes a shard of its result from shards of its operands."""
+    """Whether an op computes a shard of its result from shards of its operands alone."""
     args = pytree.tree_map_only(fx.Node, _value, node.args)
     if not isinstance(node.target, OpOverload) or not is_elementwise(node.target, args):
         return False

@@ -26,7 +26,7 @@ _META = torch.device("meta")
 @dataclass(frozen=True)
 class _Value:
     """The contents of a tensor's memory. of: indices of the parameters that they derive from (none
-    for a constant). is_aligned: whether each element derives from the same element of those."""
+    for a constant). is_aligned: whether each element derives only from the parameters' same one."""
 
     of: frozenset[int]
     is_aligned: bool
@@ -192,8 +192,8 @@ def is_torchs(optimizer: object) -> bool:
 def on_host(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: Sequence[Tensor]
 ) -> dict[str, Any]:
-    """Return the keywords of a call; one that makes a scalar on the meta device makes it on the
-    CPU instead, since it is a rate or a count, and code may ask for its value."""
+    """Return the keywords of a call, with the CPU as device if it makes a scalar on `meta`: that
+    is a rate or a count, and code may ask for its value. given: the call's tensor operands."""
     if kwargs.get("device") == _META and not any(tensor.is_meta for tensor in given):
         if not func(*args, **kwargs).ndim:
             return {**kwargs, "device": torch.device("cpu")}
@@ -225,7 +225,7 @@ def _rows(args: tuple[Any, ...], kwargs: Mapping[str, Any], count: int) -> list[
 
 
 def is_elementwise(func: OpOverload[..., Any], args: Sequence[Any] = ()) -> bool:
-    """Say whether each element of an op's result reads that element of its operands alone.
+    """Whether each element of an op's result reads only the same element of its operands.
 
     args: the call's arguments, needed for an op that writes a number under a mask.
     """
@@ -246,7 +246,7 @@ def is_elementwise(func: OpOverload[..., Any], args: Sequence[Any] = ()) -> bool
 
 
 def is_masked(args: Sequence[Any]) -> bool:
-    """Say whether a call's arguments are a tensor, a mask of its shape, and a number to write."""
+    """Whether a call's arguments are a tensor, a mask of its shape, and a scalar to write."""
     match args:
         case [Tensor() as into, [Tensor() as mask], Tensor() as value, *_]:
             return mask.dtype == torch.bool and mask.shape == into.shape and not value.ndim

@@ -221,7 +221,7 @@ def _check(graph: fx.Graph) -> None:
 
 
 def _writes(node: fx.Node) -> bool:
-    """Say whether a node's op writes to an operand; getitem does not."""
+    """Whether a node's op writes to an operand; getitem does not."""
     return isinstance(node.target, OpOverload) and schema_of(node.target).is_mutable
 
 

@@ -24,7 +24,7 @@ from shardweave.ir.capture.update.ops_seen import OpsSeen, OwnMessagesError, is_
 
 @dataclass(frozen=True)
 class Sizes:
-    """The shape of a parameter, and those of the largest and the smallest of its shards."""
+    """The shapes of a parameter, of its largest shard, and of its smallest shard."""
 
     full: tuple[int, ...]
     largest: tuple[int, ...]
