@@ -82,7 +82,7 @@ class ImportBuilder:
     def _append(self, op: AtenOp) -> AtenOp:
         op.location = self.location
         base = op.name.split(".")[1].lstrip("_")
-        # An op of a decomposition is named for what it does, not for what it is a part of.
+        # An op of a decomposition is named after itself, not after the decomposed op.
         own = self.name is not None and self.name.lstrip("_").startswith(base)
         for result in op.results:
             result.name_hint = self.name if own else base

@@ -55,7 +55,7 @@ def capture(
     """
     check_batch(args)
     named = tuple(args), dict(kwargs or {})
-    with suppress(TypeError):  # of which `trace` says more
+    with suppress(TypeError):  # `trace` raises a clearer error
         named = named_arguments(inspect.signature(model.forward), *named)
     traced = trace(model, *named, Kind(train=train))
     for note in traced.notes:

@@ -261,7 +261,7 @@ class _Importer:
     def finish(self) -> builtin.ModuleOp:
         output = self.traced.graph.output_node()
         flat = cast("Sequence[Any]", output.args[0])
-        # A buffer that is changed in place and assigned too is what was assigned.
+        # For a buffer that is both changed in place and assigned, the assigned value counts.
         slots = zip(self.traced.outputs, flat, strict=True)
         kept = {slot: self.values[node] for slot, node in slots if isinstance(node, torch.fx.Node)}
         if self.num_draws:

@@ -43,7 +43,7 @@ def block_paths(model: nn.Module, called_again: Collection[str] = ()) -> list[st
 
 def _children(module: nn.Module, path: str) -> dict[str, nn.Module]:
     prefix = f"{path}." if path else ""
-    # named_children leaves out what has a name already.
+    # named_children leaves out further names of a shared module.
     children = module._modules.items()  # pyright: ignore[reportPrivateUsage]
     return {prefix + name: child for name, child in children if child is not None}
 

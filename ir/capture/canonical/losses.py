@@ -99,7 +99,7 @@ def _nll_loss(call: Call) -> Result:
     picked = b.call("aten.gather", source, index, dim=dim)
     column = b.view(call["target"], shape_of(counts))
     ignored = b.call("aten.eq.Scalar", column, other=call["ignore_index"])
-    # Linear in what is picked, so that ranks that share the classes add it up before they send it.
+    # Linear in `picked`, so that ranks with shards of the classes can sum locally first.
     rows = b.call("aten.masked_fill.Scalar", b.call("aten.neg", picked), ignored, value=0.0)
     rank = len(shape_of(rows))
     weights = _row_weights(call, index, counts, call.dtype)

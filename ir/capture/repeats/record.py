@@ -109,7 +109,7 @@ class TracedBlock:
 
     def _note_words(self) -> None:
         for source in self.sources:
-            # Every attribute of a module has __dict__ in its name; what counts is who reads it.
+            # Every attribute of a module has __dict__ in its name; `Repeats.read` notes true reads.
             self.words.update(set(_WORD.findall(source.name)) - {"__dict__"})
 
     def _check_nodes(self) -> None:

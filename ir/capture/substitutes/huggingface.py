@@ -93,7 +93,7 @@ def _noting_inner_outputs(model: nn.Module) -> Iterator[None]:
     hooks = {module: dict(module._forward_hooks) for module in model.modules()}
     new = [module for module in own if not _notes(module)]
     for module in own:
-        # The outermost first, as eager does, which installs those of the models in it as well.
+        # The outermost first, as in eager: this also installs the hooks of the models within it.
         if not any(isinstance(m, modeling.PreTrainedModel) and _notes(m) for m in module.modules()):
             noting.install_all_output_capturing_hooks(module)
     for module, before in hooks.items():

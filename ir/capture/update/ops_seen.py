@@ -240,7 +240,7 @@ def is_elementwise(func: OpOverload[..., Any], args: Sequence[Any] = ()) -> bool
     spec = spec_named(".".join(filter(None, (namespace, base.rstrip("_"), overload))))
     if spec.rule == "pointwise" or base.endswith("_like"):
         return True
-    # All is written: what writes some elements reads where from another operand.
+    # Every element is overwritten: an op that writes only some reads indices from an operand.
     operands = [x for x in schema_of(func).arguments if isinstance(x.type, torch.TensorType)]
     return spec.overwrites and (len(operands) == 1 or is_masked(args))
 

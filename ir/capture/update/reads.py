@@ -164,7 +164,7 @@ class MetaCopy:
         self.optimizer = copied(optimizer, memo)
         self._kept = memo
         if is_torchs(optimizer):
-            # Their fused and joint forms compute the same, as do those that a graph can capture.
+            # Their fused, foreach and capturable implementations compute the same.
             for group in self.optimizer.param_groups:
                 group.update({key: False for key in FORMS if key in group})
 
