@@ -20,10 +20,10 @@ CONSTANTS = (bool, int, float, complex, str, type(None))
 class Form:
     """The structure of a call around its tensors: arguments, lists, dicts, and constants.
 
-    names: of the tensors, in order: `arg0`, `mask`, and `batch.ids` for an entry of a dict.
-    constants: the other leaves by name. num_args: how many arguments are positional. structure:
-    the text of constants and of `tree`, which is None where every argument is a tensor. It tells 1
-    from 1.0 and True, which are equal.
+    names: the tensors' names in order: `arg0`, `mask`, and `batch.ids` for an entry of a dict.
+    constants: the other leaves by name. num_args: the number of positional arguments. tree: None
+    if every argument is a tensor. structure: the text of `tree` and the constants; it distinguishes
+    1 from 1.0 and True, which compare equal.
     """
 
     num_args: int
@@ -31,14 +31,14 @@ class Form:
     constants: tuple[tuple[str, Any], ...] = field(default=(), compare=False)
     structure: str = ""
     order: tuple[str, ...] = ()
-    """All leaves by name, in the order of the tree."""
+    """The names of all leaves, in the order of the tree."""
     tree: Any = field(default=None, compare=False)
 
     def __str__(self) -> str:
         return ", ".join([*self.names, *(f"{name}={value!r}" for name, value in self.constants)])
 
     def arguments(self, tensors: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments and keyword arguments that hold these tensors."""
+        """Rebuild the call's (args, kwargs) from `tensors`, which are in the order of `names`."""
         if self.tree is None:
             positional = tuple(tensors[: self.num_args])
             return positional, dict(
@@ -56,11 +56,10 @@ def named_arguments(
     *,
     is_whole: bool = True,
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The same call, whose arguments have the names of forward's parameters where these have names
-    for callers.
+    """Pass a call's arguments by keyword, where the signature of forward allows it.
 
-    Raises TypeError for arguments that forward does not take, and, of a whole call, for those that
-    are missing.
+    Returns (args, kwargs), unchanged if arguments go to `*args`. Raises TypeError for arguments
+    that forward does not take, and for missing ones unless `is_whole` is False.
     """
     bind = signature.bind if is_whole else signature.bind_partial
     given = bind(*args, **kwargs).arguments
@@ -81,7 +80,7 @@ def named_arguments(
 
 
 def taken_apart(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Form, dict[str, Tensor]]:
-    """The form of a call, and its tensors by name. Raises CaptureError for other objects."""
+    """Split a call into its form and its tensors by name; CaptureError for unsupported objects."""
     values = [*args, *kwargs.values()]
     if all(isinstance(value, Tensor) for value in values):
         names = (*(f"arg{index}" for index in range(len(args))), *kwargs)
@@ -130,14 +129,14 @@ def check_loss(choice: Any) -> None:
 
 
 def _name(path: Sequence[Any]) -> str:
-    """`arg0.ids`, from the path of a leaf in (args, kwargs)."""
+    """Name a leaf, such as `arg0.ids`, by its path in (args, kwargs)."""
     kind, first, *rest = map(entry, path)
     head = f"arg{first}" if kind == "0" else first
     return ".".join([head, *rest])
 
 
 def entry(key: Any) -> str:
-    """One step of a path, as a word."""
+    """Return one key of a pytree path as text."""
     for attribute in ("key", "idx", "name"):
         if hasattr(key, attribute):
             return str(getattr(key, attribute))
@@ -145,6 +144,6 @@ def entry(key: Any) -> str:
 
 
 def children_of(spec: Any) -> list[Any]:
-    """The parts of a tree of torch's."""
+    """Return the children of a pytree spec."""
     # torch 2.13 deprecates the older name, which is all that 2.11 has.
     return list(spec.children() if hasattr(spec, "children") else spec.children_specs)

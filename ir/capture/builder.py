@@ -25,9 +25,9 @@ from shardweave.ir.ops.strides import common_runs, refines
 
 
 class ImportBuilder:
-    """Appends ops to a block. `annotations`, `location` and `name` apply to what comes next.
+    """Appends ops to a block. `annotations`, `location` and `name` apply to the ops added next.
 
-    next_draw: gives the state of random numbers, and a number for one more draw.
+    next_draw: returns the random state, and the number of a new draw.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class ImportBuilder:
         return self.calls(name, *operands, **values)[0]
 
     def calls(self, name: str, *operands: Any, **values: Any) -> Sequence[SSAValue]:
-        """Append an op whose result types torch infers."""
+        """Append an op whose result types torch infers; returns its results. Raises ValueError."""
         untyped = create(name, operands, [], values, self.annotations)
         types = infer_types(untyped)
         untyped.drop_all_references()  # or its operands would seem to be used
@@ -66,7 +66,7 @@ class ImportBuilder:
     def draw(
         self, shape: Sequence[int], distribution: Distribution, dtype: torch.dtype
     ) -> SSAValue:
-        """Random numbers of a global tensor: those of the next draw of the program."""
+        """Append the program's next draw of random numbers, for a tensor of this global shape."""
         assert self.next_draw is not None, "nothing draws here"
         state, number = self.next_draw()
         steps = position_steps(shape, distribution, dtype)
@@ -82,7 +82,7 @@ class ImportBuilder:
     def _append(self, op: AtenOp) -> AtenOp:
         op.location = self.location
         base = op.name.split(".")[1].lstrip("_")
-        # An op of a decomposition is named for what it does, not for what it is a part of.
+        # An op of a decomposition is named after itself, not after the decomposed op.
         own = self.name is not None and self.name.lstrip("_").startswith(base)
         for result in op.results:
             result.name_hint = self.name if own else base
@@ -92,7 +92,7 @@ class ImportBuilder:
     def full(
         self, shape: Sequence[int], value: bool | int | float | complex, dtype: torch.dtype
     ) -> SSAValue:
-        """A tensor of one value; a complex one of its two parts."""
+        """Append a tensor filled with `value`, if complex from its real and imaginary part."""
         type_ = tensor_type(shape, dtype)
         if isinstance(value, complex):
             parts = [self.full(shape, x, dtype.to_real()) for x in (value.real, value.imag)]
@@ -100,10 +100,10 @@ class ImportBuilder:
         return self.add("aten.full", [], [type_], {"fill_value": value}).results[0]
 
     def view(self, value: SSAValue, shape: Sequence[int]) -> SSAValue:
-        """The value under another shape; views of views are folded.
+        """Append a view of `value` with another shape; views of views are folded.
 
-        Dims that were merged, permuted together and are taken apart now stay apart: `b h -> (b h)`
-        would only hide that heads can be cut.
+        Dims that were merged, permuted together and are split now stay separate: merging them,
+        as in `b h -> (b h)`, would only hide that heads can be sharded.
         """
         source = value
         while (view := maker(source, "aten.view")) is not None:
@@ -118,7 +118,7 @@ class ImportBuilder:
         return self.add("aten.view", [source], [wanted]).results[0]
 
     def _kept_apart(self, source: SSAValue, shape: Sequence[int]) -> SSAValue | None:
-        """A view of a permutation of a view, without the merging of dims between; else None."""
+        """Rewrite a view of a permuted view so that no dims are merged; None if impossible."""
         permutation = maker(source, "aten.permute")
         view = permutation and maker(permutation.operands[0], "aten.view")
         if permutation is None or view is None:
@@ -137,7 +137,7 @@ class ImportBuilder:
         return self.view(self.permute(self.view(origin, fine), moved), shape)
 
     def permute(self, value: SSAValue, dims: Sequence[int]) -> SSAValue:
-        """The value with its dims permuted; permutations of permutations are folded."""
+        """Append `value` with permuted dims; permutations of permutations are folded."""
         order = list(dims)
         inner = maker(value, "aten.permute")
         if inner is not None:

@@ -41,21 +41,21 @@ def capture(
     with `loss`. The program's results are the loss, the gradient of every parameter that the
     loss depends on, and the new values of the buffers that the model updates.
 
-    args, kwargs: a batch, as forward takes it; inputs have the names of forward's parameters.
-    train: with False the model runs in evaluation mode and its outputs alone are computed.
+    args, kwargs: a batch, as forward takes it; inputs are named after forward's parameters.
+    train: False captures only the outputs, with the model in evaluation mode.
 
     Parameters may be fake tensors (torch's FakeTensorMode): nothing is allocated then.
     Means, normalised losses and batch norm come out as explicit sums over the global batch.
 
-    What it draws are `dist.random`, whose state is a buffer `random_state` of the program.
+    Random numbers are `dist.random` ops; their state is the program's buffer `random_state`.
 
-    Raises CaptureError, naming the module, for what has no exact form: data-dependent shapes,
+    Raises CaptureError, naming the module, for code without an exact form: data-dependent shapes,
     distributions such as `torch.multinomial`, untraceable code; TypeError for arguments that
     forward does not take.
     """
     check_batch(args)
     named = tuple(args), dict(kwargs or {})
-    with suppress(TypeError):  # of which `trace` says more
+    with suppress(TypeError):  # `trace` raises a clearer error
         named = named_arguments(inspect.signature(model.forward), *named)
     traced = trace(model, *named, Kind(train=train))
     for note in traced.notes:
@@ -65,10 +65,10 @@ def capture(
 
 @dataclass(frozen=True)
 class Captured:
-    """The global program of a call of a model, and what the model returns, made of its outputs.
+    """The global program of a call of a model, and the structure of the model's return value.
 
-    seconds: that capturing took. notes: sentences for the user on what it has otherwise.
-    constants: tensors of the model's code that are buffers of the model from now on.
+    seconds: the time that capturing took. notes: sentences for the user on differences from eager.
+    constants: tensors that the model's code reads and that capturing made buffers, by name.
     """
 
     program: Program
@@ -81,9 +81,9 @@ class Captured:
 def capture_step(
     model: torch.nn.Module, form: Form, tensors: Sequence[torch.Tensor], kind: Kind
 ) -> Captured:
-    """The global program of a call, in the modes that the modules of `model` are in.
+    """Capture a call of `model` as a global program; each module stays in its current mode.
 
-    form, tensors: the arguments of the call. Raises CaptureError as `capture` does.
+    form, tensors: the call's arguments, taken apart. Raises CaptureError as `capture` does.
     """
     if form.tree is None:
         args, kwargs = form.arguments(tensors)
@@ -99,9 +99,9 @@ def capture_step(
 def in_modes(
     model: torch.nn.Module, modes: Sequence[bool], trained: Sequence[bool]
 ) -> Generator[None]:
-    """Meanwhile the modules of a model have these modes, and its parameters require gradients so.
+    """Set training modes and `requires_grad` flags of a model while in the context.
 
-    In the order of `model.modules()` and `model.parameters()`.
+    modes: by module, as in `model.modules()`. trained: by parameter, as in `model.parameters()`.
     """
     modules, parameters = list(model.modules()), list(model.parameters())
     before = [m.training for m in modules], [p.requires_grad for p in parameters]

@@ -15,20 +15,20 @@ from shardweave.ir.library.philox import Distribution
 
 
 class Maker(Protocol):
-    """The target of a recipe's ops: a program (`ImportBuilder`), or tensors."""
+    """Makes the ops of a recipe: in a program (`ImportBuilder`), or on eager tensors."""
 
     def call(self, name: str, *operands: Any, **values: Any) -> Any:
-        """The first result of an ATen op."""
+        """Call an ATen op; return its first result."""
         ...
 
     def calls(self, name: str, *operands: Any, **values: Any) -> Sequence[Any]:
-        """All results of an ATen op."""
+        """Call an ATen op; return all its results."""
         ...
 
     def cast(self, value: Any, dtype: torch.dtype) -> Any: ...
 
     def draw(self, shape: Sequence[int], distribution: Distribution, dtype: torch.dtype) -> Any:
-        """New random numbers."""
+        """Draw a tensor of new random numbers."""
         ...
 
     def full(self, shape: Sequence[int], value: Any, dtype: torch.dtype) -> Any: ...
@@ -36,7 +36,7 @@ class Maker(Protocol):
 
 @dataclass(frozen=True)
 class Draw:
-    """A call of a random op: its arguments by schema name, and the form of its first result."""
+    """A call of a random op: its arguments by schema name, and its result's shape and dtype."""
 
     make: Maker
     arguments: Mapping[str, Any]
@@ -53,7 +53,7 @@ class Draw:
         return self.make.draw(self.shape, "normal", self.dtype)
 
     def kept(self, probability: Any) -> Any:
-        """True with some probability: a number, or a tensor of them. The same in every dtype."""
+        """Draw a bool tensor, True with `probability` (number or tensor), equal in every dtype."""
         uniform = self.make.draw(self.shape, "uniform", torch.float32)
         if isinstance(probability, (int, float)):
             return self.make.call("aten.lt.Scalar", uniform, other=float(probability))
@@ -71,7 +71,7 @@ RECIPES: dict[str, Recipe] = {}
 
 
 def is_in_place(name: str) -> bool:
-    """Whether an overload writes its numbers into `self`."""
+    """Whether an overload writes the numbers that it draws into its operand `self`."""
     return name.split(".")[1].endswith("_")
 
 
@@ -85,7 +85,7 @@ def _recipe(*names: str) -> Callable[[Recipe], Recipe]:
 
 @_recipe("aten.native_dropout")
 def _dropout(draw: Draw) -> Any:
-    """The kept elements, divided by the share that is kept, and the mask."""
+    """Return the kept elements of the input, scaled by 1 / (1 - p), and the mask."""
     make, source, p = draw.make, draw["input"], float(draw["p"])
     if draw["train"] is False:
         return [source, make.full(draw.shape, True, torch.bool)]
@@ -127,7 +127,7 @@ def _normal(draw: Draw) -> Any:
 
 @_recipe("aten.normal.Tensor_float", "aten.normal.float_Tensor", "aten.normal.Tensor_Tensor")
 def _normal_of_tensors(draw: Draw) -> Any:
-    """Tensors of means or deviations, or of both."""
+    """Draw normal numbers where the mean, the standard deviation or both are tensors."""
     make, mean, deviation = draw.make, draw["mean"], draw["std"]
     if isinstance(deviation, float):
         spread = make.call("aten.mul.Scalar", draw.normal(), other=deviation)
@@ -140,7 +140,7 @@ def _normal_of_tensors(draw: Draw) -> Any:
 
 @_recipe("aten.exponential", "aten.exponential_")
 def _exponential(draw: Draw) -> Any:
-    """- log(1 - u) / lambda."""
+    """Draw exponential numbers: -log(1 - u) / lambda, for uniform u."""
     below = draw.make.call("aten.log1p", draw.make.call("aten.neg", draw.uniform()))
     return draw.make.call("aten.mul.Scalar", below, other=-1 / draw["lambd"])
 
@@ -155,7 +155,7 @@ def _randint(draw: Draw) -> Any:
 
 @_recipe("aten.randperm")
 def _randperm(draw: Draw) -> Any:
-    """The order of random numbers of 63 bits."""
+    """Draw a permutation: the order that sorts random 63-bit integers."""
     bits = draw.make.draw(draw.shape, "bits", torch.int64)
     order = draw.make.calls("aten.sort.stable", bits, stable=True)[1]
     return draw.make.cast(order, draw.dtype)

@@ -1,4 +1,4 @@
-"""From a traced fx graph to a program.
+"""Import a traced fx graph as a program.
 
 Each call enters in its canonical form. Every op learns its layer (the module it came from;
 for a backward op, that of its forward op), its phase (backward if it depends on the gradient
@@ -35,7 +35,7 @@ from shardweave.ir.program.program import TANGENT
 from shardweave.ir.torch_private import OpOverload
 
 _MAX_RUNS = 64
-"""Runs of equal values in a constant that a program writes out; a longer one is data."""
+"""Most runs of equal values in a constant that a program writes out; others are refused."""
 
 _DTYPES: dict[type, torch.dtype] = {
     bool: torch.bool, int: torch.int64, float: torch.float32, complex: torch.complex128,
@@ -46,7 +46,7 @@ _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_$.-]")
 
 
 def import_graph(traced: Traced, aliases: dict[str, list[str]]) -> builtin.ModuleOp:
-    """The module with one function `step` that computes what the graph computes.
+    """Return a module whose one function `step` computes the same as the graph.
 
     aliases: further qualified names of each tied parameter.
     """
@@ -57,14 +57,14 @@ def import_graph(traced: Traced, aliases: dict[str, list[str]]) -> builtin.Modul
 
 
 def readable(name: str) -> str:
-    """An fx name as a value name: `mm_3` is `mm.3`, which xDSL keeps as it is."""
+    """Turn an fx name into a value name: `mm_3` becomes `mm.3`, which xDSL does not renumber."""
     head, _, digits = name.rpartition("_")
     return f"{head}.{digits}" if head and digits.isdigit() else name
 
 
 def argument_name(kind: str, name: str) -> str:
-    """A qualified name as a value name: `0.weight` is `param.0.weight`, since names of values
-    begin with a letter; letters beyond ASCII become `_`."""
+    """Turn a qualified name into a value name: `0.weight` becomes `param.0.weight`, since names of
+    values begin with a letter; characters that xDSL does not allow become `_`."""
     plain = _NOT_IN_NAMES.sub("_", name)
     return plain if plain[:1].isalpha() or plain[:1] == "_" else f"{kind}.{plain}"
 
@@ -126,7 +126,7 @@ class _Importer:
         return argument
 
     def _constant(self, node: torch.fx.Node) -> SSAValue:
-        """A tensor that the code writes out: its runs of equal values, one after another."""
+        """Import a constant tensor of the code as a concatenation of its runs of equal values."""
         value = self.traced.constants[str(node.target)]
         elements = [cast("float", element.item()) for element in value.flatten()]
         runs = [(key, len(list(run))) for key, run in groupby(elements)]
@@ -145,14 +145,14 @@ class _Importer:
         )
 
     def _next_draw(self) -> tuple[SSAValue, int]:
-        """The state of random numbers, which the program reads if it draws any; a draw's number."""
+        """Return the random state (an argument that the first draw adds) and the draw's number."""
         if self.state is None:
             self.state = self._add_argument("buffer", STATE, tensor_type((2,), torch.int64))
         self.num_draws += 1
         return self.state, self.num_draws - 1
 
     def _state_after(self) -> SSAValue:
-        """The state that the next call begins with: there were as many more draws."""
+        """Return the random state for the next call: the number of draws grows by this call's."""
         assert self.state is not None
         self.builder.annotations = {
             "layer": builtin.StringAttr(""),
@@ -207,7 +207,7 @@ class _Importer:
         return bound
 
     def _plain(self, call: Call) -> Any:
-        """The call as it is, less what the types restate."""
+        """Add the call unchanged, without arguments that follow from the result types."""
         derived = spec_named(call.name).derived
         operands: list[Any] = []
         values: dict[str, Any] = {}
@@ -243,7 +243,7 @@ class _Importer:
         self.builder.location = _location(meta.get("stack_trace"))
 
     def _common_layer(self, node: torch.fx.Node) -> str:
-        """The layer that the operands' layers share, for ops that autograd adds."""
+        """Return the common path prefix of the operands' layers, for ops that autograd adds."""
         values = map(self.values.get, node.all_input_nodes)
         owners = (value.owner for value in values if isinstance(value, SSAValue))
         return common_path(layer_of(op) for op in owners if isinstance(op, Operation))
@@ -261,7 +261,7 @@ class _Importer:
     def finish(self) -> builtin.ModuleOp:
         output = self.traced.graph.output_node()
         flat = cast("Sequence[Any]", output.args[0])
-        # A buffer that is changed in place and assigned too is what was assigned.
+        # For a buffer that is both changed in place and assigned, the assigned value counts.
         slots = zip(self.traced.outputs, flat, strict=True)
         kept = {slot: self.values[node] for slot, node in slots if isinstance(node, torch.fx.Node)}
         if self.num_draws:
@@ -288,8 +288,8 @@ class _Importer:
         return builtin.ModuleOp([function])
 
     def _add_written_buffers(self, kept: Mapping[tuple[OutputKind, str], SSAValue]) -> None:
-        """Buffers that forward assigns and never reads are arguments too: they are the model's, and
-        stored as they are written."""
+        """Add an argument for each buffer that forward assigns and never reads, since every buffer
+        that a program updates is one of its arguments."""
         read = {*self.traced.inputs, ("buffer", STATE)}
         for (kind, name), value in kept.items():
             if kind == "buffer" and (kind, name) not in read:

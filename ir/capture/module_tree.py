@@ -43,7 +43,7 @@ def block_paths(model: nn.Module, called_again: Collection[str] = ()) -> list[st
 
 def _children(module: nn.Module, path: str) -> dict[str, nn.Module]:
     prefix = f"{path}." if path else ""
-    # named_children leaves out what has a name already.
+    # named_children leaves out further names of a shared module.
     children = module._modules.items()  # pyright: ignore[reportPrivateUsage]
     return {prefix + name: child for name, child in children if child is not None}
 
@@ -63,7 +63,7 @@ def _in_containers(module: nn.Module, path: str) -> Iterator[str]:
 
 
 def _compound_members(module: nn.Module, members: Members) -> dict[str, nn.Module]:
-    """The members of a container whose class repeats in it or stands alone; else none."""
+    """Compound members by path, if a class of theirs repeats or there is one member; else none."""
     if not isinstance(module, CONTAINERS):
         return {}
     compound = {name: child for name, child in members.items() if _is_compound(child)}
@@ -82,7 +82,7 @@ def _are_stages(members: Members) -> bool:
 
 
 def _are_alike(members: Members) -> bool:
-    """Whether neighbours share half of their parameters' names and shapes."""
+    """Whether some two neighbours share at least half of their parameters' names and shapes."""
     forms = [
         {(name, parameter.shape) for name, parameter in child.named_parameters()}
         for child in members.values()

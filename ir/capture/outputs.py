@@ -18,7 +18,7 @@ from shardweave.ir.capture.site import CaptureError, Site
 from shardweave.ir.torch_private import pytree
 
 LossChoice = str | int | Callable[[Any], Tensor] | None
-"""A key or index of what the model returns, or a function of it; None finds the loss itself."""
+"""Key or index of the loss in the model's output, or a function of it; None: see `loss_of`."""
 
 LOSS = "loss"
 """The name of the output that is the loss, in a program that returns all outputs."""
@@ -40,8 +40,8 @@ _NO_OUTPUT = (
 
 @dataclass(frozen=True)
 class OutputLeaf:
-    """A tensor among the outputs of a program, by name. is_differentiable: whether gradients would
-    flow through it in eager PyTorch; another leaf of the name may differ in that (`x.detach()`)."""
+    """A tensor output of a program, by name. is_differentiable: whether it requires gradients in
+    eager PyTorch; two leaves with the same name may differ in that (`x` and `x.detach()`)."""
 
     name: str
     is_differentiable: bool = False
@@ -49,9 +49,9 @@ class OutputLeaf:
 
 @dataclass(frozen=True)
 class Outputs:
-    """The structure that a model returns, with an `OutputLeaf` in place of each tensor.
+    """The structure of a model's return value, with an `OutputLeaf` in place of each tensor.
 
-    kinds: the dataclasses in it, which are dicts in the template, each with its number in `kinds`.
+    kinds: its dataclasses; the template has a dict for each, marked by the index in `kinds`.
     """
 
     template: Any
@@ -73,7 +73,7 @@ class Outputs:
         return frozenset(leaf.name for leaf in self.leaves if leaf.is_differentiable)
 
     def build(self, values: Mapping[str, Any]) -> Any:
-        """Build the model's output from these tensors."""
+        """Build the model's return value. values: a tensor for each output name."""
         if isinstance(self.template, OutputLeaf):
             return _value_of(self.template, values)
         leaves, tree = pytree.tree_flatten(self.template)
@@ -95,7 +95,7 @@ class Outputs:
 
 
 def _value_of(leaf: Any, values: Mapping[str, Any]) -> Any:
-    """The value for a leaf of a template; a leaf that is no tensor stands for itself."""
+    """Return the value of a template's leaf: `values` has tensors; other leaves are constants."""
     if not isinstance(leaf, OutputLeaf):
         return leaf
     value = values[leaf.name]
@@ -108,13 +108,13 @@ def _value_of(leaf: Any, values: Mapping[str, Any]) -> Any:
 class Kind:
     """Options of a trace: train or evaluate, with or without gradients, which outputs.
 
-    train: False puts it in evaluation mode, True leaves the modes of its modules as they are.
-    grad: whether the backward pass is traced too; as `train` says, if it is None. loss: which
-    output is the loss. all_outputs: whether all outputs are traced, or the loss alone; with
-    only_loss, all outputs are those of steps without gradients. autocast: the device type and dtype
-    of torch.autocast around forward. tangents: the tensors among the outputs, by position, whose
-    gradients are inputs of the backward pass, in place of that of the loss; an empty tuple takes
-    the loss, or all differentiable tensors of a model without one; None takes the loss alone.
+    train: False puts the model in evaluation mode, True leaves its modules' modes as they are.
+    grad: whether to trace the backward pass too; None means as `train`. loss: which output is the
+    loss. all_outputs: whether to trace all outputs, or the loss alone; with only_loss, a step with
+    gradients returns its loss only. autocast: the device type and dtype of torch.autocast around
+    forward. tangents: positions of the output tensors whose gradients are inputs of the backward
+    pass, in place of the loss's gradient; an empty tuple means the loss, or all differentiable
+    tensors of a model without one; None means the loss alone.
     """
 
     train: bool = True
@@ -133,11 +133,11 @@ class Kind:
 class Wrapped(nn.Module):
     """Calls the model and returns the outputs of the step.
 
-    Of a step with gradients, its loss comes first, unless the gradients of outputs are its inputs
-    (`tangents`, as in `Kind`). If `all_outputs`, what the model returns
-    follows as it is (of a step with gradients its loss once more, if `only_loss`); else the loss
-    alone is returned, or the logits of a model without one. At last come the buffers that forward
-    assigns.
+    A step with gradients returns its loss first, unless the gradients of outputs are inputs of the
+    step (`tangents` in `Kind`). If `all_outputs`, the model's own return value follows (a step with
+    gradients and `only_loss` returns the loss once more instead). Without `all_outputs` the loss
+    alone is returned, or the logits of a model without a loss. The new values of the buffers that
+    forward assigns come last.
     """
 
     def __init__(self, model: nn.Module, kind: Kind, form: Form | None = None) -> None:
@@ -183,7 +183,7 @@ class Wrapped(nn.Module):
         return loss, pytree.tree_map_only(Tensor, _detached, returned)
 
     def _cut(self, output: Any) -> Any:
-        """Detach the output's tensors from their graph, except those that take gradients."""
+        """Detach the output's tensors from autograd, except those whose gradients are inputs."""
         leaves, tree = pytree.tree_flatten(output)
         flags: list[bool] = []
         kept: list[Any] = []
@@ -216,7 +216,7 @@ class Wrapped(nn.Module):
 
 
 def chosen_loss(output: Any, choice: LossChoice, *, is_needed: bool = True) -> Tensor | None:
-    """The loss in what a model returns, by key, index or function, or as `loss_of` finds it."""
+    """Return the loss in a model's output, by key, index or function; None: as `loss_of` does."""
     if choice is None:
         return loss_of(output, is_needed=is_needed)
     if callable(choice):
@@ -247,8 +247,8 @@ def _described(output: Any) -> str:
 
 
 def loss_of(output: Any, *, is_needed: bool = True) -> Tensor | None:
-    """The scalar loss in what a model returns: itself, `loss` in it, the first item of a tuple, or
-    the only scalar. None if there is none, or several and none is needed."""
+    """Find the scalar loss in a model's output: the output itself, its `loss`, its first item, or
+    its only scalar. None without one. Several raise ValueError, or give None if not is_needed."""
     if isinstance(output, Tensor):
         return output if output.ndim == 0 else None
     loss = None
@@ -277,7 +277,7 @@ def _detached(tensor: Tensor) -> Tensor:
 
 
 def tree_of(output: Any) -> Any:
-    """A model's output with a dict for each dataclass: torch does not take those apart."""
+    """Replace each dataclass in a model's output by a dict, since torch's pytree has dicts only."""
     if type(output) is tuple:
         return tuple([tree_of(item) for item in output])
     if type(output) is list:
@@ -292,21 +292,21 @@ def tree_of(output: Any) -> Any:
 
 
 _KIND = "__dataclass__"
-"""Prefix of the first key in the dict that stands for a dataclass; its number follows."""
+"""Prefix of the first key of a dict that replaces a dataclass; the index in `_KINDS` follows."""
 
 _KINDS: list[type] = []
-"""The dataclasses in what the model being traced has returned."""
+"""The dataclasses in the return value of the model that is being traced."""
 
 _CUT: list[bool] = []
-"""An entry if the gradients of its outputs are inputs of the backward pass."""
+"""Has an entry if the gradients of the model's outputs are inputs of the backward pass."""
 
 _DIFFERENTIABLE: list[bool] = []
-"""Whether each tensor returned for a step with gradients requires one."""
+"""For each tensor that a step with gradients returns: whether it requires gradients."""
 
 
 @contextlib.contextmanager
 def noting_outputs() -> Iterator[None]:
-    """Meanwhile a model is traced, and of what it returns is known what a graph does not say."""
+    """Note facts about outputs that a graph lacks, for a trace that runs in the context."""
     noted: tuple[list[Any], ...] = (_KINDS, _DIFFERENTIABLE, _CUT)
     for notes in noted:
         notes.clear()
@@ -334,7 +334,7 @@ def _note_differentiable(flags: tuple[bool, ...]) -> None:
 
 @torch.compiler.assume_constant_result
 def _dataclass(kind: type) -> tuple[str, tuple[str, ...]]:
-    """The first key for a dataclass, which is noted, and its fields; nothing for other classes."""
+    """Register a dataclass; return its dict's first key and its fields (empty: no dataclass)."""
     if not dataclasses.is_dataclass(kind):
         return "", ()
     if kind not in _KINDS:
@@ -359,10 +359,10 @@ _KEEPS_GRAPH = (
 
 
 def outputs_of(tree: Any, nodes: Sequence[Any], loss: Any) -> tuple[Outputs, list[str]]:
-    """The structure of the outputs, and for each of its leaves the name of the program's output.
+    """Return the structure of the outputs, and for each leaf an output name ('' for a constant).
 
-    tree: torch's description of the structure. nodes: its leaves in the traced graph. loss: the
-    node of the loss, None if there is none. Raises CaptureError for an object that is no tensor.
+    tree: torch's tree spec of the outputs. nodes: its leaves in the traced graph. loss: the node of
+    the loss, if any. Raises CaptureError for a leaf that is neither tensor, number nor string.
     """
     names: dict[Any, str] = {} if loss is None else {loss: LOSS}
     output_names: list[str] = []

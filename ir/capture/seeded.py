@@ -26,7 +26,7 @@ from shardweave.ir.torch_private import (
 
 
 class Shard(NamedTuple):
-    """The part of a tensor of a global shape that the device at some coordinates holds."""
+    """The shard of a tensor of global shape `shape` on the device at mesh `coordinates`."""
 
     shape: tuple[int, ...]
     sharding: Sharding
@@ -36,15 +36,15 @@ class Shard(NamedTuple):
 class SeededRandom(TorchDispatchMode):
     """A context in which torch draws the random numbers that a step draws.
 
-    `with sw.seeded(seed): loss = model(**batch)` draws what the first call of
-    `sw.compile(model, .., seed=seed)` draws, whatever its mesh. Entered again, it goes on.
+    `with sw.seeded(seed): loss = model(**batch)` draws the same numbers as the first call of
+    `sw.compile(model, .., seed=seed)` on any mesh. Entered again, it continues the sequence.
 
-    seed: a number, or the `random_state` of a step, to go on from there. state: (2,) int64, the
-    seed and the number of draws. An op that draws otherwise than a program can, such as
-    `torch.multinomial`, raises ValueError, and so does a draw in a backward pass: activation
-    checkpoints of eager PyTorch would draw again. Draws from a generator of their own are left
-    alone. shard: of the tensors that are drawn, where ops are given this part of them alone.
-    in_backward: draw in a backward pass too, one that runs the forward pass again.
+    seed: a number, or the `random_state` of a step to continue from. state: (2,) int64, the seed
+    and the number of draws so far. An op without a form in programs, such as `torch.multinomial`,
+    raises ValueError, and so does a draw in a backward pass, since activation checkpoints of eager
+    PyTorch would draw again. Ops with a `generator` argument draw as ever. shard: the shard
+    that ops run on; they then draw the numbers of this shard of the global tensor.
+    in_backward: allow draws in a backward pass, if it repeats the forward pass's draws.
     """
 
     supports_higher_order_operators = True

@@ -48,7 +48,7 @@ class Site:
 
 
 def site_of_node(node: torch.fx.Node) -> Site:
-    """The site of a call in a traced graph; a backward call has that of its forward call."""
+    """Return the site of a call in a traced graph; for a backward call, its forward call's site."""
     meta = node.meta
     stack = meta.get("nn_module_stack") or meta.get("fwd_nn_module_stack")
     file, line = users_line(meta.get("stack_trace")) or _NOWHERE
@@ -56,18 +56,18 @@ def site_of_node(node: torch.fx.Node) -> Site:
 
 
 def site_of_frames(module: str, frames: Iterable[FrameSummary]) -> Site:
-    """The innermost frame of the user's own code."""
+    """Return the site, in `module`, of the innermost frame in the user's own code."""
     places = [(frame.filename, frame.lineno or 0) for frame in frames]
     return Site(module, *(_innermost(places) or _NOWHERE))
 
 
 def is_torchs_own(file: str) -> bool:
-    """Whether a file is of torch, and of what models call rather than of the tracing of it."""
+    """Whether a file belongs to torch, but not to the parts of torch that trace a model."""
     return file.startswith(TORCH) and not file.startswith(_TRACING) and os.path.isfile(file)
 
 
 def users_line(stack_trace: str | None) -> tuple[str, int] | None:
-    """File and line of the innermost frame of a trace, torch's own left out if others are there."""
+    """File and line of the innermost user frame, or torch's innermost one; None without frames."""
     places = [(file, int(line)) for file, line in _FRAME.findall(stack_trace or "")]
     return _innermost(places)
 
@@ -85,7 +85,7 @@ def module_path(stack: Mapping[str, tuple[str, Any]] | None) -> str | None:
 
 @lru_cache(maxsize=4096)
 def qualified(source: str) -> str:
-    """The path from the model to a module, or to what hangs on it, as dynamo names it."""
+    """Turn dynamo's name of a module or its attribute into the qualified name in the model."""
     path = (
         _CHILD.sub(r".\1", _GLOBAL.sub("", source))
         .removeprefix("L['self']")

@@ -1,9 +1,9 @@
 # pyright: basic
 # torch's tracing API is private and only partly typed.
-"""The files `trace`, `settings`, `observe` and `hooks` touch torch's private tracing API.
+"""Trace a model and its inputs into one graph, by torch's private tracing API.
 
 `trace` turns a model and its inputs into one functional graph of ATen ops, forward and
-backward together, whose inputs and outputs say what they are.
+backward together, and gives the kind and name of each input and output.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ OutputKind = Literal["loss", "output", "grad", "buffer"]
 
 @dataclass(frozen=True)
 class Traced:
-    """A functional graph with the meaning of each placeholder and of each flat output.
+    """A functional graph, with the kind and name of each placeholder and of each flat output.
 
-    Names are qualified names of the model, or names of arguments.
+    Names are qualified names in the model, or names of forward's arguments.
     """
 
     graph: torch.fx.Graph
@@ -76,9 +76,9 @@ class Traced:
     returned: Outputs | None = None
     """The model's return value in terms of the outputs; None where the loss alone is traced."""
     notes: tuple[str, ...] = ()
-    """Sentences for the user on what the trace has otherwise than the model."""
+    """Sentences for the user on differences between the trace and the model."""
     kept: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """Constants of the model's code that are buffers of the model from now on."""
+    """Tensors that the model's code reads and that the trace made buffers, by name."""
 
 
 def trace(
@@ -88,10 +88,10 @@ def trace(
     kind: Kind,
     form: Form | None = None,
 ) -> Traced:
-    """One graph for forward and backward, or for the forward pass alone.
+    """Trace forward and backward as one graph, or the forward pass alone, as `kind` says.
 
-    form: how the model takes what is given as `args`, if not as positional arguments. Raises
-    CaptureError if torch cannot trace the model.
+    form: the structure of the call whose tensors are `args`; None if `args` and `kwargs` are the
+    call's own arguments. Raises CaptureError if torch cannot trace the model.
     """
     note_newer()
     model, args, kwargs = off_meta(model, args, kwargs)
@@ -194,7 +194,7 @@ _UPDATED_ONCE = (
 
 
 def _read_in_checkpoints(graph: fx.Graph) -> frozenset[str]:
-    """The names of parameters and buffers that checkpointed parts read."""
+    """The names of parameters and buffers that regions under torch.utils.checkpoint read."""
     parts = [node for node in graph.nodes if str(node.target) == "tag_activation_checkpoint"]
     reads = [arg for part in parts for arg in part.args if isinstance(arg, fx.Node)]
     return frozenset(
@@ -203,7 +203,7 @@ def _read_in_checkpoints(graph: fx.Graph) -> frozenset[str]:
 
 
 def _first_names(model: torch.nn.Module) -> dict[str, str]:
-    """The first name of a shared buffer, by each further name: torch may have chosen another."""
+    """Map each further name of a shared buffer to its first name: torch may choose any of them."""
     first: dict[int, str] = {}
     renamed: dict[str, str] = {}
     for name, buffer in model.named_buffers(remove_duplicate=False):
@@ -224,7 +224,7 @@ def _joint(exported: Any, args: Any, kwargs: Any) -> Any:
 def _exported(
     wrapped: Wrapped, args: tuple[Any, ...], kwargs: dict[str, Any], seen: Observation
 ) -> Any:
-    """Dynamo's graph, which returns the buffers that forward assigns as well."""
+    """Trace by dynamo; the graph returns the new values of assigned buffers after the outputs."""
     exported = _graph_of(wrapped, args, kwargs, seen)
     writes = seen.writes
     _check_state(writes, exported, seen, partial(_dynamo_graph, wrapped, args, kwargs))
@@ -251,7 +251,7 @@ def _exported(
 
 
 def _graph_of(wrapped: Wrapped, args: Any, kwargs: Any, seen: Observation) -> fx.GraphModule:
-    """Dynamo's graph; where it cannot follow the model's Python, what Python itself calls."""
+    """Trace by dynamo; if it cannot follow the Python code, run that and record its calls."""
     if seen.refusal is None:
         try:
             return _dynamo_graph(wrapped, args, kwargs)
@@ -298,7 +298,7 @@ def _code_of(exported: torch.fx.GraphModule) -> str:
 def _exported_hook(
     model: torch.nn.Module, seen: Observation, hook: Hook, gradient: torch.Tensor
 ) -> torch.fx.GraphModule:
-    """A hook on a gradient as a graph; what it may do is what forward may do."""
+    """Trace a hook on a gradient as a graph, under the same restrictions as forward."""
     exported = _dynamo_graph(hook, (gradient,), {})
     writes = seen.writes
     _check_state(writes, exported, seen, partial(_dynamo_graph, hook, (gradient,), {}))
@@ -312,7 +312,7 @@ def _exported_hook(
 def _returned(
     output: torch.fx.Node, wrapped: Wrapped, spec: Any
 ) -> tuple[Outputs | None, list[str]]:
-    """The model's outputs, and the names of the plain ones, empty for constants."""
+    """Return the structure of the model's outputs, and each output's name ('' for a constant)."""
     descs, nodes = output.meta["desc"], cast("Sequence[Any]", output.args[0])
     plain = [n for n, d in zip(nodes, descs, strict=True) if isinstance(d, aot.PlainAOTOutput)]
     plain = plain[: len(plain) - len(wrapped.assigned)]
@@ -327,7 +327,7 @@ def _returned(
 def _outputs(
     output: torch.fx.Node, names: list[str], plain: Sequence[str], wrapped: Wrapped
 ) -> tuple[tuple[OutputKind, str], ...]:
-    """The slot of each flat output; one of a constant has no name."""
+    """Return the kind and name of each flat output; a constant has an empty name."""
     descs, nodes = output.meta["desc"], cast("Sequence[Any]", output.args[0])
     num_plain = len(plain)
     slots: list[tuple[OutputKind, str]] = []

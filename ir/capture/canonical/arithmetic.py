@@ -22,7 +22,7 @@ def form_with_numbers(*names: str) -> Callable[[Form], Form]:
 @form_with_numbers("eq", "ne", "lt", "le", "gt", "ge")
 @form_with_numbers("bitwise_and", "bitwise_or", "bitwise_xor")
 def binary(call: Call) -> Result:
-    """Python numbers go to the `.Scalar` overload; x + 0 and x * 1 are x."""
+    """Use the `.Scalar` overload for a Python number; x + 0 and x * 1 become x."""
     base = call.name.rsplit(".", 1)[0]
     source: SSAValue | float | complex = call["self"]
     other: SSAValue | float | complex = call["other"]
@@ -51,7 +51,7 @@ def _reduced(call: Call) -> tuple[list[int], int]:
 
 @form("aten.mean", "aten.mean.dim")
 def _mean(call: Call) -> Result:
-    """The sum over the global extent, divided by that extent."""
+    """Divide the sum over the reduced dims by their global size."""
     b = call.builder
     source = b.cast(call["self"], call.dtype)
     dims, count = _reduced(call)
@@ -75,7 +75,7 @@ def _is_of_all(call: Call) -> bool:
 
 @form("aten.norm.Scalar", "aten.norm.ScalarOpt_dim", "aten.linalg_vector_norm")
 def _norm(call: Call) -> Result:
-    """The norm of vectors under its name of today; a 2-norm of all elements as a sum of squares."""
+    """Use `linalg_vector_norm`; a 2-norm of all elements is the root of a sum of squares."""
     power = call.arguments.get("p", call.arguments.get("ord"))
     power = 2 if power is None else power
     source, b = call["self"], call.builder
@@ -98,7 +98,7 @@ def _reduce(call: Call, name: str, source: SSAValue) -> SSAValue:
 
 @form("aten.min", "aten.amin")
 def _least(call: Call) -> SSAValue:
-    """The least of all elements is the largest of their negatives, which shards combine."""
+    """Compute a minimum of all elements as a negated maximum, which shards can combine."""
     if not _is_of_all(call):
         return (
             call.add("aten.min", [call["self"]])
@@ -112,7 +112,7 @@ def _least(call: Call) -> SSAValue:
 
 @form("aten.var.correction", "aten.var_mean.correction")
 def _variance(call: Call) -> Result:
-    """The mean square distance from the global mean."""
+    """Compute the mean squared distance from the global mean, by explicit sums."""
     b, source = call.builder, call["self"]
     dims, count = _reduced(call)
     correction = call.arguments.get("correction")

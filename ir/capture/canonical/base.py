@@ -1,4 +1,4 @@
-"""Registry of canonical forms, and what each is given."""
+"""Registry of canonical forms, and `Call`, their argument."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class CanonicalError(ValueError):
 class Call:
     """One traced call: its overload's name, its arguments by schema name, and its results.
 
-    Tensor arguments are SSA values. types: the types of the results, None where masked off.
+    Tensor arguments are SSA values. types: the result types, None for results masked off.
     """
 
     name: str
@@ -59,7 +59,7 @@ Form = Callable[[Call], Result]
 FORMS: dict[str, Form] = {}
 
 DRAWS = "draws"
-"""Name of the form of overloads that draw random numbers and have none of their own."""
+"""Key of the fallback form: for overloads that draw random numbers and have no form."""
 
 
 def form(*names: str) -> Callable[[Form], Form]:
@@ -83,18 +83,18 @@ def _load() -> None:
 
 @cache
 def lookup(name: str) -> Form | None:
-    """The canonical form of an overload, or None if it enters the program as it is."""
+    """Return the canonical form of an overload; None if it enters the program unchanged."""
     _load()
     form = FORMS.get(name)
     return FORMS[DRAWS] if form is None and _draws(name) else form
 
 
 def _draws(name: str) -> bool:
-    """Whether an overload draws; fused attention draws nothing without dropout."""
+    """Whether an overload draws random numbers; attention (with `dropout_p`) does not count."""
     is_random = torch.Tag.nondeterministic_seeded in overload_named(name).tags
     return is_random and signature_of(name).parameter("dropout_p") is None
 
 
 def normalized(dim: int, rank: int) -> int:
-    """A dim counted from the front."""
+    """Return `dim` counted from the front."""
     return dim % rank if rank else 0

@@ -18,11 +18,11 @@ _KINDS: tuple[tuple[Callable[[torch.dtype], bool], Callable[[Any], Any]], ...] =
     (lambda dtype: dtype.is_floating_point, float),
     (lambda dtype: True, int),
 )
-"""The Python type of a dtype's elements."""
+"""Tests of a dtype, each with the Python type of its elements; the first match counts."""
 
 
 def _filled(call: Call, constant: Any) -> Result:
-    """One op for all tensors of a single value. Raises ValueError for one beyond the dtype."""
+    """Make `aten.full` of a constant. Raises ValueError if the constant is beyond the dtype."""
     if call.dtype.is_floating_point and math.isfinite(constant):
         if abs(constant) > torch.finfo(call.dtype).max:
             raise ValueError(
@@ -36,7 +36,7 @@ def _filled(call: Call, constant: Any) -> Result:
 @form("aten._efficientzerotensor", "aten.zeros", "aten.zeros_like", "aten.new_zeros")
 @form(*(f"aten.{name}" for name in UNWRITTEN))
 def _zeros(call: Call) -> Result:
-    """Zeros; tensors without values are zero too (see `unwritten`)."""
+    """Make zeros; uninitialized tensors become zeros too (see `unwritten`)."""
     return _filled(call, 0)
 
 
@@ -67,7 +67,7 @@ def _fill_tensor(call: Call) -> Result:
 
 @form("aten.arange", "aten.arange.start", "aten.arange.start_step")
 def _arange(call: Call) -> Result:
-    """start, start + step, ..; the length is the result's."""
+    """Make start, start + step, ..; the length is that of the traced result."""
     start = call.arguments.get("start") or 0
     step = call.arguments.get("step") or 1
     if not call.dtype.is_floating_point and float(start).is_integer() and float(step).is_integer():

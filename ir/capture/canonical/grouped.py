@@ -1,7 +1,7 @@
-"""Products of rows with the matrix of their group, and adding rows up where they came from.
+"""Grouped matrix products (each group of rows by its own matrix), and scatter-adds of rows.
 
-Experts that take tokens in the order of their experts are written so: `aten._grouped_mm`, or what
-Hugging Face and torchtitan register for it.
+Mixtures of experts that sort tokens by expert use these: `aten._grouped_mm`, or the ops that
+Hugging Face and torchtitan register in its place.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from shardweave.ir.library.grouped import GROUPED_MM, GROUPED_OUTER
 
 @form("aten._grouped_mm")
 def _grouped_mm(call: Call) -> Result:
-    """Products of groups of rows, of columns, or of groups of the dim that is contracted."""
+    """Multiply matrices by groups of rows, of columns, or of the contracted dim."""
     b, left, right, ends = call.builder, call["self"], call["mat2"], call["offs"]
     if call["bias"] is not None:
         raise CanonicalError("aten._grouped_mm with a bias has no form; add the bias after it.")
@@ -47,7 +47,7 @@ def _fallback(call: Call) -> Result:
 
 @form("transformers.grouped_mm_fallback_backward")
 def _fallback_backward(call: Call) -> Result:
-    """The gradients of rows and weights."""
+    """Return the gradients of the rows and of the weights."""
     b, grad, ends = call.builder, call["grad_output"], call["offs"]
     turned = b.permute(call["weight"], (0, 2, 1))
     return [
@@ -64,7 +64,7 @@ def _product(
 
 
 def _starts(b: ImportBuilder, ends: SSAValue) -> SSAValue:
-    """The starts of groups: the ends of the groups before. Made once; all products share it."""
+    """Return each group's first row, the end of the previous group; all products share this op."""
     for use in ends.uses:
         if use.operation.name == "aten.constant_pad_nd":
             return use.operation.results[0]
@@ -83,7 +83,7 @@ def _scatter_add(call: Call) -> Result:
 
 @form("aten.gather")
 def _gather(call: Call) -> Result:
-    """Whole rows by their numbers, as the gradient of rows that were added: a lookup of rows."""
+    """Turn a gather of whole rows (the gradient of a scatter-add of rows) into a row lookup."""
     table, index = call["self"], call["index"]
     rows = _rows_of(index) if call["dim"] == 0 else None
     if rows is None or len(shape_of(table)) != 2 or shape_of(table)[1] != shape_of(index)[1]:
@@ -92,7 +92,7 @@ def _gather(call: Call) -> Result:
 
 
 def _added_rows(call: Call, base: SSAValue, index: SSAValue, source: SSAValue, dim: int) -> Result:
-    """Entries added to where they belong; rows added to zeros as the gradient of a lookup."""
+    """Scatter-add `source` into `base`; whole rows into zeros become the gradient of a lookup."""
     rows = _rows_of(index) if dim == 0 and is_zeros(base) else None
     if rows is None or shape_of(index) != shape_of(source):
         return call.add("aten.scatter_add", [base, index, source], {"dim": dim})
@@ -100,7 +100,7 @@ def _added_rows(call: Call, base: SSAValue, index: SSAValue, source: SSAValue, d
 
 
 def gradient_of_lookup(call: Call, rows: SSAValue, source: SSAValue) -> Result:
-    """Source's rows added up by their numbers: linear in them, and in shards of either."""
+    """Add up the rows of `source` by row index, as the gradient of an embedding lookup."""
     b, shape = call.builder, call.shape
     width = prod(shape[1:])
     flat = b.view(source, (*shape_of(rows), width))
@@ -113,14 +113,14 @@ def gradient_of_lookup(call: Call, rows: SSAValue, source: SSAValue) -> Result:
 
 
 def is_zeros(value: SSAValue) -> bool:
-    """Whether a value is zeros of a floating-point dtype, as it is made."""
+    """Whether a value is made by `aten.full` of zero, with a floating-point dtype."""
     made = maker(value, "aten.full")
     is_zero = made is not None and made.value("fill_value") == 0
     return is_zero and dtype_of_value(value).is_floating_point
 
 
 def _rows_of(index: SSAValue) -> SSAValue | None:
-    """The numbers of rows that an index of as many columns repeats in each; None if it does not."""
+    """Return the row indices (1-d) that a 2-d index repeats in each column; None if it does not."""
     expanded = maker(index, "aten.expand")
     if expanded is None or len(shape_of(index)) != 2:
         return None

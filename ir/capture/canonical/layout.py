@@ -23,7 +23,7 @@ def _identity(call: Call) -> Result:
 
 @form("aten._to_copy", "aten.to.dtype")
 def _to_copy(call: Call) -> Result:
-    """A change of dtype, or nothing; of a Python number, a scalar."""
+    """Cast to the dtype of the result, if it differs; a Python number becomes a scalar tensor."""
     source: SSAValue | float = call["self"]
     if isinstance(source, SSAValue):
         return call.builder.cast(source, call.dtype)
@@ -41,13 +41,13 @@ def _copy(call: Call) -> Result:
     "aten.squeeze", "aten.squeeze.dim", "aten.squeeze.dims", "aten.flatten.using_ints",
 )  # fmt: skip
 def _view(call: Call) -> Result:
-    """Any change of shape that keeps the order of elements."""
+    """Express any change of shape that keeps the order of elements as one view."""
     return call.builder.view(call["self"], call.shape)
 
 
 @form("aten.t", "aten.transpose.int", "aten.permute", "aten.numpy_T")
 def _permute(call: Call) -> Result:
-    """Any permutation of dims."""
+    """Express any permutation of dims as `aten.permute`."""
     source = call["self"]
     rank = len(shape_of(source))
     order = list(range(rank))
@@ -69,7 +69,7 @@ def _expand(call: Call) -> Result:
 
 @form("aten.repeat")
 def _repeat(call: Call) -> Result:
-    """Expand in front of each dim, then merge: the repeats become a factor of their own."""
+    """Expand a new dim before each dim, then merge: the repeats become a separate factor."""
     repeats = list(call["repeats"])
     shape = shape_of(call["self"])
     shape = (1,) * (len(repeats) - len(shape)) + shape
@@ -81,14 +81,14 @@ def _repeat(call: Call) -> Result:
 
 @form("aten.diagonal", "aten.unfold")
 def _copied_view(call: Call) -> Result:
-    """A view that has no strides of its own here: its copy."""
+    """Replace a strided view by the op that copies it, since values have no strides."""
     values = {name: value for name, value in call.arguments.items() if name != "self"}
     return call.add(f"{call.name}_copy", [call["self"]], values)
 
 
 @form("aten.slice.Tensor")
 def _slice_(call: Call) -> Result:
-    """A slice with an explicit start; one that takes the whole dim is nothing."""
+    """Slice with an explicit start; a slice of the whole dim returns its operand."""
     start = call["start"] or 0
     return sliced(call, call["self"], call["dim"], start, call["step"], call.shape)
 
@@ -166,7 +166,7 @@ def _select_backward(call: Call) -> Result:
 
 @form("aten.cat")
 def _cat(call: Call) -> Result:
-    """A concatenation of what is not empty."""
+    """Concatenate the operands that are not empty."""
     parts = [p for p in call["tensors"] if 0 not in shape_of(p)]
     if len(parts) == 1:
         return parts[0]
@@ -186,7 +186,7 @@ def _stack(call: Call) -> Result:
 
 @form("aten.index.Tensor", "aten._unsafe_index.Tensor")
 def _index(call: Call) -> Result:
-    """A lookup; one whose indices count each dim in order is a view of the value itself."""
+    """Look up elements; if the indices enumerate each dim in order, this is only a view."""
     source = call["self"]
     indices = list(call["indices"])
     if _counts_every_dim(source, indices, call.shape):
@@ -208,7 +208,7 @@ def _index_put(call: Call) -> Result:
 
 
 def _numbers_of_rows(call: Call) -> SSAValue | None:
-    """The only index, if it is one of whole rows that are all given; else None."""
+    """Return the index if it selects whole rows and `values` has every element; else None."""
     rows, *others = call["indices"]
     if rows is None or any(other is not None for other in others):
         return None

@@ -20,7 +20,7 @@ _NONE, _MEAN, _SUM = 0, 1, 2
 
 @form("aten._log_softmax")
 def _log_softmax(call: Call) -> Result:
-    """x - max - log sum exp(x - max)."""
+    """Compute x - max - log sum exp(x - max)."""
     b = call.builder
     if 0 in call.shape:
         return b.full(call.shape, 0, call.dtype)
@@ -34,11 +34,11 @@ def _log_softmax(call: Call) -> Result:
 
 @form("aten._log_softmax_backward_data")
 def _log_softmax_backward(call: Call) -> Result:
-    """grad - exp(output) * sum(grad).
+    """Compute grad - exp(output) * sum(grad).
 
-    Behind a negative log likelihood the sum over classes is each row's own gradient, known
-    without adding up the classes (and without a message, where they are sharded). It is then
-    added to the rest where it lies, and no gradient of mere zeros is made and subtracted from.
+    If a negative log likelihood follows, `grad` has one nonzero entry per row, so that its sum over
+    classes is known without a reduction (or a collective, if classes are sharded). That entry is
+    then scattered into the result, and `grad` itself, nearly all zeros, is never made.
     """
     b = call.builder
     grad, output = call["grad_output"], call["output"]
@@ -55,7 +55,7 @@ def _log_softmax_backward(call: Call) -> Result:
 
 
 def _row_gradient(grad: SSAValue, dim: int) -> tuple[SSAValue, SSAValue] | None:
-    """Index and entries of a `grad` with one entry per row, scattered along `dim` into zeros."""
+    """Return index and entries of a `grad` that scatters one entry per row into zeros, or None."""
     scatter = maker(grad, "aten.scatter_add")
     if scatter is None or not is_zeros(scatter.operands[0]) or scatter.value("dim") != dim:
         return None
@@ -64,7 +64,7 @@ def _row_gradient(grad: SSAValue, dim: int) -> tuple[SSAValue, SSAValue] | None:
 
 
 def _target_column(call: Call, classes_dim: int) -> tuple[SSAValue, SSAValue]:
-    """Target indices with ignored ones at 0, and which rows count; both with a class dim of 1."""
+    """Return targets (0 for ignored rows) and a mask of counted rows; class dims have size 1."""
     b = call.builder
     target = call["target"]
     shape = shape_of(target)
@@ -75,7 +75,7 @@ def _target_column(call: Call, classes_dim: int) -> tuple[SSAValue, SSAValue]:
 
 
 def _row_weights(call: Call, index: SSAValue, counts: SSAValue, like: torch.dtype) -> SSAValue:
-    """The weight of each row's target class, 1 where classes have none, and 0 for ignored rows."""
+    """Return each row's weight: its target class's (1 without weights), or 0 for ignored rows."""
     b = call.builder
     weight = call.arguments.get("weight")
     if weight is None:
@@ -91,7 +91,7 @@ def _weighted(call: Call, rows: SSAValue, weights: SSAValue) -> SSAValue:
 
 @form("aten.nll_loss_forward", "aten.nll_loss2d_forward")
 def _nll_loss(call: Call) -> Result:
-    """-sum over counted rows of w[target] log p[target]; the mean divides by the sum of weights."""
+    """Compute -sum of w[target] log p[target] over counted rows; a mean divides by sum of w."""
     b = call.builder
     source = call["self"]
     dim = 1 if len(shape_of(source)) > 1 else 0
@@ -99,7 +99,7 @@ def _nll_loss(call: Call) -> Result:
     picked = b.call("aten.gather", source, index, dim=dim)
     column = b.view(call["target"], shape_of(counts))
     ignored = b.call("aten.eq.Scalar", column, other=call["ignore_index"])
-    # Linear in what is picked, so that ranks that share the classes add it up before they send it.
+    # Linear in `picked`, so that ranks with shards of the classes can sum locally first.
     rows = b.call("aten.masked_fill.Scalar", b.call("aten.neg", picked), ignored, value=0.0)
     rank = len(shape_of(rows))
     weights = _row_weights(call, index, counts, call.dtype)
@@ -115,7 +115,7 @@ def _nll_loss(call: Call) -> Result:
 
 @form("aten.nll_loss_backward", "aten.nll_loss2d_backward")
 def _nll_loss_backward(call: Call) -> Result:
-    """-w grad (divided by the sum of weights, for a mean) at each counted row's target class."""
+    """Scatter -w grad (for a mean, divided by sum of w) to each counted row's target class."""
     b = call.builder
     grad = call["grad_output"]
     dim = 1 if len(call.shape) > 1 else 0

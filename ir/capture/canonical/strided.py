@@ -13,9 +13,9 @@ from shardweave.ir.dialects.types import num_elements, shape_of, tensor_type
 
 
 def memory_order(node: torch.fx.Node) -> dict[str, list[int]]:
-    """As `order` the dims of what an op reads by strides, as memory has them; empty for other ops.
+    """Return {"order": the operand's dims in memory order} for as_strided ops, {} for other ops.
 
-    Raises CaptureError for memory that holds more than the tensor, or not all of it.
+    Raises CaptureError unless the operand, so permuted, fills contiguous memory from offset 0.
     """
     if FORMS.get(str(node.target).removesuffix(".default")) not in (
         _as_strided,
@@ -36,14 +36,14 @@ def memory_order(node: torch.fx.Node) -> dict[str, list[int]]:
 
 @form("aten.as_strided", "aten.as_strided_copy")
 def _as_strided(call: Call) -> Result:
-    """The elements at the strides' places."""
+    """Look up the elements that the strides address."""
     flat, _ = _memory(call)
     return call.add("aten.index.Tensor", [flat, [_places(call)]])
 
 
 @form("aten.as_strided_scatter")
 def _as_strided_scatter(call: Call) -> Result:
-    """Other elements at the strides' places."""
+    """Replace the elements that the strides address by those of `src`."""
     b, order = call.builder, call["order"]
     flat, shape = _memory(call)
     written = b.call("aten.index_put", flat, [_places(call)], call["src"], accumulate=False)
@@ -51,7 +51,7 @@ def _as_strided_scatter(call: Call) -> Result:
 
 
 def _memory(call: Call) -> tuple[SSAValue, tuple[int, ...]]:
-    """The elements in the order of memory, and their dims there."""
+    """Return the operand flattened in memory order, and its shape in that order of dims."""
     held = call.builder.permute(call["self"], call["order"])
     return call.builder.view(held, [num_elements(held)]), shape_of(held)
 

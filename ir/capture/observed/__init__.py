@@ -1,1 +1,1 @@
-"""State of a model that a capture depends on: settings, hooks, buffers, values."""
+"""Observe the state that a capture depends on: settings, hooks, buffers, values."""

@@ -1,11 +1,11 @@
 # pyright: basic
 # torch's tracing API is private and only partly typed.
-"""Numbers that are read out of tensors that depend on no data: they are values.
+"""Evaluate `item()` and `tolist()` of tensors that depend on no data while tracing.
 
 `torch.arange(2, x.ndim).tolist()` or `torch.prod(torch.tensor(x.shape)).item()` give the same at
-every call, so that the trace computes them. So does a tensor that is a plain attribute of a module:
-`is_read_as_number` says of which one a change is to be noticed. What draws random numbers, and what
-is a buffer, stays a refusal.
+every call, so the trace computes them. The same holds for a tensor that is a plain attribute of a
+module; `is_read_as_number` tells whether a change to such a tensor outdates a program. Reads of
+random numbers and of buffers are still refused.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ from shardweave.ir.torch_private import (
 )
 
 _MOST = 4096
-"""Elements of a tensor that is computed while a model is traced."""
+"""Most elements of a tensor that is computed while a model is traced."""
 
 REAL = "real"
-"""The key of a node's `meta` for the tensor that it reads, if that is a constant."""
+"""Key in a node's `meta` of the real tensor that the node reads, if that is a constant."""
 
 _READ: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
 
 
 def is_read_as_number(tensor: Tensor) -> bool:
-    """Whether programs hold numbers that were read out of a tensor."""
+    """Whether a trace has read Python numbers out of a tensor, which programs then hold."""
     return _READ.get(id(tensor)) is tensor
 
 
 class _Random(Exception):
-    """A call draws random numbers, or reads memory that nobody has written."""
+    """A call draws random numbers, or makes uninitialized memory."""
 
 
 class Deterministic(TorchDispatchMode):
-    """Meanwhile a draw of random numbers raises, and so does a read of memory not written."""
+    """Mode in which drawing random numbers and making uninitialized tensors raise."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         is_random = torch.Tag.nondeterministic_seeded in func.tags
@@ -58,7 +58,7 @@ class Deterministic(TorchDispatchMode):
 
 @contextlib.contextmanager
 def constant_numbers(model: nn.Module) -> Iterator[None]:
-    """Meanwhile `item()` and `tolist()` of constant tensors are Python numbers to dynamo."""
+    """Let dynamo evaluate `item()` and `tolist()` of constant tensors, while in the context."""
     call = TensorVariable.call_method
     owned = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
 
@@ -80,7 +80,7 @@ def constant_numbers(model: nn.Module) -> Iterator[None]:
 
 
 def constant_value(node: fx.Node) -> Tensor | None:
-    """The value of a node that depends on no input; None of another."""
+    """Compute the value of a node that depends on no input; None for other nodes."""
     path: dict[fx.Node, None] = {}
     if not _is_constant(node, path) or any(_writes(other, path) for other in node.graph.nodes):
         return None
@@ -103,7 +103,7 @@ def constant_value(node: fx.Node) -> Tensor | None:
 
 
 def _is_constant(node: fx.Node, path: dict[fx.Node, None]) -> bool:
-    """Whether a node is computed of small constants alone; path: its nodes, operands first."""
+    """Whether small constants alone determine a node; adds its nodes to path, operands first."""
     if node in path:
         return True
     value = node.meta.get("example_value")
@@ -126,7 +126,7 @@ def _is_static(shape: Sequence[Any]) -> bool:
 
 
 def _writes(node: fx.Node, path: dict[fx.Node, None]) -> bool:
-    """Whether a node may change a tensor of the path in place, as itself or by way of a view."""
+    """Whether a node may change a tensor of `path` in place, directly or through a view."""
     name = str(getattr(node.target, "__name__", node.target))
     is_in_place = node.target is operator.setitem or (
         name.endswith("_") and not name.endswith("__")

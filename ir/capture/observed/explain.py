@@ -1,5 +1,5 @@
 # pyright: basic
-"""Errors of torch's tracing, in the words of the model: where, what, and what to do."""
+"""Explain errors of torch's tracing to the user: the line, the cause, and the remedy."""
 
 from __future__ import annotations
 
@@ -86,10 +86,10 @@ _ONLY_TRACED = (
 def explained(
     error: Exception, observation: Observation, in_python: Exception | None = None
 ) -> CaptureError:
-    """The error to raise for one of torch's.
+    """Make the CaptureError to raise in place of one of torch's errors.
 
-    in_python: the error of the same model where Python itself ran it on tensors without values,
-    which knows the line if torch's does not.
+    in_python: the error of the same model when Python itself ran it on fake tensors; it gives the
+    line if torch's error does not.
     """
     text = str(error)
     site = _site(error, observation.failed_in)
@@ -134,13 +134,13 @@ def explained(
 
 
 def _of_experts(site: Site) -> str:
-    """The static form of what runs each expert on the rows that chose it."""
+    """Return a remedy if the line looks like a loop over experts on their own rows; else ''."""
     line = f"{linecache.getline(site.file, site.line)} {site.module}"
     return _EXPERTS if _LOOP.search(line) else ""
 
 
 def _number_remedy(error: Exception, site: Site) -> str:
-    """The remedy for a number that is read, with the line if torch's own Python reads it."""
+    """Return the remedy for a number read out of a tensor, with torch's line if torch reads it."""
     frames = getattr(error, "real_stack", None) or ()
     places = [(frame.filename, frame.lineno or 0) for frame in frames][-1:]
     said = _READER.search(str(error))
@@ -158,7 +158,7 @@ def _number_remedy(error: Exception, site: Site) -> str:
 
 
 def check_data_dependence(graph: torch.fx.Graph) -> None:
-    """Refuse a graph in which a shape or a Python number depends on the data, with its line."""
+    """Raises CaptureError, with the line, if a shape or Python number depends on the data."""
     for node in graph.nodes:
         if not node.meta.get("unbacked_bindings"):
             continue

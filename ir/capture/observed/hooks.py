@@ -1,8 +1,8 @@
 # pyright: basic
 """Hooks on gradients: those of parameters become ops of the step, the others are refused.
 
-Autograd runs the hooks of a leaf, which a traced graph no longer has. So a hooked parameter is read
-through a view of it that has the same hooks: what they do to the gradient is traced with the rest.
+Autograd runs the hooks of leaves, but a traced graph has no leaves. So the graph reads a hooked
+parameter through a view with the same hooks, and traces their effect on the gradient.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shardweave.ir.torch_private import assign_attribute
 
 Hook = Callable[[Tensor], Tensor | None]
 Export = Callable[[Hook, Tensor], torch.fx.GraphModule]
-"""(hook, an example of the gradient) -> the hook as a graph."""
+"""Traces a hook: (hook, an example of the gradient) -> the hook's graph."""
 
 _BACKWARD = ("_backward_hooks", "_backward_pre_hooks")
 _GLOBAL = (
@@ -62,7 +62,7 @@ def check_leaf_hooks(hooks: Iterable[tuple[str, Site]]) -> None:
 def install_hooks(model: nn.Module, exported: torch.fx.GraphModule, export: Export) -> None:
     """Read each hooked parameter of the exported graph through a view that has its hooks.
 
-    The graph's attributes are named `model.` and the qualified name.
+    The graph reads attributes by `model.` plus the qualified name. export: traces a hook.
     """
     tensors = (*model.named_buffers(), *model.named_parameters())
     names = {id(tensor): f"model.{name}" for name, tensor in tensors}

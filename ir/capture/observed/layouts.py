@@ -1,9 +1,9 @@
 # pyright: basic
 # torch's graphs are only partly typed.
-"""Refusals of tensors that are laid out otherwise than densely: sparse, nested or blocked.
+"""Refuse tensors with a layout that is not dense: sparse, nested or blocked.
 
-A program's values are dense. Torch differentiates sparse ones in kernels that a trace does not see,
-so that the traced gradient would be zero.
+A program's values are dense. Torch differentiates sparse tensors in kernels that a trace does not
+see, so that the traced gradient would be zero.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _REMEDIES = {
 
 
 def check_layouts(graph: torch.fx.Graph) -> None:
-    """Raises CaptureError, naming the line, for a graph that reads or makes such a tensor."""
+    """Raises CaptureError, with the line, if a graph reads or makes a tensor that is not dense."""
     for node in graph.nodes:
         layout = _layout(node.meta.get("example_value"))
         if layout is None or (node.op in ("placeholder", "get_attr") and not node.users):
@@ -38,7 +38,7 @@ def check_layouts(graph: torch.fx.Graph) -> None:
 
 
 def refusal(site: Site, layout: torch.layout, does: str) -> str:
-    """The sentence that refuses a layout, with what to write."""
+    """Return the message that refuses a layout, with the remedy. does: "reads" or "makes"."""
     name = str(layout).removeprefix("torch.").lstrip("_")
     return (
         f"{site}: this {does} a tensor of layout {name}, and a program's tensors are dense; "
@@ -47,7 +47,7 @@ def refusal(site: Site, layout: torch.layout, does: str) -> str:
 
 
 def _layout(value: Any) -> torch.layout | None:
-    """The layout of a tensor, or of some of several, that is not dense; None if all are."""
+    """Return the first layout that is not dense in a tensor or sequence; None if all are."""
     if isinstance(value, torch.Tensor):
         return None if value.layout == torch.strided else value.layout
     if isinstance(value, Sequence) and not isinstance(value, str):
@@ -56,7 +56,7 @@ def _layout(value: Any) -> torch.layout | None:
 
 
 def dense_gradients(graph: torch.fx.Graph) -> list[str]:
-    """Let tables with `sparse=True` have dense gradients, which have the same values; notes."""
+    """Set `sparse=False` in lookups (gradients keep their values); return a note for each."""
     changed = [node for node in graph.nodes if _asks_for_sparse(node)]
     for node in changed:
         position = _SPARSE[node.target]
@@ -77,7 +77,7 @@ _SPARSE: dict[Any, int] = {
     torch.embedding: 4,
     torch.embedding_bag: 5,
 }
-"""The position of the argument `sparse` of lookups."""
+"""Position of the argument `sparse`, by lookup function."""
 
 
 def _asks_for_sparse(node: torch.fx.Node) -> bool:

@@ -1,8 +1,8 @@
 # pyright: basic
 """Tensors that a model reads but does not own: plain attributes, lists, numpy arrays, globals.
 
-A step holds the parameters and buffers of a model, by name. A constant of another kind becomes a
-non-persistent buffer. What requires gradients has to be a parameter, and is refused.
+A step holds the parameters and buffers of a model, by name. Any other constant becomes a
+non-persistent buffer. A tensor that requires gradients and is no parameter is refused.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _DEPTH = 3
 
 
 CONSTANT = "constant_"
-"""The names of buffers for constants that are not attributes of modules begin so."""
+"""Prefix of the names of buffers for constants that are not attributes of modules."""
 
 
 def check_all_registered(model: nn.Module, exported: torch.fx.GraphModule) -> None:
@@ -36,11 +36,11 @@ def check_all_registered(model: nn.Module, exported: torch.fx.GraphModule) -> No
 def keep_constants(
     model: nn.Module, exported: torch.fx.GraphModule, arrays: Mapping[int, Tensor]
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """Make the constants that a graph reads non-persistent buffers of `model`; these, and notes.
+    """Make the constants that a graph reads non-persistent buffers; return new ones, and notes.
 
-    An attribute of a module stays under its name, other constants are buffers of the model itself.
-    arrays: tensors of numpy arrays by the identity of the fake ones that the graph has. Raises
-    CaptureError for a parameter, for what requires gradients, and for a tensor without data.
+    An attribute of a module keeps its name; other constants become buffers of `model` itself.
+    arrays: tensors of numpy arrays by id of the graph's fake tensors. Raises CaptureError for a
+    parameter, for a tensor that requires gradients, and for one without data.
     """
     kept: dict[str, Tensor] = {}
     notes: list[str] = []
@@ -78,7 +78,7 @@ def keep_constants(
 
 
 def register_constants(model: nn.Module, constants: Mapping[str, Tensor]) -> None:
-    """Make constants non-persistent buffers, in the place of attributes of their names."""
+    """Register constants as non-persistent buffers; attributes with their names are replaced."""
     for qualified, tensor in constants.items():
         path, _, name = qualified.rpartition(".")
         module = model.get_submodule(path)
@@ -89,7 +89,7 @@ def register_constants(model: nn.Module, constants: Mapping[str, Tensor]) -> Non
 
 
 def kept_constants(module: nn.Module) -> Mapping[str, Tensor]:
-    """The constants of a module's code for which it has buffers, by the names of these."""
+    """The constants of a module's code that captures made its buffers, by buffer name."""
     return _KEPT.get(module, {})
 
 
@@ -98,7 +98,7 @@ def _is_equal(constant: Tensor, tensor: Tensor) -> bool:
 
 
 def constants_of(model: nn.Module) -> dict[str, Tensor]:
-    """The constants of a model's code that captures have made buffers, by their names in it."""
+    """The constants of a model's code that captures made buffers, by qualified name."""
     return {
         f"{path}.{name}" if path else name: constant
         for path, module in model.named_modules()
@@ -110,7 +110,7 @@ _KEPT: WeakKeyDictionary[nn.Module, dict[str, Tensor]] = WeakKeyDictionary()
 
 
 def _loose(model: nn.Module, exported: torch.fx.GraphModule) -> Iterator[tuple[str, Tensor]]:
-    """The tensors that a graph reads and `model` does not own, by their names in the graph."""
+    """Yield (name in the graph, tensor) for each tensor read that `model` does not own."""
     own = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
     for name, tensor in list((*exported.named_parameters(), *exported.named_buffers())):
         nodes = exported.graph.find_nodes(op="get_attr", target=name)
@@ -126,7 +126,7 @@ def _is_same_memory(buffer: Tensor, tensor: Tensor) -> bool:
 
 
 def _is_attribute(model: nn.Module, place: str, tensor: Tensor) -> bool:
-    """Whether a place names a plain attribute of a module."""
+    """Whether `place`, a path from the model, is a plain attribute that holds `tensor`."""
     path, _, name = place.rpartition(".")
     modules = dict(model.named_modules())
     return path in modules and vars(modules[path]).get(name) is tensor

@@ -30,19 +30,19 @@ from shardweave.ir.torch_private import (
 )
 
 ABSENT = object()
-"""Marker of a value that does not exist."""
+"""Marks a value that does not exist, such as that of a deleted attribute."""
 
 UNKNOWN = object()
-"""Marker of a value that is no Python constant, but a tensor or an object that holds one."""
+"""Marks a value that is no Python constant, such as a tensor."""
 
 _MODULES = re.compile(r"L\['self'\](?:(?:\.__dict__\['_modules'\]|\._modules)\['[^']*'\])*")
 
 
 @dataclass(frozen=True)
 class Write:
-    """A place outside the trace that the model's code writes to.
+    """A write of the model's code to an attribute, item or object from outside the trace.
 
-    place: as from the model, `blocks.0.count`. is_read: the graph depends on what was there before.
+    place: its path from the model: `blocks.0.count`. is_read: the graph depends on the old value.
     """
 
     place: str
@@ -51,7 +51,7 @@ class Write:
     after: Any
     is_read: bool
     owner: Any = None
-    """The object whose attribute this is, or the dict whose item; None for the like of lists."""
+    """The object or dict that has the attribute or item; None for others, such as lists."""
     name: Any = ""
 
 
@@ -60,9 +60,9 @@ class Observation:
     """Facts noted while a model is traced.
 
     failed_in: the innermost module in which it raised an error. notes: sentences for the user.
-    constants: tensors that became buffers of the model, by name. arrays: by the identity of a fake
-    tensor the one, of the same memory, of the numpy array that it stands for. refusal: why dynamo
-    does not trace the model, so that its calls are recorded.
+    constants: tensors that became buffers of the model, by name. arrays: for each numpy array, by
+    id of its fake tensor, a real tensor on the same memory. refusal: the reason why dynamo cannot
+    trace the model, if its calls are recorded instead.
     """
 
     writes: list[Write] = field(default_factory=list)
@@ -78,7 +78,7 @@ class Observation:
 
 @contextlib.contextmanager
 def observed() -> Iterator[Observation]:
-    """Writes down the traces that dynamo makes meanwhile."""
+    """Observe the traces that dynamo makes in the context; `writes` are those of the last one."""
     observation = Observation()
     cleanup, record_module = original_of("graph's end"), original_of("module stack")
 
@@ -152,7 +152,7 @@ def _writes(graph: Any) -> Iterator[Write]:
 
 
 def _is_set_of_old(variable: Any) -> bool:
-    """Whether a variable is a set as a dict, as dynamo has sets before torch 2.13."""
+    """Whether a variable is a set that dynamo keeps as a dict, as before torch 2.13."""
     return isinstance(variable, ConstDictVariable) and issubclass(variable.python_type(), set)
 
 
@@ -165,7 +165,7 @@ def _outside(graph: Any, source: str) -> Any:
 
 
 def _written_items(variable: Any, site: Site, read: _Read, owner: Any) -> Iterator[Write]:
-    """Items of a dict that are other ones than before, or gone."""
+    """Yield a write for each item of a dict that was replaced, added or removed."""
     source = variable.source.name
     items = {_key(key): value for key, value in variable.items.items()}
     olds = set(map(_key, variable.original_items))

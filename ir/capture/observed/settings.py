@@ -41,7 +41,7 @@ from shardweave.ir.torch_private import (
 
 @contextlib.contextmanager
 def exact_texts() -> Iterator[None]:
-    """Texts of exceptions are those that eager has, or dynamo refuses the line that reads them."""
+    """Give exceptions eager's text, or let dynamo refuse the line that reads it."""
     raise_, text_of = original_of("raised"), original_of("exception text")
 
     def raising(owner: Any, value: Any, *rest: Any, **options: Any) -> None:
@@ -87,7 +87,7 @@ def _shown(argument: Any) -> str:
 
 
 _WORDS = {print, warnings.warn, logging.debug, logging.info, logging.warning, logging.error}
-"""Calls that say something and compute nothing, which a program leaves out."""
+"""Calls that print or log and compute nothing, which a program leaves out."""
 
 
 def _fake_mode_of(model: torch.nn.Module) -> contextlib.AbstractContextManager[Any]:
@@ -97,9 +97,9 @@ def _fake_mode_of(model: torch.nn.Module) -> contextlib.AbstractContextManager[A
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without torch's log of an error that is explained anyway, and without the warnings of dynamo:
-    before torch 2.13 at a hook that forward registers, and at functions that keep what they found,
-    which are traced as others are."""
+    """Silence torch's log of errors, since they are explained anyway, and warnings that do not
+    matter: before torch 2.13 at a hook that forward registers, and at functions with an lru_cache,
+    which are traced like other functions."""
     with silent_logs(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "TF32 acceleration on top of oneDNN")
         warnings.filterwarnings("ignore", ".* should not be instantiated", DeprecationWarning)
@@ -111,9 +111,9 @@ def _quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _outside_of_modes() -> Iterator[None]:
-    """Modes in which the caller is, such as `sw.seeded` or a counter of FLOPs, see nothing of it.
+    """Hide the trace from the caller's dispatch modes, such as `sw.seeded` or a FLOP counter.
 
-    A step compiles a program in the middle of a call. Fake tensors stay fake.
+    A step compiles a program in the middle of a call. Modes of fake tensors stay active.
     """
     modes = current_modes()
     with contextlib.ExitStack() as stack:
@@ -126,8 +126,8 @@ def _outside_of_modes() -> Iterator[None]:
 
 
 class _FlatRoot(torch.nn.Module):
-    """Torch's module around the one that is exported, without its search of the arguments for
-    tensors, which dynamo would trace as well: a quarter of the time that a small model takes."""
+    """Replaces torch's wrapper of the exported module. It does not search the arguments for
+    tensors, which dynamo would trace too: a quarter of the time that a small model takes."""
 
     def __init__(self, root: Any, num_args: int, names: tuple[str, ...]) -> None:
         super().__init__()
@@ -142,7 +142,7 @@ class _FlatRoot(torch.nn.Module):
 
 
 def _root_of(root: Any, in_spec: Any) -> torch.nn.Module:
-    """Replace `ModuleToTrace`: the traced module takes tensors, so that each argument is one."""
+    """Replace `ModuleToTrace` by a module for arguments that are all tensors."""
     args, kwargs = children_of(in_spec)
     assert in_spec.num_leaves == len(children_of(args)) + len(children_of(kwargs))
     return _FlatRoot(root, len(children_of(args)), tuple(kwargs.context))
@@ -165,8 +165,8 @@ def _run_with_code(graph: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
 
 @contextlib.contextmanager
 def _forgetting() -> Iterator[None]:
-    """Torch leaves each traced function among the globals of its root, and with it the model's
-    parameters."""
+    """Delete the compiled functions that torch adds to globals, which would keep the model's
+    parameters alive."""
     roots = [vars(functional_export), globals()]
     before = [set(names) for names in roots]
     try:
@@ -195,14 +195,15 @@ _REPLACED: dict[str, Any] = {
     "flex device": lambda *tensors: None,
     "flex width": lambda *tensors: None,
 }
-"""Parts of torch's tracing that are replaced meanwhile, with their replacements."""
+"""Replacements, during a trace, for parts of torch's tracing, by the part's name."""
 
 
 @contextlib.contextmanager
 def settings(model: torch.nn.Module, train: bool, grad: bool) -> Iterator[None]:
-    """Evaluation mode unless `train`, restored afterwards; the fake mode of fake parameters.
+    """Set torch up for tracing `model`, in evaluation mode unless `train`; restore it afterwards.
 
-    Recurrent layers are traced as the operations that they are made of.
+    grad: whether gradients are enabled. Fake parameters' fake mode is entered. Recurrent layers are
+    traced as their basic ops.
     """
     was_training = {name: module.training for name, module in model.named_modules()}
     mha = torch.backends.mha

@@ -1,7 +1,7 @@
 """Python state that a step changes: buffers that it assigns become results, the rest is refused.
 
-A program is made once and runs for every step. What forward writes to a module, a list or a global
-is gone by then, unless it is a tensor that the program returns.
+A program is captured once and runs for every step. It does not repeat forward's writes to modules,
+lists or globals; it can only return tensors, as the new values of buffers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _REGISTERED = re.compile(
 
 
 def assigned_buffers(model: nn.Module, writes: Iterable[Write]) -> dict[str, Site]:
-    """The qualified names of buffers that forward assigns, and where. Raises CaptureError."""
+    """Map each buffer that forward assigns to the line. Raises CaptureError for other state."""
     names: dict[str, Site] = {}
     for write in writes:
         registered = _REGISTERED.match(write.place)
@@ -42,7 +42,7 @@ def assigned_buffers(model: nn.Module, writes: Iterable[Write]) -> dict[str, Sit
 
 
 def python_state(writes: Iterable[Write]) -> list[Write]:
-    """The writes to other state that the next step would find changed."""
+    """Return the writes, except to buffers and parameters, that would change the next step."""
     return [
         write
         for write in writes
@@ -56,10 +56,10 @@ def python_state(writes: Iterable[Write]) -> list[Write]:
 def check_settles(
     writes: Sequence[Write], code: Callable[[], str], trace: Callable[[], tuple[Any, str]]
 ) -> None:
-    """Raises CaptureError unless the state stays where one step brings it, and so does the graph.
+    """Raises CaptureError unless a second step has the same graph and changes no more state.
 
-    Many models fill in a setting at their first call. code: gives that of the graph before; trace:
-    traces again, and gives what is written then and the code.
+    Many models fill in a setting at their first call. code: returns the code of the first graph.
+    trace: traces again; returns the writes of that trace and the code of its graph.
     """
     refused = next((write for write in writes if not _can_be_set(write)), None)
     if refused is None and writes:

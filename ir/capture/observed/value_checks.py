@@ -1,10 +1,10 @@
 # pyright: basic
 # torch's tracing API is private and only partly typed.
-"""Checks of values that only raise are left out of a trace.
+"""Leave checks of values that only raise out of a trace.
 
-`assert (ids < n).all()` and `if mask.sum() == 0: raise ValueError(..)` compute nothing: what
-follows is what the program is of. Where something in forward catches what they raise, they decide
-what is computed, and stay a branch that torch cannot trace.
+`assert (ids < n).all()` and `if mask.sum() == 0: raise ValueError(..)` compute nothing: a program
+has the code after them only. If forward catches the exception, the check decides which code runs:
+it stays a data-dependent branch, which torch cannot trace.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from shardweave.ir.torch_private import (
 )
 
 Jump = Callable[[Any, Any], None]
-"""Dynamo's function for a jump; takes a translator, with the frame's instructions, and the jump."""
+"""Dynamo's function for a jump: (translator, with the frame's instructions; the jump) -> None."""
 
 _JUMPS = [
     code
@@ -38,7 +38,7 @@ _JUMPS = [
 
 @contextlib.contextmanager
 def without_value_checks() -> Iterator[None]:
-    """Let dynamo go on after a check, while in the context."""
+    """Let dynamo trace on as if each check passed, while in the context."""
     translators = {InstructionTranslator}
     for translator in list(translators):
         translators |= _subclasses(translator)
@@ -56,7 +56,7 @@ def _subclasses(kind: type) -> set[Any]:
 
 
 def _passing(jump: Jump) -> Jump:
-    """A jump that goes on where the other way only raises."""
+    """Wrap a jump: if one side of a data-dependent branch only raises, take the other side."""
 
     def passing_jump(frame: Any, jumping: Any) -> None:
         if _is_of_data(frame.stack[-1]):
@@ -73,7 +73,7 @@ def _passing(jump: Jump) -> Jump:
 
 
 def _is_of_data(value: Any) -> bool:
-    """Whether a value is one that only the data say."""
+    """Whether a value depends on the data: a tensor, or a number read out of one."""
     if isinstance(value, LazyVariableTracker):
         value = value.realize()
     if isinstance(value, SymNodeVariable):
@@ -82,7 +82,7 @@ def _is_of_data(value: Any) -> bool:
 
 
 def _only_raises(frame: Any, first: int) -> bool:
-    """Whether instructions from one on make an exception and raise it, and nobody catches it."""
+    """Whether instructions from index `first` only raise an exception that nothing catches."""
     for instruction in frame.instructions[first:]:
         if instruction.opname == "RAISE_VARARGS":
             return not _is_caught(frame, instruction)
@@ -92,7 +92,7 @@ def _only_raises(frame: Any, first: int) -> bool:
 
 
 def _is_caught(frame: Any, instruction: Any) -> bool:
-    """Whether code around an instruction, or around a call on the way to it, has an `except`."""
+    """Whether an `except` of the user encloses an instruction, in its frame or a caller's."""
     while frame is not None:
         # What torch's own code catches, around hooks, it raises again.
         is_users = not frame.f_code.co_filename.startswith(TORCH)
@@ -104,8 +104,8 @@ def _is_caught(frame: Any, instruction: Any) -> bool:
 
 
 def _has_except(frame: Any, instruction: Any) -> bool:
-    """Whether a frame has an `except` at an instruction. `finally`, `with` and the code that
-    cleans up after a handler do not count: they raise the error again."""
+    """Whether an `except` of a frame encloses an instruction. `finally`, `with` and the clean-up
+    code of a handler do not count, since they raise the error again."""
     while instruction.exn_tab_entry is not None:
         first = frame.indexof[instruction.exn_tab_entry.target]
         handler = frame.instructions[first:]
@@ -121,9 +121,9 @@ _ENDS = ("RERAISE", "CHECK_EXC_MATCH", "CHECK_EG_MATCH", "POP_EXCEPT")
 
 
 def drop_unread_numbers(graph: torch.fx.Graph) -> None:
-    """Take the numbers out of a graph that are read out of tensors for nothing but checks.
+    """Remove the numbers that a graph reads out of tensors for checks alone.
 
-    Torch checks in which range such a number is.
+    Torch's own assertions on the range of such a number are removed too.
     """
     for node in reversed(graph.nodes):
         example = node.meta.get("example_value")

@@ -1,1 +1,1 @@
-"""Optimizers: what the update of a parameter reads."""
+"""Record the torch calls of models whose Python dynamo cannot follow."""

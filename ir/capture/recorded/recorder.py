@@ -1,10 +1,10 @@
 # pyright: basic
 # torch's tracing API is private and only partly typed.
-"""A graph of the calls of torch that a model makes, recorded while its own Python runs.
+"""Record the torch calls of a model as a graph while its own Python runs.
 
-Where dynamo does not follow a model's Python, Python runs it: on fake tensors, under a mode that
-sees each call of a torch function. What depends on no data is computed as ever; what reads a number
-out of data raises.
+If dynamo cannot follow a model's Python, Python runs it on fake tensors, under a mode that sees
+each call of a torch function. Values that depend on no data are computed as ever; code that reads
+a number out of data raises.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _VariableMeta: Any = type(torch.autograd.Variable)
 
 
 class Unseen(Exception):
-    """Code makes a tensor in a way that is not seen."""
+    """Code does something that cannot be recorded; the message says what."""
 
 
 class CallRecorder(TorchFunctionMode):
-    """Records what is called meanwhile; Python gets fake tensors of the results."""
+    """Records torch calls while the mode is active; their results are fake tensors."""
 
     def __init__(self, root: nn.Module) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class CallRecorder(TorchFunctionMode):
         return self.call(func, args, kwargs or {})
 
     def call(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Call a function of tensors on fake ones, and write the call down if it does something."""
+        """Call a function on fake tensors and record the call, except for reads of plain values."""
         if self.is_inside:
             return func(*args, **kwargs)
         name = getattr(func, "__name__", "")
@@ -119,7 +119,7 @@ class CallRecorder(TorchFunctionMode):
         node.meta["example_value"] = fake
 
     def _write(self, func: Any, leaves: list[Any], tree: Any, result: Any) -> None:
-        """Write a call down, unless it gives numbers alone."""
+        """Record a call, unless all its results are Python constants."""
         results = pytree.tree_leaves(result)
         if result is not None and all(isinstance(value, _PLAIN) for value in results):
             return
@@ -149,7 +149,7 @@ class CallRecorder(TorchFunctionMode):
                     self._results(part, item)
 
     def output(self, returned: Any) -> Any:
-        """End the graph with what the model returns; the structure of it."""
+        """End the graph with the model's return value; return the pytree spec of that."""
         leaves, tree = pytree.tree_flatten(returned)
         fakes = [self._fake(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         self.graph.output(
@@ -159,7 +159,7 @@ class CallRecorder(TorchFunctionMode):
 
     @contextlib.contextmanager
     def seeing_all(self) -> Iterator[None]:
-        """Meanwhile calls that no mode sees are seen: of modules, of autograd's own functions."""
+        """Record, also what modes do not see: modules, autograd functions and autocast."""
         call_module = nn.Module.__call__
 
         def calling(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -176,7 +176,7 @@ class CallRecorder(TorchFunctionMode):
 
     @contextlib.contextmanager
     def _seeing_functions(self) -> Iterator[None]:
-        """Record each autograd function as one call with its own backward, while in the context."""
+        """Record each torch.autograd.Function as one call with its own backward."""
         applied: Any = vars(torch.autograd.Function)["apply"]
         make_variable = _VariableMeta.__call__
 
@@ -262,7 +262,7 @@ def _named(func: Callable[..., Any], name: str) -> Callable[..., Any]:
 
 
 def _with_objects(func: Any, values: list[Any], tree: Any) -> Callable[..., Any]:
-    """The function of the tensors alone; it has the other arguments."""
+    """Bind all arguments that are not tensors; return a function of the tensors alone."""
     places = [index for index, value in enumerate(values) if isinstance(value, fx.Node)]
 
     def call(*tensors: Any) -> Any:

@@ -1,9 +1,9 @@
 # pyright: basic
 # torch's tracing API is private and only partly typed.
-"""Recorded graphs that are the model: recorded twice alike, and equal to eager on other inputs.
+"""Record a model's calls as a graph, and verify it by a second recording and eager PyTorch.
 
-A recording has in it what the model's Python computed while it ran. What is not the same at each
-call, such as a number that Python draws, or state that forward counts up, shows in a second one.
+A recording contains the values that the model's Python computed while it ran. Values that differ
+from call to call, such as numbers that Python draws or counters, show in a second recording.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from shardweave.ir.torch_private import FakeTensor, PyTreeInfo, TreeCodeGen, pyt
 
 _CLOSE = {torch.float64: 1e-9, torch.complex128: 1e-9, torch.float32: 1e-4, torch.complex64: 1e-4}
 _OTHERS = 2
-"""On how many other inputs a recording is compared with eager."""
+"""The number of other inputs on which a recording is compared with eager."""
 
 
 def recorded_graph(
     root: Wrapped, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[fx.GraphModule, list[Write]]:
-    """The graph of what `root` calls, with its parameters and buffers as attributes, and the
-    buffers that it assigns. Raises Unseen, or what a fake tensor raises, if it cannot be trusted.
+    """Record the calls of `root`; return the graph, which reads parameters and buffers as
+    attributes, and the writes to buffers. Raises Unseen if untrusted, or a fake tensor's error.
     """
     tensors = [*args, *kwargs.values(), *root.parameters(), *root.buffers()]
     if any(isinstance(tensor, FakeTensor) or tensor.is_meta for tensor in tensors):
@@ -81,7 +81,7 @@ def _write(name: str) -> Write:
 
 @contextlib.contextmanager
 def random_numbers_kept() -> Iterator[None]:
-    """Afterwards Python and numpy draw the next random numbers as if nobody had drawn any."""
+    """Restore the states of Python's and numpy's random number generators on exit."""
     drawn, drawn_by_numpy = random.getstate(), np.random.get_state()
     try:
         yield
@@ -92,8 +92,8 @@ def random_numbers_kept() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _state_kept(root: nn.Module) -> Iterator[None]:
-    """Afterwards Python's state is what it was: attributes of modules, lists and dicts in them, and
-    the next random numbers."""
+    """Restore Python state on exit: attributes of modules, lists, dicts and sets among them, and
+    random number generators."""
     modules = list(root.modules())
     before = [(dict(vars(module)), _contents(vars(module))) for module in modules]
     try:
@@ -115,7 +115,7 @@ def _contents(attributes: Mapping[str, Any]) -> list[tuple[Any, Any]]:
 
 @contextlib.contextmanager
 def _buffers_kept(root: nn.Module) -> Iterator[None]:
-    """Afterwards each module has the buffers that it had, with the values that they had."""
+    """Restore each module's buffers and their values on exit."""
     before = [(module._buffers, dict(module._buffers)) for module in root.modules()]
     values = [(buffer, buffer.detach().clone()) for buffer in root.buffers()]
     try:
@@ -132,7 +132,7 @@ def _buffers_kept(root: nn.Module) -> Iterator[None]:
 def _compare(
     root: Wrapped, graph: fx.GraphModule, values: Sequence[Tensor], names: Sequence[str]
 ) -> None:
-    """Raises Unseen unless a recording gives eager's outputs and gradients on other inputs."""
+    """Raises Unseen unless a recording has eager's results on shuffled copies of the inputs."""
     num_args = len(values) - len(names)
     for seed in range(_OTHERS):
         generator = torch.Generator().manual_seed(seed)
@@ -155,7 +155,7 @@ def _shuffled(value: Tensor, generator: torch.Generator) -> Tensor:
 def _results(
     function: Callable[..., Any], root: Wrapped, args: Any, kwargs: Any, seed: int
 ) -> list[Any]:
-    """Outputs, gradients, and new values of buffers that are changed in place."""
+    """Run forward and backward; return outputs, buffers changed in place, and gradients."""
     inputs = [*root.parameters(), *args, *kwargs.values()]
     own = [tensor.grad for tensor in inputs]
     try:

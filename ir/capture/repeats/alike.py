@@ -1,9 +1,9 @@
 # pyright: basic
-"""Whether two modules are one Python object up to renaming, so that code runs on both alike.
+"""Compare two modules as Python objects up to renaming: code then does the same with both.
 
-Two modules are alike if their object graphs are: the same classes, attribute names, constants,
-code and order of keys; tensors of one form; the same pattern of what is shared within them; and
-what they share with each other the same object, which does not lead back into either.
+Two modules are alike if their object graphs match: the same classes, attribute names, constants,
+code and order of keys; tensors of the same shape, dtype and layout; the same sharing of objects
+within each. An object that both share must not lead back into either.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _HEAP_TYPE = 1 << 9
 
 
 Parts = Iterator[tuple[Any, Any, str]]
-"""Pairs of parts of two objects, and where they are."""
+"""Triples: a part of one object, the matching part of the other, and the path of both."""
 
 
 class Unlike(Exception):
@@ -50,16 +50,16 @@ class Unlike(Exception):
 
 @dataclass
 class Likeness:
-    """A renaming of one module's objects to another's. differing: names of unequal constants."""
+    """Maps one module's objects to another's. differing: attributes with unequal constants."""
 
     partners: dict[int, Any] = field(default_factory=dict)
     differing: set[str] = field(default_factory=set)
     _taken: dict[int, Any] = field(default_factory=dict)
     _kept: list[Any] = field(default_factory=list)
-    """Keeps temporary objects alive, whose ids are noted."""
+    """Keeps objects alive whose ids are keys of `partners` or `_taken`."""
 
     def compare(self, left: Any, right: Any, place: str) -> None:
-        """Raises Unlike unless `right` is `left` up to renaming."""
+        """Raises Unlike unless `right` equals `left` up to renaming. place: the path in errors."""
         if isinstance(left, _CONSTANTS) or isinstance(right, _CONSTANTS):
             if not same_constant(left, right):
                 raise Unlike(f"{place} is {_short(left)} and {_short(right)}")
@@ -78,7 +78,7 @@ class Likeness:
             self.compare(value, partner, inner)
 
     def _parts(self, left: Any, right: Any, place: str) -> Parts:
-        """Pairs of what two objects of one class hold. Raises Unlike if the rest is not equal."""
+        """Pair the parts of two objects of one class. Raises Unlike if other state differs."""
         if isinstance(left, nn.Module):
             return self._module_parts(left, right, place)
         for kinds, parts in _PARTS:
@@ -100,13 +100,13 @@ class Likeness:
 
 
 def same_constant(left: Any, right: Any) -> bool:
-    """Whether two constants of a graph are of one type and value."""
+    """Whether two constants have the same type and value."""
     # The text tells 0.0 from -0.0, and nan is itself.
     return type(left) is type(right) and repr(left) == repr(right)
 
 
 def is_plain_object(value: Any) -> bool:
-    """Whether the attributes of an object are all its state."""
+    """Whether all state of an object is in its `__dict__`."""
     classes = type(value).__mro__[:-1]
     is_python = all(
         cls.__flags__ & _HEAP_TYPE and not cls.__dict__.get("__slots__") for cls in classes
@@ -171,7 +171,7 @@ def _tensor_parts(left: Tensor, right: Tensor, place: str) -> Parts:
 
 
 def _own(tensor: Tensor) -> dict[str, Any]:
-    """The attributes that a tensor was given."""
+    """Return the attributes that code has set on a tensor."""
     given = vars(tensor)
     fakes = ("fake_mode", "fake_device", "constant", "real_tensor", "pytype", "dispatch_keys")
     return {
@@ -182,7 +182,7 @@ def _own(tensor: Tensor) -> dict[str, Any]:
 
 
 def tensor_facts(tensor: Tensor) -> tuple[Any, ...]:
-    """All that code can tell of a tensor without its values."""
+    """Return all properties of a tensor that code can see, except its values."""
     return (
         type(tensor),
         tensor.shape,

@@ -1,6 +1,6 @@
 # pyright: basic
 # torch's tracing API is private and only partly typed.
-"""A call of a block while dynamo runs, and what the block's code can see of its surroundings."""
+"""A call of a block while dynamo runs, and the outside state that the block's code can see."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from shardweave.ir.torch_private import (
 
 
 class Unfit(Exception):
-    """A call cannot be copied, or not from the one before; the message says why."""
+    """A block's call cannot be recorded, or not copied from a record; the message says why."""
 
 
 @dataclass
 class BlockCall:
     """A call of a block, before it runs.
 
-    name: dynamo's for the block. The variable has it too, but forgets it once the block is called
-    under another one.
+    name: dynamo's name of the block. Dynamo's variable has it too, but loses it once the block is
+    called under another name.
     """
 
     variable: Any
@@ -72,13 +72,13 @@ class BlockCall:
 
 
 def module_name_of(variable: Any) -> str:
-    """The name that dynamo gives to a module in the stacks of its nodes."""
+    """Return dynamo's name of a module, as in the module stacks of its nodes."""
     name = variable.get_nn_module_stack_source().name
     return re.sub(r"\._(?:modules|parameters|buffers)\[(['\"])([^'\"\]]+)\1\]", r".\2", name)
 
 
 def structure_of(variable: Any, leaves: list[Any]) -> Any:
-    """The structure of an argument without its tensors, which are added to `leaves`."""
+    """Return the structure of an argument; its tensors are appended to `leaves`. Raises Unfit."""
     if isinstance(variable, LazyVariableTracker):
         variable = variable.realize()
     if isinstance(variable, TensorVariable):
@@ -92,7 +92,7 @@ def structure_of(variable: Any, leaves: list[Any]) -> Any:
 
 
 def torch_state(tx: Any) -> tuple[Any, ...]:
-    """State that code can see besides objects: torch's modes, and the calling frame."""
+    """Return the state that code can see besides objects: torch's modes and the call stack."""
     devices = ("cpu", "cuda")
     return (
         torch.is_grad_enabled(),
@@ -121,7 +121,7 @@ def _frames(tx: Any) -> Iterator[Any]:
 
 @dataclass(frozen=True, eq=False)
 class _Same:
-    """Equal to the same object alone, which it keeps alive."""
+    """Wraps an object, keeps it alive, and compares by identity."""
 
     value: Any
 
@@ -132,11 +132,11 @@ class _Same:
 
 
 Writes = dict[int, tuple[Any, Any]]
-"""Written variables and their contents, by the variable's identity."""
+"""Variables that code wrote to, with their contents, by id of the variable."""
 
 
 def writes_of(tx: Any) -> Writes:
-    """All writes so far, to objects from outside the trace and to new ones."""
+    """Return all writes so far, to objects from outside the trace and to new ones."""
     effects = tx.output.side_effects
     if effects.tensor_hooks:
         raise Unfit("hooks were registered")
@@ -159,7 +159,7 @@ def _content(variable: Any, effects: Any) -> Any:
 
 
 def _frozen(variable: Any) -> Any:
-    """A value that equals another one as long as nothing in it changes."""
+    """Return a snapshot of a variable, equal to a later one unless its contents changed."""
     if isinstance(variable, ConstantVariable):
         return type(variable.value), repr(variable.value)
     if isinstance(variable, ConstDictVariable):
@@ -172,7 +172,7 @@ def _frozen(variable: Any) -> Any:
 
 
 def check_unwritten(before: Writes, now: Writes) -> None:
-    """Raises unless nothing was written to that there was before."""
+    """Raises Unfit if code has written, since `before`, to an object that existed then."""
     for key, (variable, content) in now.items():
         is_new = isinstance(variable.mutation_type, (AttributeMutationNew, ValueMutationNew))
         if before[key][1] != content if key in before else not is_new:

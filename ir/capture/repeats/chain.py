@@ -1,9 +1,9 @@
 # pyright: basic
 """Chains of equal blocks in dynamo's graph, and the graph with a chain's middle cut out.
 
-A chain is a run of blocks that stand one right after another, of which each but the first reads its
-own parameters, what the one before it made, and what was there before the chain. Cut to its first
-two and last two blocks it is traced in their time, whatever its length (`lengthen`).
+The blocks of a chain follow each other directly. Each block but the first reads only its own
+parameters, results of the previous block, and values from before the chain. A chain of any length
+is traced as its first two and last two blocks alone, and lengthened afterwards (`lengthen`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _KEPT = 2
 
 @dataclass(frozen=True)
 class BlockChain:
-    """Paths of equal blocks, in order of their calls."""
+    """Equal blocks that form a chain, by path, in the order of their calls."""
 
     paths: tuple[str, ...]
 
@@ -38,13 +38,13 @@ class BlockChain:
 
 
 def block_path_of(node: fx.Node) -> str | None:
-    """The path of the block, if it has an equal, that a node is of."""
+    """Return the path of the recorded or copied block that a node belongs to; else None."""
     tag = node.meta.get("custom", {}).get(BLOCK)
     return None if tag is None else tag[1]
 
 
 def chains_of(graph: fx.Graph) -> list[BlockChain]:
-    """All chains from which something can be cut. Linear in the nodes."""
+    """Find all chains of more than four blocks. Takes time linear in the nodes."""
     links = _links(graph)
     chains: list[BlockChain] = []
     run: list[_Link] = []
@@ -62,9 +62,9 @@ def chains_of(graph: fx.Graph) -> list[BlockChain]:
 
 @dataclass
 class _Link:
-    """One block's nodes. reads: per operand where it comes from, equal for blocks that are chained.
+    """The nodes of one block. reads: the origin of each operand, equal for blocks of one chain.
 
-    start: its place among all calls of the graph.
+    number: that of the record it was copied from. start: index of its first call in the graph.
     """
 
     path: str
@@ -78,7 +78,7 @@ class _Link:
         return is_next and self.number == other.number and len(self.nodes) == len(other.nodes)
 
     def continues(self, run: list[_Link]) -> bool:
-        """Whether the run goes on with this block. The first one may read what it likes."""
+        """Whether this block extends a run; the reads of the run's first block do not matter."""
         last = run[-1]
         return self.follows(last) and (len(run) == 1 or self.reads == last.reads)
 
@@ -119,7 +119,7 @@ def _reads(link: _Link, before: _Link | None) -> list[Any]:
 
 
 def _is_closed(run: list[_Link]) -> bool:
-    """Whether each block of a run but the last is read by itself and the next one only."""
+    """Whether each block's results are read only by it and the next, its parameters only by it."""
     for link, following in zip(run, [*run[1:], None], strict=True):
         allowed = {*link.nodes, *(following.nodes if following else ())}
         prefix = f"model.{link.path}."
@@ -134,7 +134,7 @@ def _is_closed(run: list[_Link]) -> bool:
 
 
 def without_blocks(exported: fx.GraphModule, chains: list[BlockChain]) -> fx.GraphModule:
-    """The graph with the cut blocks of all chains left out, and the parameters of these."""
+    """Copy the graph without the middle blocks of all chains and without their parameters."""
     cut = {path for chain in chains for path in chain.cut}
     graph = fx.Graph()
     bridges = _bridges(exported.graph, chains)
@@ -168,7 +168,7 @@ def _bridges(graph: fx.Graph, chains: list[BlockChain]) -> dict[fx.Node, fx.Node
 
 
 def parameter_order(exported: torch.nn.Module) -> dict[str, int]:
-    """The place of each parameter and buffer among a traced graph's inputs."""
+    """Map each parameter and buffer to its index among the inputs of a traced graph."""
     names = (*dict(exported.named_parameters(remove_duplicate=False)),)
     names += (*dict(exported.named_buffers(remove_duplicate=False)),)
     return {name: place for place, name in enumerate(names)}

@@ -1,12 +1,11 @@
 # pyright: basic
 # torch's tracing API is private and only partly typed.
-"""The traced graph of a model with a long chain of equal blocks, from that of a short one.
+"""Derive the traced graph of a long chain of equal blocks from that of a short chain.
 
-The short chain has blocks 1, 2, n-1 and n. Operators are traced one by one, each from the forms of
-its operands, and autograd runs backward what ran forward, last first. So if blocks 2 and n-1 came
-out equal, forward and backward, and take the same from their neighbours on both sides, any further
-block between them comes out equal too. That is checked here, node for node; where it does not hold
-the whole graph is traced.
+The short chain has blocks 1, 2, n-1 and n. Each op's trace depends only on its operands' shapes and
+dtypes, and autograd runs backward in the reverse order of forward. So if blocks 2 and n-1 have
+equal traces, forward and backward, and read the same values of both neighbours, every block between
+them has that trace too. This is checked here, node for node; otherwise the whole graph is traced.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ class Irregular(Exception):
 
 
 def joint_graph(exported: fx.GraphModule, trace: Trace) -> tuple[fx.Graph, fx.GraphModule]:
-    """Dynamo's graph and constants as `trace` makes them; chains of equal blocks by their ends."""
+    """Trace a graph, with only the ends of chains; returns it, and the module of its constants."""
     chains = chains_of(exported.graph)
     if chains:
         with all_names() as names:
@@ -71,7 +70,7 @@ def joint_graph(exported: fx.GraphModule, trace: Trace) -> tuple[fx.Graph, fx.Gr
 
 @contextlib.contextmanager
 def all_names() -> Iterator[list[str]]:
-    """The names of the nodes of a graph traced meanwhile, with those that it drops as unused."""
+    """Note all node names of a graph traced in the context, also those of nodes it then drops."""
     names: list[str] = []
     eliminate = fx.Graph.eliminate_dead_code
 
@@ -87,10 +86,10 @@ def all_names() -> Iterator[list[str]]:
 def lengthened(
     graph: fx.Graph, names: Sequence[str], chains: Sequence[BlockChain], order: Mapping[str, int]
 ) -> fx.Graph:
-    """The graph with all blocks of the chains.
+    """Return the graph with all blocks of the chains, from the trace of the short chains.
 
-    names: of all nodes that were traced, in order. order: the place of each parameter among the
-    inputs. Raises Irregular where blocks are not alike.
+    names: the names of all traced nodes, in order. order: the index of each parameter among the
+    inputs. Raises Irregular if the blocks' traces differ.
     """
     entries = _entries(graph, names)
     for chain in chains:
@@ -99,7 +98,7 @@ def lengthened(
 
 
 def _entries(graph: fx.Graph, names: Sequence[str]) -> list[Entry]:
-    """One entry a call, with those that were dropped. Raises Irregular if names have gaps."""
+    """Make an entry for each call, also dropped ones. Raises Irregular if names have gaps."""
     nodes = {node.name: node for node in graph.nodes if node.op not in _ENDS}
     if [name for name in names if name in nodes] != list(nodes):
         raise Irregular("calls were reordered")
@@ -130,7 +129,7 @@ def _base(name: str) -> str:
 
 
 class _Lengthening:
-    """Puts the blocks that were cut back into one chain."""
+    """Inserts copies of the second block for the removed blocks of one chain."""
 
     def __init__(self, graph: fx.Graph, entries: list[Entry], chain: BlockChain) -> None:
         self.all, self.chain = entries, chain
@@ -147,7 +146,7 @@ class _Lengthening:
         self._check_closed(graph)
 
     def _spans(self, paths: Sequence[str], is_backward: bool) -> list[list[Entry]]:
-        """All entries of each block, from its first one to the next block's first."""
+        """Split the entries by block, each from its first to the next block's. Raises Irregular."""
         starts, end = [], 0
         for path in paths:
             places = [
@@ -198,7 +197,7 @@ class _Lengthening:
         )
 
     def _same_operand(self, first: fx.Node, second: fx.Node) -> bool:
-        """Both from the same place, seen from their blocks."""
+        """Whether the second and the last-but-one block read corresponding values."""
         places = self.owner.get(first), self.owner.get(second)
         if places == (1, 2):
             return self.partner[first] is second
@@ -234,7 +233,7 @@ class _Lengthening:
     # The long chain
 
     def entries(self) -> list[Entry]:
-        """All entries, with those of further blocks like the second."""
+        """Return all entries, including the copies of the second block."""
         cut = self.chain.cut
         copies = [self._copies(path) for path in cut]
         self._connect(copies)
@@ -284,7 +283,7 @@ class _Lengthening:
 
 
 def _is_sum_of_gradients(entry: Entry) -> bool:
-    """Whether an entry adds up gradients; torch does not say for which block."""
+    """Whether an entry adds up gradients, and torch does not say for which block."""
     is_sum = entry.node is not None and entry.node.meta.get("is_gradient_acc", False)
     return is_sum and entry.block is None
 

@@ -1,6 +1,6 @@
 # pyright: basic
 # torch's tracing API is private and only partly typed.
-"""A traced graph as a list of its calls, and the graph of a list in which calls are repeated."""
+"""Rebuild a traced graph from a list of its calls, in which calls may be repeated."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from shardweave.ir.torch_private import aot
 
 @dataclass(eq=False)
 class Entry:
-    """A node of the new graph, neither input nor output; of one that torch dropped the name alone.
+    """A call in the new graph. node: None for a call that torch dropped, whose name still counts.
 
-    base, first: its name without the number, and the first number; no number is given if `first` is
-    None. renamed: the block that it is copied from, and the one that it is of.
+    base, first: the name without its number, and the first number of that name; if `first` is None,
+    the name has no number. renamed: (path of the block copied from, path of the new block).
     """
 
     base: str
@@ -35,7 +35,7 @@ class Entry:
 
 
 def numbered(base: str, number: int) -> str:
-    """A name as torch.fx numbers it: the first without a number."""
+    """Number a name as torch.fx does: no suffix for number 0."""
     return f"{base}_{number}" if number else base
 
 
@@ -44,19 +44,19 @@ def flat_results(output: fx.Node) -> list[Any]:
 
 
 def is_gradient(desc: Any) -> bool:
-    """Whether a description of torch's is that of the gradient of a parameter or buffer."""
+    """Whether a torch output descriptor is that of a parameter's or buffer's gradient."""
     return isinstance(desc, aot.GradAOTOutput) and hasattr(desc.grad_of, "target")
 
 
 def parameter_in_block(node: fx.Node, path: str) -> str | None:
-    """The name within a block of its parameter or buffer."""
+    """Name of an input within block `path`; None if it is no parameter or buffer of the block."""
     target = getattr(node.meta.get("desc"), "target", "")
     prefix = f"model.{path}."
     return target[len(prefix) :] if target.startswith(prefix) else None
 
 
 def renamed_stack(stack: Mapping[str, tuple[str, Any]] | None, old: str, new: str) -> Any:
-    """A module stack with what is in block `old` said of block `new`."""
+    """Replace the path of block `old` by that of `new` in an fx module stack."""
     if not stack:
         return stack
     renamed = {}
@@ -78,7 +78,7 @@ def _next_name(entry: Entry, counts: Counter[str]) -> str:
 
 
 def rebuilt(graph: fx.Graph, entries: list[Entry], order: Mapping[str, int]) -> fx.Graph:
-    """The graph of some entries, in their order. order: of the inputs, by name."""
+    """Build a graph of `entries`. order: the index of each parameter among the inputs, by name."""
     new = fx.Graph()
     renames = list(dict.fromkeys(entry.renamed for entry in entries if entry.renamed))
     inputs = _inputs(graph, new, renames, order)
@@ -126,7 +126,7 @@ _Copies = dict[tuple[fx.Node | None, tuple[str, str] | None], fx.Node]
 def _inputs(
     graph: fx.Graph, new: fx.Graph, renames: Sequence[tuple[str, str]], order: Mapping[str, int]
 ) -> _Copies:
-    """The placeholders: the parameters of all blocks, in order, then the others."""
+    """Add the placeholders: parameters and buffers of all blocks in order, then the others."""
     wanted: list[tuple[fx.Node, Any, Any]] = [
         (node, None, node.meta["desc"]) for node in graph.find_nodes(op="placeholder")
     ]

@@ -1,6 +1,6 @@
 # pyright: basic
 # torch's tracing API is private and only partly typed.
-"""A block's call as dynamo traced it, and its copies for blocks that are alike."""
+"""Record a block's call while dynamo traces it, and copy the nodes for equal blocks."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _WORD = re.compile(r"\w+")
 class TracedBlock:
     """A call of a block as dynamo traced it.
 
-    words: all that its code read, as names and parts of names.
+    words: the identifiers in the names of everything that the block's code read.
     """
 
     path: str
@@ -55,7 +55,7 @@ class TracedBlock:
     sources: Any = None
     first_calls: dict[str, int] = field(default_factory=dict)
     tensors: dict[int, str] = field(default_factory=dict)
-    """The names within the block of its parameters and buffers, by identity."""
+    """The name of each parameter and buffer within the block, by id of the tensor."""
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -82,7 +82,7 @@ class TracedBlock:
     # What must hold for any copy
 
     def finish(self, result: Any) -> None:
-        """Raises Unfit if what happened is not all in the nodes."""
+        """Complete the record; raises Unfit if the call had effects that the nodes do not show."""
         call, module = self.call, self.call.variable.value
         check_unwritten(call.writes, writes_of(call.tx))
         if torch_state(call.tx) != call.state:
@@ -109,7 +109,7 @@ class TracedBlock:
 
     def _note_words(self) -> None:
         for source in self.sources:
-            # Every attribute of a module has __dict__ in its name; what counts is who reads it.
+            # Every attribute of a module has __dict__ in its name; `Repeats.read` notes true reads.
             self.words.update(set(_WORD.findall(source.name)) - {"__dict__"})
 
     def _check_nodes(self) -> None:
@@ -158,7 +158,7 @@ class TracedBlock:
     # Copying
 
     def copy(self, call: BlockCall, path: str) -> Any:
-        """The result of another call. Raises Unfit or Unlike where that would not be the same."""
+        """Copy the nodes for `call`; return its result. Raises Unfit or Unlike if it differs."""
         old, new = self.call.variable, call.variable
         if call.structure != self.call.structure:
             raise Unfit("it is given other arguments")
@@ -197,7 +197,7 @@ class TracedBlock:
     def _attributes(
         self, call: BlockCall, likeness: Likeness, renaming: _Renaming
     ) -> dict[fx.Node, fx.Node]:
-        """The new block's parameters and buffers for those of the old one."""
+        """Map the nodes that read the old block's parameters and buffers to the new block's."""
         values: dict[fx.Node, fx.Node] = {}
         output = call.tx.output
         old_source, new_source = self.call.variable.source, call.variable.source
@@ -247,7 +247,7 @@ class TracedBlock:
                 node.meta["custom"] = node.meta.get("custom", {}) | {BLOCK: (self.number, path)}
 
     def _fresh(self, tx: Any, node: fx.Node, old: fx.Node) -> Any:
-        """A result as a tensor of its own."""
+        """Make dynamo's variable of a copied result, with a new fake tensor like the old one's."""
         example = _example(old)
         with tx.fake_mode, torch.no_grad():
             value = torch.empty_strided(
@@ -263,7 +263,7 @@ class TracedBlock:
 
 
 def _read(output: Any, source: Any, tensor: Tensor, meta: dict[str, Any]) -> fx.Node:
-    """The node that reads a parameter or buffer; of a new one the metadata are given."""
+    """Return the node that reads a parameter or buffer; a new node gets `meta`."""
     if tensor in output.side_effects:
         return output.side_effects[tensor].as_proxy().node
     name = output.module_key_name(source.name)
@@ -285,7 +285,7 @@ def _result(structure: Any, fresh: Iterator[Any]) -> Any:
 
 
 class _Renaming:
-    """A renaming of one block's modules to another's."""
+    """Renames the modules of one block to those of another."""
 
     def __init__(self, old: BlockCall, new: BlockCall) -> None:
         self.old, self.new = old.name, new.name
@@ -301,7 +301,7 @@ class _Renaming:
         return self.new + name[len(self.old) :] if is_inner else name
 
     def meta(self, node: fx.Node) -> dict[str, Any]:
-        """The metadata of a node in the other block; dynamo's own nodes may be of no module."""
+        """Return a node's metadata for the other block; some nodes of dynamo have no module."""
         if _STACK not in node.meta:
             return dict(node.meta)
         stack = {}

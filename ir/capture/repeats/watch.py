@@ -1,6 +1,6 @@
 # pyright: basic
 # torch's tracing API is private and only partly typed.
-"""Blocks that dynamo need not run again, since it ran a block that is alike."""
+"""Skip dynamo's run of a block whose code would do the same as an earlier, equal block's."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _MAX_RECORDS = 8
 class Repeats:
     """The calls of blocks in the trace that dynamo makes.
 
-    The first call of a block is traced as ever and written down. At the call of another one dynamo
-    has run all code up to there, so everything that the block's code can see is at hand: its own
-    state, the arguments, torch's modes, and what it reads from outside. If all of that is what the
-    first block had, up to renaming, its code does the same, and the first block's nodes are copied.
+    The first call of a block is traced as ever and recorded. When another block is called, dynamo
+    has run all code up to that call, so all state that the block's code can see is known: its own
+    state, the arguments, torch's modes, and objects from outside. If all of it equals that of the
+    recorded block, up to renaming, the code does the same, and the recorded nodes are copied.
 
-    copied: paths of the blocks that were copied. notes: why others were not.
+    paths: the blocks' paths by id. copied: paths of copied blocks. notes: why others were not.
     """
 
     paths: Mapping[int, str]
@@ -46,16 +46,16 @@ class Repeats:
     _output: Any = None
     _recording: TracedBlock | None = None
     _checked: set[Any] = field(default_factory=set)
-    """The sources that do not lead to blocks."""
+    """Sources (dynamo's names of objects) that are known not to lead to blocks."""
 
     _called: set[int] = field(default_factory=set)
-    """The blocks that were called, by identity: under another name they are the same."""
+    """Ids of the blocks that were called; a block may be called under several names."""
 
     _inner: set[int] = field(default_factory=set)
-    """The modules that are blocks, in blocks, or hold blocks, by identity."""
+    """Ids of the blocks and of all modules within them."""
 
     def call(self, original: Any, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-        """Call a module; a copy of the recorded nodes if it is a block like one before."""
+        """Call a module; copy recorded nodes instead if it is a block equal to a recorded one."""
         path = self.paths.get(id(variable.value))
         if path is None or self._recording is not None or not variable.source:
             return original(variable, tx, args, kwargs)
@@ -108,9 +108,9 @@ class Repeats:
         return result
 
     def _check_outside(self, tx: Any) -> None:
-        """Raises if code has read an object, not by way of the model, that leads to blocks.
+        """Raises Unfit if code has read an object that holds blocks, other than through the model.
 
-        What dynamo read once it does not read anew, so all that was read so far counts.
+        Dynamo notes each source once, so all sources read so far count.
         """
         for source in tx.output.root_tracer.traced_sources:
             if source in self._checked:
@@ -130,7 +130,7 @@ class Repeats:
         logger.info("block %s is traced on its own: %s", path, reason)
 
     def read(self, name: str, tx: Any) -> None:
-        """Note that code reads an attribute. nn.Module's own does not look at what is in a dict."""
+        """Note that code reads an attribute, except nn.Module's own reads of `__dict__`."""
         if self._recording is not None and not (
             name == "__dict__" and tx.f_code in _CODE_OF_MODULES
         ):
@@ -139,10 +139,10 @@ class Repeats:
 
 @contextlib.contextmanager
 def repeats_of(blocks: Mapping[str, nn.Module]) -> Iterator[Repeats]:
-    """Copies these modules (by path) where dynamo calls them and nothing is new to their code.
+    """Copy recorded calls of these blocks (by path) while dynamo traces in the context.
 
-    Every block is traced where torch lacks what copies take, such as what code has read, which
-    dynamo says from torch 2.12 on; a note says so.
+    With a torch that lacks the needed hooks (dynamo reports the attributes that code reads from
+    torch 2.12 on), every block is traced, and a note says so.
     """
     missing = missing_for_copies() if blocks else ""
     if missing:
@@ -171,7 +171,7 @@ def repeats_of(blocks: Mapping[str, nn.Module]) -> Iterator[Repeats]:
 
 
 def _merge_reads(graph: fx.Graph) -> None:
-    """One node for each parameter: dynamo, which reads it again, does not know of ours."""
+    """Merge the nodes that read one parameter: dynamo does not reuse the nodes of copies."""
     first: dict[Any, fx.Node] = {}
     for node in graph.find_nodes(op="get_attr"):
         if first.setdefault(node.target, node) is not node:
@@ -180,7 +180,7 @@ def _merge_reads(graph: fx.Graph) -> None:
 
 
 def _leads_to_blocks(value: Any, inner: set[int]) -> bool:
-    """Whether code that has this object can tell one block from another."""
+    """Whether an object is or holds a block, a module within a block, or the id of one."""
     if isinstance(value, nn.Module):
         return any(id(module) in inner for module in value.modules())
     if isinstance(value, dict):

@@ -1,1 +1,1 @@
-"""Code that stands in for PyTorch code which the tracer cannot follow."""
+"""Replacements for PyTorch code that the tracer cannot follow."""

@@ -1,9 +1,9 @@
 # pyright: basic
 # torch's graphs are only partly typed.
-"""Rows that a boolean mask names: `x[mask] = row` and `x[mask] += v` as `where` over all rows.
+"""Replace rows selected by a boolean mask, as in `x[mask] += v`, by `where` over all rows.
 
-How many rows a mask names depends on the data. Where they are only computed on, row by row, and
-written back under the same mask, all rows are computed on, and the mask chooses what is written.
+The number of selected rows depends on the data. If code computes on them row by row only, and
+writes them back under the same mask, the program computes all rows, and the mask selects writes.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from shardweave.ir.capture.substitutes.row_by_row import tried_by_row
 _COMPARED: frozenset[Any] = frozenset(
     getattr(operator, name) for name in "gt ge lt le eq ne and_ or_ invert getitem".split()
 )
-"""Functions that give equal results for equal operands."""
+"""Functions whose results are equal for equal operands, as `_is_same` assumes."""
 
 _FILLER = 0.5
-"""Value of rows that are not selected, which gives ops on them a finite gradient."""
+"""Value of rows that are not selected, for which most ops have a finite gradient."""
 
 
 def replace_boolean_rows(exported: fx.GraphModule) -> None:
-    """Put `where` in place of reads and writes of rows by a mask, as far as that is the same."""
+    """Replace reads and writes of rows under a mask by `where`, if the results are the same."""
     _write_masks(exported.graph)
     groups = _groups(exported.graph)
     changed = any([group.replace() for group in groups])
@@ -43,7 +43,7 @@ def replace_boolean_rows(exported: fx.GraphModule) -> None:
 
 
 def rows_or_filler(table: Tensor, mask: Tensor, rest: tuple[Any, ...], is_flat: bool) -> Tensor:
-    """All rows, of those that the mask does not name a filler. rest: a further index of each."""
+    """Return all rows, unselected ones as filler. rest: further indices. is_flat: in one dim."""
     table = _part(table, mask, rest)
     filler = _FILLER if table.is_floating_point() or table.is_complex() else 1
     rows = torch.where(_wide(mask, table), table, filler)
@@ -53,7 +53,7 @@ def rows_or_filler(table: Tensor, mask: Tensor, rest: tuple[Any, ...], is_flat: 
 def write_rows(
     table: Tensor, mask: Tensor, rest: tuple[Any, ...], rows: Tensor, is_flat: bool = False
 ) -> None:
-    """table[mask, *rest] = rows, where rows are one for all, or as many as the table has."""
+    """Set table[mask, *rest] = rows. rows: one row, or a row for each row of the table."""
     table = _part(table, mask, rest)
     rows = rows.unflatten(0, mask.shape) if is_flat else rows
     table.copy_(torch.where(_wide(mask, table), rows.to(table.dtype), table))
@@ -62,7 +62,7 @@ def write_rows(
 def put_rows(
     table: Tensor, indices: Sequence[Tensor], rows: Tensor, accumulate: bool = False
 ) -> Tensor:
-    """`torch.index_put` by one mask, of one row for all."""
+    """Compute `torch.index_put` for one mask and a single row, written to all selected rows."""
     mask = _wide(indices[0], table)
     return torch.where(mask, table + rows if accumulate else rows, table)
 
@@ -70,7 +70,7 @@ def put_rows(
 def put_rows_in_place(
     table: Tensor, indices: Sequence[Tensor], rows: Tensor, accumulate: bool = False
 ) -> Tensor:
-    """`index_put_` by one mask, of one row for all."""
+    """Compute `index_put_` for one mask and a single row, written to all selected rows."""
     return table.copy_(put_rows(table, indices, rows, accumulate))
 
 
@@ -90,7 +90,7 @@ def _part(table: Tensor, mask: Tensor, rest: tuple[Any, ...]) -> Tensor:
 
 
 def _write_masks(graph: fx.Graph) -> None:
-    """Put a mask in place of the positions of its ones: `x[torch.where(mask)]`."""
+    """Replace an index by all positions of a mask, `x[torch.where(mask)]`, by the mask."""
     for node in graph.nodes:
         if node.op != "call_function" or node.target not in (operator.getitem, operator.setitem):
             continue
@@ -107,7 +107,7 @@ def _write_masks(graph: fx.Graph) -> None:
 
 
 def _mask_at(positions: Sequence[Any]) -> fx.Node | None:
-    """The mask of which this gives the positions of all ones, a tensor for each dim."""
+    """Return the mask whose true positions the only node, if any, computes by dim; else None."""
     (node,) = positions or (None,)
     if not isinstance(node, fx.Node) or not node.args or not _is_mask(node.args[0]):
         return None
@@ -117,14 +117,14 @@ def _mask_at(positions: Sequence[Any]) -> fx.Node | None:
 
 
 def _parts_of(positions: Any) -> list[fx.Node]:
-    """The tensors of all dims, where each is taken once."""
+    """Return the index tensors of all dims, in order; empty unless all dims are read."""
     parts = {n.args[1]: n for n in positions.users if n.target is operator.getitem}
     dims = range(_example(positions.args[0]).dim())
     return [parts[dim] for dim in dims] if set(dims) == parts.keys() else []
 
 
 def _mask_of(node: fx.Node, target: Any) -> fx.Node | None:
-    """The mask by which a call reads or writes rows, perhaps parts of them."""
+    """Return the mask by which a call of `target` indexes rows, or parts of rows; else None."""
     if node.op != "call_function" or node.target is not target:
         return None
     first, *rest = node.args[1] if isinstance(node.args[1], tuple) else (node.args[1],)
@@ -144,7 +144,7 @@ def _rest(node: fx.Node) -> tuple[Any, ...]:
 
 @dataclass
 class _Group:
-    """Reads by a mask, the calls on their rows, and the writes by the same mask."""
+    """The reads under one mask, the calls on the selected rows, and the writes of these."""
 
     mask: fx.Node
     reads: list[fx.Node] = field(default_factory=list)
@@ -154,7 +154,7 @@ class _Group:
     is_flat: bool = False
 
     def add(self, node: fx.Node) -> None:
-        """Add a call on rows of the mask, unless what it gives of a row depends on others."""
+        """Add a call on selected rows; note if its result for a row depends on other rows."""
         mask = _mask_of(node, operator.setitem)
         inputs = self.computed.intersection(node.all_input_nodes)
         if mask is not None and _is_same(mask, self.mask) and list(inputs) == [node.args[2]]:
@@ -166,7 +166,7 @@ class _Group:
         self.computed.add(node)
 
     def replace(self) -> bool:
-        """Whether all rows could take the place of those that the mask names."""
+        """Let the calls compute all rows, if that is possible; return whether it is."""
         masks = {_mask_of(read, operator.getitem) for read in self.reads}
         masks |= {_mask_of(write, operator.setitem) for write in self.writes}
         if not self.is_by_row or not self.writes or any(map(is_written, filter(None, masks))):
@@ -201,7 +201,7 @@ def _groups(graph: fx.Graph) -> list[_Group]:
 
 
 def is_written(tensor: fx.Node) -> bool:
-    """Whether some call may change a tensor in place."""
+    """Whether some call may change `tensor` in place."""
     return any(
         user.args[:1] == (tensor,)
         and (
@@ -233,7 +233,7 @@ def _is_same(first: Any, second: Any) -> bool:
 
 
 def _replace_write(write: fx.Node) -> bool:
-    """Whether one row is written to all that the mask names. Raises CaptureError for several."""
+    """Replace a write of one row; return whether done. Raises CaptureError for several rows."""
     operands = cast("tuple[fx.Node, ...]", write.args)
     mask = cast("fx.Node", _mask_of(write, operator.setitem))
     rest, (table, rows) = _rest(write), map(_example, (operands[0], operands[2]))
@@ -246,7 +246,7 @@ def _replace_write(write: fx.Node) -> bool:
 
 
 def _replace_put(put: fx.Node) -> bool:
-    """Whether a call of `index_put` writes one row to all that a mask names."""
+    """Replace `index_put` of one row by mask; return whether done. Raises CaptureError."""
     table, indices, rows = (*put.args, *[put.kwargs.get(name) for name in ("indices", "values")])[
         :3
     ]

@@ -1,5 +1,5 @@
 # pyright: basic
-"""Ops that torch writes out: batch norm as sums over the global batch, losses by elements."""
+"""Ops that torch decomposes: batch norm into sums over the global batch, losses by elements."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _DECOMPOSED = (
 
 @cache
 def decompositions() -> Mapping[Any, Any]:
-    """Torch's decompositions of these ops, by overload."""
+    """Return torch's decompositions of the ops in `_DECOMPOSED`, by overload."""
     table = get_decompositions(_DECOMPOSED)
     return {op: _widely(make) if _keeps_statistics(op) else make for op, make in table.items()}
 
@@ -39,7 +39,7 @@ def _keeps_statistics(op: Any) -> bool:
 
 
 def _widely(make: Callable[..., Any]) -> Callable[..., Any]:
-    """Keep statistics of a half-precision batch in float32, as eager does; torch rounds them."""
+    """Wrap a decomposition: keep half-precision batches' statistics in float32, as eager does."""
 
     @wraps(make)
     def made(input: Tensor, *args: Any, **kwargs: Any) -> Any:

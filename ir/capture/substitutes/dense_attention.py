@@ -1,6 +1,6 @@
 # pyright: basic
 # torch's tracing API is private and only partly typed.
-"""Attention that torch has kernels for on GPUs alone, as ops that run everywhere.
+"""Replace attention calls whose kernels exist on GPUs only by ops that run everywhere.
 
 `flex_attention` with its score and mask functions, and `varlen_attn` by cumulative lengths, are
 single calls in the graph that torch traces. They are replaced by products, a mask and a softmax
@@ -28,7 +28,7 @@ VARLEN = "torch_attn._varlen_attn"
 
 
 def replace_attention(exported: torch.fx.GraphModule) -> None:
-    """Put dense attention in place of each call in a graph."""
+    """Replace each `flex_attention` and `varlen_attn` call of a graph by dense attention."""
     changed = False
     for node in exported.graph.nodes:
         if node.op != "call_function":
@@ -56,7 +56,7 @@ def _replace_flex(exported: torch.fx.GraphModule, node: torch.fx.Node) -> None:
 
 
 def _named(function: Callable[..., object]) -> Callable[..., object]:
-    """A graph names what it calls."""
+    """Wrap a function under the name `dense_attention`, since graphs name their targets."""
 
     def dense_attention(*args: object) -> object:
         return function(*args)
@@ -70,7 +70,7 @@ def _is_identity(score_mod: Any) -> bool:
 
 
 def _reads_more_than_output(node: torch.fx.Node) -> bool:
-    """Whether the sums or maxima of scores are asked for."""
+    """Whether the graph reads the call's other results: log-sums or maxima of scores."""
     return any(user.args[1] != 0 and user.users for user in node.users)
 
 
@@ -84,10 +84,10 @@ def flex(
     score_buffers: Sequence[Tensor],
     mask_buffers: Sequence[Tensor],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The output, log2 of the sum of exponentials of scores, and their maxima.
+    """Compute the output, log2 of the sum of exponentials of scores, and the scores' maxima.
 
-    Shapes: query B x H x L x E, key and value B x K x S x E, where K divides H. A query that sees
-    no key gives zero.
+    Shapes: query B x H x L x E, key and value B x K x S x E, where K divides H. The output is zero
+    for a query that sees no key.
     """
     key, value = (_one_each(part, query) for part in (key, value))
     indices = _indices(query, key)
@@ -114,7 +114,7 @@ def flex_without_scores(
     score_buffers: Sequence[Tensor],
     mask_buffers: Sequence[Tensor],
 ) -> tuple[Tensor]:
-    """The output alone, where scores are as they are: torch's attention with a mask."""
+    """Compute the output alone, for a score_mod that is the identity: torch's masked attention."""
     mask = _over_all(mask_mod, ())(*_indices(query, key), *mask_buffers)
     mask = mask.expand(query.shape[0], -1, -1, -1) if mask.dim() == 4 else mask
     is_grouped = key.shape[1] != query.shape[1]
@@ -126,7 +126,7 @@ def flex_without_scores(
 
 
 def _one_each(part: Tensor, query: Tensor) -> Tensor:
-    """Keys or values with a head for each head of queries."""
+    """Repeat the heads of keys or values to the number of query heads."""
     shared = query.shape[1] // part.shape[1]
     return part if shared == 1 else part.repeat_interleave(shared, dim=1)
 
@@ -137,9 +137,9 @@ def _indices(query: Tensor, key: Tensor) -> list[Tensor]:
 
 
 def _over_all(function: Function, score: tuple[int, ...]) -> Function:
-    """The function of one score and its indices, of all scores: torch.vmap over each index.
+    """Lift a function of one score and its indices to all scores: torch.vmap over each index.
 
-    score: (0,) if it takes a score, else nothing.
+    score: (0,) if the function takes a score, else ().
     """
 
     def mapped(*args: Tensor) -> Tensor:
@@ -178,9 +178,9 @@ def varlen(
     *_: object,
     **__: object,
 ) -> tuple[Tensor, Tensor]:
-    """Attention of sequences laid one after another, each within itself; its output, and nothing.
+    """Attend within each of several concatenated sequences; return the output, and a placeholder.
 
-    Shapes: query T x H x E, key and value S x K x E; cu_seq the ends of sequences from 0.
+    Shapes: query T x H x E, key and value S x K x E; cu_seq: 0, then the end of each sequence.
     Windows and causality count from the ends of sequences, as torch's kernels do.
     """
     of_query, end_q = _sequences(cu_seq_q, query)
@@ -201,7 +201,7 @@ def varlen(
 
 
 def _sequences(ends: Tensor, part: Tensor) -> tuple[Tensor, Tensor]:
-    """The sequence of each position, and its distance from the sequence's end."""
+    """Return the sequence index of each position, and its distance from the sequence's end."""
     positions = torch.arange(part.shape[0], device=part.device)
     sequence = (positions[:, None] >= ends[None, 1:]).sum(-1)
     return sequence, ends[(sequence + 1).clamp(max=ends.shape[0] - 1)] - positions

@@ -1,11 +1,11 @@
 # pyright: basic
 """Hugging Face models traced as they run in eager mode: causal attention stays causal.
 
-When they are traced, these models write out an S x S mask, and repeat keys and values for it, that
-eager mode, having looked at the data, leaves to the attention kernel. What they note of inner
-modules (hidden states, attentions, router logits) they note by hooks, which they install under a
-lock when they are first asked for it: code that torch cannot trace. Their CTC loss joins the labels
-of all samples in one row, of a length that depends on them.
+When traced, these models write out an S x S mask and repeat keys and values for it; in eager mode
+they inspect the data and leave both to the attention kernel. They collect outputs of inner modules
+(hidden states, attentions, router logits) by hooks, which they install under a lock on first use:
+code that torch cannot trace. Their CTC loss joins the labels of all samples in one row, whose
+length depends on the data.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from shardweave.ir.capture.substitutes.trl import LogProbabilities
 
 @contextlib.contextmanager
 def as_in_eager(model: nn.Module, inputs: Collection[str], *, is_step: bool) -> Iterator[None]:
-    """Trace a model of Hugging Face, and what trainers of TRL add, by the code of eager mode.
+    """Let Hugging Face models and TRL trainers run their eager code in a trace in the context.
 
-    inputs: the names of the model's inputs. Positions that a model makes itself count from 0, and
-    eager mode finds that they are of one sequence; positions that are given may be packed. is_step:
-    whether keys and values for later tokens are left out: a step trains or evaluates, in one pass.
+    inputs: names of the model's inputs. Unless `position_ids` is among them, positions count from 0
+    in one sequence; given ones may be of packed sequences. is_step: whether to turn `use_cache`
+    off: a step trains or evaluates in one pass, and needs no keys and values for later tokens.
     """
     configs = [c for m in model.modules() if (c := getattr(m, "config", None)) is not None]
     losses = getattr(sys.modules.get("transformers.loss.loss_utils"), "LOSS_MAPPING", {})
@@ -50,7 +50,7 @@ def as_in_eager(model: nn.Module, inputs: Collection[str], *, is_step: bool) -> 
 
 @contextlib.contextmanager
 def _without_flag(holders: Iterable[object], name: str) -> Iterator[None]:
-    """Meanwhile an attribute of some objects that is True is False."""
+    """Set the flag `name` to False on those objects where it is True, while in the context."""
     flagged = [holder for holder in holders if getattr(holder, name, False) is True]
     for holder in flagged:
         setattr(holder, name, False)
@@ -75,14 +75,14 @@ _REPLACED: tuple[tuple[str, str, object], ...] = (
     ("trl.trainer.utils", "_ChunkedLogProbFunction", LogProbabilities),
     ("trl.trainer.utils", "_use_triton", _none),
 )  # fmt: skip
-"""Functions of some modules that are replaced meanwhile, if loaded, with their replacements."""
+"""(module, function, replacement): replaced during a trace, if the module is loaded."""
 
 
 @contextlib.contextmanager
 def _noting_inner_outputs(model: nn.Module) -> Iterator[None]:
-    """Install the hooks that note outputs of inner modules, if no call has done so yet.
+    """Install the hooks that collect outputs of inner modules, if no call has done so yet.
 
-    They do nothing unless forward asks for such outputs, and are taken out again.
+    The hooks do nothing unless forward asks for such outputs, and are removed on exit.
     """
     noting = sys.modules.get("transformers.utils.output_capturing")
     modeling = sys.modules.get("transformers.modeling_utils")
@@ -93,7 +93,7 @@ def _noting_inner_outputs(model: nn.Module) -> Iterator[None]:
     hooks = {module: dict(module._forward_hooks) for module in model.modules()}
     new = [module for module in own if not _notes(module)]
     for module in own:
-        # The outermost first, as eager does, which installs those of the models in it as well.
+        # The outermost first, as in eager: this also installs the hooks of the models within it.
         if not any(isinstance(m, modeling.PreTrainedModel) and _notes(m) for m in module.modules()):
             noting.install_all_output_capturing_hooks(module)
     for module, before in hooks.items():
@@ -118,7 +118,7 @@ def _ctc_loss(
     ignore_index: int = -100,
     **_: object,
 ) -> Tensor:
-    """The loss of speech recognition on labels that stay N x S."""
+    """Compute the CTC loss of speech models on labels N x S, without joining them in one row."""
     is_read = (labels != ignore_index) & (labels != blank_token_id)
     first = (~is_read).long().argsort(dim=1, stable=True)
     scores = F.log_softmax(logits, dim=-1, dtype=torch.float32).transpose(0, 1)
@@ -134,8 +134,8 @@ def _ctc_loss(
 
 
 def _number_alike(module: nn.Module, before: Collection[int]) -> None:
-    """Number the new hooks of a module from -1 down: torch counts those of all modules together, by
-    which equal blocks would differ."""
+    """Number a module's new hooks from -1 down: torch's ids count the hooks of all modules, and
+    would make equal blocks differ."""
     new = [key for key in module._forward_hooks if key not in before]
     for number, key in enumerate(new, start=1):
         module._forward_hooks[-number] = module._forward_hooks.pop(key)
@@ -145,5 +145,5 @@ _INSTALLED = "_output_capturing_hooks_installed"
 
 
 def _notes(module: nn.Module) -> bool:
-    """Whether a model of Hugging Face has the hooks already."""
+    """Whether a Hugging Face model already has the hooks that collect outputs."""
     return getattr(module, _INSTALLED, False)

@@ -1,5 +1,5 @@
 # pyright: basic
-"""Models on the meta device, traced as fake ones on the CPU: meta tensors have no gradients."""
+"""Trace models on the meta device as fake tensors on the CPU: meta tensors have no gradients."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from shardweave.ir.torch_private import FakeTensorMode
 def off_meta(
     model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[nn.Module, Sequence[Any], Mapping[str, Any]]:
-    """The model and its inputs, or copies with fake tensors on the CPU if some are on `meta`.
+    """Return the model and its inputs; copies with fake CPU tensors if the model is on `meta`.
 
-    What is one tensor stays one. Nothing is allocated, and the model is left as it is.
+    Shared tensors stay shared. Nothing is allocated, and the model itself does not change.
     """
     tensors = (*model.parameters(), *model.buffers())
     if not any(tensor.is_meta for tensor in tensors):

@@ -1,10 +1,10 @@
 # pyright: basic
 # torch's own modules are only partly typed.
-"""Fake quantization of torch.ao.quantization, whose modules ask buffers of theirs what to do.
+"""Fake quantization of torch.ao.quantization, whose modules branch on values of their buffers.
 
-`FakeQuantize` reads in Python whether it observes and whether it rounds, and its observers whether
-they have seen a batch. Written out, both ways are computed and `where` chooses, so that
-`enable_observer` and `disable_fake_quant` hold for the next call of a step.
+`FakeQuantize` reads in Python whether it observes and whether it rounds; its observers read whether
+they have seen a batch. Here both branches are computed and `where` selects, so that
+`enable_observer` and `disable_fake_quant` take effect at the next call of a step.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _OBSERVERS = (
 
 @contextlib.contextmanager
 def quantized_written_out() -> Iterator[None]:
-    """Meanwhile modules of fake quantization are what stands here."""
+    """Replace `forward` of fake quantization modules by this file's, while in the context."""
     fused = fake_quantize.FusedMovingAvgObsFakeQuantize
     with contextlib.ExitStack() as stack:
         for kind, forward in (
@@ -41,7 +41,7 @@ def quantized_written_out() -> Iterator[None]:
 
 
 def quantize(self: Any, X: Tensor) -> Tensor:
-    """As `FakeQuantize.forward`."""
+    """Compute `FakeQuantize.forward`. Raises ValueError for observers without a form here."""
     watching = self.activation_post_process
     is_observing = self.observer_enabled[0] == 1
     if isinstance(watching, _OBSERVERS):
@@ -68,7 +68,7 @@ def quantize(self: Any, X: Tensor) -> Tensor:
 
 
 def quantize_fused(self: Any, X: Tensor) -> Tensor:
-    """As `FusedMovingAvgObsFakeQuantize.forward`, for buffers that have their sizes."""
+    """Compute `FusedMovingAvgObsFakeQuantize.forward`; buffers must have their final sizes."""
     watching = self.activation_post_process
     held = watching.min_val, watching.max_val, self.scale, self.zero_point
     for buffer in held if self.is_per_channel else ():
@@ -88,7 +88,7 @@ def quantize_fused(self: Any, X: Tensor) -> Tensor:
 
 
 def observe(self: Any, x_orig: Tensor, is_observing: Tensor | None = None) -> Tensor:
-    """As the `forward` of an observer of minima and maxima, of the whole tensor or of channels."""
+    """Compute `forward` of an observer of minima and maxima, per tensor or per channel."""
     x = x_orig.detach().to(self.min_val.dtype)
     if isinstance(self, observer.PerChannelMinMaxObserver):
         lowest, highest = torch.aminmax(x.transpose(0, self.ch_axis).flatten(1), dim=1)
@@ -108,7 +108,7 @@ def observe(self: Any, x_orig: Tensor, is_observing: Tensor | None = None) -> Te
 
 
 def parameters_of(self: Any) -> tuple[Tensor, Tensor]:
-    """Scales and zero points as an observer's `calculate_qparams` computes them."""
+    """Return scales and zero points, equal to those of an observer's `calculate_qparams`."""
     low, high, steps = self.min_val, self.max_val, float(self.quant_max - self.quant_min)
     lowest, highest = low.clamp(max=0), high.clamp(min=0)
     zero = torch.zeros_like(lowest)

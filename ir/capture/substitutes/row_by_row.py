@@ -1,6 +1,6 @@
 # pyright: basic
 # torch's graphs are only partly typed.
-"""Calls that compute each row by itself, found by trying them."""
+"""Find calls that compute each row independently, by running them on samples."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from shardweave.ir.capture.observed.constant_numbers import Deterministic
 from shardweave.ir.torch_private import disable_current_modes
 
 _SAMPLE, _PART = 8, 5
-"""Rows on which a call is tried, and how many of them are tried without the rest."""
+"""The number of rows on which a call is tried, and of those tried without the rest."""
 
 
 def tried_by_row(node: fx.Node, computed: set[fx.Node], num_dims: int) -> bool | None:
-    """Whether a call of rows needs them along one dim, where there may be `num_dims` in its place;
-    None if what it gives of a row depends on other rows.
+    """Whether a call needs rows along one dim (True), or takes them along `num_dims` dims (False);
+    None if its result for a row depends on other rows.
 
-    computed: the nodes that have a row for each along their first dim, of unknown size. The call is
-    tried on a sample of rows, on a part of them, and on them folded, with numbers of its own.
+    computed: the nodes with a row per selected row along their first dim, whose size is unknown.
+    The call is tried on random rows, on part of them, and on rows folded into `num_dims` dims.
     """
     if node.op not in ("call_function", "call_method") or node.target is operator.setitem:
         return None

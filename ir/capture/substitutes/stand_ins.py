@@ -1,18 +1,18 @@
 # pyright: basic
-"""Calls of torch that are put as other calls before the graph is differentiated.
+"""Replace some torch calls by equivalent calls before the graph is differentiated.
 
-- `sgn` of real numbers is `sign`, which is the same, and has a gradient to trace. That of sgn is a
-  kind of zero that torch makes outside of what it traces.
+- `sgn` of real numbers becomes `sign`, which is the same, and has a gradient that can be traced.
+  The gradient of `sgn` is a special zero tensor that torch makes outside of the trace.
 - `multilabel_margin_loss` is written out. What torch traces in its place is wrong where a row of
   targets ends early: it also compares class 0 with the others, once for each target after the end.
-- A determinant is that of a dense matrix. Torch factors a matrix as it lies in memory, and traces
-  a gradient by these factors: of a weight that is laid out otherwise, such as the `Q` of
-  `torch.linalg.qr`, it would be that of the transposed one, as values of a program are dense.
-- What `einsum` gives is a copy where it is changed in place: it is a permuted view, and torch
-  cannot bring the change back to what it is a view of.
-- `embedding_bag` of bags of one length is a lookup and a sum, which can be cut by samples, by rows
-  and by columns of the table.
-- `index_fill` by a tensor is a `where`: torch's gradient counts each index once, by its value.
+- A determinant takes a contiguous matrix. Torch factors a matrix as it lies in memory, and traces
+  the gradient by the factors. For a weight with other strides, such as the `Q` of
+  `torch.linalg.qr`, this would be the gradient of its transpose: a program's values are dense.
+- The result of `einsum` is copied if code changes it in place: it is a permuted view, and torch
+  cannot propagate the change to the view's base.
+- `embedding_bag` of bags of one length becomes a lookup and a sum, which can be sharded by samples,
+  and by rows and columns of the table.
+- `index_fill` with a tensor value becomes `where`: torch's gradient counts each index once.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SIGNS: dict[Any, Any] = {torch.sgn: torch.sign, "sgn": "sign"}
 
 
 def replace_calls(exported: torch.fx.GraphModule) -> None:
-    """Put in place of each call of a graph what stands for it."""
+    """Replace each call of a graph that has an equivalent in this file."""
     for node in exported.graph.nodes:
         if node.op not in ("call_function", "call_method"):
             continue
@@ -83,7 +83,7 @@ def multilabel_margin_loss(
     reduce: bool | None = None,
     reduction: str = "mean",
 ) -> Tensor:
-    """As torch's: sum over targets y and other classes c of max(0, 1 - x[y] + x[c]), by C.
+    """Compute torch's loss: sum over targets y, other classes c of max(0, 1 - x[y] + x[c]) / C.
 
     Shapes: input and target N x C, or C; the targets of a row end at its first -1.
     """
@@ -115,7 +115,7 @@ def embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int | None = None,
 ) -> Tensor:
-    """As torch's; where all bags have one length, as a lookup and a sum over each bag.
+    """Compute torch's `embedding_bag`; for bags of one length, by a lookup and a sum.
 
     Shapes: input B x L, weight V x E, per_sample_weights B x L  ->  B x E.
     """
@@ -135,7 +135,7 @@ def embedding_bag(
 
 
 def index_fill(input: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
-    """As torch's."""
+    """Compute `torch.index_fill`."""
     if not isinstance(value, Tensor):
         return torch.index_fill(input, dim, index, value)
     size, rest = (input.shape[dim], input.dim() - 1 - dim % input.dim()) if input.dim() else (1, 0)

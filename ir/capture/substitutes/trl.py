@@ -1,9 +1,9 @@
 # pyright: basic
 """TRL's log-probabilities of tokens, which it computes chunk by chunk of the vocabulary.
 
-Its own function writes products into tiles with `out=`, or runs kernels of Triton, neither of which
-torch traces, and on a GPU it picks the rows that count by their labels, so that shapes depend on
-data. Written out it is a product and a softmax, that a plan shards, or puts in chunks.
+TRL's function writes products into tiles with `out=`, or runs Triton kernels; torch traces neither.
+On a GPU it selects the counted rows by their labels, so that shapes depend on the data. Here it is
+a product and a softmax, which a plan can shard or split into chunks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 
 class LogProbabilities:
-    """Stands for TRL's autograd function; autograd differentiates what it computes."""
+    """Replaces TRL's autograd function; autograd differentiates its ops."""
 
     @staticmethod
     def apply(
@@ -30,8 +30,8 @@ class LogProbabilities:
         scale: float = 1.0,
         outputs: Collection[str] = (),
     ) -> tuple[Tensor | None, ...]:
-        """Log-probabilities of the targets, entropies, and the logarithm of summed squares of
-        probabilities, mean logits and whether the target is the likeliest; None if not asked for.
+        """Return log-probabilities of the targets, entropies, the log of the summed squares of
+        probabilities, mean logits, and is-top-1 flags; the latter four are None if not asked for.
 
         hidden: rows x width. weight: vocabulary x width. targets: rows.
         """

@@ -1,7 +1,7 @@
-"""Tensors made without values: a program has zeros there, and nothing may read them.
+"""Uninitialized tensors (`torch.empty`): a program has zeros there, and no op may read them.
 
-Autograd and composites make such tensors and write all of them; functional graphs say that with
-ops that give the written tensor. What else takes one reads what is not defined.
+Autograd and composites make such tensors and overwrite all elements; functional graphs do so by ops
+that return the written tensor. Any other op would read undefined values, and is refused.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from shardweave.ir.torch_private import OpOverload, schema_of
 
 
 class Unwritten:
-    """The nodes of a graph that have no values yet."""
+    """Tracks the nodes of a graph whose elements are uninitialized."""
 
     def __init__(self) -> None:
         self._nodes: set[torch.fx.Node] = set()
 
     def visit(self, node: torch.fx.Node) -> None:
-        """Note a node. Raises CaptureError if it reads what was not written."""
+        """Note a node. Raises CaptureError if it reads an uninitialized tensor."""
         target: Any = node.target
         name = str(target).removesuffix(".default")
         if name.removeprefix("aten.") in UNWRITTEN:
@@ -47,7 +47,7 @@ class Unwritten:
 
 
 def _shows(target: Any, name: str) -> bool:
-    """Whether a call gives what it reads: a view, a copy, or one of several results."""
+    """Whether a call only passes its operand on: a view, a copy, or one item of a tuple."""
     if not isinstance(target, OpOverload):
         return name == "<built-in function getitem>"
     overload = cast("OpOverload[..., Any]", target)

@@ -1,22 +1,22 @@
 # pyright: basic
 # torch's own functions are only partly typed.
-"""Functions of torch that look at values, written out so that they can be traced.
+"""Functions of torch that branch on values, written out as ops that can be traced.
 
 - `ctc_loss` has a kernel whose shapes depend on the lengths: it becomes a loop over time.
-- `gaussian_nll_loss`, `cov` and `corrcoef` look at values only to refuse wrong ones.
-- `torch.narrow` from a start that a tensor says is a lookup.
-- Distributions look at their parameters and samples for the same reason.
-- Encoders and decoders of `nn.Transformer` look whether a mask is the causal one, for a kernel that
-  takes no mask: it stays a mask.
+- `gaussian_nll_loss`, `cov` and `corrcoef` read values only to refuse wrong ones.
+- `torch.narrow` with a tensor as its start becomes a lookup.
+- Distributions read their parameters and samples only to refuse wrong ones.
+- Encoders and decoders of `nn.Transformer` compare a mask with the causal one, to call a kernel
+  without a mask: here the mask stays.
 - `nn.AdaptiveLogSoftmaxWithLoss` computes each cluster for the rows that have it as their target:
   it becomes all clusters for all rows, and a lookup.
 - Recurrent layers are traced as time steps, from which torch leaves out the dropout between layers.
 - Batch norm with `momentum=None` reads the number of batches so far: it stays a tensor. That of
-  `nn.SyncBatchNorm` looks whether there are other processes, and sends them its sums: a program's
-  batch is the global one already.
-- Modules of fake quantization ask their buffers what to do: see `quantized`.
+  `nn.SyncBatchNorm` asks for other processes, and sends them its sums: a program's batch is the
+  global one already.
+- Modules of fake quantization branch on the values of their buffers: see `quantized`.
 
-What is refused by the values in eager (negative variances, lengths that are too long) a step takes.
+A step accepts values that eager refuses (negative variances, lengths that are too long).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _recurrent_layers = original_of("recurrent layers")
 
 @contextlib.contextmanager
 def written_out() -> Iterator[None]:
-    """Meanwhile these functions are what stands here."""
+    """Replace torch's functions by those of this file, while in the context."""
     with (
         mock.patch.object(torch, "ctc_loss", ctc_loss),
         mock.patch.object(torch, "cov", cov),
@@ -77,7 +77,7 @@ _scaled_grouped_product = original_of("grouped product")
 
 
 def _grouped_product(mat_a: Tensor, mat_b: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """The result of `torch._grouped_mm`, of any dtype and strides: torch knows a GPU's alone."""
+    """Make the fake result of `torch._grouped_mm`; torch takes only a GPU's dtypes and strides."""
     offs, scale_a = kwargs.get("offs"), kwargs.get("scale_a")
     if scale_a is not None:
         return _scaled_grouped_product(mat_a, mat_b, *args, **kwargs)
@@ -99,7 +99,7 @@ def ctc_loss(
     reduction: int = 1,
     zero_infinity: bool = False,
 ) -> Tensor:
-    """As torch's (Graves et al. 2006): minus the log of the probability of all alignments.
+    """Compute torch's `ctc_loss` (Graves et al. 2006): -log of the probability of all alignments.
 
     Shapes: log_probs T x N x C, targets N x S, or one row if the target lengths are numbers; all
     without N for one sample. reduction: 0 none, 1 the mean of losses by target length, 2 the sum.
@@ -117,14 +117,14 @@ def ctc_loss(
 
 
 def _each(lengths: Lengths, scores: Tensor) -> Tensor:
-    """Lengths as a tensor of N."""
+    """Return lengths as a tensor of shape (N,)."""
     if not isinstance(lengths, Tensor):
         lengths = torch.tensor(list(lengths), dtype=torch.int64, device=scores.device)
     return lengths.to(scores.device).reshape(-1)
 
 
 def _padded(targets: Tensor, lengths: Lengths, samples: Tensor, is_one: bool) -> Tensor:
-    """Targets as N x S."""
+    """Return targets as N x S. Raises ValueError if lengths that are a tensor divide one row."""
     if targets.dim() == 2 or is_one:
         return targets.reshape(len(samples), -1)
     if isinstance(lengths, Tensor):
@@ -140,7 +140,7 @@ def _padded(targets: Tensor, lengths: Lengths, samples: Tensor, is_one: bool) ->
 def _minus_log_likelihood(
     scores: Tensor, labels: Tensor, steps: Tensor, lengths: Tensor, blank: int, zero_infinity: bool
 ) -> Tensor:
-    """Shapes: scores T x N x C, labels N x S, steps and lengths N -> N."""
+    """Compute CTC losses (N). Shapes: scores T x N x C, labels N x S, steps and lengths N."""
     num_steps, num_states = len(scores), 2 * labels.shape[1] + 1
     never = torch.finfo(scores.dtype).min / 4  # what is finite has gradients
     state = torch.arange(num_states, device=scores.device)
@@ -175,7 +175,7 @@ def gaussian_nll_loss(
     eps: float = 1e-6,
     reduction: str = "mean",
 ) -> Tensor:
-    """As torch's: (log v + (x - y)^2 / v) / 2, where v is the variance, but at least eps.
+    """Compute torch's loss: (log v + (x - y)^2 / v) / 2, where v = max(var, eps).
 
     Shapes: input and target alike; var as input, or without its last dim, or with one dim of 1.
     """
@@ -206,7 +206,7 @@ def cov(
     fweights: Tensor | None = None,
     aweights: Tensor | None = None,
 ) -> Tensor:
-    """As torch's covariances. Shapes: variables x observations, or observations -> n x n."""
+    """Compute `torch.cov`. Shapes: variables x observations, or observations -> n x n."""
     if input.numel() == 0:
         return _cov(input, correction=correction, fweights=fweights, aweights=aweights)
     rows = input.reshape(1, -1) if input.dim() < 2 else input
@@ -222,7 +222,7 @@ def cov(
 
 
 def corrcoef(input: Tensor) -> Tensor:
-    """As torch's correlations. Shapes as of `cov`."""
+    """Compute `torch.corrcoef`. Shapes: those of `cov`."""
     matrix = cov(input)
     if matrix.dim() == 0:
         return matrix / matrix
@@ -232,7 +232,7 @@ def corrcoef(input: Tensor) -> Tensor:
 
 
 def narrow(input: Tensor, dim: int, start: int | Tensor, length: int) -> Tensor:
-    """As torch's; where a tensor says the start, a lookup of `length` positions from there."""
+    """Compute `torch.narrow`; for a tensor `start`, look up `length` positions from there."""
     if not isinstance(start, Tensor):
         return input.narrow(dim, start, length)
     first = torch.where(start < 0, start + input.shape[dim], start)
@@ -240,7 +240,7 @@ def narrow(input: Tensor, dim: int, start: int | Tensor, length: int) -> Tensor:
 
 
 def adaptive_log_softmax(self: Any, input_: Tensor, target_: Tensor) -> Any:
-    """As `nn.AdaptiveLogSoftmaxWithLoss.forward`. Shapes: N x F and N, or F and none."""
+    """Compute `nn.AdaptiveLogSoftmaxWithLoss.forward`. Shapes: N x F and N, or F and ()."""
     rows, target = torch.atleast_2d(input_), target_.reshape(-1)
     head = F.log_softmax(self.head(rows), 1)
     clusters = [
@@ -264,7 +264,7 @@ def recurrent_layers(
     batch_first: bool,
     layer_fn: Any,
 ) -> tuple[Tensor, list[Any]]:
-    """As torch's, layer by layer, with dropout between them.
+    """Compute torch's recurrent layers one by one, with dropout between them.
 
     Shapes: input T x N x F, or N x T x F with batch_first  ->  the same with the last layer's F.
     """
@@ -282,9 +282,9 @@ def recurrent_layers(
 
 
 def batch_norm(self: Any, input: Tensor) -> Tensor:
-    """As the `forward` of `nn.BatchNorm*`, and of `nn.SyncBatchNorm` over the global batch.
+    """Compute `forward` of `nn.BatchNorm*`, and of `nn.SyncBatchNorm` over the global batch.
 
-    Without a momentum, running statistics are the means of those of all batches.
+    Without a momentum, running statistics are means over the statistics of all batches so far.
     """
     num_batches = self.num_batches_tracked
     is_tracked = self.training and self.track_running_stats

@@ -1,1 +1,1 @@
-"""Optimizers: what the update of a parameter reads."""
+"""Trace optimizers' updates: the values that they read, and each update as a program."""

@@ -1,10 +1,10 @@
 # pyright: basic
 # torch's graphs are only partly typed.
-"""An update cut into what runs on shards, what needs full values, and what runs on shards again.
+"""Split an update into a part on shards, a core on full values, and another part on shards.
 
-A value of the parameter's shape that is computed element by element is computed on each rank's
-shard. What needs more of it is the core, for which the values that it reads are gathered; of its
-results those of the parameter's shape go back as shards, others whole.
+Elementwise ops on values of the parameter's shape run on each rank's shard. Ops that need full
+values are the core; its operands are gathered. Its results of the parameter's shape return as
+shards, others replicated.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from shardweave.ir.capture.update.program import Update
 from shardweave.ir.torch_private import OpOverload, pytree
 
 _LINALG_FLOPS = 10
-"""Multiplications and additions of a decomposition (eigh, qr, ..) for each element and column."""
+"""FLOPs of a matrix decomposition (eigh, qr, ..), divided by elements times columns."""
 
 
 @dataclass(frozen=True)
 class Sent:
-    """A value that goes to the core, or comes from it, of its full shape."""
+    """A value that the core reads or returns. shape: its full shape."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -43,11 +43,11 @@ Part = Callable[..., list[Tensor]]
 
 @dataclass(frozen=True)
 class CutUpdate:
-    """The three parts of an update, each a function of lists of tensors and of the numbers.
+    """The three parts of an update, each a function of tensors and the update's numbers.
 
-    before: of shards of parameter, gradient and states (full, where they have another shape) gives
-    what the core reads. core: gives `results`. after: of the same as `before`, and of shards of
-    `results`, gives the new parameter and states.
+    before: from shards of parameter, gradient and states (full states if of another shape) to the
+    core's operands, `gathered`. core: from these to `results`. after: from the operands of `before`
+    and shards of `results` to the new parameter and states.
     """
 
     before: Part
@@ -57,11 +57,11 @@ class CutUpdate:
     results: tuple[Sent, ...]
     flops: int
     temporary_bytes: int
-    """Bytes of full values that the core computes."""
+    """Bytes of all full values that the core computes."""
 
 
 def cut_update(update: Update, device: torch.device) -> CutUpdate:
-    """Cut an update; its parts make constants on a device."""
+    """Split an update into its three parts. device: where the parts make constants."""
     graph, shape = update.graph, update.shape
     early = _early(graph, shape)
     core = _core(graph, shape, early)
@@ -84,7 +84,7 @@ def cut_update(update: Update, device: torch.device) -> CutUpdate:
 
 
 def _early(graph: fx.Graph, shape: tuple[int, ...]) -> dict[fx.Node, None]:
-    """Nodes that each rank can compute from its shards, or from replicated values."""
+    """Return the nodes that each rank can compute from its shards or replicated values."""
     early: dict[fx.Node, None] = {}
     for node in graph.nodes:
         if node.op == "placeholder":
@@ -99,7 +99,7 @@ def _early(graph: fx.Graph, shape: tuple[int, ...]) -> dict[fx.Node, None]:
 def _core(
     graph: fx.Graph, shape: tuple[int, ...], early: Collection[fx.Node]
 ) -> dict[fx.Node, None]:
-    """Ops that need full values, and all ops between two of them."""
+    """Return the ops that need full values, and all ops between two of them."""
     core: set[fx.Node] = set()
     for node in reversed(graph.nodes):
         if node.op == "call_function" and node not in early:
@@ -109,7 +109,7 @@ def _core(
 
 
 def _read_by(readers: Collection[fx.Node], sources: Collection[fx.Node]) -> list[fx.Node]:
-    """The tensors of `sources` that are read, if need be by an op of several results, run again."""
+    """Return tensors of `sources` that `readers` read; operands of a tuple-valued op, run again."""
     read: dict[fx.Node, None] = {}
     for source in (x for node in readers for x in node.all_input_nodes if x in sources):
         if isinstance(_value(source), Tensor):
@@ -129,7 +129,7 @@ def _is_of(node: fx.Node, shape: tuple[int, ...]) -> bool:
 
 
 def _is_on_shards(node: fx.Node, shape: tuple[int, ...]) -> bool:
-    """Say whether an op computes a shard of its result from shards of its operands."""
+    """Whether an op computes a shard of its result from shards of its operands alone."""
     args = pytree.tree_map_only(fx.Node, _value, node.args)
     if not isinstance(node.target, OpOverload) or not is_elementwise(node.target, args):
         return False
@@ -159,7 +159,7 @@ def _flops(node: fx.Node) -> int:
 
 @dataclass(frozen=True)
 class _Maker:
-    """Makes functions of parts of a graph."""
+    """Makes a function from part of a graph: from nodes `given` and `numbers` to `wanted`."""
 
     graph: fx.Graph
     device: torch.device

@@ -1,6 +1,6 @@
 # pyright: basic
 # What optimizers hold is of any type.
-"""Things within states and optimizers: in lists, dicts, and objects of an optimizer's own."""
+"""Find and replace objects within optimizers and states: in lists, dicts and own objects."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from typing import Any
 from torch import Tensor, nn
 
 _NOT_OWN = {*sys.stdlib_module_names, "torch", "shardweave"}
-"""Packages whose objects are not looked into."""
+"""Packages whose objects are not searched."""
 
 
 def instances_in(value: Any, kinds: type | tuple[type, ...]) -> list[Any]:
-    """The instances of some classes that a value holds, in order."""
+    """Return the instances of `kinds` that a value holds, in order."""
     instances: list[Any] = []
 
     def look(x: Any) -> Any:
@@ -37,10 +37,10 @@ def mapped(
     copies: list[tuple[Any, Any]] | None = None,
     known: dict[int, Any] | None = None,
 ) -> Any:
-    """A value that holds what `change` gives in place of things; itself, if that changes nothing.
+    """Apply `change` to all objects in a value; return a copy, or the value if nothing changes.
 
-    copies: where to add each object that holds other things, and its copy. known: for calls of
-    its own, what stands for objects, by identity.
+    copies: list to which (object, copy) is appended for each object that is copied. known: the
+    replacements of objects by id, for the recursion only.
     """
     known = {} if known is None else known
     if id(value) in known:
@@ -92,7 +92,7 @@ def _sequence(items: Any, again: Callable[[Any], Any]) -> Any:
 
 
 def _is_own(value: Any) -> bool:
-    """Say whether a value is an object of a user's class, or of a package of optimizers."""
+    """Whether a value's class is a user's own, or from a package outside `_NOT_OWN`."""
     if isinstance(value, type | ModuleType | nn.Module):
         return False
     if type(value).__new__ is not object.__new__:  # such as an enum's

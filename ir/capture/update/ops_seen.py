@@ -1,6 +1,6 @@
 # pyright: basic
 # torch's dispatch modes are private and only partly typed.
-"""The ops of an update, seen one by one, and the parameters that each value is made of."""
+"""Observe the ops of an update, and the parameters that each value is computed from."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _META = torch.device("meta")
 
 @dataclass(frozen=True)
 class _Value:
-    """Contents of some memory: the parameters that they were computed from (none for a constant),
-    and whether each element was computed from the same element of theirs."""
+    """The contents of a tensor's memory. of: indices of the parameters that they derive from (none
+    for a constant). is_aligned: whether each element derives only from the parameters' same one."""
 
     of: frozenset[int]
     is_aligned: bool
@@ -34,11 +34,11 @@ class _Value:
 
 
 class OwnMessagesError(ValueError):
-    """A step that sends messages itself, by the op that the text names."""
+    """An optimizer's step communicates by itself, through the c10d op in the message."""
 
 
 class OpsSeen(TorchDispatchMode):
-    """Follows what ops write, by the memory that they write to."""
+    """Tracks the parameters that values derive from, by the memory that ops write to."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,10 +48,10 @@ class OpsSeen(TorchDispatchMode):
         self.draws = ""
         self._values: dict[int, _Value] = {}
         self._alive: list[Tensor] = []
-        """Tensors whose memory is followed: its key is not to be another's."""
+        """Keeps tracked tensors alive, so that no other tensor gets the key of their memory."""
 
     def note(self, tensor: Tensor, index: int, *, is_aligned: bool = True) -> None:
-        """Begin to follow a parameter, or what is kept beside it."""
+        """Begin to track parameter `index`, its gradient or a tensor of its state."""
         self._keep(tensor, _Value(frozenset([index]), is_aligned, tuple(tensor.shape)))
 
     def _keep(self, tensor: Tensor, value: _Value) -> None:
@@ -157,8 +157,8 @@ def _computed(
     leaves: Sequence[Any],
     given: Sequence[Tensor],
 ) -> Any:
-    """The result of an op on the meta device, by those of equal calls before. The values of real
-    numbers do not matter."""
+    """Compute an op, from the cache of equal calls' results if on the meta device. Keys ignore the
+    values of floats."""
     if func.is_view or not given or not all(x.is_meta for x in given):
         return func(*args, **kwargs)
     key = func, len(args), *kwargs, *map(_described, leaves)
@@ -185,15 +185,15 @@ def _described(leaf: Any) -> tuple[Any, ...]:
 
 
 def is_torchs(optimizer: object) -> bool:
-    """Say whether an optimizer is of a class of torch's."""
+    """Whether an optimizer's class is from torch.optim."""
     return f"{type(optimizer).__module__}.".startswith("torch.optim.")
 
 
 def on_host(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: Sequence[Tensor]
 ) -> dict[str, Any]:
-    """The keywords of a call that makes a scalar on the meta device, to make it on the host: it is
-    a rate or a count, whose value code may ask for. Those of other calls stay."""
+    """Return the keywords of a call, with the CPU as device if it makes a scalar on `meta`: that
+    is a rate or a count, and code may ask for its value. given: the call's tensor operands."""
     if kwargs.get("device") == _META and not any(tensor.is_meta for tensor in given):
         if not func(*args, **kwargs).ndim:
             return {**kwargs, "device": torch.device("cpu")}
@@ -217,7 +217,7 @@ def _arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
 
 
 def _rows(args: tuple[Any, ...], kwargs: Mapping[str, Any], count: int) -> list[Sequence[Any]]:
-    """The arguments of a joint op, each as one item for each tensor."""
+    """Expand each argument of a foreach op to `count` items, one for each tensor."""
     return [
         x if isinstance(x, Sequence) and len(cast("Sequence[Any]", x)) == count else [x] * count
         for x in (*args, *kwargs.values())
@@ -225,9 +225,9 @@ def _rows(args: tuple[Any, ...], kwargs: Mapping[str, Any], count: int) -> list[
 
 
 def is_elementwise(func: OpOverload[..., Any], args: Sequence[Any] = ()) -> bool:
-    """Say whether each element of an op's result reads that element of its operands alone.
+    """Whether each element of an op's result reads only the same element of its operands.
 
-    args: of a call, for an op that writes a number where a mask says so.
+    args: the call's arguments, needed for an op that writes a number under a mask.
     """
     if torch.Tag.pointwise in func.tags or torch.Tag.inplace_view in func.tags:
         return torch.Tag.inplace_view not in func.tags
@@ -240,13 +240,13 @@ def is_elementwise(func: OpOverload[..., Any], args: Sequence[Any] = ()) -> bool
     spec = spec_named(".".join(filter(None, (namespace, base.rstrip("_"), overload))))
     if spec.rule == "pointwise" or base.endswith("_like"):
         return True
-    # All is written: what writes some elements reads where from another operand.
+    # Every element is overwritten: an op that writes only some reads indices from an operand.
     operands = [x for x in schema_of(func).arguments if isinstance(x.type, torch.TensorType)]
     return spec.overwrites and (len(operands) == 1 or is_masked(args))
 
 
 def is_masked(args: Sequence[Any]) -> bool:
-    """Say whether a call's arguments are a tensor, a mask of its shape, and a number to write."""
+    """Whether a call's arguments are a tensor, a mask of its shape, and a scalar to write."""
     match args:
         case [Tensor() as into, [Tensor() as mask], Tensor() as value, *_]:
             return mask.dtype == torch.bool and mask.shape == into.shape and not value.ndim
@@ -255,8 +255,8 @@ def is_masked(args: Sequence[Any]) -> bool:
 
 
 def reduction_of(func: OpOverload[..., Any]) -> str:
-    """The kind of a reduction whose results of shards can be put together: sum, mean, norm, max,
-    min; empty of other ops."""
+    """Return the kind of a reduction whose results on shards combine: sum, mean, norm, max or
+    min; empty for other ops."""
     name = func.name().partition("::")[2].partition(".")[0]
     if name in ("mean", "norm", "linalg_vector_norm"):
         return name.rpartition("_")[2]

@@ -1,4 +1,4 @@
-"""Owners of updates that need full values, and the messages to them."""
+"""Choose the ranks that run updates on full values, and the ranks that send them shards."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Hashable, Mapping, Sequence
 
 
 def dealt_out(flops: Mapping[int, int], ranks: Mapping[int, Sequence[int]]) -> dict[int, int]:
-    """The owner of each update: the largest goes first, to the rank with least to do.
+    """Assign an owner to each update: the largest first, to the rank with the least work so far.
 
-    flops, ranks: by update, its work, and the ranks that may own it.
+    flops: the work of each update. ranks: the ranks that may own it. Returns ranks by update.
     """
     work = dict.fromkeys((rank for chosen in ranks.values() for rank in chosen), 0)
     owners: dict[int, int] = {}
@@ -19,9 +19,9 @@ def dealt_out(flops: Mapping[int, int], ranks: Mapping[int, Sequence[int]]) -> d
 
 
 def senders_of(shards: Mapping[int, Hashable], goal: int) -> list[int]:
-    """A rank that has each distinct shard: `goal` itself where it can, else by turns.
+    """Choose a sender for each distinct shard: rank `goal` if it has the shard, else by turns.
 
-    shards: by rank.
+    shards: a key of each rank's shard, by rank.
     """
     by_shard: dict[Hashable, list[int]] = {}
     for rank, shard in shards.items():

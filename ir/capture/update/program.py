@@ -38,8 +38,8 @@ class Update:
     """The update of one parameter on full values.
 
     graph: from the parameter, its gradient, the tensors of its state and `numbers` to the new
-    parameter and the new tensors of its state. numbers: rates and the like, in the order of
-    `Calls.numbers`; None if they cannot be told apart, and stand in the graph.
+    parameter and the new tensors of its state. numbers: learning rates and other floats, in the
+    order of `Calls.numbers`; None if the graph's floats differ from these and stay constants.
     """
 
     graph: fx.Graph
@@ -56,7 +56,7 @@ class Update:
 
     @property
     def joined(self) -> list[Tensor]:
-        """Results of reductions over values of the parameter's shape, in float32 at least."""
+        """Fake results of reductions over values of the parameter's shape, in float32 or wider."""
         return [
             x.to(torch.promote_types(x.dtype, torch.float32))
             for node in self.graph.nodes
@@ -75,11 +75,11 @@ def capture_update(
     *,
     is_assumed: bool = False,
 ) -> Update:
-    """Trace the next update of a parameter, whose calls are known; the optimizer stays as it is.
+    """Trace the next update of parameter `index`; the optimizer itself does not change.
 
-    is_assumed: for a price alone, with 1 in place of values that the step asks for, which are
-    outputs too, and numbers that it has made tensors of. Raises CaptureError for a step that
-    changes the gradient, or reads a tensor that is no state of the parameter.
+    calls: the update's calls (`calls_of`). is_assumed: for a cost estimate only; a tensor whose
+    value the step asks for reads as 1 and becomes an output too. Raises CaptureError for a step
+    that changes the gradient, or reads a tensor that is no state of the parameter.
     """
     has_gradient = [i == index for i in range(len(parameters))]
     shapes = [size.full for size in sizes]
@@ -113,7 +113,7 @@ def capture_update(
 def program_of(
     part: Callable[..., list[Tensor]], given: Sequence[Tensor], numbers: Sequence[float]
 ) -> Program:
-    """A part of an update as a program. given: tensors on the meta device, of its shapes.
+    """Import a part of an update as a program. given: operands on the meta device.
 
     Raises CaptureError for an op that programs do not have.
     """
@@ -163,7 +163,7 @@ class _WrittenOut(TorchFunctionMode):
 
 
 class Assumed(TorchFunctionMode):
-    """Answers 1 where code asks for the value of a tensor on the meta device, and notes which."""
+    """Returns 1 if code asks for the value of a tensor on the meta device; `asked` lists these."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -189,7 +189,7 @@ _ANSWERS: dict[Any, Callable[[int], float]] = {
 
 
 def _write_out_masks(graph: fx.Graph) -> None:
-    """Let numbers be written where a mask says so by `masked_fill`."""
+    """Replace writes of a constant number under a mask by `masked_fill`."""
     for node in list(graph.nodes):
         args = pytree.tree_map_only(fx.Node, lambda x: x.meta.get("val"), node.args)
         if node.op != "call_function" or _writes(node) or not is_masked(args):
@@ -206,7 +206,7 @@ def _write_out_masks(graph: fx.Graph) -> None:
 
 
 def _check(graph: fx.Graph) -> None:
-    """Drop writes to inputs, which are outputs too."""
+    """Remove final writes to inputs, since the outputs have the values. Raises CaptureError."""
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     for node in list(graph.nodes):
         if node.op == "get_attr":
@@ -221,12 +221,12 @@ def _check(graph: fx.Graph) -> None:
 
 
 def _writes(node: fx.Node) -> bool:
-    """Say whether a node's op writes to an operand; getitem does not."""
+    """Whether a node's op writes to an operand; getitem does not."""
     return isinstance(node.target, OpOverload) and schema_of(node.target).is_mutable
 
 
 def _take_numbers(graph: fx.Graph, numbers: Sequence[float]) -> tuple[float, ...] | None:
-    """Make inputs of the numbers of a graph's calls; nothing, if they are not those given."""
+    """Turn the floats of a graph's calls into inputs; return them, or None if not `numbers`."""
     slots = [
         (node, position)
         for node in _of_inputs(graph)

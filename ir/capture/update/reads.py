@@ -2,9 +2,9 @@
 # torch's dispatch modes are private and only partly typed.
 """The values that an optimizer's step reads to update each parameter.
 
-The step runs once on the meta device, from the optimizer's own code, while every ATen op is seen.
-Where each op of an update reads only the same element of other tensors, the update may run on a
-shard; where some op reads more (a norm, a product of matrices), it needs full values.
+The optimizer's own step runs on the meta device while a mode sees every ATen op. If each op of an
+update reads only the same element of other tensors, the update may run on a shard; if some op reads
+more (a norm, a product of matrices), it needs full values.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from shardweave.ir.capture.update.ops_seen import OpsSeen, OwnMessagesError, is_
 
 @dataclass(frozen=True)
 class Sizes:
-    """The shape of a parameter, and those of the largest and the smallest of its shards."""
+    """The shapes of a parameter, of its largest shard, and of its smallest shard."""
 
     full: tuple[int, ...]
     largest: tuple[int, ...]
@@ -35,23 +35,23 @@ class Sizes:
 class Calls:
     """The ops that update one parameter, with their numbers, and the state that they leave.
 
-    ops: after them those that make constants, which may be of any parameter. state: that of the
-    parameter, with tensors on the meta device in place of its tensors.
+    ops: the parameter's ops, then all ops that make constants, for any parameter. numbers: the
+    floats in its ops' arguments. state: the parameter's new state, with tensors on `meta`.
     """
 
     ops: tuple[tuple[str, tuple[Any, ...]], ...]
     numbers: tuple[float, ...]
     state: Any
     is_joint: bool
-    """Whether an op computes with other parameters too."""
+    """Whether an op of the update also reads other parameters."""
 
 
 @dataclass(frozen=True)
 class Reads:
-    """The parameters, by index, whose updates need full values, and the reason.
+    """The parameters, by index, whose updates need full values (`full`), and the reason.
 
-    joint: those whose updates read other parameters, or may. may_draw: whether an op draws random
-    numbers, or may; all updates then need full values. calls: of each with a gradient.
+    joint: parameters whose updates may read other parameters. may_draw: whether an op may draw
+    random numbers; all updates then need full values. calls: for each parameter with a gradient.
     """
 
     full: frozenset[int]
@@ -69,10 +69,10 @@ def reads_of(
     *,
     has_closure: bool = False,
 ) -> Reads:
-    """Find out what the next step of an optimizer reads; the optimizer stays as it is.
+    """Find the parameters whose updates need full values; the optimizer does not change.
 
-    parameters: those of all groups, in order. A step that cannot run on the meta device, since it
-    decides by values of tensors, needs full values of everything. Raises OwnMessagesError.
+    parameters: those of all groups, in order. If the step cannot run on the meta device, as when it
+    branches on values of tensors, all updates need full values. Raises OwnMessagesError.
     """
     runs: list[_Seen] = []
     copies: list[MetaCopy] = []
@@ -112,7 +112,7 @@ def calls_of(
     sizes: Sequence[Sizes],
     has_gradient: Sequence[bool],
 ) -> dict[int, Calls]:
-    """The calls of the next step for each parameter with a gradient, on full values."""
+    """Return the next step's calls on full values, by index of each parameter with a gradient."""
     shapes = [size.full for size in sizes]
     on_meta = MetaCopy(optimizer, parameters, sizes, shapes, has_gradient)
     return on_meta.all_calls(_seen(on_meta, has_closure=False), has_gradient)
@@ -120,8 +120,8 @@ def calls_of(
 
 @dataclass(frozen=True)
 class _Seen:
-    """calls: the ops that ran, each with the arguments that are no tensors. of: by call, the
-    parameters that its tensors were made of."""
+    """A run of a step. calls: its ops, each with the arguments that are no tensors. of: for each
+    call, the indices of the parameters that its operands derive from."""
 
     reads: Reads
     calls: tuple[tuple[str, tuple[Any, ...]], ...]
@@ -135,7 +135,7 @@ def _seen(on_meta: MetaCopy, has_closure: bool) -> _Seen:
 
 
 class MetaCopy:
-    """A copy of an optimizer on the meta device; scalars on the host keep their values."""
+    """Copy of an optimizer with tensors on the meta device, except scalars, copied to the CPU."""
 
     def __init__(
         self,
@@ -164,7 +164,7 @@ class MetaCopy:
         self.optimizer = copied(optimizer, memo)
         self._kept = memo
         if is_torchs(optimizer):
-            # Their fused and joint forms compute the same, as do those that a graph can capture.
+            # Their fused, foreach and capturable implementations compute the same.
             for group in self.optimizer.param_groups:
                 group.update({key: False for key in FORMS if key in group})
 
@@ -193,11 +193,11 @@ class MetaCopy:
         return Reads(frozenset(full | joint), frozenset(joint), reason, bool(self.mode.draws))
 
     def all_calls(self, seen: _Seen, has_gradient: Sequence[bool]) -> dict[int, Calls]:
-        """Calls on each parameter with a gradient, by index."""
+        """Return the calls on each parameter with a gradient, by its index."""
         return {index: self._calls(index, seen) for index, has in enumerate(has_gradient) if has}
 
     def _calls(self, index: int, seen: _Seen) -> Calls:
-        """Calls on one parameter: numbers of ops that make constants stay in the ops."""
+        """Return the calls on one parameter; ops that make constants keep their floats."""
         ops: list[tuple[str, tuple[Any, ...]]] = []
         numbers: list[float] = []
         for (op, plain), of in zip(seen.calls, seen.of, strict=True):
@@ -212,7 +212,7 @@ class MetaCopy:
 
 
 def copied(optimizer: Optimizer, memo: dict[int, Any]) -> Optimizer:
-    """A copy of an optimizer, with other objects for those that `memo` has by identity."""
+    """Copy an optimizer, with the replacements of objects that `memo` has by id."""
     memo[id(optimizer)] = made = object.__new__(type(optimizer))
     hooks = {name: value for name, value in vars(optimizer).items() if "hooks" in name}
     own = {name: x for name, x in vars(optimizer).items() if name not in {*hooks, "step"}}
@@ -230,7 +230,7 @@ def run_step(optimizer: Optimizer, *closure: Any) -> None:
 
 
 FORMS = ("foreach", "fused", "capturable")
-"""Settings of torch's classes for forms that compute the same as the plain one."""
+"""Options of torch's optimizers for implementations that compute the same as the plain one."""
 
 
 def _agree(
@@ -238,7 +238,7 @@ def _agree(
     other: Sequence[tuple[str, tuple[Any, ...]]],
     sizes: Sequence[Sizes],
 ) -> bool:
-    """Say whether two runs on other sizes compute alike: the same ops, with the same numbers."""
+    """Whether two runs on other shapes have the same ops and numbers, apart from these shapes."""
     if len(first) != len(other):
         return False
     pairs = {(s.full, shard) for s in sizes for shard in (s.largest, s.smallest)}
