@@ -1,4 +1,4 @@
-"""Sums of exponentials by the maximum of a shard, as the sums in one piece that they are.
+"""Recognize a sum of exponentials that was computed from a shard's own maximum and rescaled.
 
 Let m be the maximum of a rank's x along some dims, and M that of all ranks'. On each rank
 
@@ -35,8 +35,8 @@ SCALED = "aten.mul.Tensor"
 
 @dataclass(frozen=True)
 class SumInOne:
-    """A sum of exp(x - M), and the maximum of x, by ops that stand in no program. read: what they
-    read. own: what the maximum is to be."""
+    """Ops, outside any program, that compute sum exp(x - M) and the maximum of x. read: relations
+    of their inputs. own: the relation that the maximum must have."""
 
     read: dict[SSAValue, Value]
     ops: tuple[Operation, ...]
@@ -48,7 +48,7 @@ class SumInOne:
 
 
 def sum_in_one(op: AtenOp, operands: Sequence[Value]) -> SumInOne | None:
-    """The sum that an op gives which scales one by a shard's own maximum; None for other ops."""
+    """Match `op` as the rescaling of a sum by a shard's own maximum; None for other ops."""
     if op.name != SCALED or not all(isinstance(value, Local) for value in operands):
         return None
     part, scale = [value for value in operands if isinstance(value, Local)]
@@ -69,7 +69,7 @@ def sum_in_one(op: AtenOp, operands: Sequence[Value]) -> SumInOne | None:
 
 
 def _is_broadcast_back(along: dict[str, Literal]) -> bool:
-    """Whether what a reduction gives broadcasts to what it read along the dims that it reduced."""
+    """Whether the result of a reduction broadcasts against its operand along the reduced dims."""
     dims = along.get("dim")
     is_first = isinstance(dims, list) and dims == list(range(len(dims)))
     return along.keys() <= {"dim", "keepdim"} and (along.get("keepdim") is True or is_first)
@@ -82,7 +82,7 @@ def _in_two(
     shapes: tuple[Shape, Shape],
     along: dict[str, Literal],
 ) -> tuple[Local, Local]:
-    """A sum by a shard's own maximum, and what scales it. shapes: of x, and of its maximum."""
+    """Build the sum by a shard's own maximum, and its scale. shapes: of x and of its maximum."""
     wide, row = [((shape, "float"),) for shape in shapes]
     mask = _local("aten.eq.Scalar", (own,), ((shapes[1], "torch.bool"),), other=-math.inf)
     power = _local("aten.exp", (_local("aten.sub.Tensor", (x, own), wide),), wide)
