@@ -196,7 +196,7 @@ class _Comparison:
                 yield from removed(node + 1)
 
     def _change(self, node: int | None, other: int | None, *, is_fixed: bool) -> Change | None:
-        """Describe how an op changed. node, other: its nodes, or None; returns None if unchanged."""
+        """Describe how an op changed, by its nodes in both programs; None if it did not."""
         details: list[Detail] = []
         if node is None or other is None:
             kind = "added" if node is None else "removed"
@@ -250,8 +250,7 @@ class _Comparison:
         return not self._behind(0, value).isdisjoint(self._behind(1, new))
 
     def _behind(self, side: int, value: Value) -> frozenset[Value]:
-        """Find the matched values that feed a value, as values of the second program; empty if more
-        than MAX_CHAIN ops are in between."""
+        """Find the matched values that feed a value, in the second program; empty if too far."""
         known = self.behind[side].get(value)
         if known is not None:
             return known

@@ -208,7 +208,7 @@ def _align(matching: Matching) -> None:
 
 
 def _align_run(matching: Matching, left: list[int], right: list[int]) -> None:
-    """Pair nodes of equal weak label in order. Few nodes are paired optimally, many greedily."""
+    """Pair nodes of equal weak label in order. As many as possible if nodes are few."""
     a, b = (table.weak for table in matching.tables)
     if len(left) * len(right) <= MAX_EXACT:
         for i, j in _common([a[n] for n in left], [b[n] for n in right]):

@@ -76,8 +76,8 @@ class ProgramTable:
 
     arguments, results: by kind and name, in order. ops: by node, None for an argument. where: maps
     SSA values to values of the table. operands: by node. full: by node, the label of everything
-    except the operands. weak: the label of name, layer, phase and copy. bare: the label of the name.
-    uses: by node, triples (user node, operand index, result index).
+    except the operands. weak: one of name, layer, phase and copy. bare: one of the name. uses: by
+    node, triples (user node, operand index, result index).
     """
 
     program: Program

@@ -96,7 +96,7 @@ def _layer(name: str, ops: Sequence[Operation], parameter_bytes: int) -> Layer:
 
 
 def fold(layers: Sequence[Layer]) -> list[Fold]:
-    """Fold runs of layers with equal bodies into one `Fold` each. Takes time linear in their ops."""
+    """Fold runs of layers with equal bodies. Takes time linear in their ops."""
     groups = groupby(
         layers, key=lambda layer: (body_of(layer.name, layer.members), layer.parameter_bytes)
     )

@@ -43,7 +43,7 @@ def family_of(held: Held) -> Hashable:
 def added_terms(
     first: Relation, second: Relation, axes: ProofAxes, reduction: str
 ) -> Relation | None:
-    """Reduce two sub-batches' terms of one value, completely if they are all; None if they differ."""
+    """Reduce two sub-batches' terms of one value, partially if others remain; None if unlike."""
     held, left, right = first.held, dict(first.at), dict(second.at)
     differing = [axis for axis in left if left[axis] != right.get(axis)]
     if first.held != second.held or len(differing) != 1 or held.sharding.reduction != reduction:
@@ -63,7 +63,7 @@ def added_terms(
 def merged_terms(
     parts: Sequence[Relation], axes: ProofAxes, reduction: str
 ) -> tuple[Relation, ...] | None:
-    """Relate a merge op (`merge_attention`). parts: operands, first all of one term, then the other.
+    """Relate a merge op (`merge_attention`). parts: the operands of one term, then the other's.
 
     Returns the merged results, partial or complete; None unless a term's results share their rows.
     """

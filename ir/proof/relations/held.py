@@ -258,7 +258,7 @@ class ProofAxes:
 
 
 def concatenated(held: Held, axes: Sequence[str], dim: int, block: int | None) -> Held | None:
-    """All-gather along a local dim, in blocks of `block` (None: the whole dim); None if it cannot."""
+    """All-gather along a local dim, in blocks of `block` (None: the dim); None if impossible."""
     layout = held.digits
     if layout is None or not 0 <= dim < len(layout) or set(axes) & set(held.sharding.unreduced):
         return None
