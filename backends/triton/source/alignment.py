@@ -2,8 +2,8 @@
 
 In a tensor with rows of 50,257 halves, each row begins 2 bytes later within a 16-byte group than
 the row before. A program that reads rows one by one begins each at the group of its first element.
-A program that sums columns needs the same columns of all its rows, so it takes rows of equal offset:
-every 16th row, for 50,257 as for any odd length.
+A program that sums columns needs the same columns of all its rows, so it takes rows of equal
+offset: every 16th row, for 50,257 as for any odd length.
 """
 
 from __future__ import annotations

@@ -200,7 +200,7 @@ def _masked_fill(op: AtenOp, a: str, mask: str) -> str:
 
 @formula("aten.div.Scalar_mode")
 def _whole_quotient(op: AtenOp, a: str) -> str:
-    """Floor division of integers by a positive one; Triton's `//` and `%` round towards 0."""
+    """Divide integers by a positive one, by `rounding_mode`; Triton's `//`, `%` round towards 0."""
     other = op.value("other")
     if op.value("rounding_mode") == "trunc":
         return f"{a} // {other}"

@@ -65,7 +65,7 @@ class PartsQueue:
 
 
 def joins(program: Program, at_once: Collection[SSAValue] = ()) -> dict[SSAValue, Operation]:
-    """Map each value that kernels may leave in parts, and its views, to the op before its join.
+    """Map each value left in parts, and its views, to the op before which it is joined.
 
     All waiting values are joined before the first op that reads one of them, before the return, or
     right after the op of a value in `at_once`. Takes time linear in the ops.

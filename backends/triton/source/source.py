@@ -57,9 +57,8 @@ class KernelSource:
 
     source: a Python module with one Triton function, `name`. pointers: the types of the pointer
     parameters, which come first. sizes: values of the integer parameters, by name, in order.
-    asserts: whether it fails a device assertion for indices out of range. fixed: values of constexpr
-    parameters that are not tuned. constants: names of all constexpr parameters, in order. configs:
-    the values of the others to tune over.
+    asserts: whether it contains device assertions. fixed: values of constexpr parameters that are
+    not tuned. constants: names of all constexpr parameters. configs: values of the others to tune.
     """
 
     name: str

@@ -51,8 +51,8 @@ class Cut:
 
 @dataclass
 class Pieces:
-    """The slices of a table's expressions. By expression number: makers: its op and operands.
-    joined: the split it was concatenated by. placed: the slice it surrounds by zeros."""
+    """The slices of a table's expressions. makers: each expression's op and operands, by number.
+    joined: the split that it concatenates. placed: the slice that it surrounds by zeros."""
 
     table: Table
     makers: dict[int, tuple[AtenOp, tuple[int, ...]]] = field(

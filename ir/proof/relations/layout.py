@@ -55,7 +55,7 @@ def length(digits: Sequence[Digit]) -> int:
 
 
 def cut_at(digits: Sequence[Digit], block: int) -> tuple[Digits, Digits] | None:
-    """Split digits into those above and those within blocks of `block`; None if it splits none."""
+    """Split digits into those above and those within blocks of `block`; None if impossible."""
     minor: list[Digit] = []
     major = list(digits)
     if block < 1:

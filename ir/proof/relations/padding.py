@@ -47,7 +47,7 @@ def rank_position(
 
 
 def index_of(op: AtenOp, operands: Sequence[Value | None]) -> RankNumber | None:
-    """Return the integer that an op computes from rank numbers; None if it computes no such."""
+    """Return the integer that an op computes from rank numbers; None for other ops."""
     if op.name == "aten.full" and shape_of(op.results[0]) == ():
         constant = op.value("fill_value")
         return RankNumber((), constant) if type(constant) is int else None

@@ -125,7 +125,7 @@ class _Check:
         self.reads = {name: list(self._reads(function)) for name, function in functions.items()}
         self.done: dict[tuple[str, int], None] = {}
         self.last: dict[str, int] = {}
-        """Last micro-batch of each function, `num_batches` once out of order; `times` counts."""
+        """Last micro-batch by function, num_batches if out of order. times: number of runs."""
         self.times: dict[str, int] = {}
 
     def _reads(self, function: StageFunction) -> Iterator[tuple[str, str, StageFunction]]:

@@ -1,4 +1,4 @@
-"""Local forms: what a rule writes for an op on shards, to be recognized in a local program."""
+"""Recognize, in a local program, the local forms that rules write for ops on shards."""
 
 from __future__ import annotations
 

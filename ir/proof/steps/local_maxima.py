@@ -4,15 +4,14 @@ Let m be the maximum of a rank's x along some dims, and M that of all ranks'. On
 
     sum exp(x - m) * exp(m - M)  =  sum exp(x - M)
 
-since exp(m - M) is the same for all terms of a sum. That holds for numbers, and where some are
-infinite: where m is -inf so is all of this x, and the sum, which is none then, is filled with 1, so
-that both sides are 0, or no number if M is -inf, too. If m is inf or no number so is M, and neither
-side is one; if M alone is, both sides are 0 or no number alike. Nothing is said of what the x of a
-rank is a shard of: the walk goes on as if the rank summed exp(x - M), by the rules of its ops.
+since exp(m - M) is the same for all terms of a sum. This also holds for infinite values: if m is
+-inf, so is all of this x; the sum, NaN then, is replaced by 1, so that both sides are 0, or NaN if
+M is -inf too. If m is inf or NaN, so is M, and both sides are NaN; if only M is, both sides are 0
+or both NaN. The sharding of x does not matter: after the match, the walk relates the sum as if the
+rank computed exp(x - M), by the rules of its ops.
 
-What is read thrice as m has to be one value, the maximum of this x. A relation says that of a
-maximum that is still partial, as it has the number of its split (`Held.terms`): shards of the same
-values that are cut otherwise have other maxima.
+All three uses of m must read one value, the maximum of this x. The relation of a partial maximum
+tells this, by the id of its split (`Held.terms`): values sharded in another way have other maxima.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ def _moved_part(op: AtenOp, part: Relation, axes: ProofAxes) -> Relation | None:
 
 
 def _part_of(op: AtenOp, part: Relation, axes: ProofAxes) -> Relation | None:
-    """Relate a slice or select; None if it takes neither an equal block nor exactly no padding."""
+    """Relate a slice or select of one of equal blocks, or of all but padding; None for others."""
     shape = shape_of(op.operands[0])
     dim = from_start(int(op.value("dim")), len(shape))
     if dim is None:
@@ -126,7 +126,7 @@ def _sub_batch(
 
 
 def _joined(op: AtenOp, operands: Sequence[Value], axes: ProofAxes) -> Value | None:
-    """Relate a concatenation: the whole value if of all its sub-batches in order, else a Row."""
+    """Relate a concatenation: of all sub-batches in order, as the whole value; else as a Row."""
     shape = shape_of(op.results[0])
     if any(len(shape_of(value)) != len(shape) for value in op.operands):
         return None
