@@ -55,8 +55,8 @@ class Additions:
     products: dict[Operation, str] = field(default_factory=dict[Operation, str])
 
     def add(self, value: SSAValue, after: Operation, key: str) -> None:
-        """Add `value` to the caller's gradient `key` after an op; or by the op itself, if it is a
-        product that can add, which saves a write and a read of memory."""
+        """Add `value` to the caller's gradient `key`, a pair of kind and name, after an op.
+        A product that can adds by itself instead, which saves a write and a read of memory."""
         if after is value.owner and adds_its_result(after):
             left, right = (self.names[operand] for operand in after.operands)
             product = f"rt.added_product(given, ({key}), {left}, {right})"
@@ -216,8 +216,8 @@ def load_step(
 
 
 def _with_ranges(source: str) -> str:
-    """Return the source with a profiler range around each layer: the lines from its comment to the
-    next empty line."""
+    """Return the source with a profiler range around each layer.
+    A layer's lines reach from its comment to the next empty line."""
     lines: list[str] = []
     shift = before = ""
     for line in source.splitlines():

@@ -145,8 +145,8 @@ def first_at_fault(
     order: Iterable[SSAValue],
     walk: Walk | None = None,
 ) -> Operation | None:
-    """Find the first op, in order of `order`, that has related operands but an unrelated result,
-    among the ops that `value` is computed from. None if there is none.
+    """Find the first op that has related operands but an unrelated result; None if none does.
+    Searches the ops that `value` is computed from, in the order of their results in `order`.
 
     An op on integers (offsets, masks) may have a relation only as a step of a local form, together
     with its other operands, so that an op on floating-point numbers is the likelier cause.

@@ -56,8 +56,8 @@ def signs_of(op: Operation) -> tuple[float, float] | None:
 
 
 def named(op: Operation) -> str:
-    """Name an op for messages: with its position if others have the same name, and with its
-    function in a program of stages."""
+    """Name an op for messages.
+    Adds its position if others have the same name, and its function in a program of stages."""
     block = op.parent_op()
     while block is not None and not isinstance(block, func.FuncOp):
         block = block.parent_op()

@@ -58,8 +58,8 @@ def check_signature(program: Program, against: Program) -> None:
 
 
 def _check_models(program: Program, against: Program) -> None:
-    """Raise ProofError if an argument of one program is missing in the other, or if their global
-    shapes differ. `program` may lack inputs and buffers of `against`."""
+    """Raise ProofError if one program lacks an argument of the other, or global shapes differ.
+    `program` may lack inputs and buffers of `against`."""
     own, wanted = (
         {(slot.kind, slot.name): side.global_shape_of(slot) for slot in side.arguments}
         for side in (program, against)

@@ -358,8 +358,8 @@ class Walk:
     # Local forms
 
     def _write_local_forms(self, op: AtenOp, operands: tuple[Value, ...]) -> None:
-        """Write the local form of each global op that an op may be a step of, and record the
-        relations of its last results in `known`."""
+        """Write the local form of each global op that may have `op` as a step.
+        Records the relations of the form's results in `known`."""
         if draws(op):
             return
         for form in self.table.localized.get(global_name(op), ()):

@@ -274,9 +274,9 @@ class _ReductionTemplate:
         return [step for step in waiting if step not in online]
 
     def _join_powers(self, peak: str, part: str) -> str:
-        """Write one loop step of an online softmax, for each lane: update the maximum `peak` by
-        `part`, and the sum of exp(x - maximum). Returns the sum's variable. (Milakov and
-        Gimelshein, 2018: "Online normalizer calculation for softmax".)
+        """Write one loop step of an online softmax; returns the variable of the sum.
+        In each lane it updates the maximum `peak` by `part`, and the sum of exp(x - maximum).
+        (Milakov and Gimelshein, 2018: "Online normalizer calculation for softmax".)
         """
         total, each, new = (self.writer.fresh(word) for word in ("total", "each", "peak"))
         self.writer.line(

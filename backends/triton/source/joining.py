@@ -192,8 +192,8 @@ def finishing_kernel(results: Sequence[PartialResult], *, behind: bool = False) 
 def with_joining(
     kernel: Kernel, config: Config, num_programs: int, results: Sequence[PartialResult]
 ) -> tuple[Kernel, int]:
-    """Extend a kernel, of `num_programs` programs at `config`, by programs that join the results of
-    earlier kernels. Returns the new kernel and its number of programs.
+    """Extend a kernel by programs that join the partial results of earlier kernels.
+    num_programs: of the kernel at `config`. Returns the new kernel and its number of programs.
 
     Its pointers are those of the kernel, then those of `finishing_kernel`.
     """

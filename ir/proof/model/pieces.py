@@ -225,8 +225,8 @@ def _type(shape: Sequence[int], like: SSAValue) -> AnyTensor:
 
 
 def _places(values: Sequence[Dims], factor: int, size: int, count: int) -> dict[int, Cut] | None:
-    """Map each value that has `factor` as the major factor of a dim to its split in `count`; None
-    if the factor is minor in some dim, or `count` does not divide its size."""
+    """Map the index of each value that has `factor` to the split of its dim in `count`.
+    None if the factor is not the major one of a dim, or `count` does not divide its size."""
     cuts: dict[int, Cut] = {}
     for index, dims in enumerate(values):
         for dim, names in enumerate(dims):

@@ -65,8 +65,8 @@ def stands_for(own: DimSharding, cut: DimSharding) -> bool:
 
 @dataclass(frozen=True)
 class Fill:
-    """The value of padding: every element whose index is past the end of any of these dims
-    holds it."""
+    """The known value of padding.
+    Every element with an index past the end of any dim in `dims` has this value."""
 
     value: float
     dims: frozenset[int]

@@ -22,8 +22,8 @@ Layout = tuple[Digits, ...]
 
 
 def standard(shape: Sequence[int], dims: Sequence[DimSharding]) -> Layout | None:
-    """Return the layout of a plain shard: each dim has the digits that its placements leave,
-    padding included. None if the placements do not divide the padded dim."""
+    """Return the layout of a plain shard; None if placements do not divide the padded dim.
+    Each dim has the digits that its placements leave, padding included."""
     layout: list[Digits] = []
     for dim, (size, placements) in enumerate(zip(shape, dims, strict=True)):
         digits: list[Digit] = []
