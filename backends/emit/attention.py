@@ -1,9 +1,9 @@
-"""Fused attention as programs have it, on any device.
+"""The fused attention op of programs, on any device.
 
-A program captured on the CPU calls the CPU's flash attention, which has no kernel elsewhere.
-On the CPU these functions call it, on a GPU PyTorch's fused kernels there; what these do not take
-is computed with plain torch ops. All keep logsumexp as the one thing that the backward pass needs
-of the softmax.
+A program captured on the CPU calls the CPU's flash attention, which has no kernel elsewhere. These
+functions call it on the CPU, and PyTorch's fused kernels on a GPU; operands that no kernel takes
+are computed with plain torch ops. Of the softmax, only the logsumexp is saved for the backward
+pass.
 
 Shapes: query B x H x L x E, key and value B x K x S x E, where K divides H and query heads
 h * H/K .. share key head h; mask broadcastable to B x H x L x S, added to the scores;
@@ -34,7 +34,7 @@ def flash_attention(
     attn_mask: Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(output, logsumexp) of `aten._scaled_dot_product_flash_attention_for_cpu`."""
+    """Return (output, logsumexp), as `aten._scaled_dot_product_flash_attention_for_cpu`."""
     query, key, value = _dense_rows(query), _dense_rows(key), _dense_rows(value)
     kind = fused_attention.kernel_for(query, key, value, is_causal, attn_mask)
     if kind != "none":
@@ -60,7 +60,7 @@ def flash_attention_backward(
     attn_mask: Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of query, key and value, as the op's `_backward` gives them."""
+    """Return the gradients of query, key and value, as that op's `_backward`."""
     query, key, value, out = (_dense_rows(x) for x in (query, key, value, out))
     kind = fused_attention.kernel_for(query, key, value, is_causal, attn_mask)
     operands, saved = (query, key, value), (out, logsumexp)
@@ -87,7 +87,7 @@ def plain_attention(
     attn_mask: Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """`flash_attention` with plain torch ops."""
+    """Compute `flash_attention` with plain torch ops."""
     _check_no_dropout(dropout_p)
     scores = _scores(query, key, is_causal, attn_mask, scale)
     logsumexp = scores.logsumexp(-1)
@@ -111,7 +111,7 @@ def plain_attention_backward(
     attn_mask: Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`flash_attention_backward` with plain torch ops."""
+    """Compute `flash_attention_backward` with plain torch ops."""
     _check_no_dropout(dropout_p)
     num_key_heads = key.shape[1]
     grad, q, o = (_grouped(x, num_key_heads) for x in (grad_out, query, out))
@@ -127,7 +127,7 @@ def plain_attention_backward(
 
 
 def _dense_rows(x: Tensor) -> Tensor:
-    """The CPU's kernel reads rows as if they were dense, without an error if they are not."""
+    """Make rows dense: the CPU's kernel reads them as dense, without an error if they are not."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
@@ -136,7 +136,7 @@ def _wide(x: Tensor) -> Tensor:
 
 
 def _grouped(x: Tensor, num_key_heads: int) -> Tensor:
-    """B x H x .. -> B x K x H/K x .., in the dtype of the computation."""
+    """Reshape B x H x .. to B x K x H/K x .., in the dtype of the computation."""
     return _wide(x).unflatten(1, (num_key_heads, -1))
 
 

@@ -1,7 +1,7 @@
 """Audit emitted source: it may call pure ATen ops, the runtime's collectives and given kernels.
 
-A program's text may come from anywhere, and the source of it is run. So a module is looked at
-before it is run, whatever it was emitted from: a name or a string that became code is found here.
+A program's text may come from anywhere, and the source emitted from it is executed. So every module
+is checked before it runs: a name or string in the text that became code is refused here.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ _STRUCTURE = (
 
 
 _TAKEN = "given.pop"
-"""Call by which a function of a stage takes an argument that nobody else holds."""
+"""Call by which a stage function takes, and can then free, an argument."""
 
 
 KNOWN = ("aten", "kernels", "rt", "torch")
-"""Names by which a step reaches what is not its own; no variable has one."""
+"""Names through which a step reaches the outside; no variable may have one of them."""
 
 
 class SourceError(ValueError):
-    """Emitted source does what no step does; the message says what, and in which line."""
+    """Emitted source has code that a step may not contain; the message names it and its line."""
 
 
 def audit(source: str, header: str, functions: Collection[str]) -> ast.Module:
-    """Parse `source`. Raises SourceError unless it is a header and one function that acts as a
-    step may.
+    """Parse `source`. Raises SourceError unless it is the header and one function that contains
+    only what a step may.
 
-    header: the lines between the docstring and the function, word for word. functions: the names
-    from it that may be called. Linear in the source.
+    header: the expected lines between docstring and function. functions: names imported in it that
+    the step may call. Takes time linear in the source.
     """
     tree = ast.parse(source)
     body = tree.body
@@ -86,7 +86,7 @@ def _check_callee(node: ast.Call, functions: Collection[str]) -> None:
 
 
 def _dotted(node: ast.expr) -> str:
-    """The text of an expression: of the names that stand in most, much faster than `unparse`."""
+    """Return an expression as text; for dotted names much faster than `ast.unparse`."""
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Attribute):
@@ -105,7 +105,7 @@ def _is_kernel(node: ast.Subscript) -> bool:
 
 
 def _is_of_torch(node: ast.Attribute) -> bool:
-    """Whether a dtype is read, or a function that ops are called by."""
+    """Whether an attribute is a dtype of torch, or a torch function that calls an op."""
     if not (isinstance(node.value, ast.Name) and node.value.id == "torch"):
         return False
     is_dtype = isinstance(getattr(torch, node.attr, None), torch.dtype)
@@ -114,7 +114,7 @@ def _is_of_torch(node: ast.Attribute) -> bool:
 
 
 def _check_attribute(node: ast.Attribute) -> None:
-    """Attributes are read for calls, whose callees are checked, and of the runtime."""
+    """Raise SourceError unless an attribute is of `aten`, the runtime, or another known callee."""
     root = node.value
     while isinstance(root, ast.Attribute):
         root = root.value

@@ -1,4 +1,4 @@
-"""Calls of ATen ops: torch's overloads, except kernels that lack some arguments or outputs."""
+"""Calls of ATen ops: torch's overloads, or our functions for ops whose kernels lack support."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def random_numbers(
     distribution: str = "uniform",
     dtype: torch.dtype,
 ) -> Tensor:
-    """The numbers at some positions of a global tensor: see `ir.library.philox.numbers_at`."""
+    """Draw the random numbers at `positions` of a global tensor: see `ir.library.philox`."""
     if state.device.type == "cuda" and has_triton():
         from shardweave.backends.triton.kernels.philox import numbers
 
@@ -83,26 +83,26 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     ALL_ROWS: all_rows,
     "aten._scaled_mm": scaled_mm,
 }
-"""Ops that run as a function of ours."""
+"""By op name, our functions that run ops in place of torch's overload."""
 
 TRANSPOSE = "torch.t"
-"""Call for `aten.permute` of a matrix, without a list to read: it takes half the time."""
+"""Function for `aten.permute` of a matrix: it reads no list of dims, which halves the time."""
 
 
 CUSTOM = "torch.ops."
-"""Prefix of the function of an op that is not of ATen."""
+"""Prefix of the function name of an op outside ATen."""
 
 
 def callee_of(op: AtenOp) -> Callable[..., Any]:
-    """The Python function that an op calls with its arguments."""
+    """Return the Python function that computes an op from its arguments."""
     return FUNCTIONS.get(op.name) or overload_of(op)
 
 
 def function_text(op: AtenOp) -> str:
-    """The name by which emitted modules call the function of an op.
+    """Return the name by which emitted modules call the function of an op.
 
-    That is torch's own function where it calls the same overload: `torch.ops` takes 1 to 3 us
-    longer, since it reads arguments by the schema.
+    This is a `torch` function if it calls the same overload: `torch.ops` takes 1 to 3 us longer,
+    since it parses arguments by the schema.
     """
     function = callee_of(op)
     if op.name in FUNCTIONS:
@@ -113,21 +113,21 @@ def function_text(op: AtenOp) -> str:
 
 
 def ragged_operand(op: AtenOp, ragged: Collection[SSAValue]) -> SSAValue | None:
-    """The operand that says how many rows an op's results have; None where their types do."""
+    """The operand with the run-time row count of an op's results; None if their type has it."""
     if not ragged or not op.results or op.results[0] not in ragged:
         return None
     return next((value for value in op.operands if value in ragged), None)
 
 
 def takes_device(op: AtenOp) -> bool:
-    """Whether an op must be told where to compute, since it has no operand that is there."""
+    """Whether an op needs a device argument, since it has no operands to take it from."""
     return not op.operands and op.signature.parameter("device") is not None
 
 
 def returned_by(op: AtenOp) -> list[bool] | None:
-    """For each value that an op's call returns, whether it is a result of the op.
+    """Return, for each value that an op's call returns, whether it is a result of the op.
 
-    None if the call returns the result itself. A gradient that the op's mask leaves out is None.
+    None if the call returns a single tensor. False for gradients that the op's mask leaves out.
     """
     returns = schema_of(overload_named(op.name)).returns
     if len(returns) == 1:
@@ -143,7 +143,7 @@ def prepared(
     device: torch.device | None = None,
     ragged: Collection[SSAValue] = (),
 ) -> Callable[[], list[Tensor]]:
-    """The call of an op on the tensors of its operands, which returns those of its results."""
+    """Return a function that calls an op on its operands' tensors and returns its results."""
     dense = spec_of(op).needs_contiguous
     rows = ragged_operand(op, ragged)
     num_rows = None if rows is None else tensor_of(rows).shape[0]

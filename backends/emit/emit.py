@@ -1,8 +1,8 @@
-"""Programs as readable Python modules.
+"""Emit programs as readable Python modules.
 
 A module has one function, `step(rt, given)`: one statement per op in the order of the program,
 each value freed after its last use. `rt` is the rank's runtime (`backends.distributed.runtime`);
-`given` and the result map the kind and name of each argument and result to this rank's tensor.
+`given` and the returned dict map the kind and name of each slot to this rank's tensor.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from shardweave.passes.kernels.unfuse_kernels import without_regions
 from shardweave.passes.messages.pending_gradients import pending_terms
 
 _ADDED = ("grad", "sum")
-"""Kinds of results that are added to what the caller has of them, if it gives that."""
+"""Kinds of results that are added to the caller's tensor of that name, if `given` has one."""
 
 
 @dataclass
 class Additions:
-    """Lines of an emitted module that add gradients to the caller's, by the ops before or behind
-    which they stand, or in whose place they do, as some products'. Where results that kernels left
-    in parts are needed, the line that joins them comes first."""
+    """Lines of an emitted module that add gradients to the caller's. before, behind: lines by the
+    op that they precede or follow. products: lines that replace an op, a product that adds its
+    result. In `before`, the line that joins partial results of kernels comes first."""
 
     names: Mapping[SSAValue, Code]
     before: dict[Operation, list[str]]
@@ -55,8 +55,8 @@ class Additions:
     products: dict[Operation, str] = field(default_factory=dict[Operation, str])
 
     def add(self, value: SSAValue, after: Operation, key: str) -> None:
-        """Add a value behind an op, or, where that is a product that can, by the product itself:
-        so it is not written to memory and read again."""
+        """Add `value` to the caller's gradient `key`, a pair of kind and name, after an op.
+        A product that can adds by itself instead, which saves a write and a read of memory."""
         if after is value.owner and adds_its_result(after):
             left, right = (self.names[operand] for operand in after.operands)
             product = f"rt.added_product(given, ({key}), {left}, {right})"
@@ -65,7 +65,7 @@ class Additions:
             self.behind.setdefault(after, []).append(self._addition(value, key))
 
     def add_joined(self, value: SSAValue, key: str, before: Operation) -> None:
-        """Add a value that is joined before an op."""
+        """Add a value, which is joined from partial results before an op, there."""
         self.before[before].append(self._addition(value, key))
 
     def _addition(self, value: SSAValue, key: str) -> str:
@@ -79,12 +79,12 @@ def additions_of(
     terms: Mapping[str, SSAValue],
     joined: Mapping[SSAValue, Operation],
 ) -> Additions:
-    """Lines that add each gradient to the caller's, after the last op that reads it, or makes it.
+    """Write lines that add each gradient to the caller's, after the last op that touches it.
 
-    So no second set of gradients is ever in memory: neither of a step nor, of sums over
-    micro-batches, of a stage. One that is returned twice is left as it is. terms: of pending
-    gradients, by name, added as soon as they are there. joined: where values in parts are joined;
-    one that nobody reads until then is added there.
+    So memory never holds a second set of gradients, whether of a step or of a stage's sums over
+    micro-batches. Values that are returned twice are not added. terms: unreduced terms of pending
+    gradients, by name, added as soon as they are computed. joined: the op before which a partial
+    result is joined; it is added there if no later op reads it.
     """
     num_kernels = sum(isinstance(op, FusedOp) for op in program.ops)
     join = f"kernels[{num_kernels}]()  # joins results that are in parts"
@@ -112,7 +112,7 @@ def additions_of(
 
 
 StepFunction = Callable[[Any, Mapping[Key, Tensor]], dict[Key, Tensor]]
-"""`step(rt, given)`. That of a function of a stage takes out of `given`, a dict, what it frees."""
+"""`step(rt, given)`. A stage function's step pops the arguments that it frees from `given`."""
 
 _HEADER = '''\
 """{what}
@@ -154,13 +154,13 @@ _RESERVED = {*KNOWN, *_FUNCTIONS, "given", "step", "inf", "nan", "_"}
 def emit(
     program: Program, *, kernels: bool = False, in_parts: bool = True, pending: Collection[str] = ()
 ) -> str:
-    """The source of a module that runs a program on one rank.
+    """Return the source of a module that runs a program on one rank.
 
-    kernels: fused regions are called as `kernels[0]`, `kernels[1]`, .. in their order, and after
-    them, if they leave results in parts (in_parts), one more that joins these; `load_step` is to be
-    given them. Else their ops run one by one. pending: names of gradients whose
-    terms are added, before they are reduced, to what `given` has under `"pending"`. Raises
-    ValueError for an op that has no Python form.
+    kernels: whether fused regions are called as `kernels[0]`, `kernels[1]`, .. in program order;
+    pass these functions to `load_step`. Else their ops run one by one. in_parts: whether kernels
+    may leave partial results; one more kernel, the last, joins them. pending: names of gradients
+    whose unreduced terms are added to the entry of `given` under `"pending"`. Raises ValueError for
+    an op that has no Python form.
     """
     program = program if kernels else without_regions(program)
     names = _names(program)
@@ -193,17 +193,17 @@ def emit(
 
 
 def _layers(op: Operation) -> str:
-    """The layer of an op; for a message, the layers of the tensors that it joins."""
+    """Return the layer of an op; for a collective, the layers of all tensors that it joins."""
     return ", ".join(shortened(joined_layers(op))) or "model"
 
 
 def load_step(
     source: str, kernels: Sequence[Callable[..., Any]] = (), *, in_ranges: bool = False
 ) -> StepFunction:
-    """The `step` of an emitted module. Tracebacks show its lines.
+    """Load an emitted module and return its `step`. Tracebacks show the emitted lines.
 
-    in_ranges: its layers, forward and backward, are ranges in a trace of torch's profiler. Raises
-    SourceError for source that does more than a step does.
+    kernels: the functions of fused regions (see `emit`). in_ranges: whether torch's profiler shows
+    each layer as a range. Raises SourceError for source that does more than a step may.
     """
     with without_gc():
         tree = audit(source, _IMPORTS, _FUNCTIONS)
@@ -216,8 +216,8 @@ def load_step(
 
 
 def _with_ranges(source: str) -> str:
-    """The source with a range of the profiler around the lines under each comment on a layer, which
-    end with an empty line."""
+    """Return the source with a profiler range around each layer.
+    A layer's lines reach from its comment to the next empty line."""
     lines: list[str] = []
     shift = before = ""
     for line in source.splitlines():
@@ -243,7 +243,7 @@ def _header(program: Program) -> str:
 
 
 def _names(program: Program) -> dict[SSAValue, Code]:
-    """A variable for each value, close to its name in the program's text."""
+    """Map each value to a variable, named like the value in the program's text."""
     printer = Printer(stream=StringIO())
     taken = set(_RESERVED)
     names: dict[SSAValue, Code] = {}
@@ -300,7 +300,7 @@ def _type_comment(op: Operation) -> str:
 
 
 def ops_by_variable(program: Program, *, kernels: bool) -> dict[str, Operation]:
-    """The ops of emitted source by the variables that it gives their results."""
+    """Map each variable of the emitted source to the op that computes it."""
     program = program if kernels else without_regions(program)
     names = _names(program)
     return {names[result]: op for op in program.ops for result in op.results}

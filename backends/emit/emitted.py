@@ -1,4 +1,4 @@
-"""The base of runners of emitted source: ranks agree on it, and lost ranks are explained."""
+"""The base class of runners of emitted source: checks that ranks agree, explains lost ranks."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from shardweave.ir.torch_private import is_profiling
 class JoinedRunner(Runner):
     """Runs emitted source as one rank of a mesh.
 
-    compiler: what makes functions of fused regions; None: their ops run one by one. kernels: these
-    functions, of all that was loaded.
+    compiler: compiles fused regions; None runs their ops one by one. kernels: the compiled regions
+    of all loaded programs.
     """
 
     def __init__(self, runtime: Runtime, compiler: Compiler | None = None) -> None:
@@ -39,9 +39,9 @@ class JoinedRunner(Runner):
         self._number = 0
 
     def load(self, program: Program, *, pending: Collection[str] = ()) -> tuple[str, StepFunction]:
-        """The source of a program or a function of a stage, and what runs it.
+        """Emit a program or stage function; return its source and a callable that runs it.
 
-        pending: as in `emit`.
+        pending: gradients added before they are reduced, as in `emit`.
         """
         kernels, runtime = self.compiler is not None, self.runtime
         fused = [op for op in program.ops if isinstance(op, FusedOp)] if kernels else []
@@ -75,7 +75,7 @@ class JoinedRunner(Runner):
         return source, profiled
 
     def agree(self, text: str, lines_of: Callable[[str], list[str]] = str.splitlines) -> None:
-        """Raises AgreementError on every rank unless all run what this text says. Collective."""
+        """Raise AgreementError on every rank unless `text` is equal on all. A collective call."""
         self._number = int(digest_of(text.encode())[:15], 16)
         if self.runtime.mesh.num_devices > 1:
             require_same("the program", text, "give every rank the same one", lines_of)
@@ -92,10 +92,10 @@ class JoinedRunner(Runner):
 
     @abstractmethod
     def results_of(self, given: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
-        """As `Runner.__call__`, which watches over it."""
+        """Run one step, as `Runner.__call__`; the caller watches for lost ranks."""
 
     def explain(self) -> str:
-        """Name for each fused region, a line each, its kernel, or ATen and the reason."""
+        """Return a line for each fused region: its kernel, or ATen and the reason."""
         if not self.kernels:
             return "no fused regions: every op runs on ATen"
         lines = [kernel.explain(self.runtime.device) for kernel in self.kernels]

@@ -1,8 +1,8 @@
 """PyTorch's fused attention on a GPU, forward and backward, for programs captured on the CPU.
 
-Shapes and meanings are those of `backends.emit.attention`. Flash attention takes 16-bit operands
-without a mask; memory-efficient attention takes float32 too, and masks; what neither takes is
-left to the caller.
+Shapes and semantics are those of `backends.emit.attention`. Flash attention takes 16-bit operands
+without a mask; memory-efficient attention also takes float32 and masks. The caller computes
+operands that neither takes.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 _ALIGNED = 8
-"""Elements to which a mask's rows are padded, and that a head's width is a multiple of."""
+"""Mask rows are padded to multiples of so many elements; head widths must be such multiples."""
 
 _LOGSUMEXP_ALIGNED = 32
-"""Queries to which memory-efficient attention pads its logsumexp."""
+"""Memory-efficient attention pads its logsumexp to a multiple of so many queries."""
 
 
 def kernel_for(query: Tensor, key: Tensor, value: Tensor, causal: bool, mask: Tensor | None) -> str:
-    """`flash`, `efficient`, or `none` where no fused kernel takes these operands."""
+    """Return the kernel that takes these operands: `flash`, `efficient`, or `none`."""
     same_width = query.shape[-1] == value.shape[-1]
     if query.device.type != "cuda" or not same_width or query.shape[-1] % _ALIGNED:
         return "none"

@@ -1,7 +1,7 @@
-"""Products of rows with the matrix of their group, and the rows of a device's groups.
+"""Grouped matrix products of rows sorted by group (expert), and each device's share of the rows.
 
-Only rows that belong to a group are computed. Each call reads where these begin and end; on a GPU
-that waits for the device, as PyTorch's own fallbacks do.
+Rows outside all groups are not computed. Each call reads the groups' bounds on the host; on a GPU
+this waits for the device, as PyTorch's own fallbacks do.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ def grouped_mm(
     rows: Tensor, weights: Tensor, starts: Tensor, ends: Tensor, bounds: Tensor | None = None,
     index: Tensor | None = None, *, groups: int, blocks: int = 1, parts: int = 1, shards: int = 1,
 ) -> Tensor:  # fmt: skip
-    """Each row times the matrix of its group; rows of no group give zeros.
+    """Multiply each row by the matrix of its group; rows of no group give zeros.
 
-    Shapes: rows M x K, weights E x K x N  ->  M x N. groups: on all devices together.
+    Shapes: rows M x K, weights E x K x N  ->  M x N. groups: their number over all devices.
     """
     del groups, blocks, parts
     out = rows.new_zeros((rows.shape[0], weights.shape[2]))
@@ -31,9 +31,9 @@ def grouped_outer(
     rows: Tensor, grads: Tensor, starts: Tensor, ends: Tensor, bounds: Tensor | None = None,
     index: Tensor | None = None, *, groups: int, blocks: int = 1, parts: int = 1, shards: int = 1,
 ) -> Tensor:  # fmt: skip
-    """For each group the sum over its rows of the outer products of row and gradient.
+    """Sum, for each group, the outer products of its rows and their gradients.
 
-    Shapes: rows M x K, grads M x N  ->  E x K x N. groups: on all devices together.
+    Shapes: rows M x K, grads M x N  ->  E x K x N. groups: their number over all devices.
     """
     del groups, blocks, parts
     out = rows.new_zeros((starts.shape[0], rows.shape[1], grads.shape[1]))
@@ -43,7 +43,7 @@ def grouped_outer(
 
 
 def _first(bounds: Tensor | None, index: Tensor | None, shards: int) -> Tensor | int:
-    """The number of a device's first row among all."""
+    """Return the index of a device's first row among the rows of all devices."""
     if bounds is None or index is None:
         return 0
     return bounds[index * ((bounds.shape[0] - 1) // shards)]
@@ -59,10 +59,10 @@ def _groups(
 
 
 def row_bounds(starts: Tensor, ends: Tensor, *, rows: int, blocks: int, parts: int) -> Tensor:
-    """Return the first row of each device, and after the last the end of all.
+    """Return the index of each device's first row, and last the number of all rows.
 
-    blocks: runs of groups. Each has its rows in `parts` of equal length. Rows of no group, behind
-    those of all groups, are the last device's.
+    blocks: number of runs of groups. The rows of each run are split into `parts` of equal length.
+    Rows of no group come after all groups and belong to the last device.
     """
     firsts = starts.view(blocks, -1)[:, 0].long()
     lasts = ends.view(blocks, -1)[:, -1].long()
@@ -72,9 +72,9 @@ def row_bounds(starts: Tensor, ends: Tensor, *, rows: int, blocks: int, parts: i
 
 
 def row_routes(numbers: Tensor, bounds: Tensor, *, tokens: int, places: list[int]) -> Tensor:
-    """For each device and each token whether the device needs it.
+    """Return a bool tensor, devices x tokens: whether the device needs the token.
 
-    numbers: of the token of each row, by group. places: of each device its number among `bounds`.
+    numbers: the token of each row, rows sorted by group. places: each device's index in `bounds`.
     """
     routes = torch.zeros((len(places), tokens), dtype=torch.bool, device=numbers.device)
     device_of = torch.empty(len(places), dtype=torch.int64, device=numbers.device)
@@ -91,7 +91,7 @@ def own_rows(
     rows: Tensor, bounds: Tensor, index: Tensor | None = None, *, load: float = 1.0,
     blocks: int = 1, parts: int = 1, shards: int = 1,
 ) -> Tensor:  # fmt: skip
-    """The rows of a value that are this device's."""
+    """Return this device's rows of a value; all rows without an index."""
     del load, blocks, parts
     if index is None:
         return rows.clone()
@@ -103,7 +103,7 @@ def all_rows(
     rows: Tensor, bounds: Tensor, index: Tensor | None = None, *, num_rows: int, load: float = 1.0,
     blocks: int = 1, parts: int = 1, shards: int = 1,
 ) -> Tensor:  # fmt: skip
-    """This device's rows where they are among all, and zeros elsewhere."""
+    """Put this device's rows at their place among `num_rows`, with zeros elsewhere."""
     del load, blocks, parts
     if index is None:
         return rows.clone()
@@ -114,7 +114,7 @@ def all_rows(
 
 
 def own_range(bounds: Tensor, index: Tensor, shards: int) -> tuple[int, int]:
-    """The numbers of a device's first row among all, and of the one behind its last."""
+    """Return the range (start, end) of a device's rows among the rows of all devices."""
     step = (bounds.shape[0] - 1) // shards
     at = int(index) * step
     start, end = bounds[at : at + step + 1 : step].tolist()

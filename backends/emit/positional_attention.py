@@ -1,7 +1,7 @@
-"""`dist.attention` and its backward: attention by positions, without a mask where that can be.
+"""`dist.attention` and its backward: causal attention by positions, without a mask if possible.
 
-What queries see by their positions is taken apart into rectangles and triangles
-(`ir/library/positional_attention.py`), whose results merge by their log-sum-exp.
+The pairs of queries and keys that count are split into rectangles and triangles
+(`ir/library/positional_attention.py`), and their results are merged by log-sum-exp.
 
 Shapes are those of `backends.emit.attention`. A query that sees no key gives zeros, and -inf for
 its log-sum-exp, so that it adds nothing to a merge.
@@ -30,9 +30,9 @@ def positional_attention(
     *,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(output, logsumexp) of queries that see the keys at their positions and before.
+    """Return (output, logsumexp) of attention to the keys at or before each query's position.
 
-    Without positions they see all keys. attn_mask: is added to the scores.
+    Without positions, queries see all keys. attn_mask: added to the scores.
     """
     pieces = _pieces(attn_mask, query_positions, key_positions)
     if pieces is None:
@@ -62,11 +62,11 @@ def positional_attention(
 def merge_attention(
     out: Tensor, logsumexp: Tensor, other: Tensor, other_logsumexp: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The output and logsumexp of two parts of the keys together.
+    """Merge attention over two disjoint sets of keys; return (output, logsumexp) over both.
 
-    The share of the other part is exp(other - log(exp(logsumexp) + exp(other))) = sigmoid(other -
-    logsumexp). A query that sees no key of a part has -inf there; one that sees none of both has
-    zeros, whatever the share.
+    The weight of the second set is exp(other - log(exp(logsumexp) + exp(other))) = sigmoid(other -
+    logsumexp). A query that sees no key of a set has logsumexp -inf there; if it sees none of
+    either, its output is zeros for any weight.
     """
     ahead = torch.nan_to_num(other_logsumexp - logsumexp, nan=0.0)
     share, dtype = torch.sigmoid(ahead).unsqueeze(-1), logsumexp.dtype
@@ -89,8 +89,8 @@ def positional_attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of query, key and value.
 
-    out, logsumexp: of all keys of the queries, of which these may be a part; the gradient of the
-    queries is then that of the part.
+    out, logsumexp: over all keys of the model. `key` may be a block of them; the gradient of the
+    queries is then the block's term.
     """
     # Of a query that sees nothing all weights are 0, whatever finite number stands here.
     logsumexp = logsumexp.masked_fill(logsumexp == -math.inf, 0.0)
@@ -124,10 +124,10 @@ def positional_attention_backward(
 def _pieces(
     attn_mask: Tensor | None, query_positions: Tensor | None, key_positions: Tensor | None
 ) -> list[Piece] | None:
-    """The pieces to compute; None where a mask says what queries see.
+    """Split the work into pieces without a mask; None if a mask is needed.
 
-    For positions on a GPU too: looking at them would wait for all that is on its way. Steps give
-    those that they can count on the host.
+    Also None for positions on a GPU, since reading them would wait for its queued work. Steps pass
+    positions on the host if they can compute them there.
     """
     if query_positions is None or key_positions is None or attn_mask is not None:
         return None
@@ -138,7 +138,7 @@ def _pieces(
 
 @lru_cache(maxsize=16)
 def _pieces_of_bytes(queries: bytes, keys: bytes) -> list[Piece] | None:
-    """The pieces of int64 positions, which each layer of a model asks for."""
+    """Split by int64 positions; cached, since each layer of a model asks for the same."""
     rows, columns = (np.frombuffer(x, dtype=np.int64).tolist() for x in (queries, keys))
     return pieces_of(rows, columns)
 
@@ -158,7 +158,7 @@ def _whole_mask(
 
 
 def _empty_rows(logsumexp: Tensor, mask: Tensor | None) -> Tensor:
-    """-inf for queries that the mask leaves no key; kernels give 0."""
+    """Set the logsumexp of queries that the mask leaves no key to -inf; kernels give 0."""
     if mask is None:
         return logsumexp
     return logsumexp.masked_fill((mask == -math.inf).all(-1), -math.inf)
@@ -170,7 +170,7 @@ def _is_whole(piece: Piece, query: Tensor, key: Tensor) -> bool:
 
 
 def _like(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Zeros of a tensor's shape, with heads last but one in memory, as kernels give results."""
+    """Zeros of a tensor's shape, in memory by sample, position, head, as kernels return them."""
     samples, heads, length, width = x.shape
     return x.new_zeros((samples, length, heads, width), dtype=dtype).transpose(1, 2)
 

@@ -1,4 +1,4 @@
-"""Ops as Python: of each the statement that calls it in an emitted module."""
+"""Python statements that call the ops of a program in an emitted module."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ from shardweave.ir.program.program import Slot
 from shardweave.ir.program.storage import reduces_in_place
 
 _HOST = '"cpu"'
-"""Device on which positions of attention are counted."""
+"""Device, as source text, on which attention positions are computed."""
 
 
 class Code(str):
-    """Text that is code already, such as a variable's name."""
+    """Python source text, such as a variable's name, which is written without quotes."""
 
 
 def key_text(slot: Slot) -> str:
-    """The kind and name of an argument or a result, as a tuple holds them: `"grad", "fc.bias"`."""
+    """Return the kind and name of a slot as the items of a Python tuple: `"grad", "fc.bias"`."""
     return f"{json.dumps(slot.kind)}, {json.dumps(slot.name)}"
 
 
 def statement(
     op: Operation, names: Mapping[SSAValue, Code], ragged: Collection[SSAValue] = ()
 ) -> str:
-    """The statement of an op that is in no kernel. names: the variable of each value.
+    """Return the statement that calls an op outside any kernel. names: the variable of each value.
 
-    ragged: the values whose rows are counted at run time.
+    ragged: values whose number of rows is known only at run time.
 
     Raises ValueError for an op that has no Python form.
     """
@@ -56,7 +56,7 @@ def statement(
 
 
 def fused_statement(op: FusedOp, names: Mapping[SSAValue, Code], number: int) -> str:
-    """The statement of a fused region, which calls the kernel of a number."""
+    """Return the statement that calls `kernels[number]` for a fused region."""
     operands = ", ".join(names[operand] for operand in op.operands)
     comma = "," if len(op.results) == 1 else ""
     return f"{_targets(op, names)}{comma} = kernels[{number}]({operands})"
@@ -73,7 +73,7 @@ def _call(function: str, positional: list[Any], keywords: Mapping[str, Any]) -> 
 
 
 def _literal(value: Any) -> str:
-    """Python for a value: `inf`, `torch.float32`, `("tensor",)`."""
+    """Return a value as Python source: `inf`, `torch.float32`, `("tensor",)`."""
     if isinstance(value, Code):
         return value
     if isinstance(value, str):
@@ -112,7 +112,7 @@ def _aten_call(
 
 
 def _counted(op: AtenOp) -> dict[SSAValue, Code]:
-    """The positions of an attention as the host counts them, which need not wait for a GPU."""
+    """Map an attention's positions to source that computes them on the host, without a GPU sync."""
     if not is_positional(op):
         return {}
     positions = (op.tensor("query_positions"), op.tensor("key_positions"))

@@ -1,4 +1,4 @@
-"""Whether Triton is there: it is made for Linux alone."""
+"""Check for Triton, which exists for Linux only."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 @cache
 def has_triton() -> bool:
-    """Whether Triton is installed. Where it is not, regions run op by op."""
+    """Whether Triton is installed. Without it, regions run op by op."""
     try:
         return find_spec("triton") is not None
     except (ImportError, ValueError):  # hidden, or half removed

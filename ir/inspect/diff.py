@@ -1,8 +1,8 @@
-"""The differences of two programs, by operand structure.
+"""The differences between two programs, by operand structure.
 
-`diff_match` matches their ops; this file lists the changes. Names and places of
-values do not count. A value that a new op stands in front of, or that a removed op does not
-stand in front of any more, is part of that op's change, not one of its users' own.
+`diff_match` matches their ops; this file lists the changes. Names and positions of values do not
+count. Where an added or removed op only inserts itself between a value and its users, the users
+are not listed as changed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from shardweave.ir.program.program_stats import ProgramStats
 from shardweave.ir.program.text import without_gc
 
 MAX_CHAIN = 256
-"""Limit on the new (or removed) ops that are looked through for the value behind them."""
+"""Limit on the added or removed ops to look through for the matched value that feeds them."""
 
 
 Places = tuple[int | None, int | None]
@@ -40,10 +40,10 @@ Places = tuple[int | None, int | None]
 
 @dataclass(frozen=True)
 class Detail:
-    """One thing that changed of an op that stays: `what` is a property, "type", "operand 0", ...
+    """One difference between matched ops. what: a property's name, "type", "operand 0", ...
 
-    before, after: as a person reads them; "" where there is nothing. general: the same without
-    names of values, equal for the same change in another layer.
+    before, after: the two sides as text; "" if absent. general: both without names of values, so
+    that the same change in another layer is equal.
     """
 
     what: str
@@ -57,9 +57,9 @@ class Change:
     """One op (or argument, result, mesh) that differs.
 
     kind: "added", "removed", "moved" or "changed" (which may also have moved). op: its name;
-    layer, phase: where it belongs. before, after: its line in the first and second program, ""
-    where it is not. at: its places among the ops of both programs, None where it is not. hunk:
-    changes that stand next to each other have the same number.
+    layer, phase: those of the op. before, after: its line in the first and second program, "" if
+    absent. at: its position among the ops of each program, None if absent. hunk: adjacent changes
+    share this number.
     """
 
     kind: str
@@ -73,14 +73,14 @@ class Change:
     hunk: int = 0
 
     def signature(self, blocks: Blocks) -> Hashable:
-        """Equal for the same change of the same op in another layer."""
+        """Return a key that is equal for the same change of the same op in another layer."""
         details = tuple((d.what, d.general) for d in self.details)
         return self.kind, self.op, self.phase, _within_block(self.layer, blocks), details
 
 
 @dataclass(frozen=True)
 class ChangeGroup:
-    """The same changes in one or many layers. `changes` are those of the first of `blocks`.
+    """The same changes in one or many layers. changes: those of the first block in `blocks`.
 
     A block is a layer of the model with all that is in it (`h.3`), or one module outside them.
     """
@@ -91,9 +91,9 @@ class ChangeGroup:
 
 @dataclass(frozen=True)
 class StructuralDiff:
-    """All changes from the first program to the second, in order, and the numbers of both.
+    """All changes from the first program to the second, in order, and statistics of both.
 
-    blocks: the repeated blocks of either.
+    blocks: the repeated blocks of either program.
     """
 
     changes: tuple[Change, ...]
@@ -109,7 +109,7 @@ class StructuralDiff:
         return sum(change.kind == kind for change in self.changes)
 
     def groups(self) -> list[ChangeGroup]:
-        """The changes by layer, layers with the same changes folded into one group."""
+        """Group the changes by layer, and fold layers with the same changes into one group."""
         blocks: dict[str, list[Change]] = {}
         for change in self.changes:
             name = self.blocks.of_layer(change.layer) or change.layer
@@ -124,7 +124,7 @@ class StructuralDiff:
 
 
 def structural_diff(a: Program, b: Program) -> StructuralDiff:
-    """List the changes that turn `a` into `b`, in the time that `diff_match` takes."""
+    """List the changes that turn `a` into `b`. Takes about the time of `diff_match`."""
     interner = Interner()
     with without_gc():
         mine, others = table_of(a, interner), table_of(b, interner)
@@ -134,10 +134,10 @@ def structural_diff(a: Program, b: Program) -> StructuralDiff:
 
 
 def aligned_changes(mine: ProgramTable, others: ProgramTable) -> tuple[list[Change], list[Places]]:
-    """The changes of `structural_diff`, and the places of all ops of both programs in one order.
+    """Return the changes of `structural_diff`, and the positions of all ops in one merged order.
 
-    Removed ops are where they stood, moved ones where they are. Changes of ops are without their
-    lines, most of which nobody reads.
+    Removed ops stand at their old position, moved ones at their new. `before` and `after` of
+    changed ops are left empty, since most are never read.
     """
     with without_gc():
         comparison = _Comparison(match(mine, others), prints=False)
@@ -164,7 +164,7 @@ class _Comparison:
     # Ops
 
     def _ops(self) -> Iterator[Change]:
-        """The changes of ops in an order that both programs can be read in."""
+        """Yield the changes of ops in merged order, with hunk numbers."""
         changes = (self._change(*pair, is_fixed=pair[0] in self.fixed) for pair in self._merged())
         hunks = (hunk for differs, hunk in groupby(changes, key=bool) if differs)
         for number, hunk in enumerate(hunks, start=1):
@@ -182,7 +182,7 @@ class _Comparison:
         (a, b), (pairs, back), fixed = self.tables, self.partners, self.fixed
 
         def removed(node: int) -> Iterator[tuple[int, None]]:
-            """Removed nodes from a node up to the next one that keeps its order."""
+            """Yield the removed nodes from `node` up to the next node that keeps its order."""
             while node < len(a.ops) and node not in fixed:
                 if node not in pairs:
                     yield node, None
@@ -196,7 +196,7 @@ class _Comparison:
                 yield from removed(node + 1)
 
     def _change(self, node: int | None, other: int | None, *, is_fixed: bool) -> Change | None:
-        """The change of an op of one program, or of both; None if there is none."""
+        """Describe how an op changed, by its nodes in both programs; None if it did not."""
         details: list[Detail] = []
         if node is None or other is None:
             kind = "added" if node is None else "removed"
@@ -232,7 +232,7 @@ class _Comparison:
                 yield self._detail(f"operand {index}", [value], [new])
 
     def _detail(self, what: str, values: Sequence[Value], news: Sequence[Value]) -> Detail:
-        """A detail: some values took the place of others."""
+        """Return the detail that the operands `values` were replaced by `news`."""
         names: list[str] = []
         general: list[str] = []
         for table, lines, side in zip(self.tables, self.lines, (values, news), strict=True):
@@ -241,7 +241,7 @@ class _Comparison:
         return Detail(what, names[0], names[1], (general[0], general[1]))
 
     def _is_same_value(self, value: Value, new: Value) -> bool:
-        """Whether a value is the other, or only new or removed ops stand between them."""
+        """Whether two values match, directly or looking through added and removed ops."""
         partner = self.partners[0].get(value[0])
         if partner is not None and (partner, value[1]) == new:
             return True
@@ -250,7 +250,7 @@ class _Comparison:
         return not self._behind(0, value).isdisjoint(self._behind(1, new))
 
     def _behind(self, side: int, value: Value) -> frozenset[Value]:
-        """The matched values of the second program behind a value; empty if it is too far."""
+        """Find the matched values that feed a value, in the second program; empty if too far."""
         known = self.behind[side].get(value)
         if known is not None:
             return known
@@ -278,7 +278,7 @@ class _Comparison:
             yield Change("changed", "builtin.module", "", "module", "", "", (None, None), details)
 
     def _slots(self, word: str) -> Iterator[Change]:
-        """The changes of arguments, or of results."""
+        """Yield the changes of arguments or results, as `word` says."""
         mine, others = (t.arguments if word == "argument" else t.results for t in self.tables)
         for key in dict.fromkeys([*mine, *others]):
             old, new = mine.get(key), others.get(key)
@@ -322,7 +322,7 @@ def _general(table: ProgramTable, value: Value) -> str:
 
 
 def _own_details(old: Operation, new: Operation) -> list[Detail]:
-    """Differences of two ops other than their operands."""
+    """Yield the differences between two matched ops, other than their operands."""
     details = [_plain("op", old.name, new.name)] if old.name != new.name else []
     details += _attribute_details(old.properties, new.properties)
     types = [", ".join(str(r.type) for r in op.results) for op in (old, new)]
@@ -349,7 +349,7 @@ def _slot_line(slot: Slot) -> str:
 
 
 def _within_block(layer: str, blocks: Blocks) -> str:
-    """A layer's name with the number of its block left out."""
+    """Return a layer's name without the number of its repeated block."""
     block = blocks.of_layer(layer)
     return layer if block is None else f"{_family(block)}{layer[len(block) :]}"
 

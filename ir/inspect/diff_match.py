@@ -1,17 +1,17 @@
 """Match the ops of one program with those of another, by structure.
 
-Neither names nor places of values count. Each op that is not matched yet has two hashes: `up`,
-of what it is and of the hashes of its operands, and `down`, of what it is and of the hashes of
-its users; what is matched already stands for itself in both. Ops that agree in both, or alone
-in one of them, are matched, and the rest is hashed anew until nothing more is found: first with
-everything that an op is, then looking through collectives and with the op's name, layer and
-phase alone (which finds changed ops), then with its name alone. Ops whose surroundings all
-changed are aligned, between those that are matched, as sequences.
+Names and positions of values do not count. Each unmatched op has two hashes: `up`, of its label and
+the hashes of its operands, and `down`, of its label and the hashes of its users; matched ops
+contribute a fixed hash to both. Ops that agree in both hashes, or are the only ones with one of
+them, are matched, and the rest is hashed again until no more match. The label is first everything
+but the operands, then name, layer and phase, looking through collectives (this finds changed ops),
+then the name alone. Remaining ops, whose surroundings all changed, are aligned as sequences between
+matched ones.
 
-An op that is new changes `up` of all that depends on it but `down` of all that it depends on,
-so that one change leaves a match for every other op. Each round is linear in the unmatched ops
-and their operands, and every round but the last of its kind matches something; the alignment
-takes O(n log n). In practice a handful of rounds is taken, on ever fewer ops.
+A new op changes `up` of its dependents and `down` of the ops that it depends on, so that one change
+leaves every other op one hash to match by. Each round takes time linear in the unmatched ops and
+their operands, and every round except the last of its kind matches some; the alignment takes
+O(n log n). In practice there are a handful of rounds, on ever fewer ops.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from collections.abc import Callable, Mapping, Sequence
 from shardweave.ir.inspect.diff_table import ProgramTable, Value
 
 MAX_ROUNDS = 12
-"""Limit on rounds of one kind; each but the last matches something."""
+"""Limit on rounds of one kind; each except the last matches some ops."""
 
 MAX_EXACT = 10_000
-"""Largest product of two sequences' lengths that are aligned exactly."""
+"""Limit on the product of two sequences' lengths for an exact alignment."""
 
 Labels = Callable[[ProgramTable], list[int]]
 Hash = int | tuple[int, int]
 
 
 class Matching:
-    """Pairs of nodes of two tables. `partners`: from those of each table to the other's."""
+    """Pairs of nodes of two tables. partners: for each table, maps its nodes to the other's."""
 
     def __init__(self, a: ProgramTable, b: ProgramTable) -> None:
         self.tables = a, b
@@ -121,7 +121,7 @@ def _pair(
     *,
     only_single: bool,
 ) -> None:
-    """Pair nodes of equal hash in order, where both sides have as many (or one) of it."""
+    """Pair nodes of equal hash in order, if both sides have equally many of it (or just one)."""
     groups: defaultdict[Hash, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
     for index, side in enumerate(sides):
         for node, key in hashes[index].items():
@@ -146,7 +146,7 @@ class _Side:
             self.seeds.setdefault(node, (1 << 40) + 2 * node + side)
 
     def is_through(self, node: int) -> bool:
-        """Whether the node is left out, its results standing for its operands, one by one."""
+        """Whether hashes look through this node: its results stand for its operands, in order."""
         return (
             self.looks_through
             and bool(self.table.operands[node])
@@ -194,7 +194,7 @@ class _Side:
 
 
 def _align(matching: Matching) -> None:
-    """Align what is unmatched between matched ops that are in the same order on both sides."""
+    """Align the unmatched ops between matched ops that have the same order on both sides."""
     nodes = matching.unmatched()
     if not all(nodes):
         return
@@ -208,7 +208,7 @@ def _align(matching: Matching) -> None:
 
 
 def _align_run(matching: Matching, left: list[int], right: list[int]) -> None:
-    """Pair nodes of equal weak label in order: as many as can be if there are few, else many."""
+    """Pair nodes of equal weak label in order. As many as possible if nodes are few."""
     a, b = (table.weak for table in matching.tables)
     if len(left) * len(right) <= MAX_EXACT:
         for i, j in _common([a[n] for n in left], [b[n] for n in right]):

@@ -1,7 +1,7 @@
-"""A program as tables of numbers, in which `diff_match` looks for equal structure.
+"""A program as tables of integers, in which `diff_match` looks for equal structure.
 
-Nodes are the arguments and then the ops, in order. Comparing two attributes is slow, so each
-label (what an op is, without its operands) becomes a number, the same in both tables.
+Nodes are the arguments and then the ops, in order. Comparing attributes is slow, so each label (all
+of an op except its operands) becomes an integer, equal in both programs' tables.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from shardweave.ir.program.program import Program, Slot
 
 
 class Lines:
-    """Prints single ops with the names that the whole text gives their values, in linear time."""
+    """Prints single ops, with values named as in the text of the whole program."""
 
     def __init__(self, program: Program) -> None:
         self._printer = Printer(stream=StringIO())
@@ -47,15 +47,15 @@ class Lines:
 
 SlotKey = tuple[str, str]
 Value = tuple[int, int]
-"""A node, and which of its results."""
+"""A node, and the index of one of its results."""
 
 NOT_COMPARED = frozenset({"dist.kind", "dist.name"})
-"""Attributes of slots that say which slot it is."""
+"""Attributes of slots that only identify the slot."""
 
 
 @dataclass
 class Interner:
-    """Numbers for labels. Attributes are looked up by identity first: hashing one is slow."""
+    """Maps labels to integers. Looks attributes up by identity first: hashing one is slow."""
 
     numbers: dict[Hashable, int] = field(default_factory=dict[Hashable, int])
     by_id: ByIdentity[int] = field(default_factory=ByIdentity[int])
@@ -74,10 +74,10 @@ class Interner:
 class ProgramTable:
     """The arguments and ops of a program.
 
-    arguments, results: by kind and name, in order. ops: by node, None for an argument. where: from
-    SSA values to values of the table. operands: by node. full: by node, a number for everything but
-    the operands. weak: one for name, layer, phase and copy. bare: one for the name. uses: by node,
-    triples (user node, operand index, result index).
+    arguments, results: by kind and name, in order. ops: by node, None for an argument. where: maps
+    SSA values to values of the table. operands: by node. full: by node, the label of everything
+    except the operands. weak: one of name, layer, phase and copy. bare: one of the name. uses: by
+    node, triples (user node, operand index, result index).
     """
 
     program: Program
@@ -93,7 +93,7 @@ class ProgramTable:
     uses: list[list[tuple[int, int, int]]]
 
     def op(self, node: int) -> Operation:
-        """The op of a node that is none of the arguments."""
+        """Return the op of a node, which must not be an argument."""
         op = self.ops[node]
         assert op is not None
         return op
@@ -105,7 +105,7 @@ class ProgramTable:
 
     @cached_property
     def slots(self) -> list[Slot]:
-        """The arguments by node."""
+        """The argument slots, by node."""
         return list(self.arguments.values())
 
     @property
@@ -118,7 +118,7 @@ class ProgramTable:
 
 
 def table_of(program: Program, interner: Interner) -> ProgramTable:
-    """The table of a program. Linear in its ops."""
+    """Build the table of a program. Takes time linear in its ops."""
     arguments = _by_key(program.arguments)
     count, none = len(arguments), interner.number("argument")
     table = ProgramTable(
@@ -150,7 +150,7 @@ def table_of(program: Program, interner: Interner) -> ProgramTable:
 
 
 def _by_key(slots: list[Slot]) -> dict[SlotKey, Slot]:
-    """Slots by kind and name; a slot without a name of its own goes by its position."""
+    """Map slots by kind and name; a slot without a unique name gets its position as name."""
     keyed: dict[SlotKey, Slot] = {}
     for index, slot in enumerate(slots):
         key = slot.kind, slot.name

@@ -19,7 +19,7 @@ _STYLE = (
 
 
 def program_html(program: Program) -> str:
-    """HTML without scripts or outside files; unopened, it is a line for each distinct layer."""
+    """Return HTML without scripts or outside files: a section, closed at first, for each fold."""
     lines = Lines(program)
     parts = [f"<div><b>{escape(repr(program)[1:-1])}</b>", _boundary(program)]
     left = MAX_LINES
@@ -49,6 +49,6 @@ def _boundary(program: Program) -> str:
 
 
 def _details(summary: str, lines: Sequence[str]) -> str:
-    """A folded section: its summary in HTML, and lines of plain text."""
+    """Return a closed `<details>` section. summary: HTML. lines: plain text."""
     text = escape("\n".join(lines))
     return f'<details><summary>{summary}</summary><pre style="{_STYLE}">{text}</pre></details>'

@@ -1,4 +1,4 @@
-"""A program by its layers, for people: what each does, with equal neighbours folded into one."""
+"""An outline of a program by layers, for people, with equal neighbouring layers folded into one."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ OUTSIDE = "(outside layers)"
 class Layer:
     """One repeated block (`h.0`), or another top-level part of the model, with all its ops.
 
-    ops, flops: by phase. collectives: messages by kind and axes. reshards: how many it has, in a
-    propagated program. parameter_bytes: of the parameters whose names begin with its own; on one
-    rank, if the program is local.
+    ops, flops: by phase. collectives: counts by kind and axes. reshards: the number of reshard ops,
+    in a propagated program. parameter_bytes: of the layer's parameters; on one rank, if the program
+    is local.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Layer:
 
     @property
     def moves(self) -> str:
-        """Its data movement: `2 all_reduce over tensor`, or in a global program `5 reshard`."""
+        """Its data movement in words: `2 all_reduce over tensor`; `5 reshard` if global."""
         counts = {**self.collectives, "reshard": self.reshards}
         return ", ".join(f"{count} {what}" for what, count in counts.items() if count)
 
@@ -63,12 +63,12 @@ class Fold:
 
 
 def part_of(layer: str, blocks: Blocks) -> str:
-    """The part of a model that a layer is shown under: its block, or the first word of its name."""
+    """Return the outline entry of a layer: its repeated block, or the first word of its name."""
     return blocks.of_layer(layer) or layer.partition(".")[0] or OUTSIDE
 
 
 def layers_of(program: Program) -> list[Layer]:
-    """The parts of a program in order of first appearance. Linear in its ops."""
+    """List a program's layers in order of first appearance. Takes time linear in its ops."""
     blocks = blocks_of(program)
     members: dict[str, list[Operation]] = {}
     for op in program.ops:
@@ -96,7 +96,7 @@ def _layer(name: str, ops: Sequence[Operation], parameter_bytes: int) -> Layer:
 
 
 def fold(layers: Sequence[Layer]) -> list[Fold]:
-    """Layers with neighbours of equal bodies put together. Linear in their ops."""
+    """Fold runs of layers with equal bodies. Takes time linear in their ops."""
     groups = groupby(
         layers, key=lambda layer: (body_of(layer.name, layer.members), layer.parameter_bytes)
     )
@@ -104,7 +104,7 @@ def fold(layers: Sequence[Layer]) -> list[Fold]:
 
 
 def body_of(name: str, members: Sequence[Operation]) -> tuple[object, ...]:
-    """The computation of a layer, without names or values from outside: equal for like layers."""
+    """Return a key of a layer's computation, without names, that is equal for equal layers."""
     inside: dict[SSAValue, tuple[int, int]] = {}
     body: list[object] = []
     for index, op in enumerate(members):
@@ -121,9 +121,9 @@ def body_of(name: str, members: Sequence[Operation]) -> tuple[object, ...]:
 def select(
     program: Program, layer: str | None = None, phase: str | None = None, op: str | None = None
 ) -> Iterator[Operation]:
-    """The ops of a layer (and of those within it), of a phase, of a name; None is any.
+    """Yield the ops of a layer (with its sublayers), a phase and an op name; None matches any.
 
-    layer and op may be patterns, as a shell has them: `h.*.attn`, `dist.*`.
+    layer and op may be shell patterns: `h.*.attn`, `dist.*`.
     """
     for candidate in program.ops:
         name = layer_of(candidate)

@@ -1,6 +1,6 @@
-"""Two programs beside each other, by layers: what came, went, moved and changed in each.
+"""Two programs side by side, by layers: the ops added, removed, moved and changed in each.
 
-Layers to which the same happened are one, and are shown by the first of them.
+Neighbouring layers with the same changes are shown once, by the first of them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shardweave.ir.program.program import Program
 
 
 class OpPair(NamedTuple):
-    """An op before and after a change; None where it is not. change: None if it is as it was."""
+    """An op before and after, None if absent there. change: None if the op is unchanged."""
 
     before: Operation | None
     after: Operation | None
@@ -30,16 +30,16 @@ class OpPair(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """`same`, or as `Change.kind`."""
+        """`same`, or the kind of the change (`Change.kind`)."""
         return "same" if self.change is None else self.change.kind
 
 
 @dataclass(frozen=True)
 class LayerPairs:
-    """Neighbouring layers of the same ops to which the same happened; `pairs` are the first's.
+    """Neighbouring layers with the same ops and changes. pairs: those of the first layer.
 
-    members: by layer, its ops after the change, in order; those of one place are equal except the
-    layers' names.
+    members: for each layer, its ops after the change, in order. The ops at one index are equal
+    in all layers, except the layers' names.
     """
 
     layers: tuple[str, ...]
@@ -48,7 +48,7 @@ class LayerPairs:
 
 
 def pairs_of(before: ProgramTable, after: ProgramTable) -> tuple[list[OpPair], list[Change]]:
-    """All ops of both programs in one order, and what changed. As for `aligned_changes`."""
+    """Pair all ops of both programs in one order; also returns the changes (`aligned_changes`)."""
     changes, places = aligned_changes(before, after)
     sides = list(before.program.ops), list(after.program.ops)
     known = {change.at: change for change in changes if change.at != (None, None)}
@@ -68,7 +68,7 @@ def unchanged(program: Program) -> list[OpPair]:
 
 
 def by_layers(pairs: Sequence[OpPair], blocks: Blocks) -> list[LayerPairs]:
-    """Pairs by the part of the model that their ops belong to. Linear in the ops."""
+    """Group op pairs by layer, equal neighbours as one. Takes time linear in the ops."""
     parts: dict[str, list[OpPair]] = {}
     for pair in pairs:
         op = pair.after or pair.before
@@ -85,7 +85,7 @@ def by_layers(pairs: Sequence[OpPair], blocks: Blocks) -> list[LayerPairs]:
 
 
 def _body(name: str, pairs: Sequence[OpPair]) -> tuple[object, ...]:
-    """Equal for layers of the same ops to which the same happened."""
+    """Return a key that is equal for layers with the same ops and the same changes."""
     sides = [pair.before for pair in pairs], [pair.after for pair in pairs]
     bodies = [body_of(name, [op for op in side if op is not None]) for side in sides]
     kinds = [(pair.kind, pair.before is None, pair.after is None) for pair in pairs]
@@ -93,10 +93,10 @@ def _body(name: str, pairs: Sequence[OpPair]) -> tuple[object, ...]:
 
 
 def ancestors_of(pairs: Sequence[OpPair]) -> dict[Operation, Operation]:
-    """The op before a change that each op after it was, or is a copy of.
+    """Map each op after a change to the op before it that it was, or that it is a copy of.
 
-    An op that is written out for several sub-batches has no partner: it is told by what it is, and
-    by which of these it is among those of its sub-batch.
+    An op written once per sub-batch has no partner. It is matched by name, layer and phase, and by
+    its position among such ops of its sub-batch.
     """
     ancestors: dict[Operation, Operation] = {}
     for pair in pairs:
@@ -114,9 +114,9 @@ def ancestors_of(pairs: Sequence[OpPair]) -> dict[Operation, Operation]:
 
 
 def same_by_name(before: Program, after: Program) -> dict[Operation, Operation]:
-    """Match ops of a program cut out of another with the ops there, by name and values.
+    """Map each op of `after`, a program cut out of `before`, to the op there of the same names.
 
-    Several ops of the same names are matched in order, if all of them are there.
+    Ops that share their names are matched in order, if both programs have equally many.
     """
     known: defaultdict[object, list[Operation]] = defaultdict(list)
     for op in before.ops:
@@ -137,7 +137,7 @@ def _names(op: Operation) -> object:
 
 
 def _numbered(ops: Iterable[Operation]) -> Iterator[tuple[object, Operation]]:
-    """Each op with what it is, and the how many-th of that it is within its sub-batch."""
+    """Yield each op with a key: name, layer, phase, and its count within its sub-batch."""
     counts: Counter[object] = Counter()
     for op in ops:
         kind, copy = (op.name, layer_of(op), phase_of(op)), copy_of(op)

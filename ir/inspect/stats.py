@@ -1,4 +1,4 @@
-"""Counting the numbers of a program in one walk over its ops."""
+"""Statistics of a program, counted in one walk over its ops."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from shardweave.ir.program.traffic import bytes_by_block
 
 
 def _ops(program: Program) -> Iterator[tuple[Operation, int]]:
-    """The ops of a step and how often each runs: of a staged one those of all stages."""
+    """Yield each op of a step and how often it runs; for a staged program, of all stages."""
     if not is_staged(program):
         yield from ((op, 1) for op in program.ops)
         return
@@ -31,7 +31,7 @@ def _ops(program: Program) -> Iterator[tuple[Operation, int]]:
 
 
 def stats(program: Program) -> ProgramStats:
-    """Count what a program does; of a staged one, what all its stages do. Linear in its ops."""
+    """Count a program's statistics, over all stages if it is staged. Takes time linear in ops."""
     ops: Counter[str] = Counter()
     flops: Counter[str] = Counter()
     groups: defaultdict[tuple[str, tuple[str, ...], str], list[float]] = defaultdict(

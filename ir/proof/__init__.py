@@ -1,5 +1,5 @@
 """The static proof: that the program of one rank computes the model's (docs/proof.md).
 
-A second reading of what the ops mean. It shares with the passes what an op is and its factor rule;
-propagation, assignment, resharding and the passes are not asked.
+A second, independent reading of the ops. It shares op definitions and factor rules with the passes,
+but uses neither the passes nor propagation, assignment and resharding.
 """

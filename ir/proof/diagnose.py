@@ -29,8 +29,8 @@ from shardweave.ir.proof.walk import Walk
 
 
 def is_of_sum(value: Value, forms: FormsOf) -> bool:
-    """Whether a value may be a step of a sum of exponentials by a shard's own maximum. forms: the
-    ops of the global program."""
+    """Whether a value may be a step of a sum of exponentials by a shard's own maximum. forms: looks
+    up ops of the global program."""
     match value:
         case Local("aten.sub.Tensor", given, (Relation() as first, Relation() as second)):
             is_near = second.held.number in _maxima(first, forms)
@@ -53,13 +53,13 @@ def is_of_sum(value: Value, forms: FormsOf) -> bool:
 
 
 def _maxima(x: Relation, forms: FormsOf) -> dict[int, frozenset[tuple[str, Attribute]]]:
-    """The maxima of a value in the global program, and along which dims each is."""
+    """Map the number of each `amax` of a value in the global program to its arguments (dims)."""
     maxima = forms("aten.amax", (x.held.number,))
     return {form.results[0]: form.arguments for form in maxima}
 
 
 def explain_mismatch(walk: Walk, slot: Slot, declared: Sharding, wanted: int) -> str:
-    """Explain why a result does not relate to the value that it should."""
+    """Explain why a result is not expression `wanted` in its declared sharding."""
     goal = f"{slot.kind} '{slot.name}' is to be that of {walk.table.describe(wanted)}"
     fault = _fault_of(walk, slot.value)
     if fault is not None:
@@ -86,7 +86,7 @@ def _argument(walk: Walk, value: SSAValue) -> str:
 
 
 def explain_given(walk: Walk, giver: str, reader: str, slot: Slot, given: SSAValue) -> str:
-    """Explain how a value given by a stage function differs from the one that another reads."""
+    """Explain how a value produced by stage function `giver` differs from what `reader` expects."""
     problem = f"@{reader} reads {slot.kind} '{slot.name}'"
     fault = _fault_of(walk, given)
     if fault is not None:
@@ -96,7 +96,7 @@ def explain_given(walk: Walk, giver: str, reader: str, slot: Slot, given: SSAVal
 
 
 def explain_collective(walk: Walk, ops: Iterable[Operation]) -> str | None:
-    """Explain why a collective or a slice is wrong, whether or not its result is read."""
+    """Explain the first wrong collective, even if no op reads its result; None if all are right."""
     for op in ops:
         if isinstance(op, dist.DistOp) and op.operands:
             values = [walk.values[value] for value in op.operands]
@@ -110,7 +110,7 @@ def explain_collective(walk: Walk, ops: Iterable[Operation]) -> str | None:
 
 
 def _fault_of(walk: Walk, value: SSAValue) -> str | None:
-    """Describe the first op at fault among those that a value is computed from."""
+    """Describe the first op at fault among those that compute a value; None if there is none."""
     op = first_at_fault(value, lambda v: _contains_local(walk.values[v], walk), walk.values, walk)
     return None if op is None else f"{named(op)}: {_problem_of(walk, op)}"
 
@@ -127,7 +127,7 @@ def shards_of(value: Relation) -> str:
 
 
 def explain_same(table: Expressions, values: dict[SSAValue, int], slot: Slot, wanted: int) -> str:
-    """Explain why a program's result differs from that of another program of its kind."""
+    """Explain why a result differs from the other program's (both local, or both global)."""
     goal = f"{slot.kind} '{slot.name}' is to be that of {table.describe(wanted)}"
     op = first_at_fault(slot.value, lambda value: values[value] >= table.num_read, values)
     if op is None:
@@ -145,11 +145,11 @@ def first_at_fault(
     order: Iterable[SSAValue],
     walk: Walk | None = None,
 ) -> Operation | None:
-    """The first op, in the order of its values, whose result relates to nothing though its operands
-    do, among those that a value is computed of.
+    """Find the first op that has related operands but an unrelated result; None if none does.
+    Searches the ops that `value` is computed from, in the order of their results in `order`.
 
-    An op on whole numbers may relate as a step of a local form alone (offsets, masks), whose other
-    operands have to relate, too: one on floating-point numbers is the likelier cause.
+    An op on integers (offsets, masks) may have a relation only as a step of a local form, together
+    with its other operands, so that an op on floating-point numbers is the likelier cause.
     """
 
     def is_at_fault(op: Operation) -> bool:
@@ -166,7 +166,7 @@ def _makers_of(
     walk: Walk | None,
     is_followed: Callable[[SSAValue], bool] = lambda value: True,
 ) -> list[Operation]:
-    """The ops that values are computed from, in earlier functions, too."""
+    """Return the ops that values are computed from, including those in earlier stage functions."""
     stack, makers = list(values), dict[Operation, None]()
     links = {} if walk is None else walk.links
     while stack:
@@ -190,7 +190,7 @@ def _first(ops: Sequence[Operation], order: Iterable[SSAValue]) -> Operation | N
 
 
 def _of_another_sub_batch(walk: Walk, op: Operation) -> Operation | None:
-    """The first op before one that has a value of another sub-batch than it says (`copy`)."""
+    """The first op feeding `op` with a result of another sub-batch than its `copy` attribute."""
 
     def is_other(maker: Operation) -> bool:
         part, copy = walk.values[maker.results[0]], copy_of(maker)
@@ -262,7 +262,7 @@ def _said(walk: Walk, operand: SSAValue, value: Value) -> str:
 
 
 def _makers(value: SSAValue) -> list[Operation]:
-    """The ops that compute a rank's position."""
+    """Return the ops that compute a rank number, operands first."""
     owner = value.owner
     if isinstance(owner, Block):
         return []

@@ -1,4 +1,4 @@
-"""Facts about an op that count in a proof: kinds of elements, signs, random draws, casts."""
+"""Facts about an op that a proof needs: dtype kinds, signs of sums, random draws, casts."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from shardweave.ir.ops.registry import is_random, spec_of
 from shardweave.ir.sharding.rules import Rule, rule_of
 
 FULL = "aten.full"
-"""A constant: equal to a part of any of that value, whatever its shape."""
+"""Op of a constant: it equals a shard of any constant of its value, whatever the shape."""
 
 
 class ProofError(ValueError):
-    """A program that could not be shown to compute what another does."""
+    """A program could not be proved to compute the results of another."""
 
 
 def dtype_kind_of(value: SSAValue) -> str:
-    """The part of a value's dtype that counts: `float` for any of its kind, else the dtype."""
+    """The dtype as a proof compares it: `float` for all floating-point types, else its name."""
     dtype = dtype_of_value(value)
     return "float" if dtype.is_floating_point else str(dtype)
 
 
 def draws(op: AtenOp) -> bool:
-    """Whether an op draws numbers of its own; attention does where it drops weights."""
+    """Whether an op draws random numbers. Attention does if its dropout is not 0."""
     drops = op.signature.parameter("dropout_p")
     return is_random(op) and (drops is None or op.value("dropout_p") != 0)
 
 
 def is_cast(op: Operation) -> bool:
-    """Whether an op gives the same real numbers in another floating-point type."""
+    """Whether an op casts from one floating-point type to another."""
     return (
         spec_of(op).view == "cast"
         and dtype_kind_of(op.operands[0]) == "float"
@@ -47,7 +47,7 @@ def is_cast(op: Operation) -> bool:
 
 
 def signs_of(op: Operation) -> tuple[float, float] | None:
-    """The coefficients of an op's two terms, if it is a sum of two floating-point tensors."""
+    """Coefficients of both terms of a sum of two floating-point tensors; None for other ops."""
     sign = spec_of(op).sign
     if sign is None or dtype_kind_of(op.results[0]) != "float" or len(op.operands) != 2:
         return None
@@ -56,8 +56,8 @@ def signs_of(op: Operation) -> tuple[float, float] | None:
 
 
 def named(op: Operation) -> str:
-    """Name an op for messages: with its position if others have the same name, and with its
-    function in a program of stages."""
+    """Name an op for messages.
+    Adds its position if others have the same name, and its function in a program of stages."""
     block = op.parent_op()
     while block is not None and not isinstance(block, func.FuncOp):
         block = block.parent_op()
@@ -69,9 +69,9 @@ def named(op: Operation) -> str:
 
 
 def check_order(op: Operation, made: Mapping[SSAValue, object], in_flight: set[SSAValue]) -> None:
-    """Raises ProofError for an op that reads what is not made, or has not arrived.
+    """Raise ProofError if an op reads a value before it is computed, or while it is in flight.
 
-    in_flight: what was started before; the op's own results join it.
+    in_flight: results of started collectives; the op's own are added if it starts one.
     """
     missing = [value for value in op.operands if value not in made]
     if missing:
@@ -97,7 +97,7 @@ def check_order(op: Operation, made: Mapping[SSAValue, object], in_flight: set[S
 def rule_of_sum(
     name: str, first: tuple[int, ...], second: tuple[int, ...]
 ) -> tuple[Rule, tuple[int, ...]]:
-    """The rule of a sum of values of these shapes, and the shape of the sum."""
+    """Return the factor rule of a sum op on operands of these shapes, and the sum's shape."""
     shape = np.broadcast_shapes(first, second)
     types = [tensor_type(own, torch.float64) for own in (first, second)]
     block = Block(arg_types=types)
@@ -106,5 +106,5 @@ def rule_of_sum(
 
 
 def from_start(index: int, size: int) -> int | None:
-    """An index below `size`, counted from the end if it is negative; None if it is out of range."""
+    """Return an index with negative ones counted from the end; None if it is out of range."""
     return index % size if -size <= index < size else None

@@ -1,4 +1,4 @@
-"""Showing that a program computes what another does, without running it."""
+"""Prove that a program computes the same results as another, without running it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from shardweave.ir.proof.walk import Walk
 
 
 def with_whole_tables(program: Program) -> Program:
-    """The program with tables that are gathered and scattered; itself if it sends no rows."""
+    """Return the program with all-gathers and reduce-scatters of tables in place of row sends."""
     if not any(isinstance(op, RowsOp) for op in ops_of_parts(program)):
         return program
     program = program.clone()
@@ -79,7 +79,7 @@ def _scatter(op: AddRowsOp) -> None:
 
 
 def _replace(op: RowsOp, made: Operation) -> None:
-    """Put what an op means in its place, and in that of the wait for it."""
+    """Replace an op, and the wait for it if it is started, by `made`."""
     set_sharding_attrs(made, sharding_attrs_of(op))
     waits = [use.operation for use in op.results[0].uses] if isinstance(op, StartedOp) else []
     for done in (*waits, op):
@@ -89,8 +89,8 @@ def _replace(op: RowsOp, made: Operation) -> None:
 
 @dataclass(frozen=True)
 class Proof:
-    """The result of a proof. num_ops: of the program; num_expressions: of the program that it was
-    proved against; walk: the relations of a local program's values."""
+    """The result of a proof. num_ops: of the proved program; num_expressions: of the program it was
+    compared with; walk: the relations of a local program's values."""
 
     num_ops: int
     num_results: int
@@ -98,7 +98,7 @@ class Proof:
     walk: Walk | None = None
 
     def relations(self, program: Program) -> list[tuple[str, str]]:
-        """Name and relation of each value of the local program that was proved."""
+        """Return (name, relation in words) for each value of the local `program`; [] if global."""
         walk = self.walk
         if walk is None:
             return []
@@ -114,14 +114,14 @@ class Proof:
 
 
 def prove(local: Program, *, against: Program) -> Proof:
-    """Show that a program computes what another one does, on every mesh and for all values.
+    """Prove that `local` computes the same results as `against`, for all values.
 
-    local: the program of one rank, or of stages, against the global one; or two programs of one
-    kind. Numbers are real, and factor rules and collectives are as defined (docs/proof.md). Linear
-    in the ops; of a program of stages, in those of its functions and in their runs.
+    local: the program of one rank, or of stages, if `against` is global; or both are of one kind.
+    Numbers are taken as real; factor rules and collectives are trusted as defined (docs/proof.md).
+    Takes time linear in the ops; for a staged program, in its functions' ops and its runs.
 
-    Raises ProofError, which names the first op that computes nothing of the other program, what
-    was wanted, and the likely cause.
+    Raises ProofError, which names the first op that matches nothing in `against`, the expected
+    value, and the likely cause.
     """
     if against.is_local and (not local.is_local or is_staged(against) or is_staged(local)):
         raise ProofError(
@@ -149,7 +149,7 @@ def _arguments_of(table: Expressions, program: Program) -> dict[SSAValue, int]:
 def _same_level(
     program: Program, table: Expressions, wanted: Mapping[Key, tuple[int, Slot]]
 ) -> Proof:
-    """Two global programs, or two local ones: the same expressions."""
+    """Prove two global or two local programs equal: their results have equal expressions."""
     values = table.read(program.function.body.block, _arguments_of(table, program))
     for slot in program.results:
         number, other = wanted[slot.kind, slot.name]
@@ -178,7 +178,7 @@ def _prove_local(local: Program, table: Expressions, wanted: Mapping[Key, int]) 
 
 
 def _walked(local: Program, table: Expressions) -> tuple[Walk, Sequence[tuple[Program, Slot]]]:
-    """The relations of all values of a program of one rank, and its results."""
+    """Relate all values of a program of one rank. Also returns its results."""
     walk = Walk(table, ProofAxes(local.mesh or Mesh()))
     for slot in local.arguments:
         walk.values[slot.value] = argument_of(table, local, slot)
@@ -195,7 +195,7 @@ def _walked_stages(
 
 
 def _problem(walk: Walk, part: Program, slot: Slot, wanted: int) -> str | None:
-    """Explain why a result is not the value that it should be; None if it is."""
+    """Explain why a result differs from expression `wanted`, as declared; None if it does not."""
     value, declared = walk.values[slot.value], part.sharding_of_slot(slot)
     if isinstance(value, Relation) and value.held.number == wanted and value.held.layout is None:
         if is_declared(value.held.sharding, declared) and not value.at:

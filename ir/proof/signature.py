@@ -1,4 +1,4 @@
-"""Arguments and results of a program, compared with those of the program that it computes."""
+"""Check that a program's arguments and results match those of the program to prove it against."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Key = tuple[str, str]
 
 
 def argument_of(table: Expressions, local: Program, slot: Slot) -> Relation:
-    """An argument as it is declared: the part of the global one that its sharding says."""
+    """Relate an argument of a local program to the global argument, by its declared sharding."""
     sharding = local.sharding_of_slot(slot)
     shape = sharding.global_shape(shape_of(slot.value))
     number = table.argument(slot.kind, slot.name, slot.value)
@@ -28,14 +28,14 @@ def argument_of(table: Expressions, local: Program, slot: Slot) -> Relation:
 
 
 def is_declared(sharding: Sharding, declared: Sharding) -> bool:
-    """Whether a value in some shards is in those that are declared."""
+    """Whether `sharding` equals `declared`, except in dims along which the value is constant."""
     same_sum = (sharding.unreduced, sharding.reduction) == (declared.unreduced, declared.reduction)
     return same_sum and all(map(stands_for, sharding.dims, declared.dims))
 
 
 def check_signature(program: Program, against: Program) -> None:
-    """Raises ProofError unless a program takes and returns what another does, in the same parts if
-    both are of one rank: of a global one the shardings are wishes."""
+    """Raise ProofError unless two programs have the same arguments and results. Two local programs
+    must also have equal shardings; those of a global program are only hints."""
     _check_models(program, against)
     _check_results(program, against)
     known = {(slot.kind, slot.name): slot for slot in against.arguments}
@@ -58,8 +58,8 @@ def check_signature(program: Program, against: Program) -> None:
 
 
 def _check_models(program: Program, against: Program) -> None:
-    """Raises ProofError for programs of different models: an argument of the one is not in the
-    other, or is of another shape there. A program may do without inputs and buffers."""
+    """Raise ProofError if one program lacks an argument of the other, or global shapes differ.
+    `program` may lack inputs and buffers of `against`."""
     own, wanted = (
         {(slot.kind, slot.name): side.global_shape_of(slot) for slot in side.arguments}
         for side in (program, against)

@@ -69,11 +69,11 @@ Key = tuple[str, frozenset[tuple[str, Attribute]], tuple[Value, ...], tuple[tupl
 
 @dataclass
 class Walk:
-    """The relations of a local program's values.
+    """The relations of a local program's values to the global program.
 
-    known: relations of local computations. refusals: why an op relates to nothing, by op. steps:
-    values within local forms of sharded ops. others: further relations of a constant, which may be
-    a part of several values.
+    known: relations by local computation. refusals: by op, the reason why it has no relation.
+    steps: values within local forms of sharded ops. others: further relations of a constant, which
+    may be a shard of several global values.
     """
 
     table: Expressions
@@ -86,11 +86,11 @@ class Walk:
     splits: dict[object, int] = field(default_factory=dict[object, int])
     in_flight: set[SSAValue] = field(default_factory=set[SSAValue])
     links: dict[SSAValue, SSAValue] = field(default_factory=dict[SSAValue, SSAValue])
-    """Between functions of stages: of what one receives or is given, the value that it comes of."""
+    """For each value that a stage function receives, the value of the function that produced it."""
 
     def sub_batches(self, ops: Iterable[Operation]) -> None:
-        """Learn from slices of the arguments, which are all that is related so far, which
-        sub-batches there are: in the order of a schedule what draws for one may come first."""
+        """Find the sub-batch axes from slices of arguments. Runs before `block`, since a schedule
+        may place ops of a sub-batch before the slice that defines it."""
         for op in ops:
             if spec_of(op).view == "part" and op.operands[0] in self.values:
                 self.results(op, (self.values[op.operands[0]],))
@@ -122,7 +122,7 @@ class Walk:
     def results(
         self, op: Operation, operands: tuple[Value, ...], *, is_template: bool = False
     ) -> tuple[Value, ...]:
-        """The relations of an op's results."""
+        """Return the relations of an op's results. is_template: whether it is of a local form."""
         key = key_of(op, operands)
         made = self.known.get(key)
         if made is not None:
@@ -146,7 +146,7 @@ class Walk:
         return made
 
     def _readings(self, operands: tuple[Value, ...]) -> Iterator[tuple[Value, ...]]:
-        """Operands as all that they relate to, their first relations first."""
+        """Yield all combinations of the operands' relations, the first relation of each first."""
         yield from product(*([value, *self.others.get(value, ())] for value in operands))
 
     def _aten(
@@ -173,7 +173,7 @@ class Walk:
         return made
 
     def _of_parts(self, op: AtenOp, operands: tuple[Value, ...]) -> tuple[Value, ...] | None:
-        """Results of an op on values that are no plain shards, or of an op that moves or masks."""
+        """Relate an op that moves or masks, or has operands that are not plain shards."""
         if is_positional(op):
             return self._on_part_of_keys(op, operands)
         if op.name == SCALED:
@@ -186,7 +186,7 @@ class Walk:
         return (whole,)
 
     def _sum_in_one(self, op: AtenOp, operands: tuple[Value, ...]) -> tuple[Value, ...] | None:
-        """A sum of exponentials that is scaled from the maximum of a shard to that of all."""
+        """Relate a sum of exponentials, rescaled from a shard's maximum to the global maximum."""
         match = sum_in_one(op, operands)
         if match is None:
             return None
@@ -200,7 +200,7 @@ class Walk:
         return (made,)
 
     def _note_steps(self, value: Value) -> None:
-        """Note that a value, and what it is computed of, stands where it should."""
+        """Mark a value, and the local values it is computed from, as steps of a local form."""
         if isinstance(value, Local) and value not in self.steps:
             self.steps.add(value)
             for operand in value.operands:
@@ -211,7 +211,7 @@ class Walk:
     def _sum(
         self, op: AtenOp, parts: tuple[Relation, ...], signs: tuple[float, float]
     ) -> tuple[Value, ...] | None:
-        """A sum of two values, or of two sub-batches' terms of one."""
+        """Relate a sum of two values, or of two sub-batches' terms of one value."""
         first, second = parts
         if first.held == second.held and signs == (1.0, 1.0) and first.held.terms:
             merged = added_terms(first, second, self.axes, "sum")
@@ -234,7 +234,7 @@ class Walk:
     def _computed(
         self, op: AtenOp, parts: tuple[Relation, ...], key: Key, is_template: bool
     ) -> tuple[Value, ...] | None:
-        """The op of the global program that an op is, on shards of its operands."""
+        """Relate an op to the global op that it computes on shards; None if there is none."""
         if draws(op):
             self.refusals[op] = Refusal("draws numbers of its own on each rank")
             return None
@@ -280,7 +280,7 @@ class Walk:
         return self._held(op, form.rule, applied, parts, form.results, shapes, (form.results,))
 
     def _on_part_of_keys(self, op: AtenOp, operands: tuple[Value, ...]) -> tuple[Value, ...] | None:
-        """An attention of the global program, on a block of its keys."""
+        """Relate an attention on one block of keys to an attention of the global program."""
         for cut in attention.on_part_of_keys(op, operands, self.table.known, self.table):
             form, rule = cut.form, cut.form.rule
             shapes = tuple([shape_of(result) for result in form.op.results])
@@ -333,7 +333,7 @@ class Walk:
         what: object,
         at: Coordinates = (),
     ) -> tuple[Value, ...] | None:
-        """The results of an op that is cut so. at: the sub-batches of one without operands."""
+        """Relate an op's results by an applied rule. at: sub-batches of an op without operands."""
         together = united(parts) if parts else at
         if together is None:
             self.refusals[op] = Refusal("reads values of different sub-batches")
@@ -358,8 +358,8 @@ class Walk:
     # Local forms
 
     def _write_local_forms(self, op: AtenOp, operands: tuple[Value, ...]) -> None:
-        """Write the local form of each global op that an op may be a step of, so that the results
-        of its last ops are known."""
+        """Write the local form of each global op that may have `op` as a step.
+        Records the relations of the form's results in `known`."""
         if draws(op):
             return
         for form in self.table.localized.get(global_name(op), ()):
@@ -375,7 +375,7 @@ class Walk:
     def _goals(
         self, op: AtenOp, form: OpForm
     ) -> Iterable[tuple[tuple[Sharding | None, ...], Coordinates]]:
-        """Shardings that the results of a form may need where an op is a step of it."""
+        """Return possible result shardings of a form that has `op` as a step, with sub-batches."""
         if form.operands:
             return [(self._hints(op), ())]
         (size,), (part,) = shape_of(form.op.results[0]), shape_of(op.results[0])
@@ -384,7 +384,7 @@ class Walk:
     def _write(
         self, form: OpForm, parts: tuple[Relation, ...], applied: Applied, at: Coordinates = ()
     ) -> None:
-        """Note what the last ops of a local form give."""
+        """Write a local form, and record the relations of its last ops in `known`."""
         whole = [shape_of(result) for result in form.op.results]
         rule = form.rule
         if problem_of_padding(form.op, rule, applied.cuts, parts) is not None:
@@ -416,7 +416,7 @@ class Walk:
 
 
 def key_of(op: Operation, operands: tuple[Value, ...]) -> Key:
-    """The key of an op that reads values with these relations."""
+    """Return the key of an op on operands with these relations."""
     types = tuple([(shape_of(result), dtype_kind_of(result)) for result in op.results])
     return op.name, arguments_of(op), operands, types
 

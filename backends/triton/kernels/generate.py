@@ -1,4 +1,4 @@
-"""From a fused region to its kernel."""
+"""Generate the kernel of a fused region."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from shardweave.ir.ops.strides import expected_strides
 
 
 def generate(op: FusedOp, strides: Sequence[Sequence[int]] | None = None) -> Kernel:
-    """The kernel of a region with inputs of these strides. Raises UnfitError if none fits."""
+    """Generate a region's kernel for inputs of these strides. Raises UnfitError if none fits."""
     given = [expected_strides(value) for value in op.operands] if strides is None else strides
     return kernel_of(region_of(op), given)
 
 
 def kernel_of(region: Region, strides: Sequence[Sequence[int]], precision: str = "ieee") -> Kernel:
-    """The kernel of an analysed region. precision: of float32 products, "ieee" or "tf32"."""
+    """Generate the kernel of a region. precision: of float32 products, "ieee" or "tf32"."""
     if region.space.family == "pointwise":
         return pointwise_kernel(region, strides)
     if region.space.family == "lookups":

@@ -1,11 +1,10 @@
-"""Kernels of the gradient of a lookup: rows of it are added up where their indices are equal.
+"""Kernels of the gradient of an embedding lookup: rows with equal indices are summed.
 
-There is a program for each index, and that of the first of equal ones adds the rows of all of them,
-in order, and writes that row of the table: no atomic addition and no sorting, so that sums are the
-same in each run. Indices are compared each with each, out of the cache. Where the gradient is added
-to a table that an op made for it alone, as that of a tied embedding is, rows that no index names
-are left where they are, and are neither read nor written; else more programs copy them, or write
-zeros if there is no table.
+There is one program per index. Among equal indices, the program of the first sums the rows of all,
+in order, and writes that row of the table. There are no atomics and no sorting, so that each run
+gives the same sums. All pairs of indices are compared, from the cache. The gradient may be added to
+a table that no other op needs (as with tied embeddings). Its other rows then stay in place, neither
+read nor written. Otherwise more programs copy the other rows, or write zeros if there is no table.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ in_row = (wanted <= count)[:, None]"""
 
 
 def lookup_kernel(region: Region, strides: Sequence[Sequence[int]]) -> Kernel:
-    """The sum of a gradient's rows for each row of a table, added to the table if there is one."""
+    """Write a kernel that sums a gradient's rows by index, and adds the sums to a table, if any."""
     return _LookupTemplate(region, strides).kernel()
 
 
@@ -103,13 +102,13 @@ class _LookupTemplate:
         return given if is_dense and overwritten_table(self.region.op) == given else None
 
     def _index(self, name: str, axes: frozenset[str]) -> Term:
-        """The index of the table's row at a place among all indices."""
+        """Load the looked-up index at position `name`, a variable, among all indices."""
         places = self.gradient.operands[1]
         place = of_base(Base(name, self.count, axes))
         return self.values.variable(self.values.at(places, self.values.indices(places, place)))
 
     def _add_rows(self) -> None:
-        """The row of the table that an index names, by the program of the first such index."""
+        """Write the sum of a table row's gradients, in the program of its first index."""
         writer = self.writer
         own = self._index("at", frozenset()).name
         writer.line(f"own = {own}.to(tl.int64)\nbefore = 0\nstart = 0")
@@ -139,7 +138,7 @@ class _LookupTemplate:
         self.writer.line(f"total += tl.sum({text}, axis=0)[None, :]")
 
     def _fill(self) -> None:
-        """Rows of the table that no index names."""
+        """Write the stores of table rows that no index refers to."""
         writer = self.writer
         writer.line("place = ((at - n) * BLOCK_V + tl.arange(0, BLOCK_V))[:, None]")
         writer.line("is_named = tl.full([BLOCK_V], 0, tl.int32)")
@@ -164,7 +163,7 @@ class _LookupTemplate:
         return f"({text} & ({index} != {padding}))" if padding >= 0 else f"({text})"
 
     def _store(self, row: Index, total: str, mask: str) -> None:
-        """Write rows of the table: their old values plus the totals."""
+        """Write the store of table rows: their old values, if there is a table, plus `total`."""
         text = total
         if self.table is not None:
             term = self.values.variable(self.values.at(self.table, (row, self.col)))
@@ -179,7 +178,7 @@ class _LookupTemplate:
 
 
 def num_programs(kernel: Kernel, config: Config) -> int:
-    """A program for each index and, unless the table is there, for each block of its rows."""
+    """Number of programs: (indices + blocks of rows, unless in place) x blocks of columns."""
     sizes = kernel.sizes
     rows = sizes["n"]
     if kernel.overwrites is None:
@@ -188,8 +187,8 @@ def num_programs(kernel: Kernel, config: Config) -> int:
 
 
 def _configs(count: int, width: int, itemsize: int) -> list[Config]:
-    """BLOCK_I: indices compared at once. BLOCK_K: rows that are added at once. itemsize: of
-    their elements, of which registers hold fewer where they are wide."""
+    """List configs to tune over. BLOCK_I: indices compared at once. BLOCK_K: rows added at once.
+    itemsize: bytes of an element, of which registers hold fewer if they are wide."""
     block_c = min(power_of_2(width), 2048)
     # Blocks of 256 and 512, with as many rows at once, spill 12 to 20 bytes a thread.
     block_i = power_of_2(count) if count <= 128 else 1024

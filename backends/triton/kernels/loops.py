@@ -33,19 +33,19 @@ from shardweave.ir.ops.registry import spec_of
 from shardweave.ir.program.iteration_space import WHOLE_ROW
 
 _REGISTERS = 65536
-"""Of an SM, and so of a program, of 32 bits each."""
+"""32-bit registers of an SM, the limit for one program."""
 
 _MOST_THREADS = 512
-"""Of a program whose rows are the longest."""
+"""Threads of a program with the longest rows."""
 
 _ASIDE_BLOCK = 256
-"""Elements of what is computed beside rows that one program computes."""
+"""Elements that one program computes of values that do not depend on the rows."""
 
 Strides = Sequence[Sequence[int]] | None
 
 
 def pointwise_kernel(region: Region, strides: Strides = None) -> Kernel:
-    """One element of each stored value for each of `n` places."""
+    """Write a pointwise kernel: each lane computes one element of every stored value."""
     draft = KernelDraft(region, strides)
     writer = draft.writer
     writer.masks = {"x": "in_x"}
@@ -63,15 +63,15 @@ def pointwise_kernel(region: Region, strides: Strides = None) -> Kernel:
 
 
 def reduction_kernel(region: Region, strides: Strides = None, whole_row: int = WHOLE_ROW) -> Kernel:
-    """Rows are reduced by the programs that hold them, columns in parts by all programs.
+    """Write a reduction kernel. A program reduces its own rows; column sums are left in parts.
 
-    Rows of more than `whole_row` elements are read in parts.
+    Rows of more than `whole_row` elements are read block by block.
     """
     return _ReductionTemplate(region, strides, whole_row).kernel()
 
 
 def _or_0(peak: str) -> str:
-    """A largest element from which distances are finite or infinite, if it is -inf."""
+    """Return text that replaces a maximum of -inf by 0, so that differences to it are not NaN."""
     return f'tl.where({peak} == float("-inf"), 0.0, {peak})'
 
 
@@ -107,7 +107,7 @@ class _ReductionTemplate:
         return self._kernel()
 
     def _longest(self) -> int:
-        """The longest row whose live values fit into one program's registers."""
+        """Return the length of the longest row whose live values fit into a program's registers."""
         if not self.space.reduces_columns:
             return self.space.columns
         region, numel = self.region, self.space.rows * self.space.columns
@@ -121,14 +121,14 @@ class _ReductionTemplate:
         return (_REGISTERS - _MOST_THREADS * spare) // (sums + rows + 1)
 
     def _steps(self, op: object) -> list[Accumulation]:
-        """The steps of an op, without those for columns that nobody reads."""
+        """List an op's accumulations, without column sums that are not stored."""
         stored = set(self.region.stored)
         return [s for s in self.reducer.steps(op) if s.result is None or s.result in stored]  # type: ignore[arg-type]
 
     # Loops
 
     def _one_block(self, rows: list[Accumulation], columns: list[Accumulation]) -> None:
-        """Each program computes a block of rows; if in parts, also the block's sums of columns."""
+        """Write a kernel with one block of rows per program; long rows in a loop over columns."""
         self.writer.line("row = (tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R))[:, None]")
         self.writer.line("in_row = row < n_rows")
         if self.in_parts:
@@ -141,7 +141,7 @@ class _ReductionTemplate:
             self._store_aside()
 
     def _store_aside(self) -> None:
-        """Store values that do not depend on the rows: a block by each of the first programs."""
+        """Write stores of values that do not depend on rows: each early program stores a block."""
         x = of_base(Base("x", self.space.aside, frozenset({"x"})))
         with self.writer.block("if tl.program_id(0) * BLOCK_A < n_aside:"):
             self.writer.line("x = tl.program_id(0) * BLOCK_A + tl.arange(0, BLOCK_A)")
@@ -160,7 +160,7 @@ class _ReductionTemplate:
             self._finish(step, self._reduced(step, text, term.dtype, axis=1), term)
 
     def _reduced(self, step: Accumulation, text: str, dtype: torch.dtype, axis: int) -> str:
-        """The reduction of a block along its rows (1) or columns (0), as a block of one less."""
+        """Return text that reduces a block along axis 1 (rows) or 0 (columns) to size 1."""
         must_keep = keeps_nan(step.key[0]) and dtype.is_floating_point
         if must_keep and step.kind != "sum":
             text = self.writer.assign("part", text, dtype, frozenset({"row", "col"})).name
@@ -173,7 +173,7 @@ class _ReductionTemplate:
         self.reducer.finished[step.key] = made
 
     def _rows_in_parts(self, rows: list[Accumulation], columns: list[Accumulation]) -> None:
-        """A loop over the columns for each reduction that waits for another, and one to store."""
+        """Write a loop over columns for each round of dependent reductions, and one to store."""
         pending = list(rows)
         while pending:
             pending = self._round(pending)
@@ -188,7 +188,7 @@ class _ReductionTemplate:
                     self._store_part(step, "tl.program_id(0)", self._sum_of_block(step))
 
     def _sum_of_block(self, step: Accumulation) -> str:
-        """The reduction of a block's columns."""
+        """Return text that reduces each column of a block."""
         assert step.result is not None
         dtype = computed_in(dtype_of_value(step.result))
         part = f"tl.where(in_row & in_col, {step.term().name}, {identity_of(step.kind, dtype)})"
@@ -224,7 +224,7 @@ class _ReductionTemplate:
         self.writer.dense = None
 
     def _group(self) -> int:
-        """Elements of 16 bytes, if rows are read at multiples of them and begin elsewhere."""
+        """Return the elements in 16 bytes if rows need aligned reads (`alignment`), else 1."""
         space = self.space
         numel = space.rows * space.columns
         dense = [v for v in self.region.inputs if math.prod(shape_of(v)) == numel]
@@ -234,7 +234,7 @@ class _ReductionTemplate:
         return group if space.columns % group else 1
 
     def _round(self, pending: list[Accumulation]) -> list[Accumulation]:
-        """Accumulate what can be in one loop over the columns; returns the steps that wait."""
+        """Write one loop over columns for all steps that are ready; returns the other steps."""
         first = len(self.writer.lines)
         ready: list[tuple[Accumulation, str, Term]] = []
         waiting: list[Accumulation] = []
@@ -274,9 +274,9 @@ class _ReductionTemplate:
         return [step for step in waiting if step not in online]
 
     def _join_powers(self, peak: str, part: str) -> str:
-        """In a loop: raise the largest element of each lane, and keep the sum of exponentials of
-        the distance to it. (Milakov and Gimelshein, 2018: "Online normalizer calculation for
-        softmax".) Returns the sum's variable.
+        """Write one loop step of an online softmax; returns the variable of the sum.
+        In each lane it updates the maximum `peak` by `part`, and the sum of exp(x - maximum).
+        (Milakov and Gimelshein, 2018: "Online normalizer calculation for softmax".)
         """
         total, each, new = (self.writer.fresh(word) for word in ("total", "each", "peak"))
         self.writer.line(
@@ -289,14 +289,14 @@ class _ReductionTemplate:
         return total
 
     def _sum_of_powers(self, step: Accumulation, peak: str, total: str) -> str:
-        """The sum of the lanes of each row; NaN for a row of -inf, as the formula says."""
+        """Return text that sums an online softmax's lanes; NaN for rows of -inf, as in ATen."""
         assert step.peak is not None
         highest = self.reducer.finished[step.peak].name
         text = f"tl.sum({total} * tl.exp({peak} - {_or_0(highest)}), axis=1)[:, None]"
         return f'tl.where({highest} == float("-inf"), float("nan"), {text})'
 
     def _all_rows(self, rows: list[Accumulation], columns: list[Accumulation]) -> None:
-        """Each program walks over blocks of rows, and keeps sums of columns."""
+        """Write a kernel in which each program loops over blocks of rows and sums columns."""
         line = self.writer.line
         loop = self._share_rows(has_rows=bool(rows))
         height = "1" if rows else "BLOCK_R"
@@ -322,10 +322,10 @@ class _ReductionTemplate:
             self._store_part(step, "part", text)
 
     def _share_rows(self, *, has_rows: bool) -> str:
-        """Say which columns and which rows a program has; returns the loop over the rows.
+        """Write the columns and rows of each program; returns the header of the loop over rows.
 
-        has_rows: whether rows are reduced, too, so that a program has all columns. Else the grid
-        has one dim, since others end at 65,535.
+        has_rows: whether rows are reduced too, so that a program needs all columns. The grid has
+        only one dim in any case, since its other dims are limited to 65,535.
         """
         line = self.writer.line
         if self.is_ragged:

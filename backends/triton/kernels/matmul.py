@@ -39,13 +39,13 @@ in_k_a = k_a < k_size
 in_k_b = k_b < k_size"""
 
 SYMBOLIC = 16
-"""Sizes from here on are arguments wherever they are strides."""
+"""Smallest size that is a kernel parameter, not a literal, where it is a stride."""
 
 
 def matmul_kernel(
     region: Region, strides: Sequence[Sequence[int]] | None = None, precision: str = "ieee"
 ) -> Kernel:
-    """A block of the product for each program; pointwise ops before and after, in registers."""
+    """Write a product kernel: a block per program; pointwise ops around it in registers."""
     return _MatmulTemplate(region, strides, precision).kernel()
 
 
@@ -77,7 +77,7 @@ class _MatmulTemplate:
         return self.draft.kernel(self.sizes, _configs(dtype_of_value(self.left).itemsize, is_plain))
 
     def _use_symbols(self, *names: str) -> None:
-        """Sizes that are written as arguments where they are strides, in order of preference."""
+        """Set the sizes to write as parameters where they are strides, in order of preference."""
         given = [(self.sizes[name], name) for name in names]
         self.writer.symbols = [(size, name) for size, name in given if size >= SYMBOLIC]
 
@@ -114,7 +114,7 @@ class _MatmulTemplate:
 
 
 def _factor(values: Values, value: SSAValue, indices: Indices) -> Term:
-    """A block of a factor, in the factor's own dtype: a product of halves wants halves."""
+    """Write a block of a factor in its own dtype: products of halves read halves."""
     dtype = dtype_of_value(value)
     # Nothing but views may lie between an input and the factor.
     values.writer.widens = isinstance(layout_source(value).owner, AtenOp)
@@ -127,12 +127,12 @@ def _factor(values: Values, value: SSAValue, indices: Indices) -> Term:
 
 
 def _block(term: Term, shape: str) -> str:
-    """The factor's block; one that is a row, a column or a number fills it too."""
+    """Return a factor's block as text, broadcast to `shape` if it is a row, column or number."""
     return term.name if len(term.axes) == 2 else f"tl.broadcast_to({term.name}, {shape})"
 
 
 def _configs(itemsize: int, is_plain: bool) -> tuple[Config, ...]:
-    """Configs to tune over, the default first; work around a product needs smaller blocks."""
+    """List configs to tune over, default first. is_plain: whether no op surrounds the product."""
     if itemsize == 2 and not is_plain:
         table = ((64, 64, 32, 8, 3), (128, 64, 32, 8, 3), (64, 128, 32, 8, 3), (64, 64, 64, 8, 3),
                  (128, 128, 32, 8, 3), (128, 128, 64, 8, 3), (64, 32, 64, 4, 3))  # fmt: skip

@@ -1,6 +1,6 @@
 # pyright: basic
 # ruff: noqa: ANN001, ANN202 - Triton reads the annotations of a kernel as types of its own
-"""`dist.random` as a Triton kernel: `ir.library.philox.numbers_at`, a number a lane."""
+"""`dist.random` as a Triton kernel: `ir.library.philox.numbers_at`, one number per lane."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def numbers(
     distribution: str = "uniform",
     dtype: torch.dtype,
 ) -> Tensor:
-    """Numbers at `positions`, as `ir.library.philox.numbers_at`. The GPU reads the state."""
+    """Draw as `ir.library.philox.numbers_at`; the kernel reads `state`, without a host sync."""
     device = state.device
     starts, last = rows_and_last(positions, device)
     result = torch.empty([p.numel() for p in positions], dtype=dtype, device=device)

@@ -1,4 +1,4 @@
-"""Reductions of rows and columns: what each reducing op accumulates, and what it gives then."""
+"""Reductions of rows and columns: for each reducing op, its accumulations and its results."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ _SAFE_SOFTMAX = "aten._safe_softmax"
 
 
 def accumulation_kind(op: AtenOp) -> Kind:
-    """Kind of accumulation of an op: largest, smallest, or sum."""
+    """Return the kind of an op's accumulation: max, min or sum."""
     return spec_of(op).combine or "sum"
 
 
 def keeps_nan(op: AtenOp) -> bool:
-    """Whether an op asks if its largest or smallest element is NaN. A softmax's sum says so."""
+    """Whether an op's max or min must keep NaN. A plain softmax's need not: its sum becomes NaN."""
     return accumulation_kind(op) != "sum" or op.name == _SAFE_SOFTMAX
 
 
 class Accumulation(NamedTuple):
-    """One accumulation. result: of the op, that column reductions write; None for rows.
+    """One accumulation. result: the op's result that a column reduction writes; None for rows.
 
-    peak: of a sum of exponentials of the distance to the largest element, the key of that element:
-    both can be had in one pass.
+    peak: for a sum of exp(x - max x), the key of that maximum, so that one pass can compute both;
+    else None.
     """
 
     key: Key
@@ -59,7 +59,7 @@ _Result = Callable[["Reducer", AtenOp, SSAValue, Indices, Guards], Term]
 _Steps = Callable[["Reducer", AtenOp], list[Accumulation]]
 
 _REDUCERS: dict[str, tuple[_Result, _Steps]] = {}
-"""For each reducing op, by name: the methods for its results and for what it accumulates."""
+"""By op name of each reducing op, the methods that write its results and list its accumulations."""
 
 
 def _reduces(*names: str, result: _Result) -> Callable[[_Steps], _Steps]:
@@ -72,7 +72,7 @@ def _reduces(*names: str, result: _Result) -> Callable[[_Steps], _Steps]:
 
 @dataclass
 class Reducer:
-    """The reductions of a region whose space is `row` times `col`."""
+    """Writes the reductions of a region over the space `row` x `col`."""
 
     values: Values
     row: Index
@@ -86,19 +86,19 @@ class Reducer:
         }
 
     def steps(self, op: AtenOp) -> list[Accumulation]:
-        """Accumulations of an op over rows, and over columns."""
+        """List the accumulations of an op, over rows and over columns."""
         _, steps = _REDUCERS[op.name]
         return steps(self, op)
 
     # Pieces
 
     def each(self, value: SSAValue) -> Term:
-        """The value's element at this row and column."""
+        """Return the element of `value` at the current row and column, as a variable."""
         place = self.row * self.columns + self.col
         return self.values.variable(self.values.at(value, self.values.indices(value, place)))
 
     def of_row(self, value: SSAValue) -> Term:
-        """An element of a value that has one for each row."""
+        """Return the element at the current row of a value with one element per row."""
         return self.values.at(value, self.values.indices(value, self.row))
 
     def done(self, key: Key) -> Term:
@@ -107,13 +107,13 @@ class Reducer:
         return self.finished[key]
 
     def write(self, hint: str, text: str, *terms: Term, comment: str = "") -> Term:
-        """The variable of a formula, in which {0}, {1}, .. stand for the terms."""
+        """Assign a formula, in which {0}, {1}, .. stand for the terms, to a variable."""
         axes = frozenset[str]().union(*(term.axes for term in terms))
         words = text.format(*(self.values.variable(term).name for term in terms))
         return self.values.writer.assign(hint, words, terms[0].dtype, axes, comment)
 
     def _position(self, indices: Indices, value: SSAValue) -> Index:
-        """The column of an element of a value of the space. Raises UnfitError off the row."""
+        """Return the column of the element at `indices`. Raises UnfitError if in another row."""
         flat = raveled(indices, shape_of(value))
         row, col = quotient_and_remainder(flat, self.columns, self.values.writer.name_index)
         if row != self.row:
@@ -279,7 +279,7 @@ class Reducer:
 
 
 def _peak_of(op: AtenOp) -> Key | None:
-    """If a sum over rows is of exp(x - amax(x)): the key of that maximum."""
+    """Return the key of amax(x) if `op` sums exp(x - amax(x)) over rows; else None."""
     power = op.operands[0].owner
     if not isinstance(power, AtenOp) or power.name != "aten.exp":
         return None

@@ -36,32 +36,32 @@ MULTIPROCESSORS = {
 }
 
 _REGISTER_UNIT = 256
-"""Registers are given to a warp in such units."""
+"""Granularity in which registers are allocated to a warp."""
 
 _RESERVED_SHARED_BYTES = 1 << 10
-"""Of each block, for the system, from sm_80 on."""
+"""Shared memory of each block that CUDA reserves, from sm_80 on."""
 
 VECTOR_BITS = 128
-"""The widest access of a thread that all these chips have."""
+"""Bits of a thread's widest access on all these chips."""
 
 _LOAD = re.compile(r"\bld\.global(?:\.[\w:]+)*?(?:\.v(\d))?\.[a-z](\d+)\b")
 _STORE = re.compile(r"\bst\.global(?:\.[\w:]+)*?(?:\.v(\d))?\.[a-z](\d+)\b")
 
 _PLACE = re.compile(r"\.loc\s+1\s+(\d+)")
-"""The line of the source that the instructions after it come from."""
+"""A mark in PTX with the source line of the instructions after it."""
 
 _ASSEMBLY = re.compile(r"// (begin|end) inline asm")
-"""Around instructions of one line of the source. Triton 3.8 counts their own lines up from it."""
+"""Marks around inline assembly of one source line. Triton 3.8 counts its own lines up from it."""
 
 _ADDRESS = re.compile(r"tl\.(?:load|store)\(([^,]*)")
 _FAST = re.compile(r"\(?(?:x|i|col|k_a|k_b|place)(?: % \d+)?\)?\)?")
-"""A part of an address that grows by one from element to element."""
+"""A term of an address that grows by one from element to element."""
 
 
 def resident_warps(target: str, *, num_warps: int, registers: int, shared_bytes: int) -> int:
-    """Warps of a kernel that one SM holds at once; 0 if not one program fits.
+    """Number of warps of a kernel that one SM holds at once; 0 if no program fits.
 
-    registers: of a thread. shared_bytes: of a program, of `num_warps` warps.
+    registers: per thread. num_warps, shared_bytes: per program.
     """
     limits = MULTIPROCESSORS[target]
     per_warp = -(-registers * 32 // _REGISTER_UNIT) * _REGISTER_UNIT
@@ -77,15 +77,15 @@ def occupancy(target: str, warps: int) -> float:
 
 
 def loaded_bytes(ptx: str) -> int:
-    """Bytes that a thread asks memory for in one pass over the text: a loop's body once."""
+    """Bytes that the loads of a thread request, with the body of each loop counted once."""
     return sum(_width(match) for match in _LOAD.finditer(ptx)) // 8
 
 
 def narrow_statements(ptx: str, source: str) -> dict[str, int]:
-    """The statements of a kernel that read or write along the contiguous dim in narrow accesses.
+    """Find loads and stores along the contiguous dim with accesses of less than 128 bits.
 
-    Gives the bits of each one's narrowest access. A statement with less than 128 bits for each
-    thread (a sum for each column) is not among them, nor one that gathers or is for an edge alone.
+    Returns the bits of the narrowest access by statement. Leaves out statements with less than 128
+    bits for each thread (one sum per column), gathers, and statements for edges of rows.
     """
     accesses: dict[int, list[int]] = {}
     line, is_assembly = 0, False
@@ -107,7 +107,7 @@ def narrow_statements(ptx: str, source: str) -> dict[str, int]:
 
 
 def _is_contiguous(statement: str) -> bool:
-    """Whether neighbouring elements of a statement's block lie side by side in memory."""
+    """Whether a statement accesses adjacent elements of memory, and is not only for an edge."""
     match = None if AT_AN_EDGE in statement else _ADDRESS.search(statement)
     return match is not None and any(_FAST.fullmatch(part) for part in match[1].split(" + ")[1:])
 
@@ -129,7 +129,7 @@ SHARED_LIMIT_BYTES = {
     "gfx90a": 64 << 10,
     "gfx942": 64 << 10,
 }
-"""Shared memory that one program may have (CUDA C++ programming guide; LDS on AMD)."""
+"""Limit on the shared memory of a program (CUDA C++ programming guide; LDS on AMD)."""
 
 ALIGNED = [["tt.divisibility", 16]]
 
@@ -138,8 +138,8 @@ ALIGNED = [["tt.divisibility", 16]]
 class Built:
     """One kernel compiled for one target.
 
-    files: by extension, what was made (ptx, cubin, hsaco, ..). registers: of one thread; on AMD
-    vector registers. spilled_bytes: of one thread, stored to memory for want of registers.
+    files: compiler outputs by extension (ptx, cubin, hsaco, ..). registers: per thread; on AMD
+    vector registers. spilled_bytes: per thread, stored to memory for lack of registers.
     """
 
     kernel: KernelSource
@@ -152,7 +152,7 @@ class Built:
 
     @property
     def problem(self) -> str | None:
-        """Reason that the kernel cannot run on its target, or not well; None if it can."""
+        """Reason why the kernel cannot run, or spills, on its target; None if there is none."""
         limit = SHARED_LIMIT_BYTES[self.target]
         if self.shared_bytes > limit:
             return f"needs {self.shared_bytes} bytes of shared memory, {self.target} has {limit}"
@@ -160,19 +160,19 @@ class Built:
 
     @property
     def occupancy(self) -> float | None:
-        """The part of an SM's warps that its registers and memory allow; None on AMD."""
+        """Fraction of an SM's warps that registers and shared memory allow; None on AMD."""
         warps = self._warps
         return None if warps is None else occupancy(self.target, warps)
 
     @property
     def bytes_in_flight(self) -> int | None:
-        """Bytes that the threads of one SM have asked memory for at once, at most; None on AMD."""
+        """Upper bound on the bytes that an SM's threads request at once; None on AMD."""
         warps = self._warps
         return None if warps is None else 32 * warps * loaded_bytes(self.files["ptx"].decode())
 
     @property
     def narrow(self) -> dict[str, int]:
-        """Statements along the contiguous dim with less than 128 bits an access; none on AMD."""
+        """Contiguous statements with accesses under 128 bits (`narrow_statements`); {} on AMD."""
         ptx = self.files.get("ptx")
         return {} if ptx is None else narrow_statements(ptx.decode(), self.kernel.source)
 
@@ -194,7 +194,7 @@ class Built:
 
 
 def parse_target(text: str) -> GPUTarget:
-    """`sm_90` or `gfx942` as Triton's target. Raises ValueError for others, and without Triton."""
+    """Return Triton's target for `sm_90`, `gfx942`, .. ValueError if unknown or without Triton."""
     if text not in SHARED_LIMIT_BYTES:
         raise ValueError(
             f"target '{text}' is unknown; use some of {', '.join(SHARED_LIMIT_BYTES)}."
@@ -212,10 +212,10 @@ def parse_target(text: str) -> GPUTarget:
 
 
 def build(kernel: KernelSource, target: str, config: Config | None = None) -> Built:
-    """Compile a kernel for a target, at its default configuration unless one is given.
+    """Compile a kernel for a target.
 
-    The default there is the first of its configurations that has no problem, or, where all have
-    one, the first. Pointers and sizes are taken to be as aligned as they are: pointers to 16 bytes.
+    config: None chooses the first of its configurations without a problem on the target, or the
+    first if all have one. Pointers are assumed to be aligned to 16 bytes.
     """
     if config is not None:
         return _build(kernel, target, config)
@@ -269,14 +269,14 @@ def _build(kernel: KernelSource, target: str, config: Config) -> Built:
 
 
 def _tools() -> Path:
-    """The folder of NVIDIA's programs that Triton brings along."""
+    """Return the folder of the NVIDIA tools that Triton includes."""
     import triton
 
     return Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
 
 def _resources_of_cubin(cubin: bytes) -> tuple[int, int]:
-    """Registers and bytes of stack of one thread, as cuobjdump reads them."""
+    """Return a thread's registers and bytes of stack and local memory, read by cuobjdump."""
     tool = _tools() / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
@@ -290,7 +290,7 @@ def _resources_of_cubin(cubin: bytes) -> tuple[int, int]:
 
 
 def _spilled_by_ptxas(ptx: bytes, target: str) -> int:
-    """Bytes of one thread that the assembler spills, as it says itself."""
+    """Return the bytes that each thread spills, as ptxas reports."""
     tool = _tools() / ("ptxas-blackwell" if target == "sm_100" else "ptxas")
     suffix = "a" if target in ("sm_90", "sm_100") else ""
     with tempfile.TemporaryDirectory() as folder:
@@ -302,7 +302,7 @@ def _spilled_by_ptxas(ptx: bytes, target: str) -> int:
 
 
 def _resources_of_amdgcn(text: str) -> tuple[int, int]:
-    """Vector registers and bytes of scratch memory, as the compiler notes them."""
+    """Return a thread's vector registers and bytes of scratch memory, from the AMD assembly."""
     registers = re.search(r"\.vgpr_count:\s+(\d+)", text)
     scratch = re.search(r"\.private_segment_fixed_size:\s+(\d+)", text)
     if registers is None or scratch is None:

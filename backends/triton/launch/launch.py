@@ -1,4 +1,4 @@
-"""Running generated kernels on tensors."""
+"""Run generated kernels on tensors."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ Results = tuple[Tensor, ...]
 
 @cache
 def load_function(source: str, name: str, key: str) -> Any:
-    """The Triton function of a generated module. Triton reads it from its file."""
+    """Import a generated module and return its Triton function. Triton reads the source file."""
     path = cache_folder() / "kernels" / f"{name}_{key}.py"
     if not path.exists() or path.read_text() != source:
         write_file(path, source)
@@ -62,10 +62,10 @@ class FusedCall:
     The kernel is generated for the strides that the inputs have, once for each set of strides.
     A region that no template fits runs op by op; `reason` says why.
 
-    op: the fused op. device: where it runs. tunes: whether configurations are measured, on a GPU,
-    the first time; else the default one is used. agreed: gives the configuration that one of the
-    ranks that run this op chooses, so that all add up in the same order; called once. queue: where
-    results in parts wait until its owner joins them; without one they are joined in the call.
+    op: the fused op. device: where it runs. tunes: whether the first call on a GPU measures all
+    configurations; else the default is used. agreed: called once; returns one rank's choice on all
+    ranks that run this op, so that all sum in the same order. queue: holds partial results until
+    its owner joins them; without a queue the call joins them.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class FusedCall:
         self.reason: str | None = None
         self.region: Region | None = None
         self.failures: list[str] = []
-        """Configurations that did not run, and why."""
+        """Configurations that did not run, with reasons."""
         self._agreed = agreed
         self._queue = queue
         self._config: Config | None = None
@@ -150,7 +150,7 @@ class FusedCall:
         return run_on_aten(self.op, tensors, self.device)
 
     def _chosen(self, kernel: Kernel | None, tensors: Sequence[Tensor]) -> Config:
-        """The configuration of a kernel; of another one than the first, the first's if it can."""
+        """Return a kernel's configuration: the first kernel's choice, or the default if unfit."""
         if self._config is None:
             self._config = self._agreed(lambda: self._measured(kernel, tensors))
         if kernel is None or self._config in (*kernel.configs, ATEN):
@@ -178,12 +178,12 @@ class FusedCall:
 
 
 def has_gpu_types(device: torch.device) -> bool:
-    """Whether values have the dtypes that a GPU gives them (`backends.triton.source.region`)."""
+    """Whether values on this device have GPU dtypes (`dtype_on_gpu`)."""
     return device.type == "cuda"
 
 
 def product_precision() -> str:
-    """Precision of float32 products, as torch is set: `tf32` or `ieee`."""
+    """Return the precision of float32 products in torch's settings: `tf32` or `ieee`."""
     matmul: Any = torch.backends.cuda.matmul
     setting = matmul.fp32_precision
     if setting == "none":
@@ -201,7 +201,7 @@ Start = Callable[..., object]
 
 
 def starter(source: KernelSource, config: Config, grid: tuple[int, ...]) -> Start:
-    """Return a function that starts a kernel, given its pointers; all else is computed here."""
+    """Return a function that starts a kernel on its pointers; the rest is prepared here."""
     function = load_function(source.source, source.name, source.key)[grid]
     sizes = tuple(source.sizes.values())
     constants = source.fixed | config
@@ -211,7 +211,7 @@ def starter(source: KernelSource, config: Config, grid: tuple[int, ...]) -> Star
 
 
 class Launch:
-    """A kernel with a configuration: what does not depend on the tensors is computed here, once.
+    """A callable kernel at a configuration. Prepares all that does not depend on the tensors.
 
     queue: as in `FusedCall`.
     """
@@ -239,7 +239,7 @@ class Launch:
         self._overwrites = kernel.overwrites
 
     def __call__(self, tensors: Sequence[Tensor]) -> Results:
-        """The results of the kernel's region."""
+        """Run the kernel; returns the results of its region."""
         device = self._device
         if self._overwrites is None:
             made = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in self._made]
@@ -267,7 +267,7 @@ class Launch:
         )
 
     def _start_and_join(self, pointers: Sequence[Tensor]) -> None:
-        """Start the kernel, and with it programs that join what waits."""
+        """Start the kernel, with extra programs that join the queued partial results."""
         results, places = self._queue.take()
         if not results:
             self._start(*pointers)
@@ -281,7 +281,7 @@ class Launch:
 
 
 class JoinedSum:
-    """A sum of a few rows: they wait as parts, and no kernel but that which joins them reads them.
+    """A sum of a few rows, without a kernel of its own: the rows wait in the queue to be joined.
 
     queue: as in `FusedCall`.
     """
@@ -302,7 +302,7 @@ class JoinedSum:
 
 
 def join_parts(results: Sequence[PartialResult], places: Sequence[Place]) -> None:
-    """Start the kernel that joins parts."""
+    """Start the kernel that joins partial results. places: the tensors of each result."""
     _joiner(tuple(results))(*_pointers_of(places))
 
 
@@ -317,7 +317,7 @@ def _joiner(results: tuple[PartialResult, ...]) -> Start:
 
 
 def launch_options(kernel: KernelSource, config: Config) -> dict[str, int | bool]:
-    """Options of Triton's compiler for a kernel; those of assertions, if it has some."""
+    """Return Triton's compiler options for a kernel, with assertions enabled if it has any."""
     options: dict[str, int | bool] = {
         k: config[k] for k in ("num_warps", "num_stages") if k in config
     }
@@ -326,13 +326,13 @@ def launch_options(kernel: KernelSource, config: Config) -> dict[str, int | bool
 
 
 def launch_kernel(kernel: Kernel, config: Config, tensors: Sequence[Tensor]) -> Results:
-    """Run a kernel with a configuration; returns the results of its region."""
+    """Run a kernel at a configuration; returns the results of its region."""
     device = tensors[0].device if tensors else torch.device("cpu")
     return Launch(kernel, config, device)(tensors)
 
 
 def grid_of(kernel: Kernel, config: Config) -> tuple[int, ...]:
-    """Number of programs along each dim of the grid."""
+    """Return the number of programs along each dim of the grid."""
     space = kernel.region.space
     if kernel.family == "pointwise":
         return (_blocks(space.columns, config["BLOCK"]),)
@@ -356,7 +356,7 @@ def _blocks(count: int, block: int) -> int:
 def run_on_aten(
     op: FusedOp, tensors: Sequence[Tensor], device: torch.device | None = None
 ) -> Results:
-    """The results of a region by its ops, one after another. device: for one without inputs."""
+    """Run a region's ops one by one; returns its results. device: used if there are no inputs."""
     values: dict[SSAValue, Tensor] = dict(zip(op.block.args, tensors, strict=True))
     device = device or (tensors[0].device if tensors else torch.device("cpu"))
     for inner in op.fused_ops:

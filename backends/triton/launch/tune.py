@@ -1,4 +1,4 @@
-"""Choosing the configuration of a kernel by measuring, once for each device and shape."""
+"""Choose the configuration of a kernel by measuring, once for each device and shape."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ VARIABLE = "SHARDWEAVE_CACHE"
 
 
 def cache_folder() -> Path:
-    """The folder that SHARDWEAVE_CACHE names; by default below the user's own cache."""
+    """Return the folder in SHARDWEAVE_CACHE; by default `shardweave` in the user's cache folder."""
     given = os.environ.get(VARIABLE)
     if given:
         return Path(given)
@@ -31,7 +31,7 @@ def cache_folder() -> Path:
 
 
 def write_file(path: Path, text: str) -> None:
-    """Write a file so that other processes see the old one, the new one, or none."""
+    """Write a file atomically: other processes see the old file, the new one, or none."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
     try:
@@ -44,17 +44,18 @@ def write_file(path: Path, text: str) -> None:
 
 
 _ENOUGH_PROGRAMS = 8192
-"""Of a kernel that sums columns: four times what an H100 runs at once (132 SMs, 16 of 4 warps on
-each). More would share the rows among more parts, which are written and read again."""
+"""Limit on the programs of a kernel that sums columns: four times those an H100 runs at once (132
+SMs x 16 programs of 4 warps). More programs would leave more partial sums to write and read."""
 
 
 def power_of_2(count: int) -> int:
-    """The least power of 2 that is not less."""
+    """Return the least power of 2 that is at least `count`."""
     return 1 << max(0, count - 1).bit_length()
 
 
 def configs_of(region: Region, *, in_parts: bool) -> list[Config]:
-    """Configs to tune over, default first. programs: those that share the rows of column sums."""
+    """List configs to tune over, default first. in_parts: whether rows are read block by block.
+    A config's `programs` limits the programs that share the rows of a column sum."""
     space = region.space
     columns, rows = power_of_2(space.columns), power_of_2(space.rows)
     live = len(region.inputs) + len(region.stored)
@@ -98,23 +99,23 @@ def configs_of(region: Region, *, in_parts: bool) -> list[Config]:
 logger = logging.getLogger(__name__)
 
 ATEN: Config = {"aten": 1}
-"""The choice not to use the kernel: the region's ops, one after another, took less time."""
+"""The choice of ATen in place of the kernel: the region's ops, one by one, were faster."""
 
 
 Runner = Callable[[Config], Callable[[], object]]
-"""Of a configuration, what runs a kernel with it (or the ops, for `ATEN`) on the inputs at hand."""
+"""Maps a configuration to a function that runs the kernel with it (the ops for `ATEN`)."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The configuration to use. failures: those that did not run, and why."""
+    """The configuration to use. failures: the configurations that did not run, with reasons."""
 
     config: Config
     failures: tuple[str, ...] = ()
 
 
 def choose_config(kernel: Kernel, device_name: str, runner: Runner) -> Choice:
-    """The fastest configuration on this device, from the cache on disk or measured now."""
+    """Return the fastest configuration on this device, from the disk cache or measured now."""
     path = entry_path(kernel, device_name)
     known = read_choice(path, kernel)
     if known is not None:
@@ -125,7 +126,7 @@ def choose_config(kernel: Kernel, device_name: str, runner: Runner) -> Choice:
 
 
 def fastest_config(kernel: Kernel, runner: Runner) -> Choice:
-    """The fastest configuration, without those that fail; RuntimeError if all do."""
+    """Measure all configurations and return the fastest. Raises RuntimeError if all fail."""
     from triton.testing import do_bench
 
     times: list[tuple[float, int, Config]] = []
@@ -150,7 +151,7 @@ def _named(config: Config) -> str:
 
 
 def entry_path(kernel: Kernel, device_name: str) -> Path:
-    """Path of the file that keeps the choice for a kernel on a device."""
+    """Return the path of the cache entry for a kernel on a device."""
     what = json.dumps(
         [
             kernel.key,
@@ -168,7 +169,7 @@ def entry_path(kernel: Kernel, device_name: str) -> Path:
 
 
 def read_choice(path: Path, kernel: Kernel) -> Config | None:
-    """The choice in a file; None if there is none, or none that this kernel knows."""
+    """Read a cache entry; None if there is none, or its configuration is not the kernel's."""
     try:
         choice = json.loads(path.read_text())["config"]
     except (OSError, ValueError, KeyError, TypeError):  # a corrupt entry is no entry
@@ -177,6 +178,6 @@ def read_choice(path: Path, kernel: Kernel) -> Config | None:
 
 
 def record_choice(path: Path, kernel: Kernel, config: Config) -> None:
-    """Write down which config of a kernel was the fastest, for `read_choice`."""
+    """Write the fastest config of a kernel to its cache entry, for `read_choice`."""
     entry = {"kernel": kernel.name, "sizes": kernel.sizes, "config": config}
     write_file(path, json.dumps(entry, indent=1))

@@ -1,9 +1,9 @@
-"""Rows that begin anywhere, read at multiples of 16 bytes all the same.
+"""Aligned 16-byte access to rows that do not begin at multiples of 16 bytes.
 
-Of rows of 50,257 halves each begins 2 bytes further into a group of 16 bytes than the one before.
-A program that reads one row after another begins each at the group that its first element is in. A
-program that sums columns wants the same columns of all its rows: it takes rows that begin alike,
-which are every 16th (of 50,257, as of any odd number).
+In a tensor with rows of 50,257 halves, each row begins 2 bytes later within a 16-byte group than
+the row before. A program that reads rows one by one begins each at the group of its first element.
+A program that sums columns needs the same columns of all its rows, so it takes rows of equal
+offset: every 16th row, for 50,257 as for any odd length.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from shardweave.ir.ops.fusible import GROUP
 from shardweave.ir.program.iteration_space import IterationSpace
 
 VECTOR_BYTES = 16
-"""Bytes that a thread reads at once."""
+"""Bytes of a thread's widest access."""
 
 DENSE = DensePlace("row * n_cols + col", "place", "in_place & in_row", "is_whole")
-"""Names in the statements below for the elements of dense values."""
+"""Variable names, in the statements below, to address elements of dense values."""
 
 ROWS_FROM_ALIGNED = """\
 first = row * n_cols
@@ -54,23 +54,23 @@ is_whole = is_inside & (start + (BLOCK_R - 1) * num_parts < n_rows)"""
 
 
 def row_period(space: IterationSpace) -> int:
-    """After how many rows they begin alike, if programs that sum columns take such rows; else 1."""
+    """Number of rows after which the offset repeats, for kernels that sum columns; else 1."""
     if space.family != "columns" or space.holds_columns:
         return 1
     return GROUP // math.gcd(space.columns, GROUP)
 
 
 def num_column_blocks(space: IterationSpace, block: int) -> int:
-    """Blocks of columns; the first may begin before a row."""
+    """Number of blocks of columns in a row; the first may begin before the row."""
     before = GROUP - 1 if row_period(space) > 1 else 0
     return -(-(space.columns + before) // block)
 
 
 def pitch(columns: int) -> int:
-    """Elements from one row of parts to the next, so that each begins a group."""
+    """Elements from one row of partial results to the next: `columns`, rounded up to a group."""
     return -(-columns // GROUP) * GROUP
 
 
 def pitch_text(columns: int) -> str:
-    """`pitch` in a kernel whose parts have `n_cols` columns."""
+    """Return `pitch` as Triton text, for partial results of `n_cols` columns."""
     return "n_cols" if columns % GROUP == 0 else f"(tl.cdiv(n_cols, {GROUP}) * {GROUP})"

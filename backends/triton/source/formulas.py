@@ -31,24 +31,24 @@ _TYPES = {
 }
 
 Write = Callable[..., str]
-"""From the op and its operands' variables to an expression."""
+"""Takes an op and its operands' variables, and returns a Triton expression."""
 
 
 @dataclass(frozen=True)
 class Formula:
-    """The Triton text of an op. takes_numbers: whether an operand may be a written number, which
-    takes the dtype of the other operand."""
+    """The Triton text of an op. takes_numbers: whether an operand may be a literal number, which
+    then has the dtype of the other operand."""
 
     write: Write
     takes_numbers: bool = False
 
 
 FORMULAS: dict[str, Formula] = {}
-"""By op name; records of ops say in which dtype operands are computed with."""
+"""Formulas by op name. The op's `OpSpec` gives the dtype of its operands (`operands_as`)."""
 
 
 def formula(*names: str, takes_numbers: bool = False) -> Callable[[Write], Write]:
-    """Register how the named pointwise ops are written."""
+    """Return a decorator that registers a function as the formula of these pointwise ops."""
 
     def register(write: Write) -> Write:
         FORMULAS.update(dict.fromkeys(names, Formula(write, takes_numbers)))
@@ -62,12 +62,12 @@ def type_text(dtype: torch.dtype) -> str:
 
 
 def computed_in(dtype: torch.dtype) -> torch.dtype:
-    """The dtype that values of a dtype have while a kernel computes with them."""
+    """Return the dtype in which kernels compute with values of `dtype`: float32 for halves."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
 def number(value: float | bool) -> str:
-    """A Python number as Triton reads it."""
+    """Return a Python number as Triton text."""
     if isinstance(value, float) and not math.isfinite(value):
         return f'float("{value}")'
     if value == 0 and math.copysign(1, value) < 0:  # Triton reads a written -0.0 as 0
@@ -76,7 +76,7 @@ def number(value: float | bool) -> str:
 
 
 def rounded(value: float | bool, dtype: torch.dtype) -> float | bool:
-    """A number as a tensor of a dtype holds it: for halves another one than was written."""
+    """Round a number to `dtype`, as a tensor of it would hold it."""
     return torch.tensor(value, dtype=dtype).item()
 
 
@@ -89,7 +89,7 @@ def _with_other(symbol: str) -> Write:
 
 
 def _compared_with_other(symbol: str) -> Write:
-    """ATen brings the number to the operand's dtype first, as 0.1 to bfloat16's 0.10009765625."""
+    """Compare as ATen does, with the number first rounded to the operand's dtype."""
 
     def write(op: AtenOp, a: str) -> str:
         other, dtype = op.value("other"), dtype_of_value(op.operands[0])
@@ -99,22 +99,22 @@ def _compared_with_other(symbol: str) -> Write:
 
 
 def _extreme(function: str) -> Write:
-    """NaN is the largest and the smallest, as in ATen; PTX's max and min would drop it."""
+    """Maximum or minimum that keeps NaN, as in ATen; PTX's max and min would drop it."""
     return lambda op, a, b: f"{function}({a}, {b}, propagate_nan=tl.PropagateNan.ALL)"
 
 
 @formula("aten.neg")
 def _negative(op: AtenOp, a: str) -> str:
-    """Triton's minus is 0 - a, which makes 0 of 0."""
+    """Negate. Triton's minus is 0 - a, which gives 0, not -0.0, for 0."""
     return f"{a} * -1.0" if dtype_of_value(op.results[0]).is_floating_point else f"-{a}"
 
 
 @formula("aten.tanh")
 def _tanh(op: AtenOp, a: str) -> str:
-    """2 sigmoid(2 a) - 1, and near 0, where that cancels, a convergent of Lambert's fraction.
+    """Compute 2 sigmoid(2 a) - 1; near 0, where this cancels, a convergent of Lambert's fraction.
 
-    Not a library call: it must run in the interpreter and on every target. Where it is used, the
-    convergent is right to 1e-17 (a^14 / (13!! 15!!)).
+    No library call, since it must run in the interpreter and on every target. For |a| < 0.4 the
+    convergent has an error of at most 1e-17 (a^14 / (13!! 15!!)).
     """
     square = f"({a} * {a})"
     above = f"(135135.0 + {square} * (17325.0 + {square} * (378.0 + {square})))"
@@ -200,7 +200,7 @@ def _masked_fill(op: AtenOp, a: str, mask: str) -> str:
 
 @formula("aten.div.Scalar_mode")
 def _whole_quotient(op: AtenOp, a: str) -> str:
-    """Of integers by a positive one; `//` and `%` are C's, towards 0."""
+    """Divide integers by a positive one, by `rounding_mode`; Triton's `//`, `%` round towards 0."""
     other = op.value("other")
     if op.value("rounding_mode") == "trunc":
         return f"{a} // {other}"
@@ -241,7 +241,7 @@ for _name, _symbol in zip("eq ne lt le gt ge".split(), "== != < <= > >=".split()
 
 
 def common_dtype(dtypes: list[torch.dtype]) -> torch.dtype:
-    """Dtype in which operands of these dtypes are compared."""
+    """Return the dtype in which operands of these dtypes are compared."""
     return computed_in(reduce(torch.promote_types, dtypes))
 
 
@@ -250,5 +250,5 @@ def converted(name: str, source: torch.dtype, target: torch.dtype) -> str:
 
 
 def literal(value: Any, dtype: torch.dtype) -> str:
-    """The value of a `full` of a dtype."""
+    """Return the value of a `full` op of a dtype as Triton text."""
     return number(rounded(value, dtype))

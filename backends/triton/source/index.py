@@ -1,4 +1,4 @@
-"""Indices of elements, as sums of parts of the variables that a program loops over.
+"""Indices of elements, as symbolic sums of terms of a kernel's loop variables.
 
 An index is `constant + sum(coefficient * ((base // divisor) % size))`. Views split and merge such
 sums exactly: (x // 16) * 16 + x % 16 becomes x again, so that a chain of views costs nothing.
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Base:
-    """A variable of the kernel whose elements are in [0, size). axes: what it varies along."""
+    """A variable of the kernel, with elements in [0, size). axes: the axes that it varies along."""
 
     name: str
     size: int
@@ -22,7 +22,7 @@ class Base:
 
 @dataclass(frozen=True)
 class IndexTerm:
-    """(base // divisor) % size, times a coefficient."""
+    """One term of an index: coefficient * ((base // divisor) % size)."""
 
     base: Base
     divisor: int
@@ -30,7 +30,7 @@ class IndexTerm:
     coefficient: int
 
     def text(self, *, wide: bool = False) -> str:
-        """The part without its coefficient. wide: as a number of 64 bits."""
+        """Return the term, without its coefficient, as Triton text. wide: in 64 bits."""
         name = f"{self.base.name}.to(tl.int64)" if wide else self.base.name
         bare = name
         if self.divisor > 1:
@@ -42,7 +42,7 @@ class IndexTerm:
 
 @dataclass(frozen=True)
 class Index:
-    """A sum of parts and a constant, with parts of one base merged where they meet."""
+    """A sum of terms (`parts`) and a constant; adjoining terms of one base are merged."""
 
     parts: tuple[IndexTerm, ...] = ()
     constant: int = 0
@@ -65,9 +65,9 @@ class Index:
         return Index(tuple(parts), self.constant * factor)
 
     def text(self, symbols: Symbols = (), *, wide: bool = False) -> str:
-        """As Triton: `row * n_cols + col`. symbols: (value, name) of sizes that are arguments.
+        """Return Triton text: `row * n_cols + col`. symbols: (value, name) of size parameters.
 
-        wide: whether it is computed in 64 bits, since 32 do not hold it.
+        wide: whether to compute in 64 bits, because the index may exceed 32.
         """
         words: list[str] = []
         for part in self.parts:
@@ -85,14 +85,14 @@ ZERO = Index()
 
 
 def of_base(base: Base) -> Index:
-    """The variable itself; 0 if it has one element."""
+    """Return the index that is the variable itself; 0 if its only value is 0."""
     return ZERO if base.size == 1 else Index((IndexTerm(base, 1, base.size, 1),))
 
 
 def quotient_and_remainder(index: Index, divisor: int, namer: Namer) -> tuple[Index, Index]:
-    """Quotient and remainder of an index that is not negative.
+    """Return quotient and remainder of an index that is not negative.
 
-    namer: makes a variable of an index that does not divide part by part.
+    namer: assigns an index to a variable, if it cannot be divided term by term.
     """
     if divisor == 1:
         return index, ZERO
@@ -114,7 +114,7 @@ def quotient_and_remainder(index: Index, divisor: int, namer: Namer) -> tuple[In
 
 
 def raveled(indices: Sequence[Index], shape: Sequence[int]) -> Index:
-    """The place of an element among all elements of a dense value."""
+    """Return the flat index of an element of a dense value."""
     flat = ZERO
     for index, size in zip(indices, shape, strict=True):
         flat = flat * size + index
@@ -122,7 +122,7 @@ def raveled(indices: Sequence[Index], shape: Sequence[int]) -> Index:
 
 
 def unraveled(flat: Index, shape: Sequence[int], namer: Namer) -> tuple[Index, ...]:
-    """The indices along each dim of the element at a place; inverse of `raveled`."""
+    """Return the index along each dim of the element at a flat index; inverse of `raveled`."""
     indices: list[Index] = []
     for position, size in enumerate(reversed(shape)):
         if position == len(shape) - 1:
@@ -134,7 +134,7 @@ def unraveled(flat: Index, shape: Sequence[int], namer: Namer) -> tuple[Index, .
 
 
 def _split(part: IndexTerm, divisor: int) -> list[IndexTerm]:
-    """A part that reaches across the divisor, cut there if it can be."""
+    """Split a term at the divisor into low and high digits; unchanged if it cannot or need not."""
     if divisor % part.coefficient or part.coefficient * part.size <= divisor:
         return [part]
     inner = divisor // part.coefficient
@@ -147,7 +147,7 @@ def _split(part: IndexTerm, divisor: int) -> list[IndexTerm]:
 
 
 def _merged(parts: list[IndexTerm], total: int) -> Index:
-    """Parts with neighbouring digits of one base joined, and equal parts added."""
+    """Sum terms and a constant: joins adjoining digits of one base, and adds equal digits."""
     merged: list[IndexTerm] = []
     for part in sorted(parts, key=lambda p: (p.base.name, p.divisor, p.size)):
         last = merged[-1] if merged else None

@@ -1,4 +1,4 @@
-"""Joins of partial reductions: in a kernel, or by a second kernel from what programs leave."""
+"""Joins of partial reductions: within a kernel, or by a second kernel."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from shardweave.ir.ops.fusible import GROUP
 from shardweave.ir.program.iteration_space import IterationSpace
 
 FINISHING: Config = {"BLOCK_P": 16, "BLOCK_C": 64, "num_warps": 4}
-"""The configuration of what joins parts."""
+"""The configuration of the kernel that joins partial results."""
 
 _WITH_GAPS: Config = FINISHING | {"BLOCK_P": 8}
-"""That where there is something between rows, which is masked: with more, sm_80 would spill."""
+"""The same for rows with masked gaps between them: larger blocks would spill on sm_80."""
 
 _NAN = "propagate_nan=tl.PropagateNan.ALL"
 _JOIN = {
@@ -86,11 +86,11 @@ def {name}(
 
 @dataclass(frozen=True)
 class PartialResult:
-    """A result that the programs of a kernel leave as one row each, of `num_columns` elements.
+    """A result of which each program of a kernel leaves one row of `num_columns` elements.
 
-    Rows begin at multiples of 16 bytes; what lies between them is of no meaning.
-    dtype: of the parts. target: of the result. in_memory: whether they are there anyway, and no
-    kernel leaves them.
+    Rows begin at multiples of 16 bytes; the elements in the gaps are undefined.
+    dtype: of the rows. target: dtype of the joined result. in_memory: whether the rows are an
+    existing tensor, which no kernel writes.
     """
 
     kind: Kind
@@ -114,7 +114,7 @@ class PartialResult:
 
 
 def identity_of(kind: Kind, dtype: torch.dtype) -> str:
-    """Neutral element of a sum, maximum or minimum of a dtype."""
+    """Return the neutral element of a sum, maximum or minimum of a dtype, as Triton text."""
     if kind == "sum":
         return "0"
     if dtype == torch.bool:
@@ -125,15 +125,15 @@ def identity_of(kind: Kind, dtype: torch.dtype) -> str:
 
 
 def joined_blocks(kind: Kind, a: str, b: str) -> str:
-    """Two blocks as one, element by element."""
+    """Return the Triton text that reduces two blocks to one, element by element."""
     return _JOIN[kind].format(a=a, b=b)
 
 
 def reduced_block(kind: Kind, block: str, axis: int, *, keeps_nan: bool) -> str:
-    """The reduction of a block along its rows (1) or columns (0), as a block of one less.
+    """Return the Triton text that reduces a block along axis 1 (rows) or 0 (columns) to size 1.
 
-    keeps_nan: whether the largest element of some with NaN is NaN, as in ATen; Triton's `max`
-    passes over it. Then `block` is the name of a variable.
+    keeps_nan: whether a maximum over NaN is NaN, as in ATen; Triton's `max` ignores NaN. `block`
+    must then be the name of a variable.
     """
     rest = f"axis={axis})" + ("[:, None]" if axis else "[None, :]")
     if not keeps_nan or kind == "sum":
@@ -143,7 +143,7 @@ def reduced_block(kind: Kind, block: str, axis: int, *, keeps_nan: bool) -> str:
 
 
 def partial_results_of(kernel: Kernel, config: Config) -> list[PartialResult]:
-    """The results that a kernel with a configuration leaves in parts, in the order of `partial`."""
+    """List the results that a kernel leaves in parts at a config, in order of `kernel.partial`."""
     if not kernel.partial:
         return []
     region = kernel.region
@@ -158,17 +158,17 @@ def partial_results_of(kernel: Kernel, config: Config) -> list[PartialResult]:
 
 
 def num_partial(space: IterationSpace, config: Config) -> int:
-    """Number of parts of a reduction over the rows of a space."""
+    """Return the number of partial results of a reduction over the rows of a space."""
     count = min(-(-space.rows // config["BLOCK_R"]), config["programs"])
     period = row_period(space)
     return -(-count // period) * period
 
 
 def finishing_kernel(results: Sequence[PartialResult], *, behind: bool = False) -> KernelSource:
-    """The kernel that joins all these results, of one kernel or of several, each in order.
+    """Write the kernel that joins partial results, each in the order of its rows.
 
-    Its parameters are the parts of each, and then the results in their own dtypes. behind: whether
-    its programs come after `num_before` of another kernel.
+    Its parameters are the partial results of each, then the results in their target dtypes.
+    behind: whether its programs follow the `num_before` programs of another kernel.
     """
     count = range(len(results))
     parameters = [f"parts_{n}_ptr" for n in count] + [f"out_{n}_ptr" for n in count]
@@ -192,10 +192,10 @@ def finishing_kernel(results: Sequence[PartialResult], *, behind: bool = False) 
 def with_joining(
     kernel: Kernel, config: Config, num_programs: int, results: Sequence[PartialResult]
 ) -> tuple[Kernel, int]:
-    """A kernel of one dim of programs, `num_programs` at a configuration, and behind these programs
-    that join results of kernels before it; and how many programs that makes.
+    """Extend a kernel by programs that join the partial results of earlier kernels.
+    num_programs: of the kernel at `config`. Returns the new kernel and its number of programs.
 
-    Its pointers are the kernel's and then those of `finishing_kernel`.
+    Its pointers are those of the kernel, then those of `finishing_kernel`.
     """
     joining = finishing_kernel(results, behind=True)
     own, others = kernel.pointer_names, joining.pointer_names
@@ -228,12 +228,12 @@ def with_joining(
 
 
 def finishing_grid(results: Sequence[PartialResult]) -> tuple[int]:
-    """Grid of the programs that join results: some for each result."""
+    """Return the grid of the joining kernel: one program for each block of a result's columns."""
     return (sum(-(-parts.num_columns // FINISHING["BLOCK_C"]) for parts in results),)
 
 
 def _joining_of(place: int, parts: PartialResult) -> str:
-    """The statements that join the parts of one result."""
+    """Return the statements that join one result. place: its index among the results."""
     dtype = computed_in(parts.target)
     outside = identity_of(parts.kind, parts.dtype)
     each = f"tl.load(parts_{place}_ptr + place, mask=is_in, other={outside})"

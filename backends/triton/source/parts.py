@@ -1,9 +1,9 @@
-"""Results that kernels leave in parts: which wait, until when, and what joins them.
+"""Partial results of kernels: which of them wait, until when, and which kernel joins them.
 
-A reduction over all rows is known when its kernel has ended, so that another joins its parts.
-Gradients of biases and norms are seldom read soon: those of several kernels wait for one launch.
-So does a sum of a few rows that are in memory: they are parts as they lie. The kernel of a lookup's
-gradient takes what waits along, so that it needs no launch.
+A reduction over all rows takes two kernels: each program of the first leaves a partial result, and
+a second joins them. Gradients of biases and norms are seldom read soon, so those of several kernels
+wait for one launch. A sum of a few rows in memory waits too: its rows are the partial results. The
+kernel of a lookup's gradient also joins waiting results, which saves their launch.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from shardweave.ir.program.program import Program
 from shardweave.ir.program.storage import is_view, layout_source
 
 MAX_RESULTS = 24
-"""Results that one launch joins: it has two pointers for each."""
+"""Limit on the results that one launch joins: it has two pointers for each."""
 
 MAX_BYTES = 32 << 20
-"""Of parts that wait. They fit into the cache (50 MiB on an H100, 40 on an A100)."""
+"""Limit on waiting partial results, to fit into the cache (50 MiB on an H100, 40 on an A100)."""
 
 Place = tuple[Tensor, Tensor]
-"""The parts of a result, and where it is wanted."""
+"""The tensor of a result's partial results, and the tensor to join them into."""
 
 
 class PartsQueue:
-    """Parts that wait. join: makes results of them; `places` are those that `add` was given."""
+    """Partial results that wait. join: computes the results, from results and places as added."""
 
     def __init__(self, join: Callable[[Sequence[PartialResult], Sequence[Any]], None]) -> None:
         self._join = join
@@ -44,7 +44,7 @@ class PartsQueue:
         self._places: list[Any] = []
 
     def add(self, results: Sequence[PartialResult], places: Sequence[Any]) -> None:
-        """Let the results of a kernel wait; if they are too many, those before are joined."""
+        """Queue a kernel's partial results; joins the earlier ones first if there are too many."""
         both = [*self._results, *results]
         made = sum(parts.num_bytes for parts in both if not parts.in_memory)
         if len(both) > MAX_RESULTS or made > MAX_BYTES:
@@ -53,22 +53,22 @@ class PartsQueue:
         self._places += places
 
     def join(self) -> None:
-        """Join all that waits; from then on it may be read."""
+        """Join all waiting results, which may be read from then on."""
         if self._results:
             self._join(*self.take())
 
     def take(self) -> tuple[list[PartialResult], list[Any]]:
-        """All that waits, with its places, for a kernel that joins it beside its own work."""
+        """Empty the queue; returns its results and places, for a kernel that joins them itself."""
         taken = self._results, self._places
         self._results, self._places = [], []
         return taken
 
 
 def joins(program: Program, at_once: Collection[SSAValue] = ()) -> dict[SSAValue, Operation]:
-    """For each value that may come in parts, and its views, the op before which they are joined.
+    """Map each value left in parts, and its views, to the op before which it is joined.
 
-    That is the first op that reads one of those which wait, or the return; for a value of `at_once`
-    what follows its maker. Linear in the ops.
+    All waiting values are joined before the first op that reads one of them, before the return, or
+    right after the op of a value in `at_once`. Takes time linear in the ops.
     """
     waiting: list[SSAValue] = []
     join_of: dict[SSAValue, Operation] = {}
@@ -90,7 +90,7 @@ def joins(program: Program, at_once: Collection[SSAValue] = ()) -> dict[SSAValue
 
 
 def in_parts(op: Operation) -> list[SSAValue]:
-    """The results of an op that are left in parts if a kernel computes it."""
+    """Return the results that a fused op leaves in parts if a kernel computes it."""
     if not isinstance(op, FusedOp):
         return []
     if is_sum_in_memory(op):
@@ -104,13 +104,13 @@ def in_parts(op: Operation) -> list[SSAValue]:
 
 
 def is_sum_in_memory(op: FusedOp) -> bool:
-    """Whether a region is a reduction of a few rows, which are parts as they lie."""
+    """Whether a region reduces a few rows of an input, which then serve as partial results."""
     reducing = sum_of_few_rows(op.fused_ops)
     return reducing is not None and reducing.operands[0] in op.block.args
 
 
 def sum_in_memory(region: Region) -> tuple[int, PartialResult]:
-    """Return the index of the input that has the rows, and these as parts of the result."""
+    """Return the index of the input that has the rows, and its rows as partial results."""
     op = sum_of_few_rows(region.ops)
     assert op is not None
     rows, (made,) = op.operands[0], region.stored
@@ -121,27 +121,27 @@ def sum_in_memory(region: Region) -> tuple[int, PartialResult]:
 
 
 def results_in_parts(op: FusedOp, kernel: Kernel | None, config: Config) -> list[PartialResult]:
-    """Results that a region leaves in parts. kernel: its own, if any. config: the kernel's."""
+    """Return the results that a region leaves in parts, with its kernel (if any) and config."""
     if is_sum_in_memory(op):
         return [sum_in_memory(region_of(op))[1]]
     return [] if kernel is None else partial_results_of(kernel, config)
 
 
 def joins_others(kernel: Kernel) -> bool:
-    """Whether a kernel joins what waits before it, in programs of its own behind the others."""
+    """Whether a kernel also joins the waiting results, in extra programs after its own."""
     return kernel.family == "lookups"
 
 
 @dataclass(frozen=True)
 class Joining:
-    """Results that one launch joins. beside: the region whose kernel does it, if one does."""
+    """Results that one launch joins. beside: the region whose kernel joins them, if any."""
 
     results: list[PartialResult]
     beside: FusedOp | None = None
 
 
 def joined_together(program: Program, kernels: Mapping[FusedOp, Kernel]) -> list[Joining]:
-    """By launch, the results of a program that are joined, at the default configurations."""
+    """List the results that each launch of a program joins, at the default configurations."""
     joinings: list[Joining] = []
     queue = PartsQueue(lambda results, _: joinings.append(Joining(list(results))))
     places = set(joins(program).values())

@@ -1,4 +1,4 @@
-"""A fused region as the templates see it: inputs with their strides, ops, and what to write."""
+"""A fused region as the kernel templates see it: inputs, ops, and the values to store."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HALVES = frozenset({torch.float16, torch.bfloat16})
 
 
 def dtype_on_gpu(value: SSAValue) -> torch.dtype:
-    """The dtype that a value of a program has when it runs on a GPU."""
+    """Return the dtype that a value of a program has when the program runs on a GPU."""
     dtype = dtype_of_value(value)
     return torch.float32 if dtype in HALVES and _is_statistic(value) else dtype
 
@@ -47,9 +47,9 @@ def _is_statistic(value: SSAValue) -> bool:
 
 @dataclass(frozen=True)
 class Output:
-    """A result of a region: a stored value or an input, seen through views.
+    """A result of a region: views of a stored value or of an input.
 
-    stored: number among the stored values, or None; then `given` is the number of the input.
+    stored: index among the stored values; None if it is a view of the input of index `given`.
     """
 
     stored: int | None
@@ -57,7 +57,7 @@ class Output:
     views: tuple[AtenOp, ...]
 
     def of(self, tensor: Tensor) -> Tensor:
-        """The result, from the tensor that it is a view of."""
+        """Apply the views to the tensor of the stored value or input."""
         for op in self.views:
             shape = shape_of(op.results[0])
             if op.name == "aten.permute":
@@ -69,9 +69,9 @@ class Output:
 
 @dataclass(frozen=True)
 class Region:
-    """The parts of a `kernel.fused`. stored: the values that its kernel writes, dense.
+    """A `kernel.fused` op, analysed. stored: the values that its kernel writes, as dense tensors.
 
-    on_gpu: whether values have the dtypes of a GPU (`dtype_on_gpu`), or those of the program.
+    on_gpu: whether values have their dtypes on a GPU (`dtype_on_gpu`), or those of the program.
     """
 
     op: FusedOp
@@ -84,7 +84,7 @@ class Region:
 
     @cached_property
     def aside(self) -> tuple[SSAValue, ...]:
-        """The stored values that are computed beside the rows, in order."""
+        """The stored values that do not depend on the rows, in order."""
         values = computed_aside(self.ops, self.stored) if self.space.aside else set[SSAValue]()
         return tuple(value for value in self.stored if value in values)
 
@@ -94,7 +94,7 @@ class Region:
 
 
 def region_of(op: FusedOp, *, on_gpu: bool = True) -> Region:
-    """The parts of a fused op. Raises UnfitError if no family of kernels has this region."""
+    """Analyse a fused op. Raises UnfitError if no kernel template can compute it."""
     for inner in op.fused_ops:
         if role_of(inner) is None:
             raise UnfitError(f"{inner.name} has no form in a kernel")
@@ -124,6 +124,6 @@ def region_of(op: FusedOp, *, on_gpu: bool = True) -> Region:
 
 
 def _shows_operand(op: AtenOp, *, is_sum: bool) -> bool:
-    """Whether an op gives its operand in another layout. is_sum: of a region that sums few rows,
-    where the gradient of a lookup of all rows is the operand."""
+    """Whether an op only changes its operand's layout. is_sum: the region sums few rows, so that
+    the gradient of a lookup is such an op: it looks up all rows."""
     return spec_of(op).is_layout or (is_sum and op.name == LOOKUP_GRADIENT)

@@ -1,4 +1,4 @@
-"""A generated kernel: its source, its parameters, and what a launch needs to know of it."""
+"""A generated kernel: its source, its parameters, and the facts that a launch needs."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from shardweave.ir.ops.strides import dense_strides
 from shardweave.ir.program.iteration_space import Family
 
 Kind = Literal["sum", "max", "min"]
-"""Of a reduction."""
+"""The kind of a reduction."""
 
 Config = dict[str, int]
 """Values of the constexpr parameters, and num_warps and num_stages."""
 
 LAUNCH = ("num_warps", "num_stages", "programs")
-"""Keys of a configuration that are no parameters."""
+"""Keys of a configuration that are not parameters of the kernel."""
 
 HEADER = '''\
 """A kernel of the family '{family}'.
@@ -53,12 +53,12 @@ def {name}(
 
 @dataclass(frozen=True)
 class KernelSource:
-    """A Triton function as text, with what it takes to compile and launch it.
+    """A Triton function as text, with the data to compile and launch it.
 
     source: a Python module with one Triton function, `name`. pointers: the types of the pointer
     parameters, which come first. sizes: values of the integer parameters, by name, in order.
-    asserts: whether it stops with an error for indices out of range. fixed: constexpr parameters
-    that are decided. constants: all of them, in order. configs: values of the others to choose of.
+    asserts: whether it contains device assertions. fixed: values of constexpr parameters that are
+    not tuned. constants: names of all constexpr parameters. configs: values of the others to tune.
     """
 
     name: str
@@ -72,7 +72,7 @@ class KernelSource:
 
     @cached_property
     def key(self) -> str:
-        """Equal for kernels with equal source."""
+        """A hash of the source, equal for kernels with equal source."""
         return hashlib.sha256(self.source.encode()).hexdigest()[:16]
 
     @cached_property
@@ -86,11 +86,11 @@ class KernelSource:
 
 @dataclass(frozen=True)
 class Kernel(KernelSource):
-    """A kernel and how its region calls it: with the region's inputs, then what it stores.
+    """The kernel of a region. Its pointers are the region's inputs, then its stored values.
 
-    partial: numbers of the stored values that come as one sum (or maximum, or minimum) per
-    program, still to be joined by `joining.finishing_kernel`. overwrites: the input that the kernel
-    changes in place and gives as its result, if it does.
+    partial: maps indices of stored values that each program leaves as a partial result, to be
+    joined by `joining.finishing_kernel`, to the kind of reduction. overwrites: index of the input
+    that the kernel changes in place and returns as its result, if any.
     """
 
     region: Region
@@ -108,9 +108,9 @@ class Kernel(KernelSource):
 
 
 class KernelDraft:
-    """A kernel while it is written. outputs: the parameter of each stored value.
+    """A kernel under construction. outputs: the parameter of each stored value.
 
-    strides: of the inputs, in elements; dense ones if None.
+    strides: of the inputs, in elements; None for dense inputs.
     """
 
     def __init__(self, region: Region, strides: Sequence[Sequence[int]] | None) -> None:
@@ -129,7 +129,7 @@ class KernelDraft:
         fixed: Mapping[str, int] = MappingProxyType({}),
         overwrites: int | None = None,
     ) -> Kernel:
-        """The kernel of what is written. The arguments are as in `Kernel`."""
+        """Finish the kernel from the statements written. The arguments are as in `Kernel`."""
         region = self.region
         words = dict.fromkeys(op.name.split(".")[1].strip("_") for op in region.ops)
         core = [w for w in words if w not in ("view", "permute", "expand", "full", "to_copy")]
@@ -162,14 +162,14 @@ class KernelDraft:
 
 
 def pointer_type(text: str) -> str:
-    """`*fp32` of `tl.float32`."""
+    """Return Triton's pointer type of a dtype's text: `*fp32` for `tl.float32`."""
     names = {"float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
     word = text.removeprefix("tl.")
     return "*" + names.get(word, word.replace("uint", "u").replace("int", "i"))
 
 
 def _op_lines(region: Region) -> list[str]:
-    """The ops without names and layers, so that equal bodies have equal sources."""
+    """List the ops as text without names and layers, so that equal bodies have equal sources."""
     numbers: dict[SSAValue, str] = {v: f"%{short_name(v)}" for v in region.inputs}
     lines: list[str] = []
     for op in region.ops:

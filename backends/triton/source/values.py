@@ -37,7 +37,7 @@ Special = Callable[[AtenOp, SSAValue, Indices, Guards], Term]
 _Handler = Callable[["Values", AtenOp, Indices, Guards], Term]
 
 _HANDLERS: dict[str, _Handler] = {}
-"""Functions that compute ops whose elements are those of their operands, by op name."""
+"""By op name, the functions that write ops that only select elements of their operands."""
 
 
 def _handles(name: str) -> Callable[[_Handler], _Handler]:
@@ -50,29 +50,29 @@ def _handles(name: str) -> Callable[[_Handler], _Handler]:
 
 @dataclass
 class Values:
-    """Answers what a value of a region is at an index, and writes what that takes.
+    """Finds the element of a region's value at an index, and writes the statements that compute it.
 
-    special: handlers of ops that a template computes itself (reductions, matrix products).
+    special: by op name, handlers of ops that a template computes (reductions, matrix products).
     """
 
     writer: Writer
     special: dict[str, Special] = field(default_factory=lambda: dict[str, Special]())
 
     def at(self, value: SSAValue, indices: Indices, guards: Guards = ()) -> Term:
-        """The variable that holds the element of `value` at `indices`."""
+        """Return the variable of the element of `value` at `indices`; writes it if it is new."""
         key = (value, indices, guards)
         if key not in self.writer.known:
             self.writer.known[key] = self._compute(value, indices, guards)
         return self.writer.known[key]
 
     def indices(self, value: SSAValue, place: Index) -> Indices:
-        """The indices of the element at a place among all elements of a dense value."""
+        """Return the indices, one per dim, of the element at flat index `place`."""
         return unraveled(place, shape_of(value), self.writer.name_index)
 
     def store(
         self, draft: KernelDraft, value: SSAValue, place: Index, axes: frozenset[str]
     ) -> None:
-        """Write the element at a place of a value that is stored, dense."""
+        """Write statements that store the element at flat index `place` of a stored value."""
         term = self.at(value, self.indices(value, place))
         term = self.variable(term)
         dtype = draft.region.dtype_of(value)
@@ -92,7 +92,7 @@ class Values:
         return handler(self, op, indices, guards)
 
     def broadcast(self, value: SSAValue, indices: Indices) -> Indices:
-        """The indices of an operand that is broadcast to the dims of `indices`."""
+        """Return the indices of an operand whose shape is broadcast to the dims of `indices`."""
         shape = shape_of(value)
         own = indices[len(indices) - len(shape) :]
         return tuple(i if size > 1 else ZERO for i, size in zip(own, shape, strict=True))
@@ -114,7 +114,7 @@ class Values:
         return self.writer.assign(hint, formula.write(op, *words), dtype, axes, comment)
 
     def variable(self, term: Term) -> Term:
-        """A term; a number that is written out is made a variable of its dtype."""
+        """Return a term as a variable: a literal number is assigned to one of its dtype."""
         return self._constant(term) if term.is_literal else term
 
     def _constant(self, term: Term) -> Term:
@@ -122,7 +122,7 @@ class Values:
         return self.writer.assign("constant", text, term.dtype, frozenset())
 
     def _converted(self, op: AtenOp, given: list[Term], dtype: torch.dtype) -> list[str]:
-        """The operands in the dtype that the op computes in."""
+        """Return the operands as text, converted to the dtype that the op computes in."""
         spec = spec_of(op)
         if spec.operands_as == "common":
             common = common_dtype([term.dtype for term in given])
@@ -218,7 +218,7 @@ class Values:
         guards: Guards,
         other: str = "0",
     ) -> Term:
-        """The element of `source` where all tests of `index` hold, else another."""
+        """Return the element of `source` if all tests of `index` hold, else `other`."""
         value = self.at(source, own, (*guards, *self._guard(tests, index)))
         if not tests:
             return value
@@ -273,9 +273,9 @@ class Values:
     def _looked_up(
         self, op: AtenOp, place: Term, size: int, guards: Guards
     ) -> tuple[Index, Guards]:
-        """The index that is read at a place, and where it may be read: inside of `size` alone.
+        """Return a looked-up index as an Index below `size`, and guards that limit loads to it.
 
-        A place outside is flagged, as ATen does on a GPU.
+        An index out of range fails a device assertion, as in ATen on a GPU.
         """
         place = self.variable(place)
         text = f"({place.name} >= 0) & ({place.name} < {size})"

@@ -1,8 +1,8 @@
-"""Writing the body of a kernel: from the values of a region to Triton statements, on demand.
+"""Write the body of a kernel: Triton statements for the values of a region, on demand.
 
-A value is asked for at an index, as a sum of parts of the kernel's loop variables. The op that
-makes it asks for its operands at the indices that it needs, down to loads of the inputs. So views
-cost nothing, and an op is written where, and only if, something needs it.
+A template asks for a value at an index, an expression of the kernel's loop variables. The op that
+computes the value asks for its operands at the indices it needs, down to loads of the inputs. So
+views cost nothing, and an op is written only if, and where, its value is needed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shardweave.ir.dialects.types import dtype_of_value, shape_of
 Indices = tuple[Index, ...]
 
 AT_AN_EDGE = "at an edge"
-"""The comment of a statement for the first and the last block of a row, which are cut."""
+"""The comment of a statement for the first and last block of a row, which are incomplete."""
 
 
 class UnfitError(ValueError):
@@ -34,7 +34,7 @@ class NotReadyError(Exception):
 
 
 class Term(NamedTuple):
-    """A variable of the kernel. axes: of the loop variables that it varies along."""
+    """A variable of the kernel. axes: the loop variables that it depends on."""
 
     name: str
     dtype: torch.dtype
@@ -46,9 +46,9 @@ class Term(NamedTuple):
 
 
 class Guard(NamedTuple):
-    """A condition under which alone a value is wanted; loads outside it are masked.
+    """A condition: a value is needed only where it holds, so that loads are masked by it.
 
-    looked_up: whether it is about an index that was read, not about a loop's.
+    looked_up: whether it limits an index loaded from memory, rather than a loop variable.
     """
 
     name: str
@@ -60,10 +60,10 @@ Guards = tuple[Guard, ...]
 
 
 class DensePlace(NamedTuple):
-    """The variable of a place in memory at which blocks begin at multiples of 16 bytes.
+    """The variable of a flat index whose blocks begin at multiples of 16 bytes.
 
-    text: of the place in other words. mask: where it may be read, which is more than is wanted.
-    inner: the variable that is true of a block that is wanted whole, and so may be written.
+    text: the plain expression that it replaces. mask: where memory may be read, which includes
+    elements that are not needed. inner: true if a whole block is needed, and so may be written.
     """
 
     text: str
@@ -76,11 +76,11 @@ class DensePlace(NamedTuple):
 class Writer:
     """The statements of one kernel so far.
 
-    pointers: the parameter of each input. strides: of each input, in elements. masks: by axis,
-    the variable that is true inside the space; an axis that needs none is absent. widens:
-    whether halves are loaded as float32. dense: how rows are read that begin anywhere. requires:
-    whether a device assertion is among the statements. known: the variables that may be used
-    from here on.
+    pointers: the parameter of each input. strides: of each input, in elements. masks: by axis, the
+    variable that is true inside the space; an axis without a mask is absent. widens: whether halves
+    are loaded as float32. dense: how to address rows that are not aligned to 16 bytes. requires:
+    whether the statements contain a device assertion. known: the variables that are in scope, by
+    the key of their computation.
     """
 
     pointers: Mapping[SSAValue, str]
@@ -102,7 +102,7 @@ class Writer:
         self.lines += [f"{self.indent}{row}" for row in text.splitlines()]
 
     def fresh(self, hint: str) -> str:
-        """A new variable, named after `hint`."""
+        """Return an unused variable name that begins with `hint`."""
         word = "".join(c if c.isalnum() else "_" for c in hint).strip("_") or "value"
         count = self._used[word] = self._used.get(word, 0) + 1
         return f"{word}_{count}"
@@ -110,7 +110,7 @@ class Writer:
     def assign(
         self, hint: str, text: str, dtype: torch.dtype, axes: frozenset[str], comment: str = ""
     ) -> Term:
-        """Write `name = text`; the same text is written once."""
+        """Write `name = text` and return the variable; the same text is written only once."""
         key = (text, dtype)
         if key not in self.known:
             name = self.fresh(hint)
@@ -119,11 +119,11 @@ class Writer:
         return self.known[key]
 
     def state(self) -> tuple[int, dict[object, Term]]:
-        """Snapshot for `restore`, which forgets all that is written after it."""
+        """Return a snapshot, to which `restore` goes back."""
         return len(self.lines), dict(self.known)
 
     def restore(self, state: tuple[int, dict[object, Term]], *, erase: bool) -> None:
-        """Forget the variables made since `state` (they went out of scope), or also their lines."""
+        """Forget the variables since `state`, which are out of scope. erase: also their lines."""
         count, known = state
         self.known = dict(known)
         if erase:
@@ -131,7 +131,7 @@ class Writer:
 
     @contextmanager
     def block(self, header: str) -> Iterator[None]:
-        """The statements of a loop, whose variables are forgotten after it."""
+        """Write `header`, and indent the statements of the `with` body; forget their variables."""
         self.line(header)
         state = self.state()
         self.indent += "    "
@@ -142,19 +142,19 @@ class Writer:
     # Indices
 
     def name_index(self, index: Index) -> Base:
-        """A variable that holds an index, for a division that has no closed form."""
+        """Assign an index to a variable, for a division without a closed form."""
         text = index.text(self.symbols)
         term = self.assign("at", text, torch.int64, index.axes)
         return Base(term.name, max(1, index.highest + 1), index.axes)
 
     def mask(self, axes: frozenset[str], guards: Guards) -> str:
-        """The condition for touching memory at indices that vary along `axes`."""
+        """Return the mask, as text, of memory accesses at indices that vary along `axes`."""
         words = [self.masks[axis] for axis in sorted(axes) if axis in self.masks]
         words += [guard.name for guard in guards]
         return " & ".join(dict.fromkeys(words))
 
     def require(self, name: str, message: str, axes: frozenset[str], guards: Guards) -> None:
-        """Stop the kernel, with a message, where a condition does not hold inside the space."""
+        """Write a device assertion that condition `name` holds inside the space and guards."""
         key = ("require", name, guards)
         if key in self.known:
             return
@@ -167,7 +167,7 @@ class Writer:
     # Memory
 
     def load(self, value: SSAValue, indices: Indices, guards: Guards) -> Term:
-        """An element of an input, widened to what is computed with."""
+        """Write the load of an element of an input, widened to the dtype to compute in."""
         strides, dtype = self.strides[value], dtype_of_value(value)
         offset = Index()
         for index, stride, size in zip(indices, strides, shape_of(value), strict=True):
@@ -194,7 +194,7 @@ class Writer:
     def store(
         self, pointer: str, dtype: torch.dtype, offset: Index, term: Term, axes: frozenset[str]
     ) -> None:
-        """Write a value at a place of a dense output of a dtype."""
+        """Write the store of a term at flat index `offset` of a dense output of dtype `dtype`."""
         mask = self.mask(axes, ())
         text = term.name if term.is_literal else converted(term.name, term.dtype, dtype)
         place = offset.text(self.symbols)
@@ -210,7 +210,7 @@ class Writer:
 
 
 def short_name(value: SSAValue) -> str:
-    """A word for a value, without the path of its module, in which equal layers differ."""
+    """Return a name for a value, without its module path, so that equal layers have equal names."""
     hint = (value.name_hint or "x").rstrip("0123456789.").split(".")[-1]
     word = "".join(c if c.isalnum() else "_" for c in hint).strip("_")
     return word if word and not word[0].isdigit() else "x"

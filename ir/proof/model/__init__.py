@@ -1,1 +1,1 @@
-"""The expressions of the global program, numbered so that equal ones are one."""
+"""The expressions of the global program; equal expressions share one number."""

@@ -1,4 +1,4 @@
-"""The expressions that a program computes, each known by a number: equal expressions share one.
+"""The expressions that a program computes. Each has a number; equal expressions share one.
 
 Numbers are real: a cast from one floating-point type to another is the value itself, sums are
 kept as their terms with coefficients, in whatever order and grouping they were added, and a
@@ -32,13 +32,13 @@ HEADS = 1
 
 FormOf = Callable[[AtenOp, Sequence[int]], list[int]]
 Alias = tuple[AtenOp, list[int], list[int]]
-"""An op, the numbers of its operands, and those of its results, which are known already."""
+"""An op, the expression numbers of its operands, and the known numbers of its results."""
 
 
 def repeated_heads(
     op: AtenOp, operands: Sequence[int], results: Sequence[int], form: FormOf
 ) -> Iterator[Alias]:
-    """Other ops that give the results of an attention whose queries share heads of keys."""
+    """Yield ops on repeated key heads that compute the results of a grouped-query attention."""
     first = first_of_attention(op)
     heads = shape_of(op.operands[first])[HEADS]
     shared = heads // shape_of(op.operands[first + 1])[HEADS]
@@ -71,7 +71,7 @@ def repeated_heads(
 
 
 def range_to(count: int) -> AtenOp:
-    """The numbers from 0 up to a count."""
+    """Return an `arange` op of the int64 values 0 to `count` - 1."""
     return _op("aten.arange.start_step", [], tensor_type((count,), torch.int64), start=0, step=1)
 
 
@@ -81,18 +81,18 @@ def _op(name: str, operands: Sequence[Attribute], result: Attribute, **values: A
 
 Shape = tuple[int, ...]
 Terms = dict[int, float]
-"""A sum: the coefficient of each expression."""
+"""A sum: maps the number of each summed expression to its coefficient."""
 
 
 def stand_in(name: str, operands: Sequence[SSAValue], like: SSAValue) -> AtenOp:
-    """An op on operands of the types of some values, that stands in no program."""
+    """Create an op outside any program, with operand types of `operands`, result type of `like`."""
     block = Block(arg_types=[value.type for value in operands])
     return create(name, block.args, [like.type])
 
 
 @dataclass
 class Expressions:
-    """Hash-consed expressions. By number: shape, and the op or slot that first computed it."""
+    """Hash-consed expressions. shapes, makers: by number, its shape and the first op or slot."""
 
     shapes: list[Shape] = field(default_factory=list[Shape])
     makers: list[Operation | str] = field(default_factory=list[Operation | str])
@@ -100,10 +100,10 @@ class Expressions:
         default_factory=dict[tuple[str, tuple[int, ...]], list[OpForm]]
     )
     localized: dict[str, list[OpForm]] = field(default_factory=dict[str, list[OpForm]])
-    """Forms whose rule writes a local form of its own, by op name."""
+    """By op name, the global ops whose rule has a `localize` (see `local_forms`)."""
     sums: dict[int, Terms] = field(default_factory=dict[int, Terms])
     num_read: int = 0
-    """Numbers below are those of the program that was read."""
+    """Numbers below this one belong to the program that was read first."""
     pieces: Pieces = field(init=False)
     _known: dict[Hashable, tuple[int, ...]] = field(default_factory=dict[Hashable, tuple[int, ...]])
 
@@ -111,7 +111,7 @@ class Expressions:
         self.pieces = Pieces(self)
 
     def number(self, key: Hashable, shapes: Sequence[Shape], maker: Operation | str) -> list[int]:
-        """The numbers of the results of a key, new ones if it is new."""
+        """Return the numbers of a computation's results; a new `key` gets new numbers."""
         known = self._known.get(key)
         if known is None:
             start = len(self.shapes)
@@ -124,7 +124,7 @@ class Expressions:
         return self.number(("argument", kind, name), [shape_of(value)], f"{kind} '{name}'")[0]
 
     def sum_of(self, terms: Sequence[tuple[int, float]], shape: Shape, maker: Operation) -> int:
-        """The number of a sum: nested sums count by their terms."""
+        """Return the number of a sum of (number, coefficient) terms. Nested sums are flattened."""
         total: Terms = {}
         for number, coefficient in terms:
             for inner, factor in self.sums.get(number, {number: 1.0}).items():
@@ -139,7 +139,7 @@ class Expressions:
         return number
 
     def note_sum(self, number: int, terms: Sequence[int]) -> None:
-        """Let a value be the sum of others, too."""
+        """Record that an expression also equals the sum of `terms`."""
         total: Terms = {}
         for term in terms:
             for inner, factor in self.sums.get(term, {term: 1.0}).items():
@@ -148,7 +148,7 @@ class Expressions:
         self._known.setdefault(("sum", frozenset(total.items()), self.shapes[number]), (number,))
 
     def apply(self, op: Operation, operands: Sequence[int]) -> list[int]:
-        """The numbers of the results of an op of a global program."""
+        """Return the expression numbers of an op's results. operands: those of its operands."""
         numbers = self._apply(op, operands)
         if isinstance(op, AtenOp) and len(numbers) == 1:
             self.pieces.note(op, operands, numbers[0])
@@ -182,7 +182,7 @@ class Expressions:
     def form(
         self, op: AtenOp, operands: Sequence[int], results: Sequence[int] | None = None
     ) -> list[int]:
-        """The numbers of an op's results, which are `results` if it computes what is known."""
+        """Number an op's results, as `results` if these are given, and record the op as a form."""
         inputs = tuple(operands)
         kinds = tuple(map(dtype_kind_of, op.results))
         shapes = [shape_of(result) for result in op.results]
@@ -204,11 +204,11 @@ class Expressions:
         return numbers
 
     def known(self, name: str, operands: tuple[int, ...]) -> Sequence[OpForm]:
-        """The ops of a name on expressions of some numbers."""
+        """Return the recorded ops of this name on operands of these numbers."""
         return self.forms.get((name, operands), ())
 
     def _added_product(self, op: AtenOp, product: Product, operands: Sequence[int]) -> list[int]:
-        """A product with an addend: the sum of both."""
+        """Number a product with an addend (`addmm`) as the sum of product and addend."""
         assert product.addend is not None
         if op.value("alpha") != 1 or op.value("beta") != 1:
             return self.form(op, operands)
@@ -220,7 +220,7 @@ class Expressions:
         return self.form(op, operands, [self.sum_of(terms, shape_of(result), op)])
 
     def _opaque(self, op: Operation, operands: Sequence[int]) -> list[int]:
-        """A collective as a function of its own: of each operand where it has several."""
+        """Number a collective's results, each as an uninterpreted function of its operand."""
         if isinstance(op, (dist.WaitOp, dist.HostCopyOp)):
             return list(operands)
         name = op.name.replace("dist.start_", "dist.")
@@ -234,7 +234,7 @@ class Expressions:
         ]
 
     def read(self, block: Block, values: dict[SSAValue, int]) -> dict[SSAValue, int]:
-        """The numbers of all values of a block, whose arguments' are given. Linear."""
+        """Number each value of `block`. values: has its arguments, is extended and returned."""
         in_flight: set[SSAValue] = set()
         for op in block.ops:
             check_order(op, values, in_flight)
@@ -251,7 +251,7 @@ class Expressions:
         return values
 
     def read_fused(self, op: FusedOp, values: dict[SSAValue, int]) -> None:
-        """Number the values of a region, whose arguments' are given."""
+        """Add to `values`, which has the region's arguments, the number of each of its values."""
         for inner in op.fused_ops:
             made = self.apply(inner, [values[value] for value in inner.operands])
             values.update(zip(inner.results, made, strict=True))

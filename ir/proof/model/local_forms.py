@@ -1,4 +1,4 @@
-"""The local form of an op: what its rule writes where clones on shards are not enough."""
+"""Local forms: the ops that a rule writes for a sharded op that no clone on shards computes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from shardweave.ir.sharding.rules import Rule, rule_of
 
 @dataclass(frozen=True)
 class OpForm:
-    """One way in which results are computed: an op of global types, and its operands' numbers."""
+    """An op of global types, with the expression numbers of its operands and results."""
 
     op: AtenOp
     operands: tuple[int, ...]
@@ -35,15 +35,15 @@ class OpForm:
 
 
 FormsOf = Callable[[str, tuple[int, ...]], Sequence[OpForm]]
-"""The ops of the global program of a name, on expressions of some numbers."""
+"""Returns the ops of the global program with a given name and given operand numbers."""
 
 
 def written(
     form: OpForm, parts: Sequence[Relation], cuts: Cuts, shapes: Sequence[Shape], mesh: Mesh
 ) -> tuple[Sequence[SSAValue], list[Operation], Sequence[SSAValue]]:
-    """The local form of an op on such parts: its arguments, its ops, and its results.
+    """Write the local form of an op, outside any program: its arguments, its ops, its results.
 
-    shapes: local ones of the results. The ops stand in no program.
+    parts: the relations of its operands. cuts: by factor. shapes: the results' local shapes.
     """
     types: list[Attribute] = []
     for part, operand in zip(parts, form.op.operands, strict=True):

@@ -1,9 +1,9 @@
-"""Equal pieces of values, as what computes them of pieces of operands.
+"""Recognize a slice of an op's result as the same op on slices of its operands.
 
-A map of linear kind on a piece of its weight gives that piece of its outputs, a gradient that is
-put together of pieces is one for each, and a product that contracts such a dim is the sum of the
-products of its pieces. So a program that computes queries, keys and values by maps of their own is
-the one that slices the outputs of a single one.
+A linear layer on a slice of its weight computes that slice of its output; the gradient of a
+concatenation is the concatenation of gradients; and a product that contracts a concatenated dim is
+the sum of the products of its slices. So a program with separate linear layers for queries, keys
+and values equals a program that slices the output of one fused linear layer.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from shardweave.ir.sharding.rules.base import Dims
 
 
 class Table(Protocol):
-    """A numbering of expressions (`Expressions`), with their shapes and the terms of sums."""
+    """The parts of `Expressions` that `Pieces` uses: shapes and sums by number, and its methods."""
 
     shapes: list[tuple[int, ...]]
     sums: dict[int, dict[int, float]]
@@ -39,20 +39,20 @@ class Table(Protocol):
 
 @dataclass(frozen=True)
 class Cut:
-    """A dim, taken in `count` pieces of one length."""
+    """A split of dim `dim` into `count` slices of equal length."""
 
     dim: int
     count: int
 
     def of(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """The shape of each piece."""
+        """Return the shape of one slice of a tensor of this shape."""
         return (*shape[: self.dim], shape[self.dim] // self.count, *shape[self.dim + 1 :])
 
 
 @dataclass
 class Pieces:
-    """The pieces of a table's expressions. makers: by number the op that gives it, and the numbers
-    of its operands. joined: in which pieces a value was put together. placed: what is in zeros."""
+    """The slices of a table's expressions. makers: each expression's op and operands, by number.
+    joined: the split that it concatenates. placed: the slice that it surrounds by zeros."""
 
     table: Table
     makers: dict[int, tuple[AtenOp, tuple[int, ...]]] = field(
@@ -63,7 +63,7 @@ class Pieces:
     _known: dict[tuple[int, Cut, int], int] = field(default_factory=dict[tuple[int, Cut, int], int])
 
     def taken(self, op: AtenOp, operand: int) -> int | None:
-        """The number of what a slice takes, if that is a piece."""
+        """Return the expression number of a slice op's result; None if it is no even slice."""
         is_part = spec_of(op).view == "part"
         place = _place_of(op, op.operands[0], op.results[0]) if is_part else None
         if place is None:
@@ -72,7 +72,7 @@ class Pieces:
         return self._viewed(op, piece, shape_of(op.results[0]))
 
     def note(self, op: AtenOp, operands: Sequence[int], number: int) -> None:
-        """Note what gives a value, and whether it is put together of pieces."""
+        """Record the op that computes expression `number`, and any slices that make it up."""
         if number in self.makers or number in operands:
             return  # known, or a cast of what is
         self.makers[number] = op, tuple(operands)
@@ -89,7 +89,7 @@ class Pieces:
                     self._passed_on(op, operands, number, index)
 
     def piece(self, number: int, cut: Cut, index: int, like: AtenOp) -> int:
-        """The number of a piece. like: the op that asks for it."""
+        """Return the number of slice `index` of an expression. like: gives layer and dtype."""
         key = number, cut, index
         if key not in self._known:
             self._known[key] = self._made(number, cut, index, like)
@@ -114,7 +114,7 @@ class Pieces:
         return self._cloned(op, numbers, cut.of(self.table.shapes[number]))
 
     def _sources(self, op: AtenOp, operands: Sequence[int], cut: Cut) -> dict[int, Cut] | None:
-        """The operands of whose pieces an op computes its own, in which pieces; None if of none."""
+        """Operands whose slices produce a slice of the result, with their splits; None if none."""
         if not spec_of(op).works_in_parts:
             return None
         if op.name == "aten.add.Tensor" and all(number in self.makers for number in operands):
@@ -126,7 +126,7 @@ class Pieces:
         return _places(rule.operands, names[0], rule.factors[names[0]].size, cut.count)
 
     def _cloned(self, op: AtenOp, numbers: Sequence[int], shape: Sequence[int]) -> int:
-        """The number of an op on other operands, with a result of another shape."""
+        """Return the number of a copy of `op` on these operands, with a result of this shape."""
         pairs = zip(numbers, op.operands, strict=True)
         types = [_type(self.table.shapes[number], operand) for number, operand in pairs]
         clone = type(op).create(
@@ -137,7 +137,7 @@ class Pieces:
         return self.table.apply(clone, numbers)[0]
 
     def _viewed(self, op: AtenOp, number: int, goal: tuple[int, ...]) -> int:
-        """A value in another shape. op: the one that has it so."""
+        """Return the number of an expression viewed in shape `goal`, with the dtype of `op`."""
         if self.table.shapes[number] == goal:
             return number
         given = Block(arg_types=[_type(self.table.shapes[number], op.results[0])]).args
@@ -157,7 +157,7 @@ class Pieces:
         return Cut(dim, len(operands)), list(operands)
 
     def _put_in_zeros(self, number: int) -> tuple[Cut, list[int]] | None:
-        """The pieces that a sum adds up, each surrounded by zeros, if they fill the whole value."""
+        """Slices that a sum concatenates by adding them padded with zeros; None for other sums."""
         terms, shape = self.table.sums.get(number, {}), self.table.shapes[number]
         placed = [self.placed[term] for term in terms if term in self.placed]
         is_plain = all(
@@ -170,7 +170,7 @@ class Pieces:
         return (cut, [pieces[i] for i in range(cut.count)]) if len(pieces) == cut.count else None
 
     def _join(self, number: int, made: tuple[Cut, list[int]] | None, op: AtenOp) -> None:
-        """Note that a value is put together of pieces."""
+        """Record that an expression is a concatenation. made: its split and slices' numbers."""
         if made is None or number in self.joined:
             return
         cut, numbers = made
@@ -185,7 +185,7 @@ class Pieces:
         self.table.form(cat, numbers, [number])
 
     def _passed_on(self, op: AtenOp, operands: Sequence[int], number: int, index: int) -> None:
-        """Note that an op's result is joined from pieces as its operand is, or sums over them."""
+        """Record the result of an op on a concatenated operand as a concatenation or a sum."""
         rule, cut = rule_of(op), self.joined[operands[index]]
         names = rule.operands[index][cut.dim]
         if not names or rule.localize is not None:
@@ -225,8 +225,8 @@ def _type(shape: Sequence[int], like: SSAValue) -> AnyTensor:
 
 
 def _places(values: Sequence[Dims], factor: int, size: int, count: int) -> dict[int, Cut] | None:
-    """The values that a factor is the most major of a dim of, in pieces; None if it is a minor one
-    of some, or does not divide."""
+    """Map the index of each value that has `factor` to the split of its dim in `count`.
+    None if the factor is not the major one of a dim, or `count` does not divide its size."""
     cuts: dict[int, Cut] = {}
     for index, dims in enumerate(values):
         for dim, names in enumerate(dims):
@@ -238,7 +238,7 @@ def _places(values: Sequence[Dims], factor: int, size: int, count: int) -> dict[
 
 
 def _place_of(op: AtenOp, whole: SSAValue, part: SSAValue) -> tuple[Cut, int] | None:
-    """The piece of a value that a slice (or a place in zeros) is; None if it is none."""
+    """Split and index of the slice `part` of `whole`; None unless it is one of equal slices."""
     shape = shape_of(whole)
     dim = int(op.value("dim")) % len(shape)
     if len(shape_of(part)) < len(shape):

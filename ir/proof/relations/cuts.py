@@ -1,4 +1,4 @@
-"""A factor rule, read once more: what an op gives on the shards that its operands come in."""
+"""A second implementation of factor rules: derives shardings of results from the operands'."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from shardweave.ir.sharding.rules.base import Dims
 
 
 def united(parts: Sequence[Relation]) -> Coordinates | None:
-    """The sub-batches that values are of together; None if they are of different ones."""
+    """Merge the sub-batch coordinates of values; None if two differ on an axis."""
     sub_batches: dict[str, frozenset[int]] = {}
     for part in parts:
         for axis, coordinates in part.at:
@@ -36,14 +36,14 @@ def united(parts: Sequence[Relation]) -> Coordinates | None:
 
 
 def family_of(held: Held) -> Hashable:
-    """A key that all sub-batches' terms of a value share."""
+    """Return a key that is equal for the terms of all sub-batches of one value."""
     return (held.terms,) if held.terms else (held.number, held.sharding)
 
 
 def added_terms(
     first: Relation, second: Relation, axes: ProofAxes, reduction: str
 ) -> Relation | None:
-    """The reduction of two sub-batches' terms of one value: whole once it has them all."""
+    """Reduce two sub-batches' terms of one value, partially if others remain; None if unlike."""
     held, left, right = first.held, dict(first.at), dict(second.at)
     differing = [axis for axis in left if left[axis] != right.get(axis)]
     if first.held != second.held or len(differing) != 1 or held.sharding.reduction != reduction:
@@ -63,9 +63,9 @@ def added_terms(
 def merged_terms(
     parts: Sequence[Relation], axes: ProofAxes, reduction: str
 ) -> tuple[Relation, ...] | None:
-    """Merge the results of two terms of an op, one term after the other: whole or not.
+    """Relate a merge op (`merge_attention`). parts: the operands of one term, then the other's.
 
-    Results of one term are of the same rows, where there are several.
+    Returns the merged results, partial or complete; None unless a term's results share their rows.
     """
     half = len(parts) // 2
     for term in (parts[:half], parts[half:]):
@@ -85,7 +85,7 @@ SizedAxes = tuple[tuple[str, int], ...]
 
 @dataclass(frozen=True)
 class Applied:
-    """A rule applied to an op: the cuts of its factors, and the shardings of its results."""
+    """A rule applied to an op. cuts: the sharding of each factor. results: of each result."""
 
     cuts: Cuts
     results: tuple[Sharding, ...]
@@ -100,10 +100,10 @@ def apply_rule(
     hints: tuple[Sharding | None, ...],
     axes: SizedAxes,
 ) -> Applied | Refusal:
-    """Apply a rule to operands in these shards: the results' shardings, or a refusal.
+    """Derive the shardings of an op's results from those of its operands, or refuse.
 
     whole: the global shapes of the results. local: their local shapes; None accepts any.
-    hints: shardings that the results are said to have; they only choose among true ones.
+    hints: the results' declared shardings, which only choose among correct ones.
     """
     cuts = _cuts(rule, operands)
     if isinstance(cuts, Refusal):
@@ -132,7 +132,7 @@ def apply_rule(
 
 
 def _cuts(rule: Rule, operands: Sequence[Sharding]) -> list[DimSharding] | Refusal:
-    """The cuts of the factors that all operands agree on."""
+    """Return the sharding of each factor, or a Refusal if operands disagree on one."""
     read: list[list[DimSharding]] = []
     for index, (dims, sharding) in enumerate(zip(rule.operands, operands, strict=True)):
         own = rule.factors_of(dims, sharding.dims)
@@ -162,13 +162,13 @@ def _is_free(cut: DimSharding) -> bool:
 
 
 def _extent(cut: DimSharding) -> int:
-    """Along how many indices a value with such a cut is constant: the op's result along the fewest
-    of its operands'."""
+    """Number of indices along which a value with this sharding is constant. The result of an op has
+    the least of its operands'."""
     return max((int(p.axis.removeprefix(FREE)) for p in cut if is_free(p)), default=0)
 
 
 def _carried(rule: Rule, operands: Sequence[Sharding]) -> tuple[str, ...] | Refusal:
-    """The axes over which the op's results are sums since its operands are."""
+    """Axes over which the results are unreduced because linear operands are, or a Refusal."""
     linear = [operands[index].unreduced for index in sorted(rule.linear)]
     carried = linear[0] if linear else ()
     for index, sharding in enumerate(operands):
@@ -186,7 +186,7 @@ def _carried(rule: Rule, operands: Sequence[Sharding]) -> tuple[str, ...] | Refu
 def _complete(
     rule: Rule, cuts: list[DimSharding], dims: Dims, shape: Shape | None, hint: Sharding | None
 ) -> Refusal | None:
-    """Cut the factors that results alone have: constant along them, or as the hint says."""
+    """Shard, in `cuts`, the factors that only results have: by the hint, or as constant ones."""
     read = {factor for operand in rule.operands for names in operand for factor in names}
     named = rule.factors_of(dims, hint.dims) if hint and len(hint.dims) == len(dims) else None
     hinted = named or [()] * len(rule.factors)
@@ -220,9 +220,9 @@ def _name_lost(
     carried: Sequence[str],
     axes: SizedAxes,
 ) -> None:
-    """Give axes to cuts that are constant along factors that are reduced: those of the hint.
+    """Replace, in `cuts`, free placements of reduced factors by the hint's unreduced axes.
 
-    Every rank then has as much of the sum, so any axes that are as many will do.
+    Each rank holds an equal share of the sum, so that any axes of the same sizes are correct.
     """
     used = {p.axis for cut in cuts for p in cut} | set(carried)
     named = () if hint is None else hint.unreduced
@@ -243,7 +243,7 @@ def _name_lost(
 
 
 def _problem(rule: Rule, cuts: Sequence[DimSharding], carried: Sequence[str]) -> Refusal | None:
-    """Explain why an op cannot have these cuts; None if it can."""
+    """Explain why an op's factors cannot be sharded so; None if they can."""
     named = [p.axis for cut in cuts for p in cut if not is_free(p)]
     twice = sorted({axis for axis in named if named.count(axis) > 1})
     if twice:

@@ -1,4 +1,4 @@
-"""The effect of slices, views and permutations on the digits of a rank's part."""
+"""The effect of slices, views and permutations on the layout of a rank's shard."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shardweave.ir.proof.relations.layout import Digits, Layout, cut_at, joined,
 
 
 def cut(held: Held, axes: Sequence[tuple[str, int]], dim: int, block: int) -> Held | None:
-    """The shard over axes (with their sizes) of a local dim, in blocks."""
+    """Shard a local dim over axes, given with sizes, in blocks of `block`; None if impossible."""
     layout = held.digits
     if layout is None or not 0 <= dim < len(layout):
         return None
@@ -37,7 +37,7 @@ def cut(held: Held, axes: Sequence[tuple[str, int]], dim: int, block: int) -> He
 
 
 def seen_as(held: Held, shape: Sequence[int]) -> Held | None:
-    """The same elements, in their order, under another local shape."""
+    """Reshape the local tensor, with its elements in the same order; None if impossible."""
     layout = held.digits
     return None if layout is None else held.laid_out(viewed(layout, shape))
 
@@ -49,7 +49,7 @@ def turned(held: Held, order: Sequence[int]) -> Held | None:
 
 
 def without_dim(held: Held, dim: int) -> Held | None:
-    """Without a local dim that has one index."""
+    """Remove a local dim of size 1; None if the dim is longer."""
     layout = held.digits
     if layout is None or layout[dim]:
         return None
@@ -57,7 +57,7 @@ def without_dim(held: Held, dim: int) -> Held | None:
 
 
 def viewed(layout: Layout, shape: Sequence[int]) -> Layout | None:
-    """The layout under another shape of as many elements; None if a digit cannot be cut so."""
+    """Reshape a layout; None if the sizes differ, or the new shape does not split its digits."""
     rest: Digits = tuple(digit for digits in layout for digit in digits)
     if length(rest) != prod(shape):
         return None
@@ -72,7 +72,7 @@ def viewed(layout: Layout, shape: Sequence[int]) -> Layout | None:
 
 
 def taken(digits: Digits, size: int, block: int) -> tuple[Digits, Digits, Digits] | None:
-    """The digits of a local dim as (above, of that size, within blocks of that length)."""
+    """Split a local dim's digits in three: above, of size `size`, within blocks of `block`."""
     parts = cut_at(digits, block)
     if parts is None:
         return None

@@ -17,24 +17,24 @@ from shardweave.ir.mesh.placement import DimSharding, Placement, Sharding
 from shardweave.ir.proof.relations.layout import Layout, cut_at, joined, length, standard
 
 FREE = "*"
-"""Prefix of the axis of a cut along which the value is constant: it stands for any axes. How many
-indices it is constant along follows; they are the digits below the cut's span."""
+"""Prefix of the axis of a placement along which the value is constant, so that any axes match it.
+The number of constant indices follows; they are the digits below the placement's span."""
 
 SUB_BATCH = "sub_batch."
-"""Prefix of the names of axes of sub-batches; a number follows. They are read off slices."""
+"""Prefix of the names of sub-batch axes; their size follows. The walk infers them from slices."""
 
 Shape = tuple[int, ...]
 Coordinates = tuple[tuple[str, frozenset[int]], ...]
-"""Coordinates of a part on axes of sub-batches, by name: one, or several that it sums."""
+"""A shard's coordinates by sub-batch axis: one, or several if the value sums over them."""
 
 
 Cuts = tuple[DimSharding, ...]
-"""The placements that cut each factor of a rule."""
+"""The placements that shard each factor of a rule."""
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """The reason why a rule does not apply. operand: the one at fault, if it is one."""
+    """The reason why a rule does not apply. operand: index of the operand at fault, if any."""
 
     problem: str
     operand: int | None = None
@@ -45,12 +45,12 @@ def is_free(placement: Placement) -> bool:
 
 
 def _lowest(free: Placement) -> int:
-    """The stride from which on a value with such a cut is constant."""
+    """The smallest stride of the digits along which a value with this placement is constant."""
     return max(1, free.span // int(free.axis.removeprefix(FREE)))
 
 
 def stands_for(own: DimSharding, cut: DimSharding) -> bool:
-    """Whether a cut, that may be free in places, is another one."""
+    """Whether `own` equals `cut` once its free placements are replaced by fitting ones of `cut`."""
     if own == cut:
         return True
     rest = [placement for placement in cut if placement not in own]
@@ -65,8 +65,8 @@ def stands_for(own: DimSharding, cut: DimSharding) -> bool:
 
 @dataclass(frozen=True)
 class Fill:
-    """The value of padding: every element whose index is past the end of any of these dims
-    holds it."""
+    """The known value of padding.
+    Every element with an index past the end of any dim in `dims` has this value."""
 
     value: float
     dims: frozenset[int]
@@ -74,14 +74,13 @@ class Fill:
 
 @dataclass(frozen=True)
 class Held:
-    """An expression in shards.
+    """A sharded expression, as a rank holds it.
 
-    number: of the expression. shape: its global shape. sharding: the axes that cut it, and those
-    over which it is a term of a sum; axes of sub-batches among them. terms: which split into terms
-    over sub-batches, or into maxima of shards, it is, so that those of different splits are told
-    from each other; 0 without. layout:
-    where its digits stand, if not as the sharding has them. Digits may count further than a dim is
-    long: what is there is padding, of which `fill` is known.
+    number: of the expression. shape: its global shape. sharding: over mesh axes and sub-batch axes,
+    with the axes over which it is unreduced. terms: id of the split into terms over sub-batches, or
+    into maxima of shards, so that terms of different splits do not mix; 0 if there is none. layout:
+    the positions of its digits; None for those that the sharding implies. Digits may reach past the
+    end of a dim: the elements there are padding. fill: the known values of this padding.
     """
 
     number: int
@@ -101,17 +100,17 @@ class Held:
 
     @property
     def digits(self) -> Layout | None:
-        """The positions of digits."""
+        """The layout: `layout`, or by default the one that the sharding implies."""
         return self.layout or standard(self.shape, self.sharding.dims)
 
     @cached_property
     def local_shape(self) -> Shape | None:
-        """The shape of a rank's part, with its padding."""
+        """The shape of a rank's shard, with its padding; None if the sharding does not fit."""
         digits = self.digits
         return None if digits is None else tuple([length(own) for own in digits])
 
     def laid_out(self, layout: Layout | None, sharding: Sharding | None = None) -> Held | None:
-        """The same expression in another layout (and sharding)."""
+        """Replace the layout, and the sharding if given; None if `layout` is None."""
         if layout is None:
             return None
         sharding = sharding or self.sharding
@@ -120,7 +119,7 @@ class Held:
         return made.filled(self.fill)
 
     def filled(self, fill: Fill | None) -> Held:
-        """The same with what is known of its padding; nothing is known of dims that have none."""
+        """Replace the known padding; dims of `fill` without padding are dropped."""
         dims = frozenset(fill.dims & self._padded) if fill and fill.dims else None
         known = Fill(fill.value, dims) if fill and dims else None
         return self if known == self.fill else replace(self, fill=known)
@@ -134,13 +133,13 @@ class Held:
         return {dim for dim, stride, size in (*digits, *placed) if stride * size > self.shape[dim]}
 
     def zeros(self) -> Fill | None:
-        """The padding of a sum of such values, if it is zero: zeros add up to zero."""
+        """Return `fill` if it is zero, as it then is in sums of such values too; else None."""
         return self.fill if self.fill and self.fill.value == 0 else None
 
 
 @dataclass(frozen=True)
 class Relation:
-    """A value that relates to the global program: an expression in shards, and its sub-batches."""
+    """A local value as a sharded expression of the global program. at: its sub-batches."""
 
     held: Held
     at: Coordinates = ()
@@ -151,7 +150,7 @@ class Relation:
 
 @dataclass(frozen=True)
 class RankNumber:
-    """A whole number that a rank knows of itself: a constant, and multiples of its coordinates."""
+    """An integer computed from a rank's coordinates: a constant plus a multiple of each."""
 
     terms: tuple[tuple[str, int], ...]
     constant: int = 0
@@ -171,13 +170,13 @@ class RankNumber:
 
 @dataclass(frozen=True)
 class Row:
-    """Parts side by side along one dim, each with its size there."""
+    """A concatenation of different values along `dim`. pieces: each with its size along it."""
 
     dim: int
     pieces: tuple[tuple[Value, int], ...]
 
     def taken(self, op: AtenOp) -> Value | None:
-        """The piece that a slice takes, or several side by side; None if it takes part of one."""
+        """Return the value or values that a slice selects; None if it splits one of them."""
         if int(op.value("dim")) != self.dim or op.value("step") != 1:
             return None
         start, size = int(op.value("start") or 0), shape_of(op.results[0])[self.dim]
@@ -193,9 +192,9 @@ class Row:
 
 @dataclass(frozen=True)
 class Local:
-    """A value that relates to nothing by itself: what a rank computes of others.
+    """A local value without a relation of its own: an op, with the relations of its operands.
 
-    It may be a step of a local form, whose result relates.
+    It may be a step of a local form, whose last result has a relation.
     """
 
     name: str
@@ -213,7 +212,7 @@ class Local:
 
     @cached_property
     def leaves(self) -> frozenset[Relation]:
-        """The values with a relation that this one is computed from."""
+        """The nearest relations that this value is computed from."""
         leaves: set[Relation] = set()
         for operand in self.operands:
             if isinstance(operand, Local):
@@ -228,7 +227,7 @@ Value: TypeAlias = "Relation | RankNumber | Row | Local"
 
 @dataclass
 class ProofAxes:
-    """The axes of a proof: those of the mesh, and those of sub-batches, as they come up."""
+    """The axes of a proof: those of the mesh, and sub-batch axes, added as the walk meets them."""
 
     mesh: Mesh
     sub_batches: dict[str, int] = field(default_factory=dict[str, int])
@@ -250,7 +249,7 @@ class ProofAxes:
         return [name for name in names if self.size(name) > 1]
 
     def sub_batch(self, size: int, sharding: Sharding) -> str:
-        """An axis of that many sub-batches that the sharding does not have yet."""
+        """Add an axis of `size` sub-batches, which `sharding` does not use, and return its name."""
         name = f"{SUB_BATCH}{size}"
         while name in sharding.axes:
             name += "_"
@@ -259,7 +258,7 @@ class ProofAxes:
 
 
 def concatenated(held: Held, axes: Sequence[str], dim: int, block: int | None) -> Held | None:
-    """The concatenation over axes along a local dim, in blocks (None: of the whole dim)."""
+    """All-gather along a local dim, in blocks of `block` (None: the dim); None if impossible."""
     layout = held.digits
     if layout is None or not 0 <= dim < len(layout) or set(axes) & set(held.sharding.unreduced):
         return None
@@ -278,14 +277,14 @@ def concatenated(held: Held, axes: Sequence[str], dim: int, block: int | None) -
 
 
 def has_terms(sharding: Sharding) -> bool:
-    """Whether which split into terms a value is of has a number: it is over sub-batches, or its
-    terms are maxima, which may be read by themselves."""
+    """Whether a value of this sharding needs a split id (`Held.terms`): it is unreduced over
+    sub-batches, or a partial maximum, which other ops may read before it is reduced."""
     is_maximum = sharding.reduction == "max" and bool(sharding.unreduced)
     return is_maximum or any(axis.startswith(SUB_BATCH) for axis in sharding.unreduced)
 
 
 def reduced_over(held: Held, axes: Sequence[str]) -> Held | None:
-    """The sum (or maximum) over axes; None unless the value is a term over all of them."""
+    """Reduce a value over axes; None unless it is unreduced over all of them."""
     if not set(axes) <= set(held.sharding.unreduced):
         return None
     after = held.sharding.reduced(axes)

@@ -1,9 +1,9 @@
 """Layouts: the positions of a value's indices in a rank's local tensor, as digits.
 
-A dim of an expression is an index, and what cuts it takes digits of that index. A digit is (dim,
-stride, size): (index of the dim // stride) % size. The digits that no axis takes make up the dims
-of the local tensor, each a list of digits, major to minor. Local views, permutations, gathers and
-slices only move digits; where each stands is known exactly, whatever the shapes.
+The index along a dim of an expression splits into digits: (dim, stride, size) stands for (index of
+the dim // stride) % size. Each mesh axis that shards the dim takes a digit. The remaining digits
+make up the dims of the local tensor, each a list of digits, major to minor. Local views,
+permutations, gathers and slices only move digits, so that their positions are known exactly.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ Layout = tuple[Digits, ...]
 
 
 def standard(shape: Sequence[int], dims: Sequence[DimSharding]) -> Layout | None:
-    """The layout in which every dim has the digits that its placements leave, padding included;
-    None if they are none of an index."""
+    """Return the layout of a plain shard; None if placements do not divide the padded dim.
+    Each dim has the digits that its placements leave, padding included."""
     layout: list[Digits] = []
     for dim, (size, placements) in enumerate(zip(shape, dims, strict=True)):
         digits: list[Digit] = []
@@ -38,7 +38,7 @@ def standard(shape: Sequence[int], dims: Sequence[DimSharding]) -> Layout | None
 
 
 def joined(digits: Sequence[Digit]) -> Digits:
-    """The same digits, neighbours that follow each other as one, those of size 1 left out."""
+    """Merge neighbouring digits that are contiguous, and drop digits of size 1."""
     merged: list[Digit] = []
     for dim, stride, size in digits:
         if size == 1:
@@ -55,7 +55,7 @@ def length(digits: Sequence[Digit]) -> int:
 
 
 def cut_at(digits: Sequence[Digit], block: int) -> tuple[Digits, Digits] | None:
-    """The digits above blocks of a length, and those within; None if a digit cannot be cut so."""
+    """Split digits into those above and those within blocks of `block`; None if impossible."""
     minor: list[Digit] = []
     major = list(digits)
     if block < 1:

@@ -1,9 +1,9 @@
 """Padding: elements past the end of unevenly sharded dims, and their values as far as known.
 
-An op that keeps a dim works on each index alone, so that padding stays there. One that reduces
-over it gives the model's result only if all padding that it reads is what the reduction leaves as
-it is: 0 for a sum, the lowest number for a maximum. That is known of arguments, of what masks have
-filled, and of ops that make zeros of zeros.
+An op that keeps a dim works on each index alone, so that padding stays padding. An op that reduces
+a dim gives the model's result only if the padding is the reduction's neutral element: 0 for a sum,
+the lowest number for a maximum. Padding is known for arguments, for values that a mask filled, and
+for results of ops that map zeros to zeros.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from shardweave.ir.sharding.rules import Rule
 def rank_position(
     names: Sequence[str], axes: ProofAxes, at: dict[str, frozenset[int]]
 ) -> RankNumber:
-    """A rank's position on axes, the first slowest; those of sub-batches have a coordinate."""
+    """A rank's linear index over axes, the first axis major. at: coordinates of sub-batch axes."""
     position, weight = RankNumber(()), 1
     for name in reversed(names):
         if name in at:
@@ -47,7 +47,7 @@ def rank_position(
 
 
 def index_of(op: AtenOp, operands: Sequence[Value | None]) -> RankNumber | None:
-    """The integer that an op computes from integers that a rank knows of itself."""
+    """Return the integer that an op computes from rank numbers; None for other ops."""
     if op.name == "aten.full" and shape_of(op.results[0]) == ():
         constant = op.value("fill_value")
         return RankNumber((), constant) if type(constant) is int else None
@@ -71,7 +71,7 @@ FILL = "aten.masked_fill.Scalar"
 
 @lru_cache(maxsize=65536)
 def uneven_factors(rule: Rule, cuts: Cuts) -> frozenset[int]:
-    """The factors of a rule that are cut unevenly."""
+    """Indices of the factors of a rule that are sharded unevenly."""
     pairs = enumerate(zip(rule.factors, cuts, strict=True))
     return frozenset(index for index, (factor, cut) in pairs if not is_even(cut, factor.size))
 
@@ -79,7 +79,7 @@ def uneven_factors(rule: Rule, cuts: Cuts) -> frozenset[int]:
 def problem_of_padding(
     op: AtenOp, rule: Rule, cuts: Cuts, parts: Sequence[Relation]
 ) -> Refusal | None:
-    """Explain why padding of an op's operands would show in its results; None if it does not."""
+    """Explain why padding of an op's operands could change its results; None if it cannot."""
     uneven = uneven_factors(rule, cuts)
     if not uneven:
         return None
@@ -94,7 +94,7 @@ def problem_of_padding(
 def _needed(
     op: AtenOp, rule: Rule, uneven: frozenset[int], index: int
 ) -> Iterator[tuple[int, float]]:
-    """The dims of an operand whose padding matters, and what it has to be."""
+    """Yield each dim of operand `index` whose padding affects the result, and its needed value."""
     dtype = dtype_of_value(op.operands[index])
     is_index = spec_of(op).has_indices and index > 0 and not dtype.is_floating_point
     for dim, names in enumerate(rule.operands[index]):
@@ -113,7 +113,7 @@ def _lowest(dtype: torch.dtype) -> float:
 
 
 def zeros_after(op: AtenOp, rule: Rule, cuts: Cuts, parts: Sequence[Relation]) -> list[Fill]:
-    """The dims of each result of an op whose padding is 0."""
+    """Return, for each result of an op, the dims whose padding is 0."""
     uneven = uneven_factors(rule, cuts)
     zero = {factor for factor in uneven if _is_zero(op, rule, factor, parts, len(uneven))}
     return [
@@ -125,7 +125,7 @@ def zeros_after(op: AtenOp, rule: Rule, cuts: Cuts, parts: Sequence[Relation]) -
 def _is_zero(
     op: AtenOp, rule: Rule, factor: int, parts: Sequence[Relation], num_uneven: int
 ) -> bool:
-    """Whether an op gives 0 wherever an index is past the end of a factor."""
+    """Whether an op's result is 0 at all indices past the end of `factor`."""
     known = {
         index: all(
             part.held.fill is not None and part.held.fill.value == 0 and dim in part.held.fill.dims
@@ -145,13 +145,13 @@ def _is_zero(
 
 
 def with_fill(old: Fill | None, value: float, dim: int) -> Fill:
-    """The known padding after a dim's padding is filled."""
+    """Return the known padding after the padding of `dim` is filled with `value`."""
     dims = old.dims if old is not None and old.value == value else frozenset[int]()
     return Fill(value, dims | {dim})
 
 
 def padded(held: Held, pad: Sequence[int], value: float | None) -> Held | None:
-    """Pad a value at the end of one local dim, which no axis cuts."""
+    """Relate a pad at the end of one unsharded local dim; None for other pads."""
     layout = held.digits
     *others, before, more = pad
     at = len(layout or ()) - len(pad) // 2
@@ -168,7 +168,7 @@ def padded(held: Held, pad: Sequence[int], value: float | None) -> Held | None:
 
 
 def without_padding(held: Held, at: int, size: int) -> Held | None:
-    """The first part of a local dim; None unless only padding is cut off."""
+    """Slice the first `size` of local dim `at`; None unless this removes exactly the padding."""
     layout = held.digits
     if layout is None or not layout[at]:
         return None

@@ -1,7 +1,7 @@
-"""The schedule of a program of stages: does each run find what it reads, made by an earlier one?
+"""Check a pipeline schedule: an earlier run must produce each value that a run reads.
 
-Which function gives a value, or sends a message, is told by names alone; so each name may be given
-once. What is read of all micro-batches has to be given once for each of them.
+The producer of a value, and the sender of a message, are found by name, so that each name may have
+only one. A value read over all micro-batches must be produced once for each of them.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ EACH = ("forward", "backward", "inputs", "weights")
 
 @dataclass
 class RunOrder:
-    """The giver of each value that a stage function reads, and the order of first runs.
+    """The producer of each value that a stage function reads, and the order of first runs.
 
-    givers: by stage and name. senders: by stages from and to, and name.
+    givers: producers by stage and name. senders, receivers: by source, destination and message.
     """
 
     program: Program
@@ -49,7 +49,7 @@ class RunOrder:
 
     @staticmethod
     def of(program: Program) -> RunOrder:
-        """The schedule of a program of stages. Raises ProofError if names are given twice."""
+        """Read a staged program. Raises ProofError if two functions produce or send one name."""
         order = RunOrder(program, functions_of(program))
         for name, function in order.functions.items():
             if function.direction not in (*ONCE, *EACH):
@@ -75,7 +75,7 @@ class RunOrder:
                     raise ProofError(f"@{name} receives '{op.message}', which is received before.")
 
     def giver(self, function: StageFunction, slot: Slot) -> tuple[StageFunction, SSAValue]:
-        """The function that gives what another one holds, and as which value."""
+        """Return the function that produces an argument, and its value; ProofError if none."""
         entry = self.givers.get((function.stage, slot.name))
         if entry is None or entry[1].kind != slot.kind:
             raise ProofError(
@@ -85,7 +85,7 @@ class RunOrder:
         return entry[0], entry[1].value
 
     def sender(self, function: StageFunction, op: RecvOp) -> tuple[StageFunction, SSAValue]:
-        """The function that sends what another one receives, and which value."""
+        """Return the function that sends a received message, and its value; ProofError if none."""
         entry = self.senders.get((op.source, function.stage, op.message))
         if entry is None or entry[0].is_once != function.is_once:
             raise ProofError(
@@ -95,9 +95,9 @@ class RunOrder:
         return entry[0], entry[1].operands[0]
 
     def in_order(self) -> list[StageFunction]:
-        """The functions that run, in the order in which they first do.
+        """Return the functions in order of their first run.
 
-        Raises ProofError, naming the run, if one is twice, or does not find what it reads.
+        Raises ProofError, naming the run, if a run is repeated or reads a value not yet produced.
         """
         check = _Check(self)
         for op in self.program.ops:
@@ -109,7 +109,7 @@ class RunOrder:
 
 
 class _Check:
-    """The runs so far. done: by function, and by micro-batch, or coordinate if it runs once."""
+    """The runs so far. done: (function, micro-batch); the stage coordinate if it runs once."""
 
     def __init__(self, schedule: RunOrder) -> None:
         self.schedule = schedule
@@ -125,11 +125,11 @@ class _Check:
         self.reads = {name: list(self._reads(function)) for name, function in functions.items()}
         self.done: dict[tuple[str, int], None] = {}
         self.last: dict[str, int] = {}
-        """The last micro-batch of each function; `times` counts its runs on micro-batches."""
+        """Last micro-batch by function, num_batches if out of order. times: number of runs."""
         self.times: dict[str, int] = {}
 
     def _reads(self, function: StageFunction) -> Iterator[tuple[str, str, StageFunction]]:
-        """Values that a function reads from others: the kind, the name, and the giver."""
+        """Yield kind, name and producer of each value that a function reads from others."""
         for slot in function.arguments:
             if slot.kind in HELD:
                 yield slot.kind, slot.name, self.schedule.giver(function, slot)[0]
@@ -156,7 +156,7 @@ class _Check:
             self.last[run.function] = run.micro_batch if in_order else self.num_batches
 
     def ends(self) -> None:
-        """Raises ProofError if what runs once does not at each coordinate of its stage."""
+        """Raise ProofError if a once-per-step function skips a coordinate of its stage."""
         for name, function in self.schedule.functions.items():
             at = {number for other, number in self.done if other == name}
             if at and function.is_once and at != set(self.places.of_stage[function.stage]):
@@ -164,7 +164,7 @@ class _Check:
                 raise ProofError(f"@{name} runs once; let it run at all of {places}.")
 
     def _number(self, run: Run, function: StageFunction) -> int:
-        """The micro-batch of a run, or the coordinate of one that is once in a step."""
+        """Return a run's micro-batch, or its coordinate if its function runs once in a step."""
         number = run.micro_batch
         if (number is None) != function.is_once or not 0 <= (number or 0) < self.num_batches:
             raise ProofError(
@@ -178,7 +178,7 @@ class _Check:
         return at if number is None else number
 
     def _is_made(self, kind: str, run: Run, function: StageFunction, giver: StageFunction) -> bool:
-        """Whether a run finds what another function gives."""
+        """Whether earlier runs of `giver` produced a value of this kind for `run`."""
         number = run.micro_batch
         if kind == "whole":
             return giver.is_once and (giver.name, run.at) in self.done

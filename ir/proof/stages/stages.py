@@ -1,10 +1,10 @@
-"""The walk over a program of stages: each function's body once, whatever its micro-batches are.
+"""The walk over a program of stages: each function's body once, for all its micro-batches.
 
-The axis of micro-batches is one more axis of the mesh, along which no rank can send. What a
-function reads of an input is a shard over it, at the coordinate of the run; so are its values, and
-where it sums over samples, its results are terms over it. Functions of one micro-batch are at the
-same coordinate, so that what one keeps or sends relates alike where it is read. All terms added up
-are a reduction over the axis, and all parts joined a gather.
+Micro-batches form one more mesh axis, along which no rank can send. An input that a function reads
+is sharded over this axis, at the coordinate of the run. So are the values computed from it; sums
+over samples are unreduced over the axis. Functions of one micro-batch run at the same coordinate,
+so that a value kept or sent has the same relation at its reader. Adding the terms of all
+micro-batches is a reduction over the axis, and joining their shards is a gather.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ def axes_of_stages(program: Program) -> ProofAxes:
 
 
 def relate_stages(program: Program, walk: Walk) -> list[tuple[Program, Slot]]:
-    """Relate all values of a program of stages; returns what its functions return of the step's
-    results, each with its function, to be held against the global program.
+    """Relate all values of a program of stages. Returns the results of the step, each with the
+    function that returns it, for comparison with the global program.
 
-    Raises ProofError for a schedule in which a run does not find what it reads, and for what is
-    given of micro-batches and cannot be put together.
+    Raises ProofError for a schedule in which a run reads a value not yet produced, and for values
+    of micro-batches that do not combine to the declared total.
     """
     stages = _Stages(program, walk)
     for function in stages.schedule.in_order():
@@ -70,7 +70,7 @@ class _Stages:
         self.returned: list[tuple[Program, Slot]] = []
 
     def function(self, function: StageFunction) -> None:
-        """Relate the values of one function, whose arguments' givers have been walked."""
+        """Relate the values of one function. The producers of its arguments come before it."""
         for slot in function.arguments:
             self.walk.values[slot.value] = self._argument(function, slot)
         for op in function.ops:
@@ -129,7 +129,7 @@ class _Stages:
         return argument
 
     def _state(self, function: StageFunction, slot: Slot) -> Value:
-        """An argument of the step: of an input, the part of a micro-batch."""
+        """Relate a parameter, buffer, input or tangent; an input is a shard by micro-batch."""
         whole = self.slots.get((slot.kind, slot.name))
         sharding = function.sharding_of_slot(slot)
         own = () if self.micro is None or function.is_once else (self.micro.name,)
@@ -144,20 +144,20 @@ class _Stages:
         return argument_of(self.walk.table, function, slot)
 
     def _number(self, function: StageFunction, slot: Slot) -> Value:
-        """The number of the micro-batch."""
+        """Relate the argument that holds the index of the micro-batch."""
         if function.is_once or self.micro is None or shape_of(slot.value):
             raise ProofError(f"@{function.name} runs on no micro-batch, but reads its number.")
         terms = ((self.micro.name, 1),) if self.micro.size > 1 else ()
         return RankNumber(terms)
 
     def _seat(self, function: StageFunction, slot: Slot) -> tuple[int, Placement] | None:
-        """The dim of an argument that micro-batches cut, and how; None if they cut none."""
+        """Dim and placement by which micro-batches shard an argument; None if they do not."""
         if self.micro is None or function.is_once:
             return None
         return function.sharding_of_slot(slot).seat_of(self.micro.name)
 
     def _part(self, function: StageFunction, slot: Slot, value: SSAValue) -> Value | None:
-        """The part of one micro-batch of a value that is made of all of them."""
+        """Take the slice of one micro-batch from a value computed once; None if impossible."""
         whole, seat = self.walk.values[value], self._seat(function, slot)
         if not isinstance(whole, Relation) or seat is None:
             return None
@@ -171,7 +171,7 @@ class _Stages:
     def _total(
         self, function: StageFunction, slot: Slot, given: Slot, giver: StageFunction
     ) -> Value | None:
-        """Combine the values of all micro-batches as the slots say."""
+        """Reduce or gather a value over all micro-batches, by the kind of `slot`; None on error."""
         value = self.walk.values[given.value]
         if not isinstance(value, Relation):
             return None
@@ -201,7 +201,7 @@ class _Stages:
     # The step
 
     def check_step(self) -> None:
-        """Raises ProofError unless the step returns what its functions do."""
+        """Raise ProofError unless the step returns exactly the results of its functions."""
         made = {result: slot for op in self.program.ops for result, slot in self._results(op)}
         declared = {(slot.kind, slot.name) for slot in self.program.results}
         for _, slot in self.returned:

@@ -1,1 +1,1 @@
-"""The single steps of a walk: moves, masks, local forms, parts of attention and of sums."""
+"""The steps of a walk: moves, masks, local forms, attention over blocks of keys, partial sums."""

@@ -1,8 +1,8 @@
-"""Attention over a part of its keys: what it is of that over all.
+"""Relate attention over a block of keys to attention over all keys.
 
-Its output and log-sum-exp are terms of a reduction, `lse`: two of blocks that have no key in common
-make one of both, and the one of all keys is the model's. Backward, a part of the keys gives its
-part of the gradients of keys and values, and a term of the queries'.
+Its output and log-sum-exp are terms of a reduction, `lse`: merging two disjoint blocks of keys
+gives the result for both, and merging all blocks the model's result. In the backward pass, a block
+gives its slice of the gradients of keys and values, and a term of the gradient of queries.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from shardweave.ir.sharding.rules.attention import POSITIONS
 
 @dataclass(frozen=True)
 class KeyCut:
-    """An attention on one of several blocks of keys. parts: its operands as those of all keys."""
+    """An attention on one of several blocks of keys. parts: its operands, with all keys."""
 
     form: OpForm
     parts: tuple[Relation, ...]
@@ -43,7 +43,7 @@ class KeyCut:
 def on_part_of_keys(
     op: AtenOp, operands: Sequence[Value], forms: FormsOf, table: Expressions
 ) -> Iterator[KeyCut]:
-    """The attentions of the global program that an op may compute for a block of keys."""
+    """Yield the global program's attentions of which `op` may compute one block of keys."""
     first = first_of_attention(op)
     has_mask = isinstance(op.tensor("attn_mask"), SSAValue)
     count = (6 if first else 3) + has_mask
@@ -79,7 +79,7 @@ def on_part_of_keys(
 
 
 def _of_all(part: Relation, dim: int, cut: Placement, coordinate: int) -> Relation | None:
-    """The whole dim that a part of one block belongs to; None if it is of another block."""
+    """Undo the split of `dim` into blocks of keys; None if the value is of another block."""
     sharding, at = part.held.sharding, dict(part.at).get(cut.axis)
     is_own = cut in sharding.dims[dim]
     if not stands_for(sharding.dims[dim], (cut,)) or (is_own and at != frozenset({coordinate})):
@@ -91,7 +91,7 @@ def _of_all(part: Relation, dim: int, cut: Placement, coordinate: int) -> Relati
 def _are_positions(
     form: AtenOp, places: Sequence[Value], query: Relation, start: int, table: Expressions
 ) -> bool:
-    """Whether the positions of queries are given, and of keys from a start, where they count."""
+    """Whether query positions start at 0 and key positions at `start` (none if not causal)."""
     if not form.value("is_causal"):
         return not places
     rows, columns = places
@@ -112,8 +112,8 @@ def _are_positions(
 def of_part(
     cut: KeyCut, wholes: Sequence[Value], op: AtenOp, terms: int
 ) -> tuple[Value, ...] | None:
-    """The results of an attention on a block of keys. wholes: those of one on all keys; terms: the
-    number of the split into terms, one for each block."""
+    """Relate the results of an attention on a block of keys. wholes: the relations for all keys;
+    terms: id of the split into terms, one for each block (`Held.terms`)."""
     related = [whole for whole in wholes if isinstance(whole, Relation)]
     if first_of_attention(op):
         if related[0].held.sharding.unreduced:
@@ -127,13 +127,13 @@ def of_part(
 
 
 def _term(cut: KeyCut, whole: Relation, reduction: Reduction, terms: int) -> Relation:
-    """The share that a block of keys gives of a value that all keys give together."""
+    """Relate one block's term of a value that is reduced over all blocks of keys."""
     sharding = replace(whole.held.sharding, unreduced=(cut.placement.axis,), reduction=reduction)
     return Relation(replace(whole.held, sharding=sharding, terms=terms), _at(cut, whole))
 
 
 def _block(cut: KeyCut, whole: Relation) -> Relation:
-    """The gradient of a block of keys, or of values."""
+    """Relate one block's slice of the gradient of keys or values."""
     sharding = whole.held.sharding.with_dim(POSITIONS, (cut.placement,))
     return Relation(replace(whole.held, sharding=sharding), _at(cut, whole))
 

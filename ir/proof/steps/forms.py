@@ -1,4 +1,4 @@
-"""Local forms: what a rule writes for an op on shards, to be recognized in a local program."""
+"""Recognize, in a local program, the local forms that rules write for ops on shards."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from shardweave.ir.proof.relations.held import (
 )
 
 MAX_AXES = 3
-"""Axes that may cut one dim of a range; each more tries as many times more as there are axes."""
+"""Limit on the axes tried for one dim of a range; each more multiplies the tries by all axes."""
 
 
 def candidates(form: OpForm, operands: Sequence[Value]) -> Iterator[tuple[Relation, ...]]:
-    """The operands that an op of the global program may have where some value is a step of it.
+    """Yield possible operands of a global op if an op on `operands` is a step of its local form.
 
-    Each is the operand of that step, or what that is computed of.
+    Each is an operand of that step, or a relation that the operand is computed from.
     """
     options: list[list[Relation]] = []
     for index, number in enumerate(form.operands):
@@ -38,7 +38,7 @@ def candidates(form: OpForm, operands: Sequence[Value]) -> Iterator[tuple[Relati
 
 
 def plain_cuts(axes: ProofAxes, size: int, part: int) -> Iterator[tuple[DimSharding, Coordinates]]:
-    """The plain shards of a dim that have some size, over any axes, of any sub-batches."""
+    """Yield all shardings of a dim of `size` into shards of `part`, with sub-batch coordinates."""
     if part == 0 or size == part:
         return
     wide = axes.wide(axes.names)
@@ -58,7 +58,7 @@ def plain_cuts(axes: ProofAxes, size: int, part: int) -> Iterator[tuple[DimShard
 
 
 def other_arguments(op: AtenOp, form: OpForm) -> str:
-    """Describe how an op's arguments differ from those of the op that it should be."""
+    """Describe how an op's arguments differ from those of the global op `form`."""
     own, wanted = dict(arguments_of(op)), dict(form.arguments)
     names = sorted(n for n in {*own, *wanted} if own.get(n) != wanted.get(n))
     pairs = [f"{n} = {own.get(n, 'its default')}, expected {wanted.get(n, 'its default')}"

@@ -1,18 +1,17 @@
-"""Sums of exponentials by the maximum of a shard, as the sums in one piece that they are.
+"""Recognize a sum of exponentials that was computed from a shard's own maximum and rescaled.
 
 Let m be the maximum of a rank's x along some dims, and M that of all ranks'. On each rank
 
     sum exp(x - m) * exp(m - M)  =  sum exp(x - M)
 
-since exp(m - M) is the same for all terms of a sum. That holds for numbers, and where some are
-infinite: where m is -inf so is all of this x, and the sum, which is none then, is filled with 1, so
-that both sides are 0, or no number if M is -inf, too. If m is inf or no number so is M, and neither
-side is one; if M alone is, both sides are 0 or no number alike. Nothing is said of what the x of a
-rank is a shard of: the walk goes on as if the rank summed exp(x - M), by the rules of its ops.
+since exp(m - M) is the same for all terms of a sum. This also holds for infinite values: if m is
+-inf, so is all of this x; the sum, NaN then, is replaced by 1, so that both sides are 0, or NaN if
+M is -inf too. If m is inf or NaN, so is M, and both sides are NaN; if only M is, both sides are 0
+or both NaN. The sharding of x does not matter: after the match, the walk relates the sum as if the
+rank computed exp(x - M), by the rules of its ops.
 
-What is read thrice as m has to be one value, the maximum of this x. A relation says that of a
-maximum that is still partial, as it has the number of its split (`Held.terms`): shards of the same
-values that are cut otherwise have other maxima.
+All three uses of m must read one value, the maximum of this x. The relation of a partial maximum
+tells this, by the id of its split (`Held.terms`): values sharded in another way have other maxima.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ SCALED = "aten.mul.Tensor"
 
 @dataclass(frozen=True)
 class SumInOne:
-    """A sum of exp(x - M), and the maximum of x, by ops that stand in no program. read: what they
-    read. own: what the maximum is to be."""
+    """Ops, outside any program, that compute sum exp(x - M) and the maximum of x. read: relations
+    of their inputs. own: the relation that the maximum must have."""
 
     read: dict[SSAValue, Value]
     ops: tuple[Operation, ...]
@@ -48,7 +47,7 @@ class SumInOne:
 
 
 def sum_in_one(op: AtenOp, operands: Sequence[Value]) -> SumInOne | None:
-    """The sum that an op gives which scales one by a shard's own maximum; None for other ops."""
+    """Match `op` as the rescaling of a sum by a shard's own maximum; None for other ops."""
     if op.name != SCALED or not all(isinstance(value, Local) for value in operands):
         return None
     part, scale = [value for value in operands if isinstance(value, Local)]
@@ -69,7 +68,7 @@ def sum_in_one(op: AtenOp, operands: Sequence[Value]) -> SumInOne | None:
 
 
 def _is_broadcast_back(along: dict[str, Literal]) -> bool:
-    """Whether what a reduction gives broadcasts to what it read along the dims that it reduced."""
+    """Whether the result of a reduction broadcasts against its operand along the reduced dims."""
     dims = along.get("dim")
     is_first = isinstance(dims, list) and dims == list(range(len(dims)))
     return along.keys() <= {"dim", "keepdim"} and (along.get("keepdim") is True or is_first)
@@ -82,7 +81,7 @@ def _in_two(
     shapes: tuple[Shape, Shape],
     along: dict[str, Literal],
 ) -> tuple[Local, Local]:
-    """A sum by a shard's own maximum, and what scales it. shapes: of x, and of its maximum."""
+    """Build the sum by a shard's own maximum, and its scale. shapes: of x and of its maximum."""
     wide, row = [((shape, "float"),) for shape in shapes]
     mask = _local("aten.eq.Scalar", (own,), ((shapes[1], "torch.bool"),), other=-math.inf)
     power = _local("aten.exp", (_local("aten.sub.Tensor", (x, own), wide),), wide)

@@ -1,4 +1,4 @@
-"""Masks that fill padding, and where the range begins that they compare with."""
+"""Masks that fill padding, and the start of the index range that such a mask compares."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from shardweave.ir.proof.relations.padding import with_fill
 
 
 def masked(op: AtenOp, operands: Sequence[Value], table: Expressions) -> Value | None:
-    """A value whose padding in one dim has been filled: all that is past the dim's end."""
+    """Relate a `masked_fill` of exactly the padding of one dim; None for other fills."""
     part, mask = operands
     column = shape_of(op.operands[1])
     if not isinstance(part, Relation) or part.held.layout is not None or not column:
@@ -39,7 +39,7 @@ def masked(op: AtenOp, operands: Sequence[Value], table: Expressions) -> Value |
 
 
 def _offset(cut: DimSharding, part: Relation) -> RankNumber:
-    """The index of the first element of a rank's part of a dim."""
+    """The global index of the first element of a rank's shard of a dim."""
     offset, at = RankNumber(()), dict(part.at)
     for placement in cut:
         if placement.axis in at:
@@ -52,7 +52,7 @@ def _offset(cut: DimSharding, part: Relation) -> RankNumber:
 
 
 def first_of_range(value: Value, table: Expressions) -> RankNumber | None:
-    """The start of a range of whole numbers of step 1."""
+    """Return the start of an `arange` of step 1, plus added rank numbers; None for others."""
     name, given = "", frozenset[tuple[str, Attribute]]()
     if isinstance(value, Local):
         name, given = value.name, value.arguments

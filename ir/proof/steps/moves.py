@@ -1,4 +1,4 @@
-"""Ops that move values and compute nothing: collectives, slices, views, joins, sub-batches."""
+"""Ops that only move elements: collectives, slices, views, concatenations, sub-batches."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from shardweave.ir.proof.relations.padding import index_of, padded, rank_positio
 
 
 def collective(op: dist.DistOp, operands: Sequence[Value], axes: ProofAxes) -> list[Value | None]:
-    """Results of a collective, wait, copy or slice by operand; None where it is no relation."""
+    """Relate a collective's, wait's or copy's results, one per operand; None if unrelated."""
     if isinstance(op, (dist.WaitOp, dist.HostCopyOp)):
         return list(operands)
     if isinstance(op, dist.ShardIndexOp):
@@ -66,7 +66,7 @@ def _held_after(op: dist.DistOp, held: Held, axes: ProofAxes) -> Held | None:
 
 
 def moved(op: AtenOp, operands: Sequence[Value], axes: ProofAxes) -> tuple[Value, ...] | None:
-    """The result of an op that moves values, or computes a rank's position; None for others."""
+    """Relate an op that moves elements or computes a rank's position; None for others."""
     made: Value | None = None
     if op.name == "aten.cat":
         made = _joined(op, operands, axes)
@@ -92,7 +92,7 @@ def _moved_part(op: AtenOp, part: Relation, axes: ProofAxes) -> Relation | None:
 
 
 def _part_of(op: AtenOp, part: Relation, axes: ProofAxes) -> Relation | None:
-    """A slice of a value, or one index of it."""
+    """Relate a slice or select of one of equal blocks, or of all but padding; None for others."""
     shape = shape_of(op.operands[0])
     dim = from_start(int(op.value("dim")), len(shape))
     if dim is None:
@@ -118,7 +118,7 @@ def _part_of(op: AtenOp, part: Relation, axes: ProofAxes) -> Relation | None:
 def _sub_batch(
     part: Relation, dim: int, count: int, block: int, coordinate: int, axes: ProofAxes
 ) -> Relation | None:
-    """One of `count` sub-batches of a value, which are blocks of a local dim."""
+    """Relate a block of a local dim as sub-batch `coordinate` of `count`; None if it is none."""
     name = axes.sub_batch(count, part.held.sharding)
     held = cut(part.held, [(name, count)], dim, block)
     at = tuple(sorted((*part.at, (name, frozenset({coordinate})))))
@@ -126,7 +126,7 @@ def _sub_batch(
 
 
 def _joined(op: AtenOp, operands: Sequence[Value], axes: ProofAxes) -> Value | None:
-    """All sub-batches of a value, joined; else values side by side."""
+    """Relate a concatenation: of all sub-batches in order, as the whole value; else as a Row."""
     shape = shape_of(op.results[0])
     if any(len(shape_of(value)) != len(shape) for value in op.operands):
         return None
