@@ -69,7 +69,7 @@ def plan(
 
 
 def with_update(plan: Plan, update: str) -> Plan:
-    """Set the plan's torch.optim class, and drop a simulated prediction without its update."""
+    """Set the plan's torch.optim class; its prediction is dropped unless it was measured."""
     update = update and optimizer_class(update).__name__
     if update in ("", plan.update):
         return plan

@@ -41,9 +41,9 @@ FITS_SURELY = 0.8
 
 @dataclass(frozen=True)
 class PointEstimate:
-    """time_s: to rank by. bound_s: no schedule of the point is faster. filling_s: nor is one that
-    fills and drains its stages with whole passes, as 1f1b does. memory_bytes: at the peak,
-    of the fullest stage. state_bytes: of it what no schedule changes."""
+    """Estimated time and memory of a point. time_s: ranks points. bound_s: lower bound for all
+    schedules. filling_s: lower bound for schedules that fill and drain with whole passes (1f1b).
+    memory_bytes: peak of the fullest stage. state_bytes: its parameters and training state."""
 
     time_s: float
     bound_s: float
@@ -54,7 +54,7 @@ class PointEstimate:
 
 @dataclass(eq=False)
 class Estimator:
-    """Estimates points; a few microseconds each, beside a partition for each `PieceCost`."""
+    """Estimates points, in microseconds each once the point's `PieceCost` has been read."""
 
     reader: CostReader
     precision: str = ""
@@ -98,7 +98,7 @@ class Estimator:
         return 0.0 if point.is_staged else self._logits_bytes / point.pieces / point.within
 
     def spared_bytes(self, point: JointPoint, dimension: str) -> float:
-        """Bytes of a device that `loss_chunks` or `offload` may spare where a point has neither."""
+        """Bytes per device that `loss_chunks` or `offload` may save; 0 if the point uses it."""
         if point.value(dimension) != JointPoint().value(dimension):
             return 0.0
         if dimension == "offload":
@@ -106,9 +106,9 @@ class Estimator:
         return self.chunked_bytes(point)
 
     def offloaded_bytes(self, point: JointPoint) -> float:
-        """Bytes that a point's `offload` spares the fullest stage: all but those of two blocks, of
-        which one is read, and one is on its way. None where a device does not say how near its host
-        is."""
+        """Bytes that a point's `offload` saves on the fullest stage: all except those of two
+        blocks, one being read and one in flight. 0 if a device type has no bandwidth to its
+        host."""
         devices = self.cluster.device_types(self.cluster.num_devices)
         if point.offload == "none" or not all(d.host_bandwidth_bytes_s for d in devices):
             return 0.0
@@ -120,7 +120,7 @@ class Estimator:
         return max(0.0, 1 - 2 / max(1.0, blocks)) * away * self._pieces_kept(point)
 
     def _pieces_kept(self, point: JointPoint) -> float:
-        """Of a piece of the batch, how many of one stage's share are kept for a backward pass."""
+        """Factor from one micro-batch's kept bytes in all blocks to the kept bytes of one stage."""
         in_flight = float(min(point.stages, point.micro_batches))
         if point.pipeline == "gpipe":
             in_flight = point.micro_batches
@@ -179,7 +179,7 @@ class Estimator:
         return inside - hidden
 
     def _slowest_share(self, point: JointPoint, cost: PieceCost) -> float:
-        """Share of both passes that the slowest stage takes, of stages as even as blocks allow."""
+        """Share of both passes' seconds in the slowest stage, with stages as even as possible."""
         rows = self.reader.batch // point.pieces
         share = recomputed_share(point, cost)
         key = point.cut, rows, point.recompute, share, point.stages
@@ -254,7 +254,7 @@ class Estimator:
         return 2 / ring_passes(point.zero, point.micro_batches) * rate * shards
 
     def _is_divided(self, point: JointPoint) -> bool:
-        """Whether ZeRO divides over some replicas, and others hold the same shards."""
+        """Whether ZeRO shards over only some replicas, so that others hold equal shards."""
         return point.zero > 0 and point.replica * point.context > 1
 
     def _ring(self, point: JointPoint, over: tuple[str, ...]) -> tuple[float, float]:
@@ -270,7 +270,7 @@ class Estimator:
         return self._rings[key]
 
     def _messages(self, point: JointPoint) -> tuple[int, float]:
-        """Of gradients of a stage: how many there are, and bytes that are copied to join them."""
+        """Number of messages of a stage's gradients, and bytes copied to join gradients."""
         limit = point.buckets * 2**20 if point.schedule in BUCKETED else 0
         if point.is_staged and point.zero == 0 and not limit:
             limit = sum(self.reader.parameter_bytes)  # `merge-collectives` joins them
@@ -284,7 +284,7 @@ class Estimator:
         return self._joined[key]
 
     def _between(self, point: JointPoint, cost: PieceCost) -> float:
-        """Messages between stages of the first and the last micro-batch, both ways."""
+        """Seconds of messages between stages for the first and the last micro-batch, both ways."""
         middle = cost.blocks[len(cost.blocks) // 2].crossing_bytes * point.sub_batches
         node = self.cluster.nodes[0]
         is_inside = point.replicas * point.tensor * point.context * 2 <= node.devices

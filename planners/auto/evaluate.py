@@ -27,7 +27,7 @@ from shardweave.planners.predict.predict import predict_plan, predicted_of
 
 @dataclass(eq=False)
 class Evaluator:
-    """Simulates points, each once. problems: why some could not be, by point."""
+    """Simulates points, each once. problems: errors of points that could not be simulated."""
 
     maker: PlanMaker
     simulated: dict[JointPoint, Predicted] = field(default_factory=dict[JointPoint, Predicted])
@@ -48,15 +48,14 @@ class Evaluator:
         return self.simulated.get(point)
 
     def predict_plans(self, plans: Sequence[Plan]) -> Predicted:
-        """The step of another planner's plan: of the whole program, or given for each of
-        `Depths.priced`, where it has to be alike for all equal blocks. Raises ValueError if it does
-        not fit."""
+        """Predict another planner's plan, made for the whole program or for each of `Depths.priced`
+        (where it must treat equal blocks alike). Raises ValueError if a plan does not fit."""
         if len(plans) > 1:
             return self._extrapolated(*plans)
         return predict_plan(self.lowerings(self.depths.program), plans[0], self._cluster)
 
     def lowerings(self, program: Program) -> Lowerings:
-        """Those of a program; of the one that costs are read off, the reader's own."""
+        """Return the remembered lowerings of a program; the cost reader's own if it reads it."""
         if program is self.depths.read:
             return self.maker.estimator.reader.lowerings
         if id(program) not in self._lowerings:

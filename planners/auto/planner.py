@@ -31,13 +31,12 @@ from shardweave.planners.trials.trials import Host
 
 @dataclass(frozen=True)
 class AutoOptions:
-    """simulate: at most so many points are simulated, four times as many while none fits, and a few
-    more to recompute fewer layers; 0: 64, of a deep model 16. time_limit_s: the
-    search ends after so many seconds with the best so far, or, if nothing was simulated yet, with
-    the best estimate, which it then simulates; 0: it ends by itself. fix, forbid:
-    dimensions with values, as `tensor=8,zero=1`. memory: of each device, as 70GiB, where not all
-    may be used. propose: also price what other planners choose. precision, expert_load, update: as
-    of a plan. top: candidates that the plan lists.
+    """simulate: most points to simulate (four times as many while none fits, and a few more to
+    recompute fewer layers); 0: 64, for a deep model 16. time_limit_s: seconds after which the
+    search returns the best plan so far, or simulates the best estimate if nothing was simulated
+    yet; 0: no limit. fix, forbid: values of dimensions, such as `tensor=8,zero=1`. memory: usable
+    memory of each device, such as 70GiB; empty: all of it. propose: also price other planners'
+    plans. precision, expert_load, update: as in `Plan`. top: number of candidates in the plan.
     """
 
     simulate: int = 0
@@ -53,15 +52,15 @@ class AutoOptions:
 
 
 SIMULATED, SIMULATED_DEEP = 64, 16
-"""Points that are simulated unless asked otherwise: a simulation takes some 0.1 s of a small model,
-and a second of a few layers of a large one."""
+"""Default numbers of simulated points. Simulating a small model takes about 0.1 s, a few layers of
+a large one a second."""
 
 MOST_WHOLE = 3
 """Simulations of a deep model with all its blocks, per candidate that the plan lists."""
 
 FEW_LAYERS, MANY_LAYERS = 16, 48
-"""Blocks up to which all listed plans are simulated whole, and up to which plans with stages are: a
-second for ten blocks, and three times that with stages."""
+"""Most blocks with which all listed plans are simulated in full, and most with which plans with
+stages are: ten blocks take a second, three with stages."""
 
 AUTO_DEFAULTS = AutoOptions()
 

@@ -20,16 +20,16 @@ from shardweave.planners.oases import plan_oases
 from shardweave.planners.plan.plan import Plan
 
 AMP = "amp"
-"""The planner whose stages may differ in devices, and in shares of the batch: of a deep model its
-plan is simulated whole."""
+"""The planner whose stages may differ in devices and in shares of the batch; its plan is always
+simulated with all blocks."""
 
 MOST_OASES = 2
 """Most meshes that Oases plans for: those of the fastest points with a tensor axis."""
 
 
 REFINED = 16
-"""Assignments of degrees that are simulated for each of these meshes: enough for a few blocks until
-no change of one helps; of many blocks those that the chain model likes best."""
+"""Assignments of degrees that Oases simulates per mesh: with few blocks enough to reach a local
+optimum, with many the best ones by its chain model."""
 
 
 Make = Callable[[Program], Plan]

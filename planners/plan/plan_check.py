@@ -30,9 +30,9 @@ def check_plan(plan: Plan, program: Program) -> None:
 
 
 def check_followed(plan: Plan, program: Program) -> None:
-    """Raises PlanError for a sharded program that does not follow the plan: it is for another mesh,
-    or has other parameters or inputs, or a parameter in other shards. These are not compared where
-    ZeRO or stages store parameters beyond what the plan names."""
+    """Raise PlanError if a sharded program's mesh, names or shardings differ from the plan's.
+
+    Shardings are not compared under ZeRO or a pipeline, which change how parameters are stored."""
     mesh, own = Mesh(**plan.mesh), program.mesh or Mesh()
     what_to_do = "give the plan that it was made by, or leave the plan out."
     if plan.mesh and mesh.device_axes != own.device_axes:
