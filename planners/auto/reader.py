@@ -76,7 +76,7 @@ class Depths:
 
     @property
     def priced(self) -> tuple[Program, ...]:
-        """The programs that a plan is simulated on: that with few blocks and that with more."""
+        """Programs to simulate a plan on: those with few and more blocks, or the whole one."""
         if self.few is None or self.more is None:
             return (self.program,)
         return self.few, self.more
@@ -211,7 +211,7 @@ class CostReader:
         return tuple(num_bytes(tensor_type_of(s.value)) for s in slots if s.kind == "param")
 
     def base(self, program: Program, data: int, cut: ReplicaCut, replica: int = 1) -> Plan:
-        """The shardings of degrees by Megatron's rule, of the program or one with fewer blocks."""
+        """Plan with Megatron's shardings for these degrees; `program` may have fewer blocks."""
         key = id(program), data, cut, replica
         if key not in self._bases:
             base = cut_plan(program, data, cut, replica)
