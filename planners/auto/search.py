@@ -292,8 +292,8 @@ class JointSearch:
                     self._simulate(other)
 
     def _neighbours(self, point: JointPoint) -> Iterator[JointPoint]:
-        """Points that differ in schedules alone, then in one dimension, the best estimates first;
-        the degrees change together, and with them the micro-batches that suit them."""
+        """Yield points that differ only in schedules, then in one dimension, best estimates first.
+        Degrees count as one dimension, with the number of micro-batches that suits them."""
         yield from self._variants(point)
         is_beside = self.space.leaves_out(point)
         like = point.with_value(recompute="layer") if is_beside else point
@@ -428,7 +428,7 @@ class JointSearch:
         return max(estimate.bound_s, filling_s) < best[1].time_s
 
     def _is_promising(self, point: JointPoint) -> bool:
-        """Whether a deep model's point is worth a simulation before others, by its estimate."""
+        """Whether a point's estimate is near the best time; true if the model is not deep."""
         best = self.best
         if best is None or not self.evaluator.depths.is_deep:
             return True

@@ -114,7 +114,7 @@ def _pairs(option: str, text: str) -> list[tuple[str, str]]:
 
 
 def with_memory(cluster: Cluster, memory: str) -> Cluster:
-    """The cluster with at most so much memory on each device. Raises PlanError for other text."""
+    """Limit each device's memory, such as "70GiB". Raises PlanError for a bad or larger size."""
     if not memory:
         return cluster
     try:
