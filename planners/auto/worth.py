@@ -16,7 +16,7 @@ from shardweave.planners.predict.predict import TIE, gap_parts, why_slower
 
 
 def looked_at(search: JointSearch) -> Iterator[str]:
-    """The values of each dimension, and how many points were estimated, left out and simulated."""
+    """Yield sentences on the numbers of points, and on the values tried for each dimension."""
     points = [*search.estimates]
     counts = len(search.evaluator.simulated)
     reader = search.estimator.reader
@@ -41,8 +41,7 @@ def looked_at(search: JointSearch) -> Iterator[str]:
 
 
 def _runs(values: Sequence[str], tried: Collection[str]) -> Iterator[str]:
-    """Values in order; those next to each other that were estimated alone in one pair of
-    brackets."""
+    """Yield values in order; adjacent ones that were only estimated share a pair of brackets."""
     for is_tried, group in groupby(values, tried.__contains__):
         if is_tried:
             yield from group

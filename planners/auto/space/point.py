@@ -143,7 +143,7 @@ class JointPoint:
         return JointPoint(**{**vars(self), **values})  # pyright: ignore[reportArgumentType]
 
     def changed_from(self, other: JointPoint) -> set[str]:
-        """The dimensions in which two points differ, except orders; degrees are `mesh`."""
+        """Dimensions in which two points differ, except `ORDERS`; degrees count as "mesh"."""
         mine, theirs = vars(self), vars(other)
         changed = {n for n in DIMENSIONS if n not in ORDERS and mine[n] != theirs[n]}
         return {"mesh" if name in MESH else name for name in changed}

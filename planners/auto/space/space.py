@@ -177,7 +177,7 @@ class JointSpace:
         return (*SCHEDULES, *(("list",) if self.has_list else ()))
 
     def variants(self, point: JointPoint) -> Iterator[JointPoint]:
-        """The point under each order of messages and of micro-batches, if the user allows it."""
+        """Yield the point under each allowed and possible schedule and order of micro-batches."""
         for schedule, (pipeline, chunks) in product(self._schedules, self._orders(point)):
             variant = point.with_value(schedule=schedule, pipeline=pipeline, chunks=chunks)
             if self.constraints.allows(variant) and self.is_possible(variant):
@@ -191,7 +191,7 @@ class JointSpace:
         return [v for v in variants if self.constraints.allows(v) and self.is_possible(v)]
 
     def is_possible(self, point: JointPoint) -> bool:
-        """Whether there is a table for the micro-batches, and sub-batches for the schedule."""
+        """Whether the point's schedule, buckets, order of micro-batches and layers fit together."""
         if point.schedule == "sub-batch" and point.sub_batches == 1:
             return False
         if point.buckets != self.buckets[0] and point.schedule not in BUCKETED:
@@ -213,7 +213,7 @@ class JointSpace:
         return True
 
     def _degrees(self, cut: ReplicaCut) -> Iterator[tuple[int, int, int]]:
-        """Replicas of what ZeRO divides, over how many devices it divides, and stages."""
+        """Yield the allowed (further replicas, size of the data axis, stages) for a cut."""
         inside = cut.tensor * cut.context * cut.expert
         rest = self.devices // inside
         for stages in divisors(rest):
