@@ -64,7 +64,7 @@ class Lowerings:
         return self._remembered(key, lambda: self._lowered(plan, PlanPasses.of(plan).finishing))
 
     def blocking(self, plan: Plan) -> Program:
-        """The same program, but every message is waited for at once if the plan has no schedule."""
+        """Cached local program that waits for each message at once, if the plan has no schedule."""
         plan = _bare(plan)
         if plan.schedule:
             return self.local(plan)

@@ -84,7 +84,7 @@ class PlanPasses:
         return tuple(each for each in self.finishing if each.name not in FINISHING)
 
     def _first(self, names: Collection[str]) -> int:
-        """The index of the first pass with one of these names; behind the last without any."""
+        """Index of the first pass with one of these names, or the number of passes."""
         places = (index for index, each in enumerate(self.passes) if each.name in names)
         return next(places, len(self.passes))
 

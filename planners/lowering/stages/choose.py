@@ -122,9 +122,9 @@ def micro_batches_for(plan: Plan, program: Program, mesh: Mesh, most: int) -> in
 
 
 def fewer_micro_batches(pipeline: Pipeline, most: int, rows: int, ranks: int) -> Pipeline:
-    """The same stages on fewer micro-batches, which divide the rows and which the schedule takes.
+    """Reduce micro-batches to at most `most`, to a number that divides `rows` and has an order.
 
-    A schedule that takes none so few gives way to one that places stages alike.
+    If the schedule has none, one that places stages alike replaces it. Raises PlanError.
     """
     for name in (pipeline.schedule, _INSTEAD.get(pipeline.schedule, pipeline.schedule)):
         for count in (n for n in range(most, 0, -1) if rows % n == 0):
