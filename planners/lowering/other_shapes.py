@@ -166,7 +166,7 @@ def _is_cut(text: str) -> bool:
 
 
 def _activations(plan: Plan, program: Program, mesh: Mesh) -> tuple[dict[str, str], list[str]]:
-    """The wishes for layers and ops that the program has, less what does not divide."""
+    """Return the plan's shardings of this program's layers and ops, less indivisible dims."""
     layers = {k: v for k, v in plan.activations.items() if OP_MARK not in k}
     ops = {k: v for k, v in plan.activations.items() if OP_MARK in k}
     shapes: dict[str, set[tuple[int, ...]]] = {key: set() for key in plan.activations}

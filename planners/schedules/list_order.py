@@ -102,7 +102,7 @@ def _rounded(seconds: float) -> float:
 
 
 def most_weight_passes_in_flight(table: Table) -> int:
-    """The most passes whose weight gradients are still to come that a rank has at once."""
+    """Most passes F on a rank at once whose weight gradients are still to come."""
     most = 0
     for actions in table:
         now = 0

@@ -57,7 +57,7 @@ def round_size(ranks: int, micro_batches: int) -> int:
 def passes(
     rank: int, ranks: int, micro_batches: int, chunks: int, *, is_forward: bool
 ) -> Iterator[tuple[int, int]]:
-    """Stage and micro-batch of a rank's passes in turn: a round through each of its chunks."""
+    """Yield (stage, micro-batch) of a rank's passes in order: a round through each chunk."""
     size = round_size(ranks, micro_batches)
     for first in range(0, micro_batches, size):
         for chunk in range(chunks) if is_forward else reversed(range(chunks)):

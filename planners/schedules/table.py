@@ -56,7 +56,7 @@ def actions_in_order(table: Table, num_stages: int) -> list[tuple[int, Action]]:
 
 
 def gives_of(action: Action) -> list[tuple[int, str, int]]:
-    """Work that an action completes: a whole backward pass is both of its halves."""
+    """List the work that an action completes as (stage, kind, micro-batch); B gives I and W."""
     kinds = "IW" if action.kind == "B" else action.kind
     return [(action.stage, kind, action.micro_batch) for kind in kinds]
 

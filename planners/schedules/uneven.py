@@ -16,7 +16,7 @@ from shardweave.planners.schedules.schedules import LIST, find_schedule
 from shardweave.planners.schedules.table import Action, Table
 
 Shares = Sequence[Sequence[int]]
-"""By stage, how many micro-batches each of its ranks runs; of several chunks, by the first ones."""
+"""By stage, the micro-batches that each of its ranks runs; with chunks, only for the first."""
 
 
 def uneven_table(schedule: str, shares: Shares, chunks: int = 1) -> Table:
@@ -116,7 +116,7 @@ def takers_of(shares: Sequence[int]) -> list[int]:
 
 
 def fitted_shares(shares: Shares, count: int) -> tuple[tuple[int, ...], ...]:
-    """The same proportions of another number; PlanError for fewer micro-batches than ranks."""
+    """Scale shares to `count` micro-batches. Raises PlanError if a stage has more ranks."""
     most = max(map(len, shares), default=0)
     if count < most:
         raise PlanError(

@@ -49,7 +49,7 @@ Cut = tuple[DimSharding, ...]
 class LinearMap:
     """A linear map or convolution of the forward pass with a parameter of its own.
 
-    weight: index of the weight among the operands. views: ops from the op back to the parameter.
+    weight: index of the weight among the operands. views: from `op` back to the parameter.
     contracted, produced: the factors of the input features (k) and output features (n) in its rule.
     """
 
@@ -79,7 +79,7 @@ class LinearMap:
         return bool(factors and factors[self.contracted])
 
     def cut(self, factor: int, axis: str, size: int) -> Cut | None:
-        """The parameter's cut along k or n in plain shards; None if it does not divide."""
+        """Cut the parameter along factor k or n in plain shards; None if it does not divide."""
         extent = self.rule.factors[factor].size
         if extent % size or size == 1:
             return None

@@ -230,7 +230,7 @@ class _Analysis:
             self._start(op, self.maps[op].produced)
 
     def _start(self, op: AtenOp, factor: int) -> None:
-        """Label the output features of a linear map with a weight of its own."""
+        """Label the output of a linear map as sharded, unless its features do not divide."""
         rule = rule_of(op)
         extent = rule.factors[factor].size
         parts = self.parts.get(op, 1) * self.stacked.get(op, 1)
@@ -271,7 +271,7 @@ class _Analysis:
             self.ends.append((op, sources))
 
     def _rule(self, op: AtenOp) -> Rule:
-        """Rule for cutting an op, once key heads are repeated that are too few to be cut."""
+        """Sharding rule of an op; of attention with too few key heads, as if repeated."""
         few = shares_key_heads(op) and shape_of(op.operands[1])[1] % self.size
         return queries_rule(op) if few else rule_of(op)
 
@@ -318,7 +318,7 @@ class _Analysis:
     def _adopt(
         self, op: AtenOp, rule: Rule, cuts: list[DimSharding], sources: frozenset[AtenOp]
     ) -> None:
-        """Cut the parameters that an op reads along the cut factor."""
+        """Record the cuts of the parameters that an op reads; conflicting maps are dead."""
         for value, dims in zip(op.operands, rule.operands, strict=True):
             read = parameter_of(value, self.parameters)
             cut = rule.dims_of(dims, cuts)
