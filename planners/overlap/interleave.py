@@ -133,7 +133,7 @@ class _Interleaver:
             self.missing[op] = len(producers)
 
     def _feed(self, op: Operation) -> None:
-        """Emit what an op reads and is not emitted yet (waits, shared ops, other threads')."""
+        """Emit the producers of an op's operands that are missing, in dependence order."""
         stack = [op]
         while stack:
             top = stack[-1]
