@@ -10,8 +10,7 @@ from shardweave.planners.schedules.table import Action, Kind, Table
 
 
 def dualpipe_v(ranks: int, micro_batches: int, chunks: int = 2) -> Table:
-    """Make the table, with stages r and 2 ranks - 1 - r on rank r.
-    Raises ValueError for fewer micro-batches than stages."""
+    """Make the table. Raises ValueError for fewer micro-batches than stages (2 per rank)."""
     assert chunks == 2
     if micro_batches < 2 * ranks:
         raise ValueError(

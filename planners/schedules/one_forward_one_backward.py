@@ -66,8 +66,7 @@ def passes(
 
 
 def interleaved(ranks: int, micro_batches: int, chunks: int = 2) -> Table:
-    """Make the interleaved 1F1B table: depth first, two passes ahead for each later rank.
-    Raises ValueError for micro-batches that do not divide into rounds (`round_size`)."""
+    """Make the interleaved 1F1B table: depth first, two passes ahead for each later rank."""
     table: list[tuple[Action, ...]] = []
     size = round_size(ranks, micro_batches)
     for rank in range(ranks):

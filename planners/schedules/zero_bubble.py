@@ -35,8 +35,7 @@ def zero_bubble(ranks: int, micro_batches: int, chunks: int = 1) -> Table:
 
 
 def zero_bubble_h2(ranks: int, micro_batches: int, chunks: int = 1) -> Table:
-    """Make the ZB-H2 table: rank r runs 2 (ranks - 1 - r) forward passes ahead, and defers
-    weight gradients by 2 r micro-batches.
+    """Make the ZB-H2 table: rank r runs 2 (ranks - 1 - r) passes ahead, and defers W by 2 r.
 
     No rank waits once it has begun, if F, I and W take the same time.
     Each rank holds up to 2 ranks - 1 micro-batches; in 1F1B the first rank holds `ranks`.

@@ -156,8 +156,7 @@ _INSTEAD = {"dualpipe-v": "zero-bubble-v"}
 
 
 def rows_of(plan: Plan, program: Program, mesh: Mesh) -> int:
-    """Rows (with padding) of an input on a device; of several inputs the common divisor.
-    Raises PlanError if no input has rows."""
+    """Greatest common divisor of the inputs' rows on a device. Raises PlanError without rows."""
     table, rows = Lookup(plan.inputs), 0
     for slot in program.arguments:
         shape = shape_of(slot.value)

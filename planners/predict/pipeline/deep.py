@@ -55,8 +55,7 @@ class Deeper:
 def deepened_stages(
     plan: Plan, names: Sequence[str], few: Sequence[int], more: Sequence[int]
 ) -> list[float]:
-    """Compute `Deeper.times` of a plan. names: of all equal blocks. few, more: numbers of blocks by
-    kind of stage in the two programs."""
+    """Compute `Deeper.times`. few, more: numbers of blocks by kind of stage in both programs."""
     assert plan.pipeline is not None
     blocks = {*names}
     counts = [sum(name in blocks for name in stage) for stage in plan.pipeline.stages]

@@ -52,7 +52,7 @@ PHASES = {
     "before": "forward", "forward": "forward", "backward": "backward", "inputs": "backward",
     "weights": "optimizer", "share": "backward", "after": "backward",
 }  # fmt: skip
-"""The colour of a run in a plot; weight gradients, which fill bubbles, have one of their own."""
+"""Phase that colours a run in a plot; weight gradients, which fill bubbles, have their own."""
 
 
 @dataclass(eq=False)
