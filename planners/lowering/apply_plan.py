@@ -33,8 +33,7 @@ from shardweave.planners.plan.zero import DATA_AXIS, REPLICA_AXIS
 
 
 def annotate_shardings(plan: Plan, program: Program) -> None:
-    """Annotate a program with a plan's shardings and stages, and set its mesh if it has none.
-    Raises PlanError for a name that the program lacks, or a sharding that does not fit."""
+    """Annotate a program with a plan's shardings and stages. Raises PlanError if they misfit."""
     given = program.mesh
     mesh = Mesh(**plan.mesh) if given is None else given.refined(plan.mesh)
     if mesh != given:

@@ -37,7 +37,7 @@ _TOLD = 0.05
 
 
 def predicted_of(simulation: Simulation | PipelineSimulation) -> Predicted:
-    """A simulation as a plan keeps it: a pipeline's busiest stage in time, fullest in memory."""
+    """Convert a simulation for a plan: of a pipeline, busiest stage's time, fullest's memory."""
     if isinstance(simulation, PipelineSimulation):
         busiest, bubble_s, host_s = simulation.busiest, simulation.bubble_s, 0.0
         communication_s = dict(busiest.communication_s)

@@ -60,7 +60,7 @@ def _parts(
 
 
 def _cuts(costs: Sequence[float], count: int) -> list[int]:
-    """Cut `costs` into `count` non-empty runs with the smallest maximal sum; returns their ends."""
+    """Cut `costs` into `count` non-empty runs with the least maximal sum; returns boundaries."""
     sums = [0.0, *accumulate(costs)]
     total = len(costs)
     best = [[sums[end] for end in range(total + 1)]]
