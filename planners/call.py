@@ -1,4 +1,4 @@
-"""Calling a planner by its name, with what it asks for and nothing else."""
+"""Calls of planners by name, each with only the arguments that its function takes."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from shardweave.planners.trials.trials import Host
 
 GIVEN = ("program", "mesh", "cluster", "cluster_name", "host")
-"""Parameters of planners that are no options of their user's."""
+"""Parameters of planner functions that are not options for the user."""
 
 ClusterLike = Cluster | str | Path
 
 
 def planner_function(name: str) -> Callable[..., Plan]:
-    """The function of a registered planner. Raises ValueError if there is none."""
+    """Return the function of a registered planner. Raises ValueError for an unknown name."""
     target = PLANNERS.get(name)
     if target is None:
         raise ValueError(
@@ -41,9 +41,9 @@ def planner_function(name: str) -> Callable[..., Plan]:
 
 
 def planner_options(name: str) -> dict[str, inspect.Parameter]:
-    """The options of a planner by name, with their defaults; the annotations are types.
+    """Return a planner's options by name, with their defaults and with types as annotations.
 
-    A planner has them as parameters, or as the fields of one, a dataclass named `options`.
+    Options are parameters of the planner's function, or fields of its dataclass `options`.
     """
     return _options_of(planner_function(name))
 
@@ -60,13 +60,13 @@ def _options_of(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
 
 def chooses_mesh(name: str) -> bool:
-    """Whether a planner chooses the mesh where none is given."""
+    """Whether a planner chooses a mesh if it is called without one."""
     hint = get_type_hints(planner_function(name)).get("mesh")
     return types.NoneType in get_args(hint)
 
 
 def require_cluster(name: str, cluster: ClusterLike | None, *, is_mesh_given: bool) -> None:
-    """Raise ValueError if a planner needs a cluster and there is none."""
+    """Raise ValueError if a planner needs a cluster and `cluster` is None."""
     parameter = inspect.signature(planner_function(name)).parameters.get("cluster")
     if cluster is not None or parameter is None:
         return
@@ -86,11 +86,11 @@ def call_planner(
     host: Host | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Plan:
-    """The plan of a planner.
+    """Call a planner and return its plan.
 
-    mesh: None lets planners choose it that can. cluster: what the planner plans for. The plan's
-    notes also name axes that leave parts of an input empty. Raises ValueError for an unknown
-    planner or option, or if the planner needs a mesh or a cluster and there is none.
+    mesh: None lets the planner choose, if it can. cluster: the hardware to plan for. The plan's
+    notes also name mesh axes that leave shards of an input empty. Raises ValueError for an unknown
+    planner or option, or if the planner needs a mesh or a cluster that is missing.
     """
     function = planner_function(name)
     known = inspect.signature(function).parameters
@@ -117,7 +117,7 @@ def call_planner(
 
 
 def check_options(name: str, options: Mapping[str, Any]) -> None:
-    """Raises ValueError for an option that a planner does not have, or a value that is none."""
+    """Raise ValueError for an unknown option, or a value that is negative or of the wrong type."""
     known = planner_options(name)
     for option, value in options.items():
         if option not in known:
@@ -146,7 +146,7 @@ _KINDS: Mapping[Any, str] = {
 
 
 def _is_of(value: object, kind: Any) -> bool:
-    """Whether an option's value is of a kind; a whole number is a number, true is none."""
+    """Whether an option's value has type `kind`; an int is also a float, a bool is neither."""
     if kind not in _KINDS:
         return True
     if isinstance(value, bool):

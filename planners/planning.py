@@ -1,4 +1,4 @@
-"""Making a plan by any of its names, and saying what a step takes under it on a cluster."""
+"""Making plans from planners, files and dicts, and predicting their steps on a cluster."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def plan(
 ) -> Plan:
     """Let a planner choose how to train a global program.
 
-    planner: "auto" where there is a cluster, else "megatron". mesh: None lets a planner choose it
-    that can, from the devices of the cluster. cluster: what to plan for: a Cluster, a preset's name
-    or a YAML file; with one, the plan says what a step is predicted to take. host: lets planners
-    try plans out (`driver.processes.trials.host_of`). update: a class of torch.optim by name, whose
-    update and state are counted; "auto" chooses by it. options: the planner's own.
+    planner: default "auto" with a cluster, else "megatron". mesh: None lets planners that can
+    choose it do so, from the cluster's devices. cluster: a Cluster, a preset's name or a YAML file;
+    with it, the plan holds the predicted time and memory of a step. host: lets planners run
+    trials of plans (`driver.processes.trials.host_of`). update: name of a torch.optim class whose
+    update and state are priced; "auto" also plans for it. options: the planner's own.
 
-    Raises ValueError for an unknown planner, or an option that it does not have, or if it needs
-    a mesh or a cluster that is not given.
+    Raises ValueError for an unknown planner or option, or if the planner needs a mesh or a
+    cluster that is missing.
     """
     goal = None if mesh is None else as_mesh(mesh)
     planner = planner or ("megatron" if cluster is None else "auto")
@@ -69,7 +69,7 @@ def plan(
 
 
 def with_update(plan: Plan, update: str) -> Plan:
-    """The plan with the update of a class of torch.optim, which a new simulation has to count."""
+    """Set the plan's torch.optim class; its prediction is dropped unless it was measured."""
     update = update and optimizer_class(update).__name__
     if update in ("", plan.update):
         return plan
@@ -78,13 +78,13 @@ def with_update(plan: Plan, update: str) -> Plan:
 
 
 def on_cluster(program: Program, plan: Plan, cluster: ClusterLike) -> Plan:
-    """The plan with a note on devices that it leaves idle, once, and with what it takes there."""
+    """Add to the plan its predicted step on the cluster, and a note if devices stay idle."""
     notes = dict.fromkeys((*plan.notes, *_notes_on_idle_devices(plan, cluster)))
     return simulated(program, replace(plan, notes=tuple(notes)), cluster)
 
 
 def _notes_on_idle_devices(plan: Plan, cluster: ClusterLike) -> list[str]:
-    """A note if a plan's mesh has fewer devices than the cluster."""
+    """Return a note if a plan's mesh has fewer devices than the cluster, else an empty list."""
     goal, used = find_cluster(cluster), math.prod(plan.mesh.values())
     if used >= goal.num_devices:
         return []
@@ -96,14 +96,14 @@ def _notes_on_idle_devices(plan: Plan, cluster: ClusterLike) -> list[str]:
 
 
 def simulated(program: Program, plan: Plan, cluster: ClusterLike) -> Plan:
-    """The plan with its prediction by the simulator, unless it has been simulated or measured."""
+    """Predict the plan's step by the simulator, unless it has been simulated or measured."""
     if plan.predicted is not None and plan.predicted.source in ("simulated", "measured"):
         return plan
     return replace(plan, predicted=predicted_of(simulate_step(program, cluster, plan=plan)))
 
 
 def mesh_of_plan(given: PlanLike | None) -> Mesh | None:
-    """The mesh that a Plan or a plan's file was made for; None if it names none."""
+    """Return the mesh of a Plan or a plan's file; None without a mesh, or for anything else."""
     if isinstance(given, str | Path) and str(given) not in PLANNERS and Path(given).is_file():
         given = Plan.load(given)
     if not isinstance(given, Plan):
@@ -114,7 +114,7 @@ def mesh_of_plan(given: PlanLike | None) -> Mesh | None:
 def check_resolvable(
     given: PlanLike, cluster: ClusterLike | None = None, *, sequence_parallel: bool = False
 ) -> None:
-    """Raise ValueError for a plan that fits no program: known before a model is captured."""
+    """Raise ValueError for a plan or options that no program can use, before one is captured."""
     if isinstance(given, str) and given in PLANNERS:
         require_cluster(given, cluster, is_mesh_given=True)
         check_options(given, _options(sequence_parallel))
@@ -132,10 +132,11 @@ def _options(sequence_parallel: bool) -> dict[str, Any]:
 def resolve_plan(
     given: PlanLike, program: Program, mesh: Mesh, *, sequence_parallel: bool = False
 ) -> Plan:
-    """The Plan that `given` stands for, made by a planner, read from a file, or as it is.
+    """Turn a planner's name, a file, a dict of shardings or a Plan (returned as is) into a Plan.
 
-    Shardings by name are of parameters, or of inputs where no parameter has the name. Other inputs
-    are sharded along dim 0 over the axes "replica" and "data", if the mesh has them.
+    Names in a dict are those of parameters or, failing that, of inputs. Inputs without an entry are
+    sharded along dim 0 over the axes "replica" and "data", if the mesh has them.
+    Raises ValueError for a planner or file that does not exist, PlanError for a malformed plan.
     """
     check_resolvable(given, sequence_parallel=sequence_parallel)
     if isinstance(given, str) and given in PLANNERS:

@@ -1,4 +1,4 @@
-"""The planners by name, as data: nothing is imported until it is used."""
+"""Registry of planners by name; a planner's module is imported when it is first used."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ Planner = TypeVar("Planner", bound=Callable[..., Any])
 
 
 def register_planner(name: str, function: Planner) -> Planner:
-    """Make a planner known by a name: to `sw.plan` and `sw.compile`, and as pass `plan-<name>`.
+    """Register a planner under a name: for `sw.plan`, `sw.compile` and as pass `plan-<name>`.
 
-    function: a module's function of a program and a mesh (which may be None if its annotation
-    admits None) and, by name, `cluster`, `host` and its options. Registering it again is allowed.
-    Raises ValueError if another planner has the name, or if the function is nested in another.
+    function: takes a program, a mesh (None if its annotation allows that) and, as keywords,
+    `cluster`, `host` and its options; it must be defined at the top of its module. Registering it
+    again is allowed. Raises ValueError if another planner has the name, or for a nested function.
     """
     target = f"{function.__module__}:{function.__qualname__}"
     if PLANNERS.get(name, target) != target:
@@ -64,11 +64,11 @@ def register_planner(name: str, function: Planner) -> Planner:
 
 
 DEFAULT_PLANNER = "auto"
-"""Of the command `plan`."""
+"""Planner that the command `plan` uses by default."""
 
 
 def no_such_plan(given: str) -> str:
-    """Message for a plan that is neither a planner's name nor a file."""
+    """Write the error message for a plan that is neither a planner's name nor a file."""
     return (
         f"plan '{given}' is neither a planner ({', '.join(PLANNERS)}) nor a file that exists; "
         f"{did_you_mean(given, PLANNERS)}give one of these."

@@ -1,4 +1,4 @@
-"""The planner `auto`: one search over everything, priced by one model."""
+"""The planner `auto`: a joint search over all dimensions of a plan, priced by one cost model."""
 
 from shardweave.planners.auto.planner import plan_auto
 

@@ -1,8 +1,8 @@
-"""Closed-form estimate of a point of the joint space by its blocks: to rank, and to prune.
+"""Closed-form estimates of points of the joint space, from the costs of their blocks.
 
-The estimate ranks points; the bound never exceeds what the simulator finds, as far as blocks cost
-alone what they cost in the step, so that a point whose bound is above the best step so far needs
-no simulation.
+The estimate ranks points. The lower bound never exceeds the simulated time, as far as a block costs
+the same alone as within the step; a point whose bound is above the best step so far needs no
+simulation.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from shardweave.planners.plan.zero import (
 from shardweave.planners.simulate.update_cost import UpdateCost
 
 WEIGHTS_SHARE = 0.5
-"""Of a backward pass, what computes gradients of weights, behind which other messages hide."""
+"""Share of a backward pass that computes weight gradients, which hides other messages."""
 
 LOGITS = 2
-"""Values as large as logits that live at once where the loss is computed."""
+"""Number of values of the logits' size that are live at once while the loss is computed."""
 
 FITS_SURELY = 0.8
 """Share of the memory up to which an estimate is trusted to fit."""
@@ -41,9 +41,9 @@ FITS_SURELY = 0.8
 
 @dataclass(frozen=True)
 class PointEstimate:
-    """time_s: to rank by. bound_s: no schedule of the point is faster. filling_s: nor is one that
-    fills and drains its stages with whole passes, as 1f1b does. memory_bytes: at the peak,
-    of the fullest stage. state_bytes: of it what no schedule changes."""
+    """Estimated time and memory of a point. time_s: ranks points. bound_s: lower bound for all
+    schedules. filling_s: lower bound for schedules that fill and drain with whole passes (1f1b).
+    memory_bytes: peak of the fullest stage. state_bytes: its parameters and training state."""
 
     time_s: float
     bound_s: float
@@ -54,7 +54,7 @@ class PointEstimate:
 
 @dataclass(eq=False)
 class Estimator:
-    """Estimates points; a few microseconds each, beside a partition for each `PieceCost`."""
+    """Estimates points, in microseconds each once the point's `PieceCost` has been read."""
 
     reader: CostReader
     precision: str = ""
@@ -75,7 +75,7 @@ class Estimator:
 
     @cached_property
     def _update(self) -> UpdateCost | None:
-        """The update on one device."""
+        """The cost of the optimizer's update on one device; None if no update is named."""
         if not self.update:
             return None
         from shardweave.planners.simulate.update import simulate_update  # traces, loads slowly
@@ -84,7 +84,7 @@ class Estimator:
         return simulate_update([self.reader.depths.program], self.update, model, self.precision)
 
     def _update_s(self, point: JointPoint) -> float:
-        """Seconds of the update where each device has its share of one device's work."""
+        """Seconds of the update, with one device's work divided over the devices that shard it."""
         whole_s = 0.0 if self._update is None else self._update.seconds
         copies = point.replica if point.zero else point.replicas
         return whole_s * copies / (point.tensor * point.stages * point.replicas)
@@ -94,11 +94,11 @@ class Estimator:
         return LOGITS * logits_bytes(self.reader.depths.read)
 
     def chunked_bytes(self, point: JointPoint) -> float:
-        """Bytes of a device's logits and their gradients, which chunks of the loss may spare."""
+        """Bytes of a device's logits and their gradients, which chunking the loss may save."""
         return 0.0 if point.is_staged else self._logits_bytes / point.pieces / point.within
 
     def spared_bytes(self, point: JointPoint, dimension: str) -> float:
-        """Bytes of a device that `loss_chunks` or `offload` may spare where a point has neither."""
+        """Bytes per device that `loss_chunks` or `offload` may save; 0 if the point uses it."""
         if point.value(dimension) != JointPoint().value(dimension):
             return 0.0
         if dimension == "offload":
@@ -106,9 +106,9 @@ class Estimator:
         return self.chunked_bytes(point)
 
     def offloaded_bytes(self, point: JointPoint) -> float:
-        """Bytes that a point's `offload` spares the fullest stage: all but those of two blocks, of
-        which one is read, and one is on its way. None where a device does not say how near its host
-        is."""
+        """Bytes that a point's `offload` saves on the fullest stage: all except those of two
+        blocks, one being read and one in flight. 0 if a device type has no bandwidth to its
+        host."""
         devices = self.cluster.device_types(self.cluster.num_devices)
         if point.offload == "none" or not all(d.host_bandwidth_bytes_s for d in devices):
             return 0.0
@@ -120,7 +120,7 @@ class Estimator:
         return max(0.0, 1 - 2 / max(1.0, blocks)) * away * self._pieces_kept(point)
 
     def _pieces_kept(self, point: JointPoint) -> float:
-        """Of a piece of the batch, how many of one stage's share are kept for a backward pass."""
+        """Factor from one micro-batch's kept bytes in all blocks to the kept bytes of one stage."""
         in_flight = float(min(point.stages, point.micro_batches))
         if point.pipeline == "gpipe":
             in_flight = point.micro_batches
@@ -135,7 +135,7 @@ class Estimator:
         return self.reader.cost(point.cut, self.reader.batch // point.pieces, point.recompute)
 
     def estimate(self, point: JointPoint) -> PointEstimate:
-        """Raises ValueError if the point's shardings cannot be."""
+        """Estimate a point. Raises ValueError if the program cannot be sharded for it."""
         cost = self.cost_of(point)
         sums = cost.sums
         subs, micro = point.sub_batches, point.micro_batches
@@ -169,7 +169,7 @@ class Estimator:
         return point.chunks if point.chooses("chunks") else 1
 
     def _exposed(self, point: JointPoint, compute: float, inside: float) -> float:
-        """Messages within a replica that compute does not hide."""
+        """Seconds of messages within a replica that compute does not hide."""
         if not inside or point.schedule == "blocking":
             return inside
         if point.sub_batches > 1:
@@ -179,7 +179,7 @@ class Estimator:
         return inside - hidden
 
     def _slowest_share(self, point: JointPoint, cost: PieceCost) -> float:
-        """Share of both passes that the slowest stage takes, of stages as even as blocks allow."""
+        """Share of both passes' seconds in the slowest stage, with stages as even as possible."""
         rows = self.reader.batch // point.pieces
         share = recomputed_share(point, cost)
         key = point.cut, rows, point.recompute, share, point.stages
@@ -189,7 +189,7 @@ class Estimator:
         return self._stages[key]
 
     def _sync(self, point: JointPoint, size: float, compute: float) -> tuple[float, float]:
-        """Seconds of the replicas' messages that nothing hides, and the least that they take."""
+        """Exposed seconds of the messages between replicas, and a lower bound of their seconds."""
         if point.replicas * point.context == 1:
             return 0.0, 0.0
         by_bytes, begin_s = self._once(point, size)
@@ -223,20 +223,20 @@ class Estimator:
         return waited + exposed + slower + times * self._copy_s(copied), least
 
     def _copy_s(self, size: float) -> float:
-        """Seconds to read and write so many bytes into a message, or out of it."""
+        """Seconds to copy `size` bytes into a message or out of it."""
         devices = self.cluster.device_types(self.cluster.num_devices)
         return 2 * size / min(device.memory_bandwidth_bytes_s for device in devices)
 
     def _parts(self, point: JointPoint, size: float) -> list[tuple[float, tuple[str, ...], int]]:
-        """Bytes of parameters of experts and of all others, with the axes over which ZeRO may
-        divide each, and over how many devices."""
+        """Return (bytes, axes over which ZeRO may shard, number of devices on them) for the
+        parameters outside experts, and for those of experts."""
         share = self.reader.expert_share(point.cut)
         parts = [((1 - share) * size, (DATA_AXIS, EXPERT), point.data * point.expert)]
         return [*parts, (share * size, (DATA_AXIS,), point.data)] if share else parts
 
     def _once(self, point: JointPoint, size: float) -> tuple[float, float]:
-        """Seconds of half an all-reduce of whole parameters' bytes over the replicas of a stage,
-        and what of each message is no matter of bytes."""
+        """Seconds of half an all-reduce of a stage's parameters over its replicas, and the seconds
+        that each message takes regardless of its bytes."""
         again = () if self._is_divided(point) else (REPLICA_AXIS, CONTEXT)
         rings = [
             (part, self._ring(point, (*axes, *again))) for part, axes, _ in self._parts(point, size)
@@ -245,8 +245,8 @@ class Estimator:
         return by_bytes + self._again(point, size), max(begin_s for _, (_, begin_s) in rings)
 
     def _again(self, point: JointPoint, size: float) -> float:
-        """Of `_once`, what replicas of shards add up: once, whatever ZeRO's stage and the
-        micro-batches."""
+        """Seconds of `_once` that all-reduce shards over further replicas, divided by the number of
+        ring passes: this sum is sent once, whatever ZeRO's stage and the micro-batches."""
         if not self._is_divided(point):
             return 0.0
         rate, _ = self._ring(point, (REPLICA_AXIS, CONTEXT))
@@ -254,11 +254,11 @@ class Estimator:
         return 2 / ring_passes(point.zero, point.micro_batches) * rate * shards
 
     def _is_divided(self, point: JointPoint) -> bool:
-        """Whether ZeRO divides over some replicas, and others hold the same shards."""
+        """Whether ZeRO shards over only some replicas, so that others hold equal shards."""
         return point.zero > 0 and point.replica * point.context > 1
 
     def _ring(self, point: JointPoint, over: tuple[str, ...]) -> tuple[float, float]:
-        """Seconds for each byte, and of a message without any, of a ring over some axes."""
+        """Seconds per byte, and seconds of an empty message, of a ring over the axes `over`."""
         key = point.replica, point.data, point.cut, over
         if key not in self._rings:
             mesh = point.cut.mesh(point.data, point.replica)
@@ -270,7 +270,7 @@ class Estimator:
         return self._rings[key]
 
     def _messages(self, point: JointPoint) -> tuple[int, float]:
-        """Of gradients of a stage: how many there are, and bytes that are copied to join them."""
+        """Number of messages of a stage's gradients, and bytes copied to join gradients."""
         limit = point.buckets * 2**20 if point.schedule in BUCKETED else 0
         if point.is_staged and point.zero == 0 and not limit:
             limit = sum(self.reader.parameter_bytes)  # `merge-collectives` joins them
@@ -284,7 +284,7 @@ class Estimator:
         return self._joined[key]
 
     def _between(self, point: JointPoint, cost: PieceCost) -> float:
-        """Messages between stages of the first and the last micro-batch, both ways."""
+        """Seconds of messages between stages for the first and the last micro-batch, both ways."""
         middle = cost.blocks[len(cost.blocks) // 2].crossing_bytes * point.sub_batches
         node = self.cluster.nodes[0]
         is_inside = point.replicas * point.tensor * point.context * 2 <= node.devices
@@ -295,7 +295,7 @@ class Estimator:
         return 2 * count * (each + self.cluster.network_latency_s)
 
     def _memory(self, point: JointPoint, cost: PieceCost) -> tuple[float, float]:
-        """Bytes of the fullest stage, and of them parameters, gradients and optimizer."""
+        """Peak bytes of the fullest stage, and its bytes of parameters, gradients and optimizer."""
         sums, zero = cost.sums, point.zero
         size = max(sums["parameters"] / point.stages, sums["largest parameters"])
         kept = None
@@ -319,7 +319,7 @@ class Estimator:
 
 
 def recomputed_share(point: JointPoint, cost: PieceCost) -> float:
-    """Of the repeated blocks, how many a policy recomputes: all, or so many of each stage."""
+    """Share of the repeated blocks that the point recomputes; 1 unless it limits the layers."""
     if not point.recompute_layers:
         return 1.0
     stages = point.stages * point.stages_each if point.stages > 1 else 1
@@ -327,18 +327,18 @@ def recomputed_share(point: JointPoint, cost: PieceCost) -> float:
 
 
 def filled(each_s: float, stages: int, micro_batches: int) -> float:
-    """The least that a pipeline of 1f1b or gpipe takes, by any cuts, for so long a pass of a
-    micro-batch through all stages.
+    """Lower bound of the seconds of a 1f1b or gpipe pipeline, for any cuts into stages, if a
+    micro-batch takes `each_s` through all stages.
 
-    A stage runs all micro-batches, beside the passes of the first through the stages before it.
-    The cuts that make these sums equal give T (1 - (1 - 1/m)^S) = each_s.
+    A stage runs all micro-batches, after the first one has passed the stages before it.
+    Cuts that make these sums equal give T (1 - (1 - 1/m)^S) = each_s.
     """
     return each_s / (1 - (1 - 1 / micro_batches) ** stages)
 
 
 def bottleneck(times: Sequence[float], stages: int) -> float:
-    """The least that the slowest of so many contiguous parts takes, to a thousandth, by bisection
-    over greedy cuts."""
+    """Least possible sum of the largest group if `times` are cut into at most `stages` contiguous
+    groups, to a thousandth; by bisection over greedy cuts."""
     low, high = max(max(times, default=0.0), sum(times) / stages), sum(times)
     if stages == 1:
         return high

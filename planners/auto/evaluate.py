@@ -1,4 +1,4 @@
-"""The step of a point in full: simulated, or for a deep model extrapolated from simulations."""
+"""Full predictions of a point's step: simulated, or extrapolated for deep models."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from shardweave.planners.predict.predict import predict_plan, predicted_of
 
 @dataclass(eq=False)
 class Evaluator:
-    """Simulates points, each once. problems: why some could not be, by point."""
+    """Simulates points, each once. problems: errors of points that could not be simulated."""
 
     maker: PlanMaker
     simulated: dict[JointPoint, Predicted] = field(default_factory=dict[JointPoint, Predicted])
@@ -39,7 +39,7 @@ class Evaluator:
         return self.maker.estimator.reader.depths
 
     def predict(self, point: JointPoint) -> Predicted | None:
-        """None for what cannot be partitioned or scheduled; `problems` then says why."""
+        """Simulate a point; None if it cannot be partitioned or scheduled (see `problems`)."""
         if point not in self.simulated and point not in self.problems:
             try:
                 self.simulated[point] = self._simulated(point)
@@ -48,15 +48,14 @@ class Evaluator:
         return self.simulated.get(point)
 
     def predict_plans(self, plans: Sequence[Plan]) -> Predicted:
-        """The step of another planner's plan: of the whole program, or given for each of
-        `Depths.priced`, where it has to be alike for all equal blocks. Raises ValueError if it does
-        not fit."""
+        """Predict another planner's plan, made for the whole program or for each of `Depths.priced`
+        (where it must treat equal blocks alike). Raises ValueError if a plan does not fit."""
         if len(plans) > 1:
             return self._extrapolated(*plans)
         return predict_plan(self.lowerings(self.depths.program), plans[0], self._cluster)
 
     def lowerings(self, program: Program) -> Lowerings:
-        """Those of a program; of the one that costs are read off, the reader's own."""
+        """Return the remembered lowerings of a program; the cost reader's own if it reads it."""
         if program is self.depths.read:
             return self.maker.estimator.reader.lowerings
         if id(program) not in self._lowerings:
@@ -78,8 +77,8 @@ class Evaluator:
         return self._extrapolated(plan, self.maker.plan(point, depths.more))
 
     def _in_some_layers(self, point: JointPoint, count: int) -> Predicted:
-        """A deep model's step where `count` blocks are recomputed: between those where none is, and
-        all are. Exact where each block adds what the one before it added."""
+        """Predict a deep model's step that recomputes `count` blocks, by interpolating between none
+        and all. Exact if every recomputed block adds the same."""
         whole = point.with_value(recompute_layers=0)
         keeping, again = self.predict(whole.with_value(recompute="none")), self.predict(whole)
         if keeping is None or again is None:
@@ -87,7 +86,7 @@ class Evaluator:
         return extrapolated(keeping, again, count / len(self.depths.names) - 1)
 
     def _extrapolated(self, plan: Plan, more_plan: Plan) -> Predicted:
-        """The step of a deep model from plans of the same with few blocks, and with more."""
+        """Predict a deep model's step from a plan for few of its blocks and one for more."""
         depths = self.depths
         assert depths.few is not None
         assert depths.more is not None
@@ -99,7 +98,7 @@ class Evaluator:
         return extrapolated(few, more, (len(depths.names) - MORE) / (MORE - FEW))
 
     def _deep_stages(self, plan: Plan, more_plan: Plan) -> PipelineSimulation:
-        """A deep model's stages from programs with one or two blocks in each."""
+        """Simulate a deep model's stages, from programs with one and two blocks in a stage."""
         depths = self.depths
         staged: list[Program] = []
         sizes: list[list[int]] = []
@@ -119,11 +118,11 @@ class Evaluator:
 
 
 def extrapolated(few: Predicted, more: Predicted, times: float) -> Predicted:
-    """A step on the line through two others: what `more` takes, and `times` what it has on `few`.
+    """Extrapolate a step linearly: `more` plus `times` the difference between `more` and `few`.
 
-    Exact where each further block adds what the one before it added. Communication that compute
-    hides the better the more blocks there are, as that of a few large buckets, is exposed beyond
-    `more` as it is there: a line would soon have less than none.
+    Exact if every further block adds the same. Exposed communication never falls below that of
+    `more`: more blocks may hide it better (for example a few large buckets), so that a line would
+    soon be negative.
     """
 
     def beyond(less: float, greater: float) -> float:

@@ -1,4 +1,4 @@
-"""plan_auto: the joint search on a program and a cluster."""
+"""plan_auto: plans a program for a cluster by the joint search."""
 
 from __future__ import annotations
 
@@ -31,13 +31,12 @@ from shardweave.planners.trials.trials import Host
 
 @dataclass(frozen=True)
 class AutoOptions:
-    """simulate: at most so many points are simulated, four times as many while none fits, and a few
-    more to recompute fewer layers; 0: 64, of a deep model 16. time_limit_s: the
-    search ends after so many seconds with the best so far, or, if nothing was simulated yet, with
-    the best estimate, which it then simulates; 0: it ends by itself. fix, forbid:
-    dimensions with values, as `tensor=8,zero=1`. memory: of each device, as 70GiB, where not all
-    may be used. propose: also price what other planners choose. precision, expert_load, update: as
-    of a plan. top: candidates that the plan lists.
+    """simulate: most points to simulate (four times as many while none fits, and a few more to
+    recompute fewer layers); 0: 64, for a deep model 16. time_limit_s: seconds after which the
+    search returns the best plan so far, or simulates the best estimate if nothing was simulated
+    yet; 0: no limit. fix, forbid: values of dimensions, such as `tensor=8,zero=1`. memory: usable
+    memory of each device, such as 70GiB; empty: all of it. propose: also price other planners'
+    plans. precision, expert_load, update: as in `Plan`. top: number of candidates in the plan.
     """
 
     simulate: int = 0
@@ -53,15 +52,15 @@ class AutoOptions:
 
 
 SIMULATED, SIMULATED_DEEP = 64, 16
-"""Points that are simulated unless asked otherwise: a simulation takes some 0.1 s of a small model,
-and a second of a few layers of a large one."""
+"""Default numbers of simulated points. Simulating a small model takes about 0.1 s, a few layers of
+a large one a second."""
 
 MOST_WHOLE = 3
-"""Plans of a deep model that are simulated with all their blocks, for each that is asked for."""
+"""Simulations of a deep model with all its blocks, per candidate that the plan lists."""
 
 FEW_LAYERS, MANY_LAYERS = 16, 48
-"""Blocks up to which all listed plans are simulated whole, and up to which plans with stages are: a
-second for ten blocks, and three times that with stages."""
+"""Most blocks with which all listed plans are simulated in full, and most with which plans with
+stages are: ten blocks take a second, three with stages."""
 
 AUTO_DEFAULTS = AutoOptions()
 
@@ -76,18 +75,18 @@ def plan_auto(
     host: Host | None = None,
     options: AutoOptions = AUTO_DEFAULTS,
 ) -> Plan:
-    """The fastest plan of all dimensions at once, by the one cost model.
+    """Find the fastest plan over all dimensions jointly, priced by one cost model.
 
     Objective: simulated seconds of a step, with the update of `options.update`, among plans that
-    fit into memory, with the state of that optimizer, or Adam's in the plan's precision. Space:
-    `JointSpace`, on all devices of the cluster or those of `mesh`, and what other planners propose.
-    Exact in the space if the search ends by itself, as far as its bounds hold (`search`); a reason
-    says whether it did. Time: a partition for each distinct
-    (tensor degree, sequence parallelism, rows of a piece), some 50 us for each point, and a
-    lowering for each point simulated. Of a model of more than eight equal blocks a few are
-    partitioned and the step is extrapolated, so that the time does not grow with depth.
+    fit into memory with that optimizer's state (or Adam's in the plan's precision). Space:
+    `JointSpace` on all devices of the cluster, or on those of `mesh`, and other planners' plans.
+    Exact within the space if the search ends by itself, as far as its bounds hold (`search`); the
+    plan's reasons say whether it did. Time: one partition for each distinct (tensor degree,
+    sequence parallelism, rows per micro-batch), about 50 us per point, and one lowering per
+    simulated point. For a model of more than eight equal blocks, a few blocks are partitioned and
+    the step is extrapolated, so that the time does not grow with depth.
 
-    Raises PlanError if the constraints leave nothing, or nothing fits, with the smallest shortfall.
+    Raises PlanError if no point meets the constraints or none fits, with the smallest shortfall.
     """
     check_plan_precision(options.precision)
     start_s = time.monotonic()
@@ -119,7 +118,7 @@ def plan_auto(
 
 
 def _name_of(cluster: Cluster, name: str, options: AutoOptions) -> str:
-    """Name of the cluster in a plan, for schedule `list`; empty if no name stands for it."""
+    """Name of the cluster in a plan, for schedule `list`; empty if no name or file denotes it."""
     if name or options.memory:
         return name
     try:
@@ -129,7 +128,7 @@ def _name_of(cluster: Cluster, name: str, options: AutoOptions) -> str:
 
 
 Rival = tuple[str, Callable[[], Plan], Predicted]
-"""A plan by its name, how to make it for the whole program, and its step."""
+"""Another planner's plan: its name, a function that plans the whole program, its prediction."""
 
 
 def _proposed(
@@ -139,7 +138,7 @@ def _proposed(
     options: AutoOptions,
     constraints: Constraints,
 ) -> Iterator[Rival]:
-    """Other planners' plans, priced under a few schedules; what they cannot plan is left out."""
+    """Yield other planners' plans, priced under a few schedules; planners that fail are skipped."""
     if not options.propose or search.stopped.startswith("it "):
         return
     wide = [point for point, _ in search.seen if point.tensor > 1 and point.stages == 1]
@@ -181,13 +180,13 @@ def _proposed(
 
 
 def _joined_bytes(search: JointSearch) -> int:
-    """From which bytes on tensors travel alone in the fastest point that joins more than usual."""
+    """Bucket bytes of the fastest fitting point whose buckets are not the default; 0 if none."""
     sizes = (point.buckets for point, predicted in search.seen if predicted.fits)
     return next((size * 2**20 for size in sizes if size != BUCKETS[0]), 0)
 
 
 def _bare(plan: Plan, schedule: str, alone_bytes: int) -> Plan:
-    """A plan under a schedule, without what its planner says of it."""
+    """Set a plan's schedule and buckets, and drop its planner's prediction and reasons."""
     return replace(
         plan, schedule=schedule, alone_bytes=alone_bytes, predicted=None, candidates=(), reasons=()
     )
@@ -235,11 +234,11 @@ def _plan_of(search: JointSearch, rivals: list[Rival], options: AutoOptions) -> 
 def _with_whole_best(
     search: JointSearch, rows: list[Candidate], plan_of: Callable[[str], Plan], top: int
 ) -> list[Candidate]:
-    """The candidates of a deep model, of which the first has the step of its whole program, and of
-    a model of few layers so have the others that are listed: what that takes may order them anew.
+    """Re-rank a deep model's candidates after simulating the first one with all blocks, or all
+    that are listed if the model has at most `FEW_LAYERS` blocks.
 
-    Those that would still be among these after `MOST_WHOLE` times as many are left out. Stages of
-    very deep models stay as they are: each runs functions that were simulated.
+    After `MOST_WHOLE` times as many simulations, other candidates that reach the top are dropped.
+    Plans with stages of more than `MANY_LAYERS` blocks keep their extrapolated predictions.
     """
     depth = len(search.evaluator.depths.names) if search.evaluator.depths.is_deep else 0
     count = 0 if not depth else max(1, top) if depth <= FEW_LAYERS else 1
@@ -264,7 +263,7 @@ def _by_time(row: Candidate) -> tuple[bool, float]:
 
 
 def _too_early(search: JointSearch, rows: list[Candidate]) -> str:
-    """That the search ended before it found a plan that fits, and how near it came."""
+    """Error message for a search that ended before any plan fitted, with its smallest memory."""
     nearest = min((row.predicted for row in rows), key=lambda p: p.peak_bytes, default=None)
     came = (
         ""

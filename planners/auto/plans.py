@@ -1,4 +1,4 @@
-"""From a point of the joint space to a plan: Megatron's shardings, AMP's exact cuts, the rest."""
+"""Plans of points of the joint space: Megatron's shardings, AMP's exact cuts, and other fields."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ Stages = tuple[tuple[str, ...], ...]
 
 @dataclass(frozen=True)
 class PlanMaker:
-    """cluster: the name that plans give theirs, for schedule `list`; precision, update: of the
-    plans."""
+    """Makes plans of points. cluster: name of the cluster that plans record for schedule `list`.
+    precision, update: as in `Plan`."""
 
     estimator: Estimator
     cluster: str = ""
@@ -29,7 +29,7 @@ class PlanMaker:
     update: str = ""
 
     def plan(self, point: JointPoint, program: Program) -> Plan:
-        """The plan of a point, also for fewer blocks; PlanError where stages do not fit."""
+        """Make the plan of a point. program: may have fewer blocks. Raises PlanError."""
         base = self.estimator.reader.base(program, point.data, point.cut, point.replica)
         pipeline = self._pipeline(point) if point.is_staged else None
         mesh = {"pipeline": point.stages} if point.stages > 1 else {}
@@ -52,7 +52,7 @@ class PlanMaker:
         )
 
     def _recomputed(self, point: JointPoint, pipeline: Pipeline | None) -> tuple[str, ...]:
-        """The first so many blocks of each stage; none if it is all of them."""
+        """The first `recompute_layers` blocks of each stage; empty if these are all blocks."""
         if not point.recompute_layers:
             return ()
         blocks = [b.name for b in self.estimator.cost_of(point).blocks if b.is_repeated]
@@ -83,7 +83,7 @@ def _problem(point: JointPoint, cost: PieceCost, count: int) -> Problem:
     share = recomputed_share(point, cost)
     times = point.sub_batches * np.array(cost.passes_s(point.recompute, share))[None]
     crossing = np.array([0.0, *(float(block.crossing_bytes) for block in cost.blocks)])
-    # Cuts weigh by what crosses them, lightly: of stages that take as long the cheapest boundary.
+    # A small weight on the bytes that cross a cut: it decides between cuts of equal time.
     weight = 1e-3 * float(times.sum()) / max(1.0, float(crossing.max()) * len(cost.blocks))
     boundary = np.repeat(weight * crossing[None], count - 1, axis=0)
     return Problem(times, (0,) * count, boundary, float(point.micro_batches - 1))

@@ -1,4 +1,4 @@
-"""Plans of other planners, which the search prices as it does its own."""
+"""Plans of other planners, which the search prices like its own points."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from shardweave.planners.oases import plan_oases
 from shardweave.planners.plan.plan import Plan
 
 AMP = "amp"
-"""The planner whose stages may differ in devices, and in shares of the batch: of a deep model its
-plan is simulated whole."""
+"""The planner whose stages may differ in devices and in shares of the batch; its plan is always
+simulated with all blocks."""
 
 MOST_OASES = 2
-"""Meshes that Oases plans for: those of the fastest points with a tensor axis."""
+"""Most meshes that Oases plans for: those of the fastest points with a tensor axis."""
 
 
 REFINED = 16
-"""Assignments of degrees that are simulated for each of these meshes: enough for a few blocks until
-no change of one helps; of many blocks those that the chain model likes best."""
+"""Assignments of degrees that Oases simulates per mesh: with few blocks enough to reach a local
+optimum, with many the best ones by its chain model."""
 
 
 Make = Callable[[Program], Plan]
-"""Plans a program, or the same with fewer blocks, always in the same way."""
+"""Plans the program or a version of it with fewer blocks, always in the same way."""
 
 
 def proposals(
@@ -43,11 +43,11 @@ def proposals(
     precision: str,
     meshes: list[Mesh],
 ) -> Iterator[tuple[str, Make]]:
-    """Planners by name, each as a function that plans. meshes: with a tensor axis, for Oases.
+    """Yield planners as (name, function that plans). meshes: meshes with a tensor axis, for Oases.
 
-    Of a deep model these and AxoNN's alone, AMP's where devices differ, and Megatron's rule where
-    the devices do not divide the batch: else this rule and AMP's cuts are in the space, and the
-    degrees of Oases' blocks, which may differ, do not follow from a few.
+    For a deep model, AMP is asked only if devices differ, and Megatron only if the devices do not
+    divide the batch, because the space otherwise holds their plans; Oases is not asked, because
+    its degrees, which differ by block, do not extrapolate from a few blocks.
     """
     if mesh is None or set(mesh.names) <= {"x", "y", "z", "data"}:
         yield "axonn", _axonn(evaluator.depths, cluster, mesh, precision)
@@ -81,7 +81,7 @@ def _amp(evaluator: Evaluator, cluster: Cluster, mesh: Mesh | None, precision: s
 
 
 def _axonn(depths: Depths, cluster: Cluster, mesh: Mesh | None, precision: str) -> Make:
-    """AxoNN's grid for the whole model, chosen once, and its plan of any depth."""
+    """AxoNN as a function that plans any depth, on a grid chosen once for the whole model."""
 
     @cache
     def grid() -> Mesh:

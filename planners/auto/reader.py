@@ -1,10 +1,10 @@
-"""Block costs of a program under each partition that the joint space has, each read once.
+"""Costs of a program's blocks under each partition of the joint space, each read once.
 
-Which partitions there are says `cuts`. What is recomputed, and where stages are cut, changes no
-block's cost alone and needs no partition of its own.
+`cuts` lists the partitions. Recomputation and cuts into stages change no block's own cost, and need
+no partition of their own.
 
-Of a model of many equal blocks a program with a few of them is read (`ir/rewrite/fewer_blocks`),
-and the one in the middle stands for those that were taken out: exact where blocks are equal.
+For a model of many equal blocks, a program with a few of them is read (`prepare/fewer_blocks`), and
+its middle block stands for the blocks that were removed: exact if blocks are equal.
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.zero import DATA_AXIS
 
 FEW = 3
-"""Blocks that are read of a deep model: its first, one that stands for all others, its last."""
+"""Blocks of the program read for a deep model: the first, one for all others, the last."""
 
 MORE = 6
-"""Blocks of a second program, by which steps are extrapolated: two for each stage that differs."""
+"""Blocks of the second program, for extrapolation: two for each kind of stage."""
 
 ROWS_READ = (1, 4)
-"""Rows of pieces whose costs are read of a deep model, whose ops are large: beyond some rows a time
-grows with them. All are read of other models."""
+"""Rows (samples) of a micro-batch for which a deep model's costs are read; others are interpolated,
+because large ops take time linear in the rows. For other models all are read."""
 
 RECENT_FEW = 48
-"""Programs of a few blocks that are remembered, some 2 MB each: simulations ask for those again
-that costs were read off."""
+"""Most programs with few blocks to remember, about 2 MB each: simulations reuse the programs that
+costs were read from."""
 
 REPEATING = ("layer", "after-communication")
-"""Policies of recomputation that run so much of each block's forward pass again that its costs say
-what that takes. What others compute again is read off their own programs."""
+"""Policies that recompute a known share of each block's forward pass, so that the block's costs
+give the cost of recomputation. Other policies need programs of their own."""
 
 DEEP = 8
-"""Models of more equal blocks are read by a few of them."""
+"""Most equal blocks of a model that is read whole; deeper ones are read by a few blocks."""
 
 
 @dataclass(frozen=True)
 class Depths:
-    """A program, and where it is deep one with fewer blocks. names: of its blocks, in order."""
+    """A program and, if deep, versions with fewer blocks. names: its equal blocks, in order."""
 
     program: Program
     few: Program | None
@@ -76,19 +76,19 @@ class Depths:
 
     @property
     def priced(self) -> tuple[Program, ...]:
-        """The programs that a plan is simulated on: that with few blocks and that with more."""
+        """Programs to simulate a plan on: those with few and more blocks, or the whole one."""
         if self.few is None or self.more is None:
             return (self.program,)
         return self.few, self.more
 
     @property
     def copies(self) -> Mapping[str, tuple[str, ...]]:
-        """The blocks that were taken out of the program that is read, by that which stands for
-        them."""
+        """The blocks missing from the program that is read, by the name of the block that stands
+        for them."""
         return {self.names[FEW - 2]: self.names[FEW - 1 : -1]} if self.is_deep else {}
 
     def deepened(self, work: Workload) -> Workload:
-        """The costs of the whole program, from the costs of the program that is read."""
+        """Expand the costs of the program that is read to those of the whole program."""
         if not self.is_deep:
             return work
         places = [index for index, block in enumerate(work.blocks) if block.name in self.names]
@@ -115,11 +115,11 @@ def _moved(index: int, middle: int, shift: int) -> int:
 
 @dataclass(frozen=True)
 class PieceCost:
-    """Cost of one piece of the batch on a rank, block by block.
+    """Costs by block of one micro-batch (or sub-batch) on a rank.
 
-    forward_s, backward_s: compute on the slowest device, without what `REPEATING` policies
-    recompute; that of others is part of the backward pass. inside_forward_s,
-    inside_backward_s: messages of the tensor axis. Bytes are those of `BlockWork`.
+    forward_s, backward_s: compute on the slowest device type; recomputation by `REPEATING`
+    policies is not included, that of other policies is part of the backward pass.
+    inside_forward_s, inside_backward_s: messages within a replica. Bytes: as in `BlockWork`.
     """
 
     blocks: tuple[BlockWork, ...]
@@ -136,7 +136,7 @@ class PieceCost:
 
     @cached_property
     def sums(self) -> Mapping[str, float]:
-        """Totals of all blocks, and of the repeated ones, by name."""
+        """Totals over all blocks, totals over repeated blocks and the largest block, by name."""
         sums: dict[str, float] = {}
         rows = {
             "forward": self.forward_s,
@@ -157,8 +157,8 @@ class PieceCost:
         return sums
 
     def passes_s(self, recompute: str, share: float = 1.0) -> list[float]:
-        """Seconds of both passes of each block, with messages that nothing hides. share: of each
-        block that is recomputed, where some blocks are and others are not."""
+        """Seconds of both passes of each block, with all messages exposed. share: fraction of the
+        repeated blocks that `recompute` applies to, spread evenly over them."""
         rows = zip(
             self.forward_s,
             self.backward_s,
@@ -184,7 +184,7 @@ class PieceCost:
 class CostReader:
     """Reads costs of a program on a cluster, each partition once.
 
-    num_partitions: how many were made.
+    num_partitions: number of partitions made so far.
     """
 
     depths: Depths
@@ -211,7 +211,7 @@ class CostReader:
         return tuple(num_bytes(tensor_type_of(s.value)) for s in slots if s.kind == "param")
 
     def base(self, program: Program, data: int, cut: ReplicaCut, replica: int = 1) -> Plan:
-        """The shardings of degrees by Megatron's rule, of the program or one with fewer blocks."""
+        """Plan with Megatron's shardings for these degrees; `program` may have fewer blocks."""
         key = id(program), data, cut, replica
         if key not in self._bases:
             base = cut_plan(program, data, cut, replica)
@@ -219,14 +219,14 @@ class CostReader:
         return self._bases[key]
 
     def expert_share(self, cut: ReplicaCut) -> float:
-        """Of a device's bytes of parameters, the share that an axis of experts cuts."""
+        """Share of a device's parameter bytes in parameters that the expert axis shards."""
         if cut not in self._expert_shares:
             program = self.depths.program
             self._expert_shares[cut] = expert_share(program, self.base(program, 1, cut), cut)
         return self._expert_shares[cut]
 
     def cost(self, cut: ReplicaCut, rows: int, recompute: str = "none") -> PieceCost:
-        """Raises ValueError if the program cannot be partitioned so."""
+        """Costs of `rows` samples under a cut. Raises ValueError if it cannot be partitioned."""
         recompute = "none" if recompute in REPEATING else recompute
         key = cut, rows, recompute
         if key not in self._known:
@@ -240,7 +240,7 @@ class CostReader:
         return self._known[key]
 
     def _rows_read(self, cut: ReplicaCut) -> list[int]:
-        """The rows of pieces that are read; costs of others lie on lines between them."""
+        """Numbers of rows whose costs are read; costs of other numbers are interpolated."""
         rows = divisors(self.batch // cut.expert)
         few = [n for n in rows if n in ROWS_READ]
         return few if self.depths.is_deep and len(few) > 1 else rows
@@ -253,7 +253,7 @@ class CostReader:
         return self._priced(workload_of(local, self.cluster, self._mesh(cut)))
 
     def _mesh(self, cut: ReplicaCut) -> Mesh:
-        """Mesh for pricing the messages of a replica: all groups at once if they share NICs."""
+        """Mesh for pricing messages within a replica; with all replicas if they share NICs."""
         inside = cut.mesh()
         if all(node.devices % inside.num_devices == 0 for node in self.cluster.nodes):
             return inside
@@ -280,13 +280,13 @@ class CostReader:
 
 
 def _around(rows: int, read: Sequence[int]) -> tuple[int, int]:
-    """The two rows that are read between which others lie, or the nearest two."""
+    """The two entries of `read` around `rows`, or the nearest two."""
     place = min(max(1, bisect_left(read, rows)), len(read) - 1)
     return read[place - 1], read[place]
 
 
 def _between(low: PieceCost, high: PieceCost, share: float) -> PieceCost:
-    """Costs of rows between two, or beyond: affine, as launches and work are, and never below 0."""
+    """Interpolate costs linearly (share 0 gives `low`, 1 `high`, others allowed), at least 0."""
 
     def line(few: float, other: float) -> float:
         return max(0.0, few + share * (other - few))
@@ -313,7 +313,7 @@ def _between(low: PieceCost, high: PieceCost, share: float) -> PieceCost:
 
 
 def _inside(blocks: Sequence[BlockWork], *, is_forward: bool) -> tuple[float, ...]:
-    """Messages within a replica, by block, in one of the passes."""
+    """Seconds of messages within a replica, by block, in the forward or the backward pass."""
     return tuple(
         sum(
             seconds

@@ -1,24 +1,24 @@
-"""The search: bound every point, simulate the most promising, and say what each choice is worth.
+"""The search: bound every point and simulate the most promising ones.
 
-1. Every point that cuts no sequence over devices of its own is estimated from its blocks
-   (`estimate`), and bounded from below. Of a deep model those whose blocks are read for them alone
-   wait until something as fast as they can be is known (`_waits`).
-2. The best estimate of each value of each dimension is simulated: every choice at its best.
-   Steps with stages that are fast and do not fit are simulated under an order that may, too.
-3. From the fastest so far, all points that differ in one dimension are simulated, and under other
-   schedules, until none is faster; then the same from the next fastest.
-4. With the tensor degree of the fastest, and without a tensor axis, points that cut sequences are
-   estimated, of each size of that axis the best is simulated, and 3 is done again.
-5. Of the fastest that recompute, the fewest layers of each stage that fit are found by bisection.
-6. Other points are simulated in order of their estimates, until their bounds exceed the fastest;
-   then 5 is done again.
+1. Every point without a context axis (which shards sequences) is estimated from its blocks
+(`estimate`), with a lower bound. For a deep model, points that need a partition of their own
+wait until a similar point with a partition is known to be fast (`_waits`).
+2. For each value of each dimension, the point with the best estimate is simulated. Fast points with
+stages that do not fit are also simulated under an order that needs less memory.
+3. From the fastest point so far, its neighbours (all points that differ in one dimension or in
+schedules) are simulated until none is faster; then those of the next fastest.
+4. Points with a context axis are estimated, for the tensor degree of the fastest point and for
+degree 1; the best point of each size of that axis is simulated, and 3 is repeated.
+5. For the fastest points that recompute, bisection finds the fewest layers per stage that fit.
+6. The other points are simulated in order of their estimates, until their bounds exceed the fastest
+time; then 5 is repeated.
 
-Before 5, and where nothing fits after 2, the fastest points that memory keeps from fitting are
-simulated with chunks of the loss, and offloaded.
+Before 5, and if nothing fits after 2, the fastest points that lack memory are simulated with a
+chunked loss and with offloading.
 
-It can stop at any time with the best so far. If step 6 ends by itself, what was found is the
-fastest of the whole space, as far as the bounds hold, but for the number of layers in step 5, for
-`SPARING`, and for orders of a single micro-batch, of which 1f1b stands for all.
+The search can stop at any time with the best plan so far. If step 6 ends by itself, that plan is
+the fastest of the space, as far as the bounds hold, except for the number of layers in step 5,
+`SPARING`, and orders of a single micro-batch, which 1f1b represents.
 """
 
 from __future__ import annotations
@@ -39,59 +39,59 @@ from shardweave.planners.cost.quantity import counted, seconds_text
 from shardweave.planners.plan.plan_parts import Predicted
 
 STARTS = 3
-"""From how many of the fastest points neighbours are looked at: more find what one misses."""
+"""Number of fastest points whose neighbours are simulated: several find what one misses."""
 
 MAY_FIT = 2.0
-"""Multiple of the memory that an estimate may need and the point still be simulated: of small
-models estimates are up to 1.4 times what the simulator counts."""
+"""Largest estimated memory of a point to simulate, as a multiple of the capacity: estimates of
+small models are up to 1.4 times the simulated memory."""
 
 LIKELY_FITS, UNSURE = 1.25, 1.15
-"""Multiple of the memory that the estimate of a small model may need without coming after all
-other points, and factor by which it then counts as slower: a GPT of one layer with little memory
-had its fastest plans among points whose estimates are 1.2 times the memory."""
+"""Estimated memory, as a multiple of the capacity, above which a small model's point ranks last,
+and factor on the time of points between 1 and this multiple: the fastest plans of a GPT of one
+layer in little memory had estimates of 1.2 times the capacity."""
 
 NEAR = 1.3
-"""Points this many times slower than the fastest, or larger than the memory, are tried under other
-schedules too: of a small GPT under a tight memory the best was an order that another point hid."""
+"""Points up to this factor slower than the fastest, or larger than the memory, are simulated under
+other schedules too: for a small GPT in tight memory the best plan was such an order."""
 
 FAR = 1.2
-"""A value of a dimension whose best estimate is so many times the best of all is not simulated to
-begin with, which leaves more of the points that may be simulated to the neighbours of the best."""
+"""Values of a dimension whose best estimate exceeds the overall best by this factor are not
+simulated in step 2, which leaves more simulations to the neighbours of the fastest."""
 
 TRUSTED = 1.1
-"""A deep model's ops are large, so that estimates of its points are at most some 10% above their
-steps: values of a dimension, and neighbours of the fastest, whose estimates are further off wait
-until all others were seen."""
+"""Factor for deep models, whose ops are large, so that estimates exceed steps by at most about 10%:
+values of a dimension and neighbours whose estimates exceed the best by more wait until all others
+were simulated."""
 
 COLLECT_EACH, COLLECT_EACH_DEEP = 16, 64
-"""Simulations between two collections of garbage. Left to itself Python collects while programs
-are made, of which most are alive: a third of the time of a small model's simulation. Programs have
-cycles, so that never to collect would keep all. Those of a few blocks of a deep model are small."""
+"""Simulations between two garbage collections. Python's own would run while programs are built and
+alive, and take a third of a small model's simulation; without any, programs, which have cycles,
+would never be freed. A deep model's programs of few blocks are small."""
 
 FILLED_LATE = ("1f1b", "gpipe")
-"""Orders that fill and drain their stages with whole passes."""
+"""Orders of micro-batches that fill and drain the pipeline with whole passes."""
 
 FILLING = "zero-bubble"
-"""The order that fills bubbles of two stages or more: neighbours that have bubbles are tried with
-it at once, since by their estimates, which are those of 1f1b, they come late."""
+"""The order that fills bubbles: neighbours with bubbles are also simulated under it at once,
+because their estimates, which assume 1f1b, would rank them late."""
 
 BALANCED = "zero-bubble-v"
-"""The order that puts the first stage and the last on one device, so that no device has most of
-what the model ends in: near points with stages that do not fit are tried with it at once. A GPT
-with a large vocabulary had its fastest plans there; those without stages took a sixth longer."""
+"""The order that puts the first and the last stage on one device, which balances memory: fast
+points with stages that do not fit are also simulated under it at once. The fastest plans of a GPT
+with a large vocabulary use it; plans without stages took a sixth longer."""
 
 PATIENCE = 4
-"""Multiple of the simulations allowed while nothing fits: of a U-Net 2 of 1,729 plans do."""
+"""Factor on the allowed simulations while no plan fits: 2 of 1,729 plans of a U-Net fitted."""
 
 LATE = 8
-"""An eighth of the simulations are added after each that found a faster plan: of a GPT in little
-memory the 64th found the first good plan with stages, and the next but one its best order."""
+"""A simulation that finds a faster plan allows a further eighth of the simulations after it: for a
+GPT in little memory the 64th found the first good plan with stages, the 66th its best order."""
 
 SPARING = {"loss_chunks": (4, 16), "offload": ("inputs", "all")}
-"""Dimensions that only spare memory, and the values that are tried: the first compute faster."""
+"""Dimensions that only save memory, and the values to try, the fastest first."""
 
 NOTABLE = 0.05
-"""Share of the memory from which on sparing is tried."""
+"""Least saving, as a share of the memory, for which `SPARING` is tried."""
 
 
 class OutOfTime(Exception):
@@ -102,9 +102,9 @@ class OutOfTime(Exception):
 class JointSearch:
     """A search and its points so far.
 
-    estimates: of all points that can be partitioned and whose state fits. stopped: why it ended
-    early, if it did. refused: points whose shardings cannot be. too_large: those whose parameters
-    and optimizer alone do not fit; least_state_bytes: of the point that needs least for them.
+    estimates: of all points that can be partitioned and whose training state fits. stopped: reason
+    for ending early, or empty. refused: number of points that cannot be sharded. too_large: number
+    of points whose training state alone does not fit. least_state_bytes: smallest training state.
     """
 
     space: JointSpace
@@ -129,8 +129,8 @@ class JointSearch:
     _best: tuple[int, tuple[JointPoint, Predicted] | None] = (0, None)
 
     def run(self) -> None:
-        """Look until nothing is left, time is up, or the user interrupts: then the best so far is
-        the answer, among the estimates where nothing was simulated yet."""
+        """Search until no point is left, time is up, or the user interrupts. If nothing was
+        simulated by then, the best estimate is simulated."""
         try:
             self._look()
         except KeyboardInterrupt:
@@ -158,7 +158,7 @@ class JointSearch:
 
     @property
     def seen(self) -> list[tuple[JointPoint, Predicted]]:
-        """Simulated points, those that fit first, then by time; of equals the simpler."""
+        """Simulated points with predictions: fitting ones first, then by time, then the plainer."""
         return sorted(
             self.evaluator.simulated.items(),
             key=lambda item: (not item[1].fits, item[1].time_s, _plainness(item[0])),
@@ -166,8 +166,8 @@ class JointSearch:
 
     @property
     def best(self) -> tuple[JointPoint, Predicted] | None:
-        """The fastest that fits. Asked for each point that may win, and found anew where a point
-        was simulated since."""
+        """The fastest simulated point that fits, with its prediction; None if none fits. Cached
+        until another point is simulated."""
         count = len(self.evaluator.simulated)
         if self._best[0] != count:
             fitting = [item for item in self.evaluator.simulated.items() if item[1].fits]
@@ -188,7 +188,7 @@ class JointSearch:
 
     @property
     def is_exact(self) -> bool:
-        """Whether no point that was left out can be faster, by its bound."""
+        """Whether the bounds of all points that were not simulated exceed the best time."""
         return not self.stopped and not any(True for _ in self._left())
 
     def _estimate_all(self, points: Iterable[JointPoint], *, may_wait: bool = True) -> None:
@@ -215,8 +215,8 @@ class JointSearch:
                 self._least_s = min(self._least_s, estimate.time_s)
 
     def _waits(self, point: JointPoint) -> bool:
-        """Whether blocks of a deep model would have to be read for a point although a twin of it,
-        which sends as much and computes less, is too slow by its estimate to be tried so far."""
+        """Whether a deep model's point is put off because its twin is too slow by its estimate. The
+        twin sends as much, computes no more, and needs no partition of its own."""
         limit_s = self.best[1].time_s if self.best else self._least_s
         if not self.evaluator.depths.is_deep or math.isinf(limit_s):
             return False
@@ -239,7 +239,7 @@ class JointSearch:
         self._estimate_all(waiting, may_wait=may_wait)
 
     def _cut_sequences(self) -> None:
-        """Estimate points with an axis of sequences, and simulate the best of each size of it."""
+        """Estimate points with a context axis, and simulate the best one of each of its sizes."""
         degrees = (1, self.best[0].tensor) if self.best else self.space.cuts.tensor
         known = set(self.estimates)
         for tensor in dict.fromkeys(degrees):
@@ -247,8 +247,8 @@ class JointSearch:
         self._see_each_value([point for point in self.estimates if point not in known])
 
     def _see_each_value(self, points: Iterable[JointPoint]) -> None:
-        """Simulate the best estimate overall, then that of each value of each dimension, with half
-        of the simulations at most: the other half is for the neighbours of the fastest."""
+        """Simulate the best estimate overall, then the best of each value of each dimension, in at
+        most half of the simulations: the other half is for the neighbours of the fastest."""
         order = self._by_estimate(points)
         firsts: dict[JointPoint, None] = dict.fromkeys(order[:1])
         for dimension in DIMENSIONS:
@@ -264,7 +264,7 @@ class JointSearch:
         if self.best is None:
             self._spare_memory()
         if self.best is None:
-            # Memory decides: what needs least comes first.
+            # Nothing fits so far: simulate by estimated memory, the least first.
             rest = sorted(order, key=lambda p: self.estimates[p].memory_bytes)
             for point in rest:
                 self._simulate(point)
@@ -272,14 +272,14 @@ class JointSearch:
                     break
 
     def _see_one(self) -> None:
-        """Simulate the best estimate so far, where time was up before any simulation."""
+        """Simulate the best estimate so far, if nothing has been simulated."""
         for point in self._by_estimate(self.estimates)[:STARTS]:
             if self.evaluator.simulated:
                 return
             self.evaluator.predict(point)
 
     def _refine(self) -> None:
-        """Change one dimension of the fastest points, until nothing is faster."""
+        """Simulate the neighbours of the fastest points, until none of them is faster."""
         done: set[JointPoint] = set()
         while True:
             starts = [p for p, predicted in self.seen[:STARTS] if predicted.fits and p not in done]
@@ -292,8 +292,8 @@ class JointSearch:
                     self._simulate(other)
 
     def _neighbours(self, point: JointPoint) -> Iterator[JointPoint]:
-        """Points that differ in schedules alone, then in one dimension, the best estimates first;
-        the degrees change together, and with them the micro-batches that suit them."""
+        """Yield points that differ only in schedules, then in one dimension, best estimates first.
+        Degrees count as one dimension, with the number of micro-batches that suits them."""
         yield from self._variants(point)
         is_beside = self.space.leaves_out(point)
         like = point.with_value(recompute="layer") if is_beside else point
@@ -325,8 +325,8 @@ class JointSearch:
                     yield variant
 
     def _variants(self, point: JointPoint) -> Iterator[JointPoint]:
-        """The point under other orders, and where it has to compute something again, by another
-        policy: of a deep model, whose simulations are few, the best estimates first."""
+        """Yield the point under other orders and, if it recomputes or does not fit, with the policy
+        `after-products`. For a deep model the best estimates come first."""
         orders = filter(_has_order, self.space.variants(point))
         variants = chain(orders, self._keeping_products(point))
         if not self.evaluator.depths.is_deep:
@@ -334,15 +334,15 @@ class JointSearch:
         return iter(self._by_estimate([other for other in variants if self._may_win(other)]))
 
     def _keeping_products(self, point: JointPoint) -> Iterator[JointPoint]:
-        """Yield points that keep more than a recomputing one, or less than one too large."""
+        """Yield the point with policy `after-products`, if it recomputes or does not fit."""
         known = self.evaluator.simulated.get(point)
         if point.recompute != "none" or (known is not None and not known.fits):
             yield from self.space.keeping_products(point)
 
     def _recompute_less(self) -> None:
-        """Of the fastest that recompute anything, the fewest layers of each stage with which they
-        fit: a few simulations more than are allowed, while there is time. Where that many layers
-        fit more do, and take longer."""
+        """Bisect the fewest recomputed layers per stage that fit, for the fastest points that
+        recompute, while there is time. Assumes that more layers take longer and fit too. These few
+        simulations may exceed the allowed number."""
         again = [p for p, predicted in self.seen if predicted.fits and p.recompute != "none"]
         for point in again[:STARTS]:
             fewer = self.space.fewer_layers(point)
@@ -353,8 +353,8 @@ class JointSearch:
                 low, high = (low, middle) if tried is not None and tried.fits else (middle, high)
 
     def _spare_memory(self) -> None:
-        """Of points faster than the best that lack memory, the fastest as `SPARING` has them: a few
-        simulations more than are allowed, while there is time."""
+        """Simulate the fastest points that lack memory with the values of `SPARING`, while there is
+        time. These few simulations may exceed the allowed number."""
         for dimension, values in SPARING.items():
             for point in self._lacking(dimension):
                 for other in (point.with_value(**{dimension: value}) for value in values):
@@ -376,7 +376,7 @@ class JointSearch:
         return sorted(times_s, key=times_s.__getitem__)[:STARTS]
 
     def _see_rest(self) -> None:
-        """Simulate what may win, and what waits with its twins last: it takes long to estimate."""
+        """Simulate all points that may win; those that `_waits` put off come last."""
         self._see_left()
         self._estimate_waiting(may_wait=False)
         self._see_left()
@@ -409,7 +409,7 @@ class JointSearch:
         return point in self.evaluator.simulated or point in self.evaluator.problems
 
     def _may_win(self, point: JointPoint) -> bool:
-        """Whether a point can be faster than the fastest, and fit, by its blocks."""
+        """Whether a point may fit and be faster than the best, by its estimate and bounds."""
         key = point
         if key not in self.estimates:
             try:
@@ -422,13 +422,13 @@ class JointSearch:
         best = self.best
         if best is None:
             return True
-        # Orders of micro-batches that fill stages sooner are tried on what is near with 1f1b.
+        # A point near the best with 1f1b is kept: orders that fill stages sooner may win.
         near = 1.0 if self.evaluator.depths.is_deep else NEAR
         filling_s = estimate.filling_s / near if point.pipeline in FILLED_LATE else 0.0
         return max(estimate.bound_s, filling_s) < best[1].time_s
 
     def _is_promising(self, point: JointPoint) -> bool:
-        """Whether a deep model's point is worth a simulation before others, by its estimate."""
+        """Whether a point's estimate is near the best time; true if the model is not deep."""
         best = self.best
         if best is None or not self.evaluator.depths.is_deep:
             return True
@@ -438,19 +438,19 @@ class JointSearch:
         return sorted(points, key=self._rank)
 
     def _rank(self, point: JointPoint) -> tuple[object, ...]:
-        """A point's place by its estimate: it does not change, and is asked for at each step."""
+        """Sort key of a point by its estimate, cached because every step sorts by it."""
         rank = self._ranks.get(point)
         if rank is None:
             estimate = self.estimates[point]
             share = estimate.memory_bytes / self.capacity
-            # What may not fit comes behind what surely does, but before what surely does not.
+            # Points that may not fit rank after those that surely do, before those that cannot.
             time_s = estimate.time_s * (UNSURE if share > 1 else 1.05 if share > FITS_SURELY else 1)
             most = 1.0 if self.evaluator.depths.is_deep else LIKELY_FITS
             rank = self._ranks[point] = share > most, time_s, _plainness(point)
         return rank
 
     def _simulate(self, point: JointPoint) -> None:
-        """Simulate a point, and beside it the order of micro-batches that may let it fit."""
+        """Simulate a point and, if it is fast but does not fit, its variant in order `BALANCED`."""
         if self._is_seen(point):
             return
         self._predict(point)
@@ -494,7 +494,7 @@ def _has_bubbles(point: JointPoint) -> bool:
 
 
 def _plainness(point: JointPoint) -> tuple[int, str]:
-    """Of points that take as long, the plainer goes first: that with less that is not usual."""
+    """Sort key for ties: the number of values that differ from the defaults, then the name."""
     usual = JointPoint()
     odd = sum(point.value(name) != usual.value(name) for name in DIMENSIONS if name not in MESH)
     return odd, str(point)

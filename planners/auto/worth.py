@@ -1,4 +1,4 @@
-"""Report of a search: its points, the worth of each choice, and why there may be none."""
+"""Report of a search: its points, the gain from each choice, and reasons for an empty result."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shardweave.planners.predict.predict import TIE, gap_parts, why_slower
 
 
 def looked_at(search: JointSearch) -> Iterator[str]:
-    """The values of each dimension, and how many points were estimated, left out and simulated."""
+    """Yield sentences on the numbers of points, and on the values tried for each dimension."""
     points = [*search.estimates]
     counts = len(search.evaluator.simulated)
     reader = search.estimator.reader
@@ -41,8 +41,7 @@ def looked_at(search: JointSearch) -> Iterator[str]:
 
 
 def _runs(values: Sequence[str], tried: Collection[str]) -> Iterator[str]:
-    """Values in order; those next to each other that were estimated alone in one pair of
-    brackets."""
+    """Yield values in order; adjacent ones that were only estimated share a pair of brackets."""
     for is_tried, group in groupby(values, tried.__contains__):
         if is_tried:
             yield from group
@@ -51,14 +50,14 @@ def _runs(values: Sequence[str], tried: Collection[str]) -> Iterator[str]:
 
 
 def sorted_values(values: dict[str, None]) -> list[str]:
-    """A dimension's values: numbers by size, then words."""
+    """Sort a dimension's values: numbers by size, then words."""
     return sorted(
         values, key=lambda value: (not value.isdigit(), int(value) if value.isdigit() else 0)
     )
 
 
 def over_own(search: JointSearch, best: Candidate) -> Iterator[str]:
-    """By how much another planner's plan is faster than the fastest point of the joint space."""
+    """Yield how much faster another planner's plan is than the fastest point of the space."""
     own = next(((point, p) for point, p in search.seen if p.fits), None)
     if own is None:
         yield f"{best.name} fits, and no point of the joint space that was simulated does"
@@ -69,8 +68,8 @@ def over_own(search: JointSearch, best: Candidate) -> Iterator[str]:
 
 
 def worth(search: JointSearch, point: JointPoint, best: Predicted) -> Iterator[str]:
-    """For each dimension that makes a difference to a point: the fastest that was simulated with
-    another value, and why it is slower."""
+    """Yield, for each dimension that matters to a point, the fastest simulated point with another
+    value and why it is slower."""
     for name, value in search.space.constraints.fixed.items():
         if not point.chooses(name):
             yield f"{name}={value} was asked for, and makes no difference to this plan"
@@ -89,7 +88,7 @@ def worth(search: JointSearch, point: JointPoint, best: Predicted) -> Iterator[s
 
 
 def why_empty(search: JointSearch) -> str:
-    """A sentence on a search that simulated nothing: what left it no point, and a way out."""
+    """Error message for a search that simulated nothing: the cause, and a way out."""
     space = search.space
     asked = str(space.constraints)
     what = f" with {asked}" if asked else ""
@@ -119,7 +118,7 @@ def why_empty(search: JointSearch) -> str:
 
 
 def _indivisible(space: JointSpace) -> Iterator[str]:
-    """That the product of the degrees which are asked for does not divide the devices, if so."""
+    """Yield a message if the product of the fixed degrees does not divide the devices."""
     fixed = space.constraints.fixed
     degrees = [name for name in MESH if name in fixed]
     product = math.prod(int(fixed[name]) for name in degrees)
@@ -131,7 +130,7 @@ def _indivisible(space: JointSpace) -> Iterator[str]:
 
 
 def _ways_out(search: JointSearch) -> Iterator[str]:
-    """For each single wish without which there are points: what may stand in its place."""
+    """Yield, for each single constraint whose removal gives points, the values allowed instead."""
     space = search.space
     if space.mesh is not None and _has_points(_like(search, has_mesh=False)):
         yield f"without the mesh {space.mesh} there are plans; give other sizes, or none"
@@ -142,7 +141,7 @@ def _ways_out(search: JointSearch) -> Iterator[str]:
 
 
 def _like(search: JointSearch, *, without: str = "", has_mesh: bool = True) -> JointSpace:
-    """The space without what a user asks of one dimension, or of the mesh."""
+    """Copy the space without the constraints on one dimension, or without the mesh."""
     old = search.space
     reader, mesh = search.estimator.reader, old.mesh if has_mesh else None
     constraints = old.constraints.without(without)

@@ -1,4 +1,4 @@
-"""Attaching a plan's shardings to a program."""
+"""Annotation of a program with a plan's shardings."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from shardweave.planners.plan.zero import DATA_AXIS, REPLICA_AXIS
 
 
 def annotate_shardings(plan: Plan, program: Program) -> None:
-    """Attach a plan's shardings. Raises PlanError for what the program or its mesh lacks."""
+    """Annotate a program with a plan's shardings and stages. Raises PlanError if they misfit."""
     given = program.mesh
     mesh = Mesh(**plan.mesh) if given is None else given.refined(plan.mesh)
     if mesh != given:
@@ -48,7 +48,7 @@ def annotate_shardings(plan: Plan, program: Program) -> None:
 
 
 def _annotate_arguments(plan: Plan, program: Program, mesh: Mesh) -> None:
-    """Stored shardings, and the used ones of parameters that ops read in other shards."""
+    """Annotate arguments with stored shardings, and parameters that are gathered with used ones."""
     stored = argument_shardings(program, "param", plan.parameters, mesh)
     stored |= argument_shardings(program, "input", plan.inputs, mesh)
     program.set_argument_attributes("dist.sharding", stored)
@@ -65,7 +65,7 @@ def _annotate_arguments(plan: Plan, program: Program, mesh: Mesh) -> None:
             shardings[index] = read
     program.set_argument_attributes(USED, shardings)
     if plan.zero:
-        # Experts are read in the shards of a batch's axis that store them, and divide further.
+        # Experts are read in their stored shards over a batch axis, and ZeRO divides these.
         others = {i for i in used if program.sharding_of_slot(slots[i]).axes.isdisjoint(batch)}
         _divide_parameters(program, mesh, shardings.keys() | others)
     if plan.projections:
@@ -73,7 +73,7 @@ def _annotate_arguments(plan: Plan, program: Program, mesh: Mesh) -> None:
 
 
 def _annotate_projections(plan: Plan, program: Program) -> None:
-    """Into how many linear maps the weights of fused projections are to be split."""
+    """Annotate weights of fused projections with the number of maps to split them into."""
     table = Lookup(dict.fromkeys(plan.projections, ""))
     keys = {
         index: table.key(slot.name, *slot.aliases)
@@ -92,7 +92,7 @@ def _annotate_projections(plan: Plan, program: Program) -> None:
 
 
 def zero_axes(program: Program) -> tuple[str, ...]:
-    """The axes over which ZeRO divides: those that shard the batch, except further replicas."""
+    """Axes that ZeRO shards over: data and those that shard the batch, except "replica"."""
     axes = {DATA_AXIS, *_batch_axes(program)} - {REPLICA_AXIS}
     return tuple(axis.name for axis in program.needed_mesh().space_axes if axis.name in axes)
 
@@ -108,11 +108,11 @@ def _batch_axes(program: Program) -> set[str]:
 
 
 def _divide_parameters(program: Program, mesh: Mesh, used: Collection[int]) -> None:
-    """ZeRO: store parameters in shards over the replicas as well, and read them as before.
+    """Store parameters for ZeRO: also sharded over the replicas, and read as before.
 
-    One that does not divide stays as it is, as does one without elements. So do those in `used`:
-    a plan that says how a parameter is read has said how it is stored, as one that is fitted to
-    another call of a step does.
+    A parameter stays as it is if it does not divide, has no elements, or its index is in `used`
+    (the plan then already says how it is stored and read, for example after `fit_plan`). Raises
+    PlanError for a mesh without an axis to shard over.
     """
     axes = zero_axes(program)
     if not axes and mesh.num_devices > 1:
@@ -139,7 +139,7 @@ def _divide_parameters(program: Program, mesh: Mesh, used: Collection[int]) -> N
 def divided_over(
     sharding: Sharding, shape: Sequence[int], axis: str, mesh: Mesh
 ) -> Sharding | None:
-    """The sharding cut further over an axis along the first dim that divides; None without one."""
+    """Shard further over `axis`, along the first dim that divides; None if no dim does."""
     size = mesh.size(axis)
     if 0 in shape:
         return None
@@ -185,7 +185,7 @@ def _annotate_ops(plan: Plan, program: Program, mesh: Mesh) -> None:
 
 
 def is_layer_output(op: Operation) -> bool:
-    """Whether an op's single result leaves its layer in the forward pass."""
+    """Whether an op's only result is read by another layer in the forward pass."""
     if len(op.results) != 1:
         return False
     return any(
@@ -199,10 +199,10 @@ class ApplyPlanPass(PassOnProgram):
     """Annotate parameters, inputs and layer outputs with the shardings of a plan.
 
     The plan is read from `file`, or given as JSON text in `json`. A program without a mesh
-    takes the plan's. A parameter's sharding is how it is stored. How ops read it (`dist.used`,
-    where that is another) is what the plan's `used` says; without an entry, axes that shard the
-    batch, dim 0 of an input, are gathered before use, as in FSDP. A pattern is for the
-    parameters with as many dims as its sharding.
+    takes the plan's. The plan's `parameters` are shardings as stored. Its `used` are shardings
+    as ops read them (`dist.used`); without an entry, axes that shard the batch (dim 0 of an
+    input) are gathered before use, as in FSDP. A pattern applies to parameters with as many dims as
+    its sharding.
 
     A plan whose axes factor those of the program's mesh (tensor.0=2,tensor.1=2 for tensor=4)
     refines it.

@@ -1,4 +1,4 @@
-"""Lowering: from a global program and a plan to the program of each rank.
+"""Lowering of a global program by a plan to the program of each rank, for planners.
 
 Planners run the passes of a plan (`planners.lowering.plan_passes`) as the driver does, without
 verification, observers and notes, so that they price the program that runs.
@@ -28,23 +28,23 @@ Passes = Iterable[ModulePass | str]
 
 
 def local_program(program: Program, plan: Plan) -> Program:
-    """The program of each rank, not verified. Raises ValueError if the plan does not fit."""
+    """Lower to the program of each rank, unverified. Raises ValueError if the plan does not fit."""
     return lowered(program, plan, PlanPasses.of(plan).passes)
 
 
 RECENT = 8
-"""Programs that a search remembers. Plans that follow each other differ in little; programs of
-large models take some 50 MB each."""
+"""Most programs that a search remembers. Consecutive plans differ little; programs of large models
+take about 50 MB each."""
 
 
 @dataclass(frozen=True)
 class Lowerings:
-    """The local programs of one global program, each made once: plans may share them.
+    """Cache of the local programs of one global program, which plans may share.
 
-    Plans that differ only in what they recompute or offload, where their stages begin and in the
-    orders of messages and micro-batches are partitioned once; those that differ in the order of
-    messages alone are cut into stages once.
-    At most `most` programs are remembered, those asked for last; None: all.
+    Plans that differ only in recomputation, offloading, cuts into stages and orders of messages
+    and micro-batches share a partition; those that differ only in the order of messages also share
+    the program that is cut into stages.
+    The cache keeps the `most` programs that were used last; None: all.
     """
 
     program: Program
@@ -54,17 +54,17 @@ class Lowerings:
 
     @staticmethod
     def of(program: Program | Lowerings) -> Lowerings:
-        """Those given, or new ones that remember all."""
+        """Return `program` if it is a Lowerings, else a new one for it that keeps all programs."""
         return program if isinstance(program, Lowerings) else Lowerings(program)
 
     def local(self, plan: Plan) -> Program:
-        """`local_program`, remembered. What is returned must not be changed."""
+        """Cached `local_program`. The caller must not change the result."""
         plan = _bare(plan)
         key = plan.to_json()
         return self._remembered(key, lambda: self._lowered(plan, PlanPasses.of(plan).finishing))
 
     def blocking(self, plan: Plan) -> Program:
-        """The same program, but every message is waited for at once if the plan has no schedule."""
+        """Cached local program that waits for each message at once, if the plan has no schedule."""
         plan = _bare(plan)
         if plan.schedule:
             return self.local(plan)
@@ -75,10 +75,11 @@ class Lowerings:
     def workload(
         self, plan: Plan | None, cluster: Cluster, like: Hashable = None, mesh: Mesh | None = None
     ) -> Workload:
-        """The blocks of a plan's `blocking` program, or of the global one, each read once.
+        """Costs of the blocks of a plan's `blocking` program (without a plan: the global one),
+        cached.
 
-        like: equal for clusters that are made of one, on which the blocks cost the same; `cluster`
-        itself if None.
+        like: cache key that stands for `cluster`, for clusters on which blocks cost the same; None:
+        the cluster's identity.
         """
         key = plan and plan.to_json(), like or id(cluster), mesh
         work = self._works.find(key)
@@ -117,8 +118,8 @@ class Lowerings:
 
 
 def _uncut(pipeline: Pipeline | None) -> Pipeline | None:
-    """The pipeline as partitioning sees it: whether it has stages, how many micro-batches it has,
-    and the devices of its stages."""
+    """Reduce a pipeline to what partitioning depends on: whether it has stages, the number of
+    micro-batches, and the devices of stages."""
     if pipeline is None:
         return None
     is_placed = pipeline.ranks or pipeline.devices or pipeline.shares
@@ -127,7 +128,7 @@ def _uncut(pipeline: Pipeline | None) -> Pipeline | None:
 
 
 def _bare(plan: Plan) -> Plan:
-    """The plan without fields that describe it or that no program shows."""
+    """Copy a plan without the fields that do not affect its program."""
     cluster = plan.cluster if plan.schedule or plan.orders_stages else ""
     return replace(
         plan, cluster=cluster, precision="", predicted=None, reasons=(), notes=(), candidates=(),
@@ -136,7 +137,7 @@ def _bare(plan: Plan) -> Plan:
 
 
 def lowered(program: Program, plan: Plan, passes: Passes) -> Program:
-    """A copy of a global program, annotated by a plan and changed by some passes."""
+    """Copy a global program, annotate it by a plan, and run `passes` on the copy."""
     target = program.clone()
     target.set_mesh(Mesh(**plan.mesh))
     with without_gc():

@@ -1,4 +1,4 @@
-"""A plan carried over to the same model on inputs of other shapes, or in another mode."""
+"""Adaptation of a plan to the same model with inputs of other shapes, or in another mode."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Stored = Mapping[tuple[str, str], Sharding]
 
 @dataclass(frozen=True)
 class FittedPlan:
-    """The plan for another program of the model, and notes on what of it does not fit there."""
+    """A plan adapted to another program of the model, with notes on fields that do not fit it."""
 
     plan: Plan
     notes: list[str] = field(default_factory=list[str])
@@ -46,11 +46,11 @@ class FittedPlan:
 def fit_plan(
     plan: Plan, program: Program, mesh: Mesh, stored: Stored, batch_axes: Iterable[str]
 ) -> FittedPlan:
-    """The plan for another global program of the same model on the same mesh.
+    """Adapt a plan to another global program of the same model on the same mesh.
 
-    Parameters keep the shardings in which they are `stored`. Inputs, and wishes for activations,
-    keep those of the plan where the shapes divide; elsewhere they stay whole, and notes say so.
-    batch_axes: the axes over which the plan cuts the batch. Linear in the ops.
+    Parameters keep the shardings in which they are `stored`. Inputs and activations keep the plan's
+    shardings if the shapes divide; otherwise they are replicated, and notes say so. batch_axes:
+    axes over which the plan shards the batch. Takes time linear in the ops.
     """
     parameters, used = _parameters(plan, program, stored, set(batch_axes))
     inputs, notes = _inputs(plan, program, mesh, list(batch_axes))
@@ -83,7 +83,7 @@ def _derived_passes(plan: Plan) -> PlanPasses:
 def _pipeline(
     plan: Plan, program: Program, mesh: Mesh, inputs: Mapping[str, str]
 ) -> Pipeline | None:
-    """The plan's stages, with as many micro-batches as these inputs divide into."""
+    """The plan's stages, with at most its number of micro-batches, which must divide the rows."""
     pipeline = plan.pipeline
     if pipeline is None:
         return None
@@ -95,9 +95,9 @@ def _pipeline(
 def _with_other_layers(
     program: Program, stages: Sequence[tuple[str, ...]]
 ) -> tuple[tuple[str, ...], ...]:
-    """The stages with layers of parameters that none of them names: each where the last of those is
-    whose modules it shares most of, as its parameters are stored. What shares none stays behind
-    the layer before it."""
+    """Add layers with parameters that no stage names: each to the stage with the layer that shares
+    most enclosing modules with it (of several, the last stage), where its parameters are stored. A
+    layer that shares none is not added: it follows the layer before it."""
     known = stages_of_layers(program, stages)
     owners = {
         name.rpartition(".")[0] for s in _slots(program, "param") for name in (s.name, *s.aliases)
@@ -112,9 +112,9 @@ def _with_other_layers(
 
 
 def in_one_micro_batch(plan: Plan, mesh: Mesh) -> Plan:
-    """The same plan of a pipeline, whose stages run the whole batch at once, with derived passes.
+    """Change a pipeline's plan to one micro-batch (the whole batch) and derived passes.
 
-    Raises PlanError if its schedule has no such order, as where a stage is at several coordinates.
+    Raises PlanError if its schedule has no such order, for example for stages at several ranks.
     """
     assert plan.pipeline is not None
     return replace(
@@ -125,7 +125,7 @@ def in_one_micro_batch(plan: Plan, mesh: Mesh) -> Plan:
 def _parameters(
     plan: Plan, program: Program, stored: Stored, batch_axes: set[str]
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Shardings of parameters, as stored, and as read by ops where they are gathered before use."""
+    """Return the shardings of parameters as stored, and as ops read them, by name."""
     parameters: dict[str, str] = {}
     used: dict[str, str] = {}
     given = Lookup(plan.used)
@@ -141,8 +141,8 @@ def _parameters(
 def _inputs(
     plan: Plan, program: Program, mesh: Mesh, batch_axes: list[str]
 ) -> tuple[dict[str, str], list[str]]:
-    """The plan's shardings of inputs that fit, and of inputs that it does not name dim 0 cut over
-    the batch axes."""
+    """Return shardings by input, and notes: the plan's where they fit, else dim 0 over the batch
+    axes, for inputs that the plan shards or does not name."""
     by_default, notes = batch_shardings(program, mesh, *batch_axes)
     table = Lookup(plan.inputs)
     inputs: dict[str, str] = {}
@@ -156,7 +156,7 @@ def _inputs(
 
 
 def _is_planned(note: str, table: Lookup) -> bool:
-    """Whether the input that a note names is one that the plan cuts, or does not know."""
+    """Whether the plan shards the input that a note names, or does not name it."""
     text = table.find(note.split("'")[1])
     return text is None or _is_cut(text)
 
@@ -166,7 +166,7 @@ def _is_cut(text: str) -> bool:
 
 
 def _activations(plan: Plan, program: Program, mesh: Mesh) -> tuple[dict[str, str], list[str]]:
-    """The wishes for layers and ops that the program has, less what does not divide."""
+    """Return the plan's shardings of this program's layers and ops, less indivisible dims."""
     layers = {k: v for k, v in plan.activations.items() if OP_MARK not in k}
     ops = {k: v for k, v in plan.activations.items() if OP_MARK in k}
     shapes: dict[str, set[tuple[int, ...]]] = {key: set() for key in plan.activations}
@@ -196,7 +196,7 @@ def _leaves_layer(op: Operation) -> bool:
 
 
 def _trimmed(text: str, shapes: Iterable[tuple[int, ...]], mesh: Mesh) -> str | None:
-    """A sharding less the dims of it that do not divide in some shape; None if nothing is left."""
+    """Drop a sharding's dims that do not divide in all of `shapes`; None if none are left."""
     given = read_sharding(text, "activation")
     whole = ShardingAttr.of(Sharding.replicated(len(given.dims)), (1,) * len(given.dims))
     trimmed = whole
@@ -219,7 +219,7 @@ def _with_dim(attribute: ShardingAttr, other: ShardingAttr, dim: int) -> Shardin
 def _batch_split(
     plan: Plan, program: Program, mesh: Mesh, inputs: Mapping[str, str]
 ) -> tuple[int, list[str]]:
-    """The plan's sub-batches, if every device's rows divide into them."""
+    """The plan's number of sub-batches if it divides each device's rows, else 1 with a note."""
     if plan.batch_split == 1:
         return 1, []
     for slot in _slots(program, "input"):

@@ -1,4 +1,4 @@
-"""Lowering a global program by a plan to the program that every rank runs."""
+"""Lowering of a global program by a plan to the program that every rank runs."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ def partition(
     buffers: Mapping[str, Sharding] | None = None,
     tell: Listener = drop,
 ) -> Program:
-    """The program that every rank of `mesh` runs.
+    """Lower a global program to the one that every rank of `mesh` runs.
 
-    `passes` come after those that shard the program and before those that decide when messages
-    travel (bucket-collectives, start-collectives, overlap-communication), which they may hold
-    themselves. If `insert-collectives` is among them, they are the whole way from the annotated
-    program to the local one, and what the plan says beside shardings is theirs to do. Without a
-    plan (for one device alone) the program is only cleaned up. observer: sees each pass. buffers:
-    how these are stored already. tell: hears the notes of passes that do what the plan chooses
-    (`chosen_by`); those of the default passes are dropped.
+    The user's `passes` run after those that shard the program and before those that schedule
+    messages (bucket-collectives, start-collectives, overlap-communication); the latter are left out
+    if `passes` hold them. If `passes` hold `insert-collectives`, they replace all other passes
+    except `apply-plan`, and must carry out the plan's fields beside shardings. Without a plan (on
+    one device) the program is only cleaned up. observer: is called for each pass. buffers: stored
+    shardings of buffers. tell: receives the notes of passes that carry out the plan's choices
+    (`chosen_by`); notes of default passes are dropped.
     """
     given = PassPipeline([passes] if isinstance(passes, str) else passes).passes
     first, last = PassPipeline(ONE_DEVICE_PASSES), PassPipeline([])

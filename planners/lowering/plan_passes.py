@@ -1,8 +1,8 @@
-"""From a plan to the passes that carry it out.
+"""Passes that carry out a plan.
 
-Planners, `run --plan` and `sw.compile` all run these passes, so that what is priced is what runs.
-They follow `apply-plan`. A plan may list them (`Plan.passes`), a user's own among them; where
-it does not, they are derived from its other fields.
+Planners, `run --plan` and `sw.compile` all run these passes, so that planners price the program
+that runs. They follow `apply-plan`. A plan may list them (`Plan.passes`), including a user's own;
+otherwise they are derived from its other fields.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ DEFAULT_SCHEDULE = "in-order"
 
 @dataclass(frozen=True)
 class PlanPasses:
-    """The passes of a plan in order, after `apply-plan`, and the parts that plans can share.
+    """The passes of a plan in order, after `apply-plan`, in three groups.
 
     partitioning: up to a local program that waits for every message. recomputation: from the first
-    pass that computes values again, offloads them, or cuts stages. finishing: from the first that
-    decides which messages there are, and when they travel.
+    pass that recomputes, offloads or cuts stages. finishing: from the first pass that joins,
+    starts or orders messages.
     """
 
     passes: tuple[ModulePass, ...]
 
     @staticmethod
     def of(plan: Plan) -> PlanPasses:
-        """The passes that the plan lists, or else those that its other fields ask for.
+        """Return the passes that the plan lists, or else those that its other fields require.
 
-        Raises PlanError for a schedule that needs a cluster without one, and for listed passes
-        that lack a pass that other fields ask for; ValueError if the list does not parse.
+        Raises PlanError if the schedule needs a cluster that the plan does not name, or if the list
+        lacks a pass that other fields require; ValueError if the list does not parse.
         """
         derived = _derived(plan)
         if not plan.passes:
@@ -80,11 +80,11 @@ class PlanPasses:
 
     @property
     def own_last(self) -> tuple[ModulePass, ...]:
-        """The finishing passes that are a user's own."""
+        """Finishing passes that a user added."""
         return tuple(each for each in self.finishing if each.name not in FINISHING)
 
     def _first(self, names: Collection[str]) -> int:
-        """The index of the first pass with one of these names; behind the last without any."""
+        """Index of the first pass with one of these names, or the number of passes."""
         places = (index for index, each in enumerate(self.passes) if each.name in names)
         return next(places, len(self.passes))
 
@@ -93,7 +93,7 @@ class PlanPasses:
 
 
 def plan_passes(plan: Plan) -> list[ModulePass]:
-    """All passes from a global program on a mesh to the local one that follows the plan."""
+    """All passes of a plan, from a global program on a mesh to the local one."""
     return [ApplyPlanPass.of(plan), *PlanPasses.of(plan).passes]
 
 
@@ -104,9 +104,10 @@ def passes_before(plan: Plan) -> list[ModulePass]:
 
 
 def passes_after(plan: Plan, names: Collection[str] = ()) -> list[ModulePass]:
-    """The passes of a plan that decide which messages there are, and when they travel.
+    """The passes of a plan that join, start and order messages.
 
-    names: of passes that a user has run in between; what they have done is not done again.
+    names: passes that a user ran before these; they are not repeated, and none remain once
+    messages were started or ordered.
     """
     if not {"start-collectives", "overlap-communication"}.isdisjoint(names):
         return []
@@ -114,7 +115,7 @@ def passes_after(plan: Plan, names: Collection[str] = ()) -> list[ModulePass]:
 
 
 def chosen_by(plan: Plan) -> set[str]:
-    """The names of passes that do what the plan itself chooses; others may find nothing to do."""
+    """Names of passes that carry out the plan's own choices, so that their notes matter."""
     names = {"split-projections", "split-attention", "rematerialize", "offload-activations"}
     # The functions of a pipeline are ordered one by one, and some may well send nothing.
     if plan.schedule not in ("", DEFAULT_SCHEDULE) and not plan.is_pipeline:

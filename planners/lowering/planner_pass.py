@@ -24,7 +24,7 @@ _PLAIN = (int, float, bool, str)
 
 
 def __getattr__(name: str) -> type[ModulePass]:
-    """The pass of a planner, by the name under which `planners.registry` registers it."""
+    """Return the pass class of a planner by its registered name `plan-<planner>`."""
     planner = name.removeprefix(PLANNER_PREFIX)
     if planner == name or planner not in PLANNERS:
         raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
@@ -33,11 +33,11 @@ def __getattr__(name: str) -> type[ModulePass]:
 
 @cache
 def planner_pass(planner: str) -> type[ModulePass]:
-    """The pass `plan-<planner>`: plans a global program and attaches the plan's shardings.
+    """Make the class of pass `plan-<planner>`: it plans a global program and attaches shardings.
 
-    Its options are the planner's, and `cluster`, a preset's name or a file. A program without a
-    mesh takes the plan's; what a plan says beside shardings (sub-batches, recomputation, a
-    schedule) is left to the passes that follow.
+    Its options are the planner's, and `cluster` (a preset's name or a file). A program without a
+    mesh takes the plan's. Fields of the plan other than shardings (sub-batches, recomputation, a
+    schedule) are left to the passes that follow.
     """
     options = [
         (name, _field_type(option.annotation), _default(option.default))
@@ -73,7 +73,7 @@ def _apply_of(planner: str) -> Callable[[Any, Context, builtin.ModuleOp], None]:
 
 
 def _field_type(hint: Any) -> Any:
-    """The type of a pass's field for a planner's option; None for what text cannot say."""
+    """Type of the pass's field for a planner's option; None if text cannot express it."""
     kinds = set(get_args(hint)) if isinstance(hint, types.UnionType) else {hint}
     is_plain = kinds - {types.NoneType} <= set(_PLAIN)
     return hint if is_plain else None

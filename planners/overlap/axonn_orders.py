@@ -1,10 +1,10 @@
-"""AxoNN's overlaps as orders: what its hand-written algorithm hides, one overlap after the other.
+"""AxoNN's overlaps as orders of ops, each of which hides what its hand-written algorithm hides.
 
 Singh et al., arXiv 2305.13525, Sec. 4: (A) the all-reduce of the gradient of I travels while the
 gradient of W is computed, (B) reduce-scatters of the gradients of W, and what else reduces
 gradients of parameters, are waited for at the end of the backward pass, (C) the next weight is
-gathered while a layer computes. All other messages block. What is kept of gathered weights (D) is
-not a matter of order (`delete-redundant-collectives`).
+gathered while a layer computes. All other messages block. Keeping gathered weights (D) does not
+change the order (`delete-redundant-collectives`).
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from shardweave.planners.plan.plan_parts import AXONN_SCHEDULES
 AXONN_ORDERS: Mapping[str, frozenset[str]] = {
     name: frozenset(name.removeprefix("axonn-")) for name in AXONN_SCHEDULES
 }
-"""By name, the overlaps of an order, as the paper's Figure 3 adds them up."""
+"""Overlaps of each order by name, which accumulate as in the paper's Figure 3."""
 
 
 def axonn_order(
     program: Program, ops: Sequence[Operation], overlaps: Collection[str]
 ) -> list[Operation]:
-    """The order of a started program's ops with overlaps among `a`, `b`, `c`; without, blocking."""
+    """Order a started program's ops with `overlaps` among `a`, `b`, `c`; the rest blocks."""
     return _AxonnOrder(program, ops, overlaps).run()
 
 
@@ -76,7 +76,7 @@ class _AxonnOrder:
         return list(self.order)
 
     def _may_wait(self, op: Operation) -> bool:
-        """Whether an op is to be done while an input gradient of its block is reduced."""
+        """Whether to defer an op until an input gradient of its block is being reduced."""
         if not self.input_gradients or phase_of(op) != "backward" or op in self.leading:
             return False
         if self.put_off and self.blocks.of_op(self.put_off[0]) != self.blocks.of_op(op):
@@ -84,7 +84,7 @@ class _AxonnOrder:
         return True
 
     def _shows_gradient(self, op: Operation) -> bool:
-        """Whether an op reads a reduced gradient, which nothing computes with."""
+        """Whether an op only reads a reduced parameter gradient, and so can come last."""
         owners = (value.owner for value in op.operands)
         return any(
             isinstance(owner, WaitOp) and owner.operands[0].owner in self.gradients
@@ -97,7 +97,7 @@ class _AxonnOrder:
             self._add(op)
 
     def _add(self, op: Operation) -> None:
-        """Put an op at the end, after its operands' ops; a blocking message with its wait."""
+        """Append an op after the ops that produce its operands; if it blocks, with its wait."""
         if op in self.order:
             return
         for value in op.operands:

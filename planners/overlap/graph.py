@@ -1,4 +1,4 @@
-"""The graph that a list schedule orders: the ops of a step with their times and dependences."""
+"""The dependence graph of a step's ops, with their times, for list scheduling."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from shardweave.planners.cost.model import CostModel
 class Graph:
     """The ops of a step (waits folded into their starts) with times and dependences.
 
-    ops: in program order. waits: for a start its wait. compute_s: on the compute stream (of a
-    start, what starting takes). travel_s: from a start to its arrival. tail_s: longest path from
-    the op's beginning to the end.
+    All lists are by op, in program order. waits: the wait of a start. compute_s: seconds on the
+    compute stream (for a start, of starting it). travel_s: seconds from a start to its arrival.
+    tail_s: longest path from the op's beginning to the end of the step.
     """
 
     ops: list[Operation]
@@ -31,7 +31,7 @@ class Graph:
 
 
 def build_graph(ops: Sequence[Operation], cost: CostModel) -> Graph:
-    """Dependences and times. Linear in ops and uses."""
+    """Build the graph of started ops. Takes time linear in ops and uses."""
     kept = [op for op in ops if not isinstance(op, WaitOp)]
     index = {op: i for i, op in enumerate(kept)}
     graph = Graph(kept, [None] * len(kept), [], [], [], [[] for _ in kept], [0] * len(kept))
@@ -56,7 +56,7 @@ def build_graph(ops: Sequence[Operation], cost: CostModel) -> Graph:
 
 
 def leading_to(ops: Sequence[Operation], goals: Collection[Operation]) -> set[Operation]:
-    """Some of these ops, which are in order, and all that they are computed of. Linear in uses."""
+    """Return `goals` and all ops that they depend on. ops: in program order. Linear in uses."""
     leading: set[Operation] = set()
     for op in reversed(ops):
         users = (use.operation for result in op.results for use in result.uses)
@@ -70,7 +70,7 @@ def wait_of(start: Operation) -> Operation:
 
 
 def producer_of(value: SSAValue) -> Operation | None:
-    """The op that computes or communicates a value; a wait stands for its start."""
+    """Op that produces a value; for a wait, its start. None for a block argument."""
     owner = value.owner
     if isinstance(owner, WaitOp):
         owner = owner.operands[0].owner

@@ -1,15 +1,15 @@
-"""The order of a step as it was written, with messages on their way as long as possible.
+"""Schedule `in-order`: program order of compute, with messages in flight as long as possible.
 
-Compute stays in order; a message is started where what it sends is made, and waited for where it
-is first read. Beyond that,
+Compute stays in order; a message starts as soon as its operand exists, and is waited for before
+its first use. Beyond that,
 
-- the weights of a block that are stored in shards are gathered while the block before it computes,
-- the keys and values of a part of attention are gathered while the part before is computed,
-- scattered gradients are waited for one block later, so that no more are whole at once,
-- where the backward pass would wait for a message in the midst of a block (a tensor-parallel one's
-  input gradient), the block's weight gradients, which nothing waits for, are computed meanwhile.
+- sharded weights of a block are gathered while the block before it computes,
+- the keys and values of a slice of attention are gathered while the slice before it computes,
+- scattered gradients are waited for one block later, which bounds the unsharded gradients,
+- where the backward pass would wait for a message within a block (such as a tensor-parallel input
+gradient), it computes the block's weight gradients meanwhile.
 
-No costs are needed, and time is linear.
+No costs are needed. Takes time linear in the ops.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from shardweave.passes.messages.merge_collectives import BUCKET_BYTES
 from shardweave.planners.overlap.graph import leading_to, wait_of
 
 Place = tuple[str | None, str, Copy | None]
-"""Block, phase and sub-batch."""
+"""(Block, phase, sub-batch) of an op."""
 
 
 def started_in_order(
     program: Program, ops: Sequence[Operation], *, is_ahead: bool = True
 ) -> list[Operation]:
-    """The order of the ops of a started program, which are given in the order of computing.
+    """Order a started program's ops. ops: in program order.
 
-    is_ahead: False gathers weights where they are read, and lets nothing wait for gradients: the
+    is_ahead: False gathers weights only where they are read and defers no ops, which needs the
     least memory.
     """
     return _InOrder(program, ops, is_ahead).run()
@@ -49,7 +49,7 @@ def started_in_order(
 
 @dataclass
 class _Run:
-    """Messages of one place that follow each other."""
+    """Consecutive messages of one block, phase and sub-batch."""
 
     place: Place
     starts: list[Operation] = field(default_factory=list[Operation])
@@ -83,7 +83,7 @@ class _InOrder:
         scatters = [op for op in ops if isinstance(op, STARTS[ReduceScatterOp])]
         self.scatters = _runs([op for op in scatters if is_last(op)], self.blocks)
         self.scatter_run = {op: i for i, run in enumerate(self.scatters) for op in run.starts}
-        # What joins gradients into a message makes a second copy of them.
+        # An op that joins gradients into a message copies them.
         for op, i in list(self.scatter_run.items()):
             maker = op.operands[0].owner
             if isinstance(maker, Operation) and _is_joining(maker):
@@ -123,7 +123,7 @@ class _InOrder:
         return list(self.order)
 
     def _add(self, op: Operation) -> None:
-        """Put an op at the end, after its operands' ops that are not there yet."""
+        """Append an op, after the ops that produce its operands if these are missing."""
         if op in self.order:
             return
         for value in op.operands:
@@ -137,13 +137,13 @@ class _InOrder:
     # Weights
 
     def _reach(self, number: int) -> None:
-        """A run of weights is about to be read: it is there, and the next one is on its way."""
+        """Gather the run of weights that is read next, and start gathering the following run."""
         for op in self.gathers[number].starts:
             self._add(op)
         if not self.is_ahead:
             return
         for op in self.gathers[number].starts:
-            # What is taken out of a message is, before there is memory for the next.
+            # Weights are unpacked from a message before the next one takes memory.
             for part in self.parts.get(op, ()):
                 self._add(part)
         if number not in self.again.values():
@@ -155,7 +155,7 @@ class _InOrder:
                 self._add(op)
 
     def _read_again(self, weights: Weights) -> Iterator[Operation | None]:
-        """Of each run that ends the forward pass, its first reader in the backward one."""
+        """Yield for each run its first reader in the backward pass, if it ends the forward pass."""
         for before, after in zip_longest(self.gathers, self.gathers[1:]):
             is_last = after is not None and before.place[1] == "forward" != after.place[1]
             starts = before.starts if is_last else []
@@ -172,7 +172,7 @@ class _InOrder:
     # Parts of attention
 
     def _next_part(self) -> dict[Operation, list[Operation]]:
-        """For each part of an attention the gathers of the part that follows it."""
+        """Map each slice of an attention to the gathers of the next slice."""
         next_part: dict[Operation, list[Operation]] = {}
         parts = [op for op in self.ops if is_positional(op)]
         for before, after in pairwise(parts):
@@ -186,13 +186,13 @@ class _InOrder:
     # Gradients
 
     def _land_scatters(self, number: int) -> None:
-        """Wait for the scattered gradients of the run before one."""
+        """Wait for the scattered gradients of the run before run `number`."""
         for run in self.scatters[max(0, number - 1) : number]:
             for op in run.starts:
                 self._add(wait_of(op))
 
     def _can_wait(self, op: Operation) -> bool:
-        """Whether an op is to be done while a message of its block travels."""
+        """Whether to defer an op until a message of its block is in flight."""
         if not self.is_ahead or not self.joints_left:
             return False
         if self.deferred and self.blocks.of_op(self.deferred[0]) != self.blocks.of_op(op):
@@ -200,18 +200,18 @@ class _InOrder:
         return phase_of(op) == "backward" and op not in self.leading
 
     def _catch_up(self) -> None:
-        """Do what was put off."""
+        """Append the deferred ops."""
         deferred, self.deferred = self.deferred, []
         for op in deferred:
             self._add(op)
 
 
 class Weights:
-    """The messages that bring weights.
+    """The gathers of weights.
 
-    starts: of gathers that read parameters alone. bringers: what makes their operands. made_of: of
-    each start, what shows the weights that it brings. parts: the ops that take these out of it,
-    where it brings several.
+    starts: gathers that depend only on parameters. bringers: ops that produce their operands.
+    made_of: by start, all values that show its weights. parts: by start of several weights, the ops
+    that unpack these.
     """
 
     def __init__(self, program: Program, ops: Sequence[Operation]) -> None:
@@ -256,7 +256,7 @@ def _is_joining(op: Operation) -> bool:
 
 
 def is_last(start: Operation) -> bool:
-    """Whether nothing is computed with what a message brings."""
+    """Whether a message's result is only returned, and not computed with."""
     return all(map(_is_returned, wait_of(start).results))
 
 

@@ -22,7 +22,7 @@ from shardweave.planners.overlap.graph import wait_of
 
 
 def pass_regions(ops: Sequence[Operation]) -> list[list[Operation]]:
-    """Forward, then by turns recomputation and backward of each stretch (Merak's barriers)."""
+    """Split ops into forward, then alternating recomputation and backward (Merak's barriers)."""
     regions: list[list[Operation]] = []
     before: str | None = None
     for op in ops:
@@ -42,7 +42,7 @@ def pass_regions(ops: Sequence[Operation]) -> list[list[Operation]]:
 
 
 def whole_regions(ops: Sequence[Operation]) -> list[list[Operation]]:
-    """Forward, and everything after it: no barrier between recomputation and backward."""
+    """Split ops into forward and the rest: no barrier between recomputation and backward."""
     for index, op in enumerate(ops):
         if phase_of(op) in ("backward", "recompute"):
             return [list(ops[:index]), list(ops[index:])]
@@ -50,10 +50,10 @@ def whole_regions(ops: Sequence[Operation]) -> list[list[Operation]]:
 
 
 def interleave(regions: Iterable[Sequence[Operation]]) -> list[Operation]:
-    """The order of all ops that interleaves the sub-batches inside each region.
+    """Order all ops so that sub-batches interleave inside each region.
 
-    Waits are placed anew: before the next start of another thread, before the first use, or
-    at the end of the region. Every op keeps its place behind what it reads. O(n log n).
+    Each wait moves to just before the next start of another thread or the first use, or to the end
+    of the region. Dependences are kept. Takes O(n log n) time.
     """
     interleaver = _Interleaver()
     for region in regions:
@@ -92,7 +92,7 @@ class _Interleaver:
         self._arrive()
 
     def finish(self) -> None:
-        """Shared communication (gradients over the data axis) arrives at the very end."""
+        """Append the remaining waits (for gradients over the data axis)."""
         for wait in self.waits:
             self._emit(wait)
 
@@ -126,14 +126,14 @@ class _Interleaver:
         self.in_flight = None
 
     def _expect(self) -> None:
-        """Count what each shared op still waits for, to emit it as soon as it can run."""
+        """Count the missing producers of each shared op, to emit it as soon as it can run."""
         for place, op in enumerate(self.shared):
             self.places[op] = place
             producers = {p for p in _producers(op) if p not in self.emitted}
             self.missing[op] = len(producers)
 
     def _feed(self, op: Operation) -> None:
-        """Emit what an op reads and is not emitted yet (waits, shared ops, other threads')."""
+        """Emit the producers of an op's operands that are missing, in dependence order."""
         stack = [op]
         while stack:
             top = stack[-1]
@@ -151,7 +151,7 @@ class _Interleaver:
             self._append(op)
 
     def _append(self, op: Operation) -> None:
-        """Emit an op, and the shared ops that it completes, in the order of the program."""
+        """Emit an op and, in program order, the shared ops that can then run."""
         complete: list[int] = []
         while op not in self.emitted:
             self.emitted.add(op)

@@ -1,8 +1,8 @@
-"""Memory while a list schedule is being made: what an op takes, and what its last readers free.
+"""Memory during list scheduling: bytes that an op allocates, and that last readers free.
 
-An op runs as soon as it can in a list schedule, so values would live long, above all those that
-recomputation was to save. A `MemoryBudget` admits an op only while the live bytes stay under a cap,
-and `recompute_gates` keeps recomputation a few communications ahead of its place at most.
+A list schedule runs ops as early as possible, so values would live long, above all recomputed ones.
+A `MemoryBudget` admits an op only while the live bytes stay under a cap, and `recompute_gates`
+lets recomputation run at most a few communications before its place in the program.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from shardweave.planners.overlap.graph import Graph
 
 @dataclass(frozen=True)
 class Liveness:
-    """Memory that the ops of a graph hold, in whatever order they run.
+    """Memory that the ops of a graph hold, in any order.
 
-    base_bytes: of arguments, which live always. created_bytes: of the results of each op.
-    reads: of each op the values (numbered) that it reads or makes and that die after their last
-    reader; size_bytes and num_readers of those values.
+    base_bytes: of arguments, which are always live. created_bytes: by op, of its results. reads: by
+    op, the indices of values that it reads or makes and that die after their last reader.
+    size_bytes, num_readers: by value.
     """
 
     base_bytes: int
@@ -37,7 +37,7 @@ class Liveness:
 
 
 def liveness(program: Program, graph: Graph) -> Liveness:
-    """Read off a program of the ops of `graph`, in any order; a wait counts with its start."""
+    """Analyse a program whose ops are those of `graph`; a wait counts as its start."""
     index = {op: i for i, op in enumerate(graph.ops)}
     storages, created = storages_of(program)
     created_bytes = [0] * len(graph.ops)
@@ -87,7 +87,7 @@ class MemoryBudget:
         return created <= sum(dying)
 
     def run(self, i: int) -> None:
-        """Note that an op runs."""
+        """Update the live bytes for an op that runs."""
         self.bytes += self.live.created_bytes[i]
         for number in self.live.reads[i]:
             self.left[number] -= 1
@@ -96,11 +96,11 @@ class MemoryBudget:
 
 
 def recompute_gates(graph: Graph, ahead: int) -> Mapping[int, Sequence[int]]:
-    """Of an op that, once issued, lets recomputation begin: the ops that wait for it.
+    """Map an op (the gate) to the recomputed ops that may run only once it was issued.
 
-    In program order a recomputed op stands right before its backward ops. It may run up to
-    `ahead` communications of its own sub-batch's backward pass before that place (Oases'
-    Algorithm 2 is one ahead), and never before that pass begins.
+    In program order a recomputed op stands right before its backward ops. It may run up to `ahead`
+    communications of its sub-batch's backward pass earlier (Oases' Algorithm 2: one), and never
+    before that pass begins.
     """
     starts: dict[Copy | None, list[int]] = {}
     first: dict[Copy | None, int] = {}

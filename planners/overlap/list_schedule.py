@@ -1,11 +1,10 @@
 """List scheduling of a whole step on the cost model.
 
 The step is a graph of compute ops and communications. Time advances on one compute stream and
-one stream per group of communication; whenever the compute stream is free it takes, of the ops
-whose inputs have arrived, the one of highest priority, and a communication is started as soon
-as what it sends is there. Nothing is known of models or layers, nor of passes beyond what
-recomputation is for (`list_memory`): one sub-batch's backward runs beside another's forward
-where that hides more.
+one stream per group of communication. Whenever the compute stream is free, it runs the op of
+highest priority whose operands have arrived; a communication starts as soon as its operand
+exists. Scheduling ignores models, layers and passes (except for recomputation, `list_memory`):
+one sub-batch's backward runs beside another's forward where that hides more.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from shardweave.planners.overlap.graph import Graph, producer_of
 from shardweave.planners.overlap.list_memory import MemoryBudget
 
 Priority = Callable[[int], tuple[float, ...]]
-"""Of the index of an op; higher goes first."""
+"""Priority of an op, by its index; higher goes first."""
 
 
 NO_GATES: Mapping[int, Sequence[int]] = {}
 
 MOST_SET_ASIDE = 64
-"""Ops over the budget that are looked past for one that is not."""
+"""Most ops over the memory budget to skip in search of one within it."""
 
 
 def list_schedule(
@@ -35,12 +34,11 @@ def list_schedule(
     budget: MemoryBudget | None = None,
     gates: Mapping[int, Sequence[int]] = NO_GATES,
 ) -> list[Operation]:
-    """The order of all ops, waits included. O((V + E) log V).
+    """Order all ops, with their waits. Takes O((V + E) log V) time.
 
-    budget: ops that it does not admit wait until others have freed memory; where nothing else
-    can run, the first of them in the graph's order runs all the same, so that a cap below what
-    any order needs gives an order over it. gates: of an op, those that may not run before it
-    was issued, beyond the graph's own dependences.
+    budget: ops that it does not admit wait until others have freed memory; if nothing else can
+    run, the first of them in program order runs anyway, so the order may exceed the cap. gates: by
+    op, further ops that must not run before it was issued.
     """
     return _Scheduler(graph, priority, budget, gates).run()
 
@@ -108,7 +106,7 @@ class _Scheduler:
         return picked
 
     def _over_budget(self) -> int:
-        """Take the first op of the graph's order, though it does not fit."""
+        """Take the first ready op in program order, although it exceeds the budget."""
         entry = min((*self.ready, *self.starts), key=lambda e: e[1])
         heap = self.ready if self.graph.streams[entry[1]] is None else self.starts
         heap.remove(entry)
@@ -116,7 +114,7 @@ class _Scheduler:
         return entry[1]
 
     def _deliver(self) -> None:
-        """Communications that have arrived release their readers."""
+        """Release the readers of communications that have arrived."""
         while self.arrivals and self.arrivals[0][0] <= self.now:
             self._release(self.graph.successors[heapq.heappop(self.arrivals)[1]])
 

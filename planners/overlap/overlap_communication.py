@@ -1,4 +1,4 @@
-"""The order of ops that hides communication behind compute."""
+"""Pass `overlap-communication`: orders ops so that compute hides communication."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def reschedule(
     """Reorder a started local program by one of `SCHEDULES` or `AXONN_ORDERS`. O(n log n).
 
     cluster: for `list`, a preset's name or a file. memory_cap: bytes on one device. Raises
-    ValueError for an unknown schedule, a program that is not started, and a step that needs more.
+    ValueError for an unknown schedule, blocking collectives, and a step over the cap.
     """
     known = (*SCHEDULES, *AXONN_ORDERS)
     if schedule not in known:
@@ -67,7 +67,7 @@ def reschedule(
 
 
 def _in_order(program: Program, ops: Sequence[Operation], memory_cap: int | None) -> None:
-    """In order, with as much on its way as the cap allows."""
+    """Apply `in-order`; without prefetching if that would exceed the cap."""
     program.reorder(started_in_order(program, ops))
     if memory_cap is not None and peak_memory(program).peak_bytes > memory_cap:
         program.reorder(started_in_order(program, ops, is_ahead=False))
@@ -86,7 +86,7 @@ def _check_memory(program: Program, schedule: str, memory_cap: int) -> None:
 def _best_order(
     program: Program, ops: Sequence[Operation], cluster: Cluster, memory_cap: int | None
 ) -> list[Operation]:
-    """The fastest of every order that fits the memory cap."""
+    """Simulate all orders, and return the fastest one that fits the memory cap."""
     fixed = [_fixed_order(name, ops) for name in SCHEDULES[:3]]
     program.reorder(fixed[-1])
     model = CostModel(cluster, program.mesh or Mesh())
@@ -111,7 +111,7 @@ class _Try(NamedTuple):
 
 
 class _Trials:
-    """Simulations of a program in many orders, once in each: rules often come to the same order."""
+    """Simulations of a program in many orders; equal orders are simulated once."""
 
     def __init__(self, program: Program, model: CostModel) -> None:
         self.program, self.model = program, model
@@ -145,7 +145,7 @@ def _fixed_order(schedule: str, ops: Sequence[Operation]) -> list[Operation]:
 
 
 def _blocking(ops: Sequence[Operation]) -> list[Operation]:
-    """Every wait right behind its start."""
+    """Order ops with every wait right after its start."""
     order: list[Operation] = []
     placed: set[Operation] = set()
     for op in ops:
@@ -165,11 +165,11 @@ AHEAD = (1, 2, 4)
 
 
 def _list_orders(program: Program, graph: Graph, cap_bytes: int) -> Iterator[list[Operation]]:
-    """List schedules by the longest path to the end, under a memory cap.
+    """Yield list schedules whose priority is the longest path to the end, under a memory cap.
 
-    They differ in how far recomputation may run ahead of its place, and in the lead that each
-    sub-batch has over the next, as a share of the longest path: one that runs ahead lets its
-    backward pass meet another's forward pass.
+    They differ in how far recomputation may run ahead, and in each sub-batch's lead over the next,
+    as a share of the longest path: with a lead, the backward pass of one sub-batch overlaps the
+    forward pass of another.
     """
     live = liveness(program, graph)
     copies = [sum(copy_of(op) or ()) for op in graph.ops]

@@ -25,44 +25,44 @@ from shardweave.planners.plan.plan_parts import (
 FORMAT = "shardweave.plan/1"
 
 _UNDONE = ("idle", "whole", "no effect", "no sequence parallelism")
-"""Words of the notes on what was asked for and not done."""
+"""Words that mark notes on requests that the plan does not fulfil."""
 
 
 @dataclass(frozen=True)
 class Plan:
     """Shardings by name; names may be patterns such as `h.*.mlp.fc_in.weight`.
 
-    mesh: axis sizes that the plan was made for. parameters: qualified parameter names to
-    shardings in the text form of `dist.sharding`, `[{"tensor"}, {}]`, as they are stored. used:
-    the same as ops read them, where they are gathered before use; without an entry, axes that
-    shard the batch, dim 0 of an input, store a parameter and are gathered. inputs: argument names
-    to shardings. activations: layer names to the sharding of the layer's forward output.
+    mesh: axis sizes that the plan was made for. parameters: qualified parameter names to the
+    shardings that store them, in the text form of `dist.sharding`, `[{"tensor"}, {}]`. used: the
+    shardings in which ops read parameters, where these are gathered before use; without an entry,
+    axes that shard the batch (dim 0 of an input) are gathered. inputs: argument names to
+    shardings. activations: layer names to the sharding of the layer's forward output.
     notes: what the planner decided and why.
 
-    batch_split: sub-batches run one after another (`split-batch`). attention_parts: parts of keys
-    and values, where these are sharded along the sequence, that attention merges
-    (`split-attention`). loss_chunks: chunks of the loss along tokens, so that logits exist for one
-    (`chunk-loss`).
-    expert_load: how many times the rows of a balanced routing each device is counted with, where
-    experts are sharded (`block-experts`).
-    projections: the weights of fused projections, such as that of queries, keys and values, each of
-    whose parts is computed by a linear map of its own (`split-projections`), so that heads that do
+    batch_split: number of sub-batches (`split-batch`). attention_parts: number of
+    slices in which attention reads keys and values that are sharded along the sequence
+    (`split-attention`). loss_chunks: number of chunks of tokens in which the loss is computed, so
+    that only one chunk's logits exist at once (`chunk-loss`).
+    expert_load: rows that each device is assumed to get where experts are sharded, as a multiple of
+    a balanced routing (`block-experts`).
+    projections: weights of fused projections (such as queries, keys and values in one) to be split
+    into one linear map for each projection (`split-projections`), so that numbers of heads that do
     not divide can be sharded.
-    passes: what follows `apply-plan`, as the text of a pipeline (`cse,dce,..`), your own passes
-    among them; empty: derived from the other fields (`shardweave plan --show-passes`).
-    alone_bytes: a weight or a gradient of so many bytes or more travels in a message of its own,
-    and smaller ones together (`bucket-collectives`); 0: from where copying takes longer on CPUs.
-    recompute: policy of `rematerialize`; recompute_in: names or patterns of the blocks in which,
-    none for all. offload: values that the host keeps until the backward pass (`values` of
-    `offload-activations`), `none` for none. schedule: of `overlap-communication`; `cluster` (a
-    preset or a file) is the one it orders for. pipeline: stages, None for one. zero: how much of
-    parameters is also sharded over the data axis: 1 optimizer state, 2 gradients too, 3 parameters
-    too. precision: `fp32`, `bf16-mixed` or `fp16-mixed`, for the memory of the optimizer
-    (`cost.memory`); without it the parameters' dtype has it all. update: the class of torch.optim
-    whose update and state are predicted; empty: a step without its update, and Adam's state.
+    passes: the passes after `apply-plan` as pipeline text (`cse,dce,..`), which may hold your own;
+    empty: derived from the other fields (`shardweave plan --show-passes`).
+    alone_bytes: a weight or a gradient of at least this size travels in a message of its own,
+    smaller ones share messages (`bucket-collectives`); 0: the default threshold, for CPUs.
+    recompute: policy of `rematerialize`; recompute_in: names or patterns of the blocks that it
+    recomputes, empty for all. offload: values that the host keeps until the backward pass (`values`
+    of `offload-activations`), or `none`. schedule: of `overlap-communication`; cluster: a preset or
+    a file for which the schedule is optimized. pipeline: its stages; None for one stage. zero:
+    ZeRO stage, which shards over the data axis: 1 optimizer state, 2 also gradients, 3 also
+    parameters. precision: `fp32`, `bf16-mixed` or `fp16-mixed`, for the memory of the optimizer
+    (`cost.memory`); empty: the parameters' dtype decides. update: the torch.optim class whose
+    update and state are predicted; empty: a step without its update, and Adam's state.
 
-    predicted: what a step is expected to take. reasons: why this plan, and why not the next
-    best. candidates: the best plans that were looked at, this one first.
+    predicted: predicted time and memory of a step. reasons: why this plan won, and why the next
+    best lost. candidates: the best plans that were compared, this one first.
     """
 
     mesh: Mapping[str, int] = field(default_factory=dict[str, int])
@@ -94,12 +94,12 @@ class Plan:
 
     @property
     def undone(self) -> list[str]:
-        """The notes on what was asked for and not done; others say how the planner chose."""
+        """Notes on requests that the plan does not fulfil; others say how the planner chose."""
         return [note for note in self.notes if any(word in note for word in _UNDONE)]
 
     @property
     def num_stages(self) -> int:
-        """Pipeline stages; 1 without a pipeline."""
+        """Number of pipeline stages; 1 without a pipeline."""
         return len(self.pipeline.stages) if self.pipeline else 1
 
     @property
@@ -112,11 +112,11 @@ class Plan:
 
     @property
     def orders_stages(self) -> bool:
-        """Whether micro-batches are ordered by what their passes take, on the plan's cluster."""
+        """Whether schedule `list` orders micro-batches, by seconds on the plan's cluster."""
         return self.pipeline is not None and self.pipeline.schedule == "list"
 
     def to_json(self) -> str:
-        """The plan as JSON text, without undecided fields except the shardings."""
+        """Return the plan as JSON text; fields at their defaults are left out, except shardings."""
         empty = Plan()
         data: dict[str, Any] = {"format": FORMAT}
         for f in fields(Plan):
@@ -127,7 +127,7 @@ class Plan:
 
     @staticmethod
     def from_json(text: str, name: str = "<plan>") -> Plan:
-        """Read a plan. Raises PlanError saying what is wrong."""
+        """Read a plan from JSON text; errors call it `name`. Raises PlanError."""
         try:
             data: object = json.loads(text, object_pairs_hook=_without_repeats)
         except json.JSONDecodeError as error:
@@ -145,7 +145,7 @@ class Plan:
 
     @staticmethod
     def from_dict(data: Mapping[str, Any], name: str = "<plan>") -> Plan:
-        """Check and build a plan from JSON data. Raises PlanError saying what is wrong."""
+        """Check and build a plan from JSON data; errors call it `name`. Raises PlanError."""
         unknown = sorted(set(data) - set(_READERS) - {"format"})
         if unknown:
             raise PlanError(
@@ -167,7 +167,7 @@ class Plan:
 
     @staticmethod
     def load(path: str | Path) -> Plan:
-        """Read a plan from a file. Raises PlanError if there is none that can be read."""
+        """Read a plan from a JSON file. Raises PlanError if the file is missing or malformed."""
         try:
             text = Path(path).read_text()
         except (OSError, UnicodeDecodeError) as error:
@@ -176,7 +176,7 @@ class Plan:
         return Plan.from_json(text, str(path))
 
     def diff(self, other: Plan) -> list[str]:
-        """The changes from this plan to another, by name: `- key: old`, `+ key: new`."""
+        """List the changes from this plan to `other` as lines `- key: old` and `+ key: new`."""
         lines: list[str] = []
         for f in fields(Plan):
             before, after = _json(getattr(self, f.name)), _json(getattr(other, f.name))
@@ -223,7 +223,7 @@ _READERS: dict[str, parts.Reader] = {
 
 
 def _json(value: Any) -> Any:
-    """A field's value as JSON data."""
+    """Convert a field's value to JSON data."""
     if is_dataclass(value):
         return parts.without_defaults(value)
     if isinstance(value, dict):
@@ -245,7 +245,7 @@ def _short(value: Any) -> str:
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object. Raises PlanError for a key given twice, of which JSON keeps the last."""
+    """Build a dict from a JSON object's pairs. Raises PlanError for a key that occurs twice."""
     table = dict(pairs)
     for key, _ in pairs:
         if sum(key == other for other, _ in pairs) > 1:

@@ -1,4 +1,4 @@
-"""Whether a plan fits a program and a mesh."""
+"""Checks that a plan fits a program and a mesh."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from shardweave.planners.plan.plan_parts import PlanError
 
 
 def check_plan(plan: Plan, program: Program) -> None:
-    """Raises PlanError unless a global program on the plan's mesh can follow the plan."""
+    """Raise PlanError unless the plan can be applied to a global program on the plan's mesh."""
     check_names(plan, program)
     tables = (("param", plan.parameters), ("param", plan.used), ("input", plan.inputs))
     for kind, table in tables:
@@ -30,9 +30,9 @@ def check_plan(plan: Plan, program: Program) -> None:
 
 
 def check_followed(plan: Plan, program: Program) -> None:
-    """Raises PlanError for a sharded program that does not follow the plan: it is for another mesh,
-    or has other parameters or inputs, or a parameter in other shards. These are not compared where
-    ZeRO or stages store parameters beyond what the plan names."""
+    """Raise PlanError if a sharded program's mesh, names or shardings differ from the plan's.
+
+    Shardings are not compared under ZeRO or a pipeline, which change how parameters are stored."""
     mesh, own = Mesh(**plan.mesh), program.mesh or Mesh()
     what_to_do = "give the plan that it was made by, or leave the plan out."
     if plan.mesh and mesh.device_axes != own.device_axes:
@@ -54,8 +54,8 @@ def check_followed(plan: Plan, program: Program) -> None:
 
 
 def check_recomputed(plan: Plan, program: Program) -> None:
-    """Raises PlanError unless every name of `recompute_in` stands for a block, in which something
-    is recomputed."""
+    """Raise PlanError for a name in `recompute_in` that matches no block, and for a plan with
+    such names whose policy recomputes nothing."""
     if not plan.recompute_in:
         return
     if plan.recompute == "none":
@@ -74,8 +74,8 @@ def check_recomputed(plan: Plan, program: Program) -> None:
 
 
 def check_stages(plan: Plan, program: Program, modules: Iterable[str] = ()) -> None:
-    """Raises PlanError unless every block is in one stage, and every name of a stage stands for a
-    layer of the program, or for one of the model's `modules`, of which some may have no op."""
+    """Raise PlanError if a block is in several stages, or a stage's name matches no layer.
+    modules: further names that a stage may hold (modules of the model that may have no op)."""
     if plan.pipeline is None:
         return
     layers = {layer for layer in program.layers() if layer}

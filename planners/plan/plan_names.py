@@ -1,9 +1,9 @@
-"""Names in a plan: what of a program they stand for, and the shardings that it gives under them.
+"""Names in a plan: the arguments, layers and ops of a program that they match, and their shardings.
 
-A layer's name alone stands for all its outputs. The two additions of a transformer layer's residual
-stream are outputs of the same layer, so that a plan that treats them differently names the op as
-well, as in `h.0:add.Tensor:1` or `h.0:mm:backward.3`: layer, ATen name, and which of those in the
-layer's forward pass, from 0, or in its backward pass, `backward.0`.
+A layer's name alone matches all its outputs. The two additions of a transformer layer's residual
+stream are outputs of the same layer; a plan that treats them differently names the op as well, as
+in `h.0:add.Tensor:1` or `h.0:mm:backward.3`: layer, ATen name, and the index of the op among those
+of this name in the layer's forward pass (from 0) or backward pass (from `backward.0`).
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_parts import PlanError
 
 OP_MARK = ":"
-"""No name of a module has it."""
+"""Separator in names of ops; module names never contain it."""
 
 
 def named_ops(program: Program) -> dict[str, Operation]:
-    """The ops with one result, by name."""
+    """Return the forward and backward ops with one result, by name (`h.0:add.Tensor:1`)."""
     counts: Counter[str] = Counter()
     ops: dict[str, Operation] = {}
     for op in program.ops:
@@ -49,19 +49,19 @@ def is_pattern(name: str) -> bool:
 
 
 class Lookup:
-    """Entries of a table by name: exact names first, then the first pattern that fits."""
+    """Lookup in a table of names and patterns: an exact name wins, then the first pattern."""
 
     def __init__(self, table: Mapping[str, str]) -> None:
         self._table = table
         self._patterns = [name for name in table if is_pattern(name)]
 
     def find(self, *names: str) -> str | None:
-        """The entry for a thing of several names, or None."""
+        """Return the entry for an object that has all these names, or None."""
         key = self.key(*names)
         return None if key is None else self._table[key]
 
     def key(self, *names: str) -> str | None:
-        """The key of that entry."""
+        """Return the table's key that matches one of these names, or None."""
         for name in names:
             if name in self._table:
                 return name
@@ -71,7 +71,7 @@ class Lookup:
         return None
 
     def unmatched(self, names: Collection[str]) -> list[str]:
-        """Keys of the table that fit none of the names."""
+        """Return the table's keys that match none of these names."""
         return [
             key
             for key in self._table
@@ -81,7 +81,7 @@ class Lookup:
 
 
 def check_names(plan: Plan, program: Program) -> None:
-    """Raises PlanError unless the program has everything that the plan names."""
+    """Raise PlanError unless the program has every parameter, input and layer of the plan."""
     slots = program.arguments
     names = {n: 0 for s in slots if s.kind == "param" for n in (s.name, *s.aliases)}
     inputs = {s.name: 0 for s in slots if s.kind == "input"}
@@ -105,7 +105,7 @@ def check_names(plan: Plan, program: Program) -> None:
 
 
 def read_sharding(text: str, where: str) -> ShardingAttr:
-    """A plan's sharding text. Raises PlanError naming the place if it is not one."""
+    """Parse a plan's sharding text. where: its location, for errors. Raises PlanError."""
     try:
         attribute = ShardingAttr.parse_text(text)
     except ParseError as error:
@@ -122,7 +122,7 @@ def read_sharding(text: str, where: str) -> ShardingAttr:
 
 
 def parse_sharding(text: str, shape: tuple[int, ...], mesh: Mesh, where: str) -> ShardingAttr:
-    """A plan's sharding text, checked against a shape. Raises PlanError naming the place."""
+    """Parse a sharding text and check it for a shape on a mesh. Raises PlanError at `where`."""
     attribute = read_sharding(text, where)
     try:
         attribute.on(shape, mesh)
@@ -132,22 +132,22 @@ def parse_sharding(text: str, shape: tuple[int, ...], mesh: Mesh, where: str) ->
 
 
 def sharding_text(dims: Sequence[DimSharding], shape: tuple[int, ...]) -> str:
-    """The shards of a value as plans write them, the inverse of `read_sharding`."""
+    """Write a value's sharding as text for a plan, the inverse of `read_sharding`."""
     return attribute_text(ShardingAttr.of(Sharding(tuple(dims)), shape))
 
 
 def attribute_text(attribute: ShardingAttr) -> str:
-    """A sharding as plans write it: for values of any size."""
+    """Write a sharding attribute as text for a plan, without the sizes of its value."""
     return str(attribute.of_any_size).removeprefix("#dist.sharding<").removesuffix(">")
 
 
 def argument_shardings(
     program: Program, kind: str, table: Mapping[str, str], mesh: Mesh
 ) -> dict[int, ShardingAttr]:
-    """Shardings that a table gives to a program's arguments of a kind, by index.
+    """Return the shardings that `table` gives to arguments of `kind` (`param`, `input`), by index.
 
-    A pattern is for tensors of its sharding's rank. Raises PlanError for a sharding that does not
-    fit, and for a pattern that fits names, but no tensor of its rank.
+    A pattern applies only to tensors with as many dims as its sharding. Raises PlanError for a
+    sharding that does not fit, and for a pattern whose matches all have other numbers of dims.
     """
     ranks = {key: len(read_sharding(text, f"{kind} '{key}'").dims) for key, text in table.items()}
     slots = {index: slot for index, slot in enumerate(program.arguments) if slot.kind == kind}

@@ -1,4 +1,4 @@
-"""The parts of a plan beside its shardings, and the strict reading of their JSON."""
+"""Components of a plan other than shardings, and strict readers of their JSON."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any, cast
 from shardweave.ir.suggest import did_you_mean
 
 PAPERS_RECOMPUTE = ("none", "layer", "after-communication")
-"""Policies among which the planners of papers, and their baselines, choose."""
+"""Recomputation policies that the papers' planners and baselines choose from."""
 
 PRODUCTS = "after-products"
-"""The policy of `rematerialize` that keeps what products, attention and collectives give."""
+"""The policy of `rematerialize` that keeps the results of products, attention and collectives."""
 
 RECOMPUTE = (*PAPERS_RECOMPUTE, PRODUCTS)
 """Policies of `rematerialize` that a plan may name."""
 
 OFFLOAD = ("none", "inputs", "all")
-"""Values that `offload-activations` leaves to the host."""
+"""Choices of values that `offload-activations` moves to the host."""
 
 AXONN_SCHEDULES = ("axonn-a", "axonn-ab", "axonn-abc")
 SCHEDULES = ("", "blocking", "sub-batch", "cross-pass", "in-order", "list", *AXONN_SCHEDULES)
@@ -32,9 +32,9 @@ PIPELINE_SCHEDULES = (
 """Orders of micro-batches in a pipeline (`planners/schedules`)."""
 
 PRECISIONS = ("", "fp32", "bf16-mixed", "fp16-mixed", "bf16-true")
-"""Precisions that a plan may have; "" takes the program's own: parameters of 16 bits are
-trained in mixed precision, for an optimizer's small steps are lost in their digits. `bf16-true`
-says that they are all there is."""
+"""Precisions that a plan may have. "" follows the parameters' dtype: 16-bit parameters are assumed
+to be trained in mixed precision, with 32-bit master copies, because small updates are lost in 16
+bits. `bf16-true` means that there are no master copies."""
 
 SOURCES = ("", "estimated", "simulated", "measured")
 """Sources of predicted numbers: a closed form, the simulator, or runs."""
@@ -46,14 +46,14 @@ class PlanError(ValueError):
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Stages that run one after another, each on devices of its own.
+    """Pipeline stages, each on devices of its own.
 
-    stages: names or patterns of the layers of each stage, in order, as `h.0`. micro_batches: of a
-    step, on each replica. devices: the device type of each stage, where they differ; of several
-    types in one stage, joined by `+`. ranks: the devices of each stage by number, replica by
-    replica; empty takes them in order. schedule: one of `PIPELINE_SCHEDULES`. shares: how many
-    micro-batches each coordinate runs at which a stage is, for stages at several coordinates of the
-    stage axis; with several stages at each coordinate, of the first ones; empty: each is at one.
+    stages: names or patterns of the layers of each stage, in order, such as `h.0`. micro_batches:
+    number per step, on each replica. devices: the device type of each stage, if types differ;
+    several types in one stage are joined by `+`. ranks: the device numbers of each stage, replica
+    by replica; empty: in order. schedule: one of `PIPELINE_SCHEDULES`. shares: for stages at
+    several coordinates of the stage axis, by stage, the micro-batches that each coordinate runs;
+    with chunks, for the first chunk only. Empty: each stage is at one coordinate.
     """
 
     stages: tuple[tuple[str, ...], ...]
@@ -65,16 +65,16 @@ class Pipeline:
 
     @property
     def num_places(self) -> int:
-        """Coordinates of the stage axis that the stages take, if each has devices of its own."""
+        """Number of coordinates of the stage axis that the stages take, without chunks."""
         return sum(map(len, self.shares)) if self.shares else len(self.stages)
 
 
 @dataclass(frozen=True)
 class SplitProjection:
-    """A fused projection that is computed by a linear map for each of its parts.
+    """A fused projection that is computed as several linear maps of equal size.
 
-    parts: how many there are, of equal size. used: the sharding in which ops read the weight of
-    each part, the text of one; empty: it follows from others.
+    parts: number of these maps. used: text of the sharding in which ops read the weight of each
+    map; empty: propagation decides.
     """
 
     parts: int
@@ -85,12 +85,12 @@ class SplitProjection:
 class Predicted:
     """The predicted time and memory of a step on one device.
 
-    time_s: of the whole step, in seconds. compute_s: of the compute in it. communication_s: by
-    mesh axes, joined by commas. exposed_s: communication that nothing hides. bubble_s: waiting
-    for other pipeline stages. update_s: of the optimizer's update, which `time_s` includes; 0 if
-    the plan names no optimizer. memory_bytes: by part, such as parameters, gradients, optimizer,
-    activations, workspace, of the stage that takes the largest share of its devices' memory.
-    capacity_bytes: of the smallest of these devices. source: one of `SOURCES`.
+    time_s: the whole step, in seconds. compute_s: compute within it. communication_s: by mesh axes,
+    joined by commas. exposed_s: communication that no compute hides. bubble_s: waiting for other
+    pipeline stages. update_s: the optimizer's update, which `time_s` includes; 0 if the plan names
+    no optimizer. memory_bytes: by kind (parameters, gradients, optimizer, activations, workspace),
+    in the stage that takes the largest share of its devices' memory. capacity_bytes: memory of the
+    smallest device of that stage. source: one of `SOURCES`.
     """
 
     time_s: float
@@ -115,7 +115,7 @@ class Predicted:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One of the best plans that were looked at: its choices in short, and why it lost."""
+    """One of the best plans that were compared: a name that lists its choices, and why it lost."""
 
     name: str
     predicted: Predicted
@@ -123,7 +123,7 @@ class Candidate:
 
 
 Reader = Callable[[object, str], Any]
-"""Checks a JSON value and returns it as a plan holds it; the text says where it stands."""
+"""Checks a JSON value and converts it to a plan's value; the text locates it in errors."""
 
 
 def _of_type(wanted: type, what: str, *also: type) -> Reader:
@@ -136,7 +136,7 @@ def _of_type(wanted: type, what: str, *also: type) -> Reader:
 
 
 def at_least(least: int, most: float = math.inf) -> Reader:
-    """Whole numbers from `least` on, up to `most`."""
+    """Make a reader of integers from `least` to `most`, both included."""
     span = f", {least} or more" if most == math.inf else f" from {least} to {most}"
 
     def read(value: object, where: str) -> Any:
@@ -148,14 +148,14 @@ def at_least(least: int, most: float = math.inf) -> Reader:
 
 
 def factor(value: object, where: str) -> float:
-    """A number of 1 or more."""
+    """Read a number of 1 or more. Raises PlanError for anything else."""
     if type(value) not in (int, float) or not 1 <= cast("float", value) < math.inf:
         raise PlanError(f"{where} must be a number, 1 or more.")
     return float(cast("float", value))
 
 
 def one_of(words: Iterable[object]) -> Reader:
-    """One of some words, or other values."""
+    """Make a reader that accepts only the values in `words`."""
     known = tuple(words)
 
     def read(value: object, where: str) -> Any:
@@ -168,7 +168,7 @@ def one_of(words: Iterable[object]) -> Reader:
 
 
 def list_of(reader: Reader, what: str) -> Reader:
-    """A JSON list, as a tuple."""
+    """Make a reader of a JSON list as a tuple. what: noun for its items in errors."""
 
     def read(value: object, where: str) -> Any:
         if not isinstance(value, list | tuple):
@@ -180,7 +180,7 @@ def list_of(reader: Reader, what: str) -> Reader:
 
 
 def object_of(reader: Reader, what: str) -> Reader:
-    """A JSON object whose values are all alike."""
+    """Make a reader of a JSON object whose values `reader` reads. what: their noun in errors."""
 
     def read(value: object, where: str) -> Any:
         if not isinstance(value, Mapping):
@@ -192,7 +192,7 @@ def object_of(reader: Reader, what: str) -> Reader:
 
 
 def optional(reader: Reader) -> Reader:
-    """null, or what the reader reads."""
+    """Make a reader that accepts null as None, and passes other values to `reader`."""
     return lambda value, where: None if value is None else reader(value, where)
 
 
@@ -201,7 +201,7 @@ number = _of_type(float, "a number", int)
 
 
 def record_of(kind: type[Any], readers: Mapping[str, Reader]) -> Reader:
-    """A JSON object with the fields of a dataclass."""
+    """Make a reader of a JSON object as dataclass `kind`. readers: one for each field."""
     known: dict[str, Field[Any]] = {f.name: f for f in fields(kind)}
 
     def read(value: object, where: str) -> Any:
@@ -281,6 +281,6 @@ pipeline: Reader = _checked_pipeline
 
 
 def without_defaults(value: Any) -> dict[str, Any]:
-    """The fields of a part that say something, for JSON."""
+    """Return a dataclass's fields that are neither empty nor at their defaults, for JSON."""
     empty = {f.name: f.default if f.default is not MISSING else None for f in fields(value)}
     return {key: x for key, x in asdict(value).items() if x != empty[key] and x not in ({}, ())}

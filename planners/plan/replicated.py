@@ -1,4 +1,4 @@
-"""The planner that shards nothing except the batch, and notes on parts that are empty."""
+"""The planner that shards only the batch, and notes on empty shards of inputs."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def plan_replicated(program: Program, mesh: Mesh, *, data: str = DATA_AXIS) -> P
     """Replicate every parameter; shard inputs along dim 0 over the `data` axis, and over `replica`
     where the mesh has it.
 
-    Objective: none; plain data parallelism, the baseline of every comparison. Exact.
-    Inputs whose first dim is too short stay whole, and a note says so.
+    This is plain data parallelism, the baseline of comparisons; nothing is optimized.
+    Inputs whose first dim is too short are replicated, and a note says so.
     """
     inputs, notes = batch_shardings(program, mesh, REPLICA_AXIS, data)
     notes += idle_data(inputs, mesh, REPLICA_AXIS, data)
@@ -33,8 +33,9 @@ def plan_replicated(program: Program, mesh: Mesh, *, data: str = DATA_AXIS) -> P
 
 
 def batch_shardings(program: Program, mesh: Mesh, *axes: str) -> tuple[dict[str, str], list[str]]:
-    """Dim 0 of every input over axes that the mesh has, evenly or not; and notes on those that are
-    too short to be cut."""
+    """Return shardings of dim 0 of every input over the mesh's `axes`, by name, evenly or not.
+
+    Also returns notes on inputs whose dim 0 is too short, which have no entry."""
     inputs: dict[str, str] = {}
     notes: list[str] = []
     sizes = {axis: mesh.size(axis) for axis in axes if axis in mesh.names}
@@ -57,7 +58,7 @@ def batch_shardings(program: Program, mesh: Mesh, *axes: str) -> tuple[dict[str,
 
 
 def can_be_cut(size: int, axes: Sequence[str], mesh: Mesh) -> bool:
-    """Whether a dim can be cut over some axes, evenly or not: it is not too short for them."""
+    """Whether a dim of `size` is long enough to be sharded over `axes`, evenly or not."""
     try:
         contiguous(axes, size, mesh)
     except ValueError:
@@ -66,7 +67,7 @@ def can_be_cut(size: int, axes: Sequence[str], mesh: Mesh) -> bool:
 
 
 def idle_data(inputs: Mapping[str, str], mesh: Mesh, *axes: str) -> list[str]:
-    """A note for each axis that cuts no input, of those that planners use for inputs alone."""
+    """Return a note for each of `axes` that leaves its ranks idle because `inputs` is empty."""
     return [
         f"axis '{axis}' of the mesh is idle: no input can be sharded over "
         f"{axis}={mesh.size(axis)}, and its ranks all compute the same"
@@ -76,8 +77,8 @@ def idle_data(inputs: Mapping[str, str], mesh: Mesh, *axes: str) -> list[str]:
 
 
 def notes_on_empty_parts(plan: Plan, program: Program) -> list[str]:
-    """A note for each way in which a plan cuts an input into parts of which some hold nothing, as a
-    batch of 8 over data=500. Time: linear in the devices of the axes that cut."""
+    """Return a note for each sharding of an input dim that leaves some shards empty, such as a
+    batch of 8 over data=500. Takes time linear in the devices of the sharding's axes."""
     mesh = Mesh(**plan.mesh).within_stage
     notes: dict[tuple[int, DimSharding], str] = {}
     for index, given in argument_shardings(program, "input", plan.inputs, mesh).items():
@@ -97,7 +98,7 @@ def notes_on_empty_parts(plan: Plan, program: Program) -> list[str]:
 
 
 def _places(cut: DimSharding) -> Iterator[dict[str, int]]:
-    """The coordinates of the devices on the axes that cut a dim."""
+    """Yield the coordinates of all devices on the axes that shard a dim, by axis name."""
     axes = [placement.axis for placement in cut]
     for numbers in itertools.product(*(range(placement.size) for placement in cut)):
         yield dict(zip(axes, numbers, strict=True))

@@ -1,4 +1,4 @@
-"""A picture of plans beside each other: time by part, memory by part."""
+"""Bar charts that compare plans: time by part, memory by part."""
 
 # matplotlib's methods take any further keywords, which pyright calls unknown.
 # pyright: reportUnknownMemberType=false

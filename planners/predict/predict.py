@@ -1,4 +1,4 @@
-"""Predictions of plans, from simulations."""
+"""Predictions of plans by the simulator, and comparisons between them."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from shardweave.planners.simulate.simulate import simulate
 from shardweave.planners.simulate.simulation import Simulation
 
 _ROUNDING = 1e-9
-"""Share of a step by which equal sums may differ that were added up in another order."""
+"""Relative difference up to which two times are equal (sums in another order)."""
 
 TIE = 0.01
-"""Share of a step by which simulations of two plans may differ and say nothing of which is faster:
-as far as that of a deep model, from a few of its blocks, may be from that of all."""
+"""Relative difference up to which two simulated plans are a tie: extrapolating a deep model from a
+few blocks may be off by as much."""
 
 _TOLD = 0.05
-"""Share of the gap between two plans from which on a part is named as its cause."""
+"""Least share of the gap between two plans for which a part is named as a cause."""
 
 
 def predicted_of(simulation: Simulation | PipelineSimulation) -> Predicted:
-    """A simulation as a plan keeps it: a pipeline's busiest stage in time, fullest in memory."""
+    """Convert a simulation for a plan: of a pipeline, busiest stage's time, fullest's memory."""
     if isinstance(simulation, PipelineSimulation):
         busiest, bubble_s, host_s = simulation.busiest, simulation.bubble_s, 0.0
         communication_s = dict(busiest.communication_s)
@@ -69,11 +69,11 @@ def simulation_of(
 ) -> Simulation | PipelineSimulation:
     """Partition a global program by a plan, and simulate a step of it on a cluster.
 
-    What is simulated is the program that the plan lowers to: a rank's, op by op, or that of stages
-    and micro-batches, run by run. A plan with a stage axis that names no stages has balanced ones,
-    as it would run. optimizer_multiplier: bytes of optimizer state per byte of parameters; None:
-    those of Adam in the plan's precision. update: as for `simulate_step`. Raises ValueError
-    (PlanError, PassError, ClusterError) if it cannot be partitioned or placed.
+    The lowered program is simulated op by op on one rank or, with stages or micro-batches, run by
+    run. A plan with a stage axis but no stages gets balanced ones, as when it runs.
+    optimizer_multiplier: bytes of optimizer state per byte of parameters; None: those of Adam in
+    the plan's precision. update: as for `simulate_step`. Raises ValueError (PlanError, PassError,
+    ClusterError) if the program cannot be partitioned or placed.
     """
     lowerings = Lowerings.of(program)
     plan = with_pipeline(plan, lowerings.program, Mesh(**plan.mesh))
@@ -98,16 +98,16 @@ def simulate_step(
     pipeline: Pipeline | None = None,
     update: str = "",
 ) -> Simulation | PipelineSimulation:
-    """Simulate one step of a program on a cluster: as its text has it, or under a plan.
+    """Simulate one step of a program on a cluster: the program as it is, or under a plan.
 
-    Without a plan the text is local, staged (simulated run by run, on the cluster's devices in
-    order), or for one device.
+    Without a plan the program must be local, staged (simulated run by run, on the cluster's devices
+    in order), or for one device.
 
     Args:
         cluster: A Cluster, a preset's name or a YAML file.
-        mesh: Of a local program; by default its own.
-        plan: A plan, or a plan's file, for a captured program. A plan without stages for a mesh
-            that has them gets those that it would run with.
+        mesh: Of a local program; by default its own. plan: A plan, or a plan's file, for a captured
+        program. A plan without stages whose mesh has a stage axis gets balanced stages, as when it
+        runs.
         optimizer_multiplier: Bytes of optimizer state per byte of parameters (2 for Adam); None:
             those of Adam in the precision.
         precision: As in a plan, "fp32", "bf16-mixed" or "fp16-mixed"; with a plan, the plan's.
@@ -115,8 +115,8 @@ def simulate_step(
         update: A class of torch.optim by name, whose update is simulated too, and whose state is
             counted in place of `optimizer_multiplier`; with a plan, in place of the plan's.
 
-    Raises ValueError for a plan that does not fit, and for another mesh than that of a staged
-    program.
+    Raises ValueError for a plan that does not fit the program, and for a mesh other than a staged
+    program's own.
     """
     if plan is not None:
         plan = plan if isinstance(plan, Plan) else Plan.load(plan)
@@ -170,7 +170,7 @@ def predict_plan(program: Program | Lowerings, plan: Plan, cluster: Cluster) -> 
 
 
 def with_candidates(plan: Plan, candidates: Sequence[Candidate]) -> Plan:
-    """The plan with its candidates, the best first, and the reason that each of the others lost."""
+    """Add candidates, the best first, to a plan, with the reason why each other one lost."""
     best = candidates[0]
     rest = [replace(c, reason=why_slower(best.predicted, c.predicted)) for c in candidates[1:]]
     reasons = [
@@ -188,7 +188,7 @@ def with_candidates(plan: Plan, candidates: Sequence[Candidate]) -> Plan:
 
 
 def why_slower(best: Predicted, other: Predicted) -> str:
-    """Name the parts that make a step slower than the best, those that differ most."""
+    """Say why a step is worse than the best: it does not fit, or by which parts it is slower."""
     if other.capacity_bytes and not other.fits:
         return f"does not fit, by {gib(other.peak_bytes - other.capacity_bytes)} GiB"
     gap = other.time_s - best.time_s
@@ -200,8 +200,8 @@ def why_slower(best: Predicted, other: Predicted) -> str:
 
 
 def gap_parts(best: Predicted, other: Predicted) -> str:
-    """The parts of a step by which it is slower than another, in brackets: the two that are longer
-    by most, and the one that is shorter by most."""
+    """Name in brackets the parts of `other` that differ most from `best`: the two with the largest
+    increase, and the one with the largest decrease."""
     gap = other.time_s - best.time_s
     before, after = time_parts(best), time_parts(other)
     changes = {part: after.get(part, 0.0) - before.get(part, 0.0) for part in before | after}
@@ -218,10 +218,10 @@ def check_some_fit(
     problem: str = "",
     further: str = "or pipeline stages (planner 'auto')",
 ) -> None:
-    """Raises PlanError, with the smallest shortfall in GiB by part, if no candidate fits.
+    """Raise PlanError if no candidate fits, with the smallest shortfall in GiB.
 
-    problem: why there is no candidate at all, if so. further: what else a user can do than use more
-    or larger devices, or a smaller batch.
+    problem: reason, if there is no candidate at all. further: advice besides more or larger devices
+    and a smaller batch.
     """
     if any(c.predicted.fits for c in candidates):
         return
@@ -241,9 +241,9 @@ def check_some_fit(
 
 
 def time_parts(predicted: Predicted) -> dict[str, float]:
-    """Seconds that add up to the step: compute, exposed communication, bubble, update, by name.
+    """Split a step's seconds by name: compute, exposed communication by axes, bubble, update.
 
-    Of several axes, what is exposed is dealt out in proportion to their communication.
+    Exposed communication is attributed to axes in proportion to their communication.
     """
     total = sum(predicted.communication_s.values())
     share = predicted.exposed_s / total if total else 0.0

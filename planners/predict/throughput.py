@@ -20,8 +20,8 @@ from shardweave.planners.plan.plan_parts import PlanError, Predicted
 
 
 def model_flops(program: Program) -> float:
-    """FLOPs of a captured step that belong to the model: of each product of the forward pass three
-    times, of attention those that its mask leaves, and nothing of what is computed again."""
+    """Count the model's FLOPs in a captured step: three times those of the forward pass. Attention
+    counts only unmasked keys, and recomputation does not count."""
     forward, _ = split_at_backward(program)
     return 3.0 * sum(
         flops_of(op) * (seen_share(op, Mesh()) if is_attention(op) else 1.0) for op in forward
@@ -29,7 +29,7 @@ def model_flops(program: Program) -> float:
 
 
 def recomputed_flops(program: Program, plan: Plan) -> float:
-    """FLOPs of a captured step that a plan's recomputation adds to those of the model."""
+    """Count the FLOPs that a plan's recomputation adds to a captured step."""
     if plan.recompute == "none":
         return 0.0
     target = program.clone()
@@ -41,9 +41,9 @@ def recomputed_flops(program: Program, plan: Plan) -> float:
 class Throughput:
     """Throughput of a step of a captured program on some devices.
 
-    seq: tokens of a sample; 0 for a model that reads none. flops: of the model, in a step; again:
-    what is computed again. peak_flops_s: of a device, in the parameters' dtype; 0 if it has none.
-    update_s: of `time_s` the optimizer's update, which has no part in MFU.
+    seq: tokens of a sample; 0 for a model without tokens. flops: of the model, in a step; again: of
+    recomputation. peak_flops_s: of the slowest device in the parameters' dtype; 0 if unknown.
+    update_s: seconds of `time_s` in the optimizer's update, which MFU leaves out.
     """
 
     batch: int
@@ -59,8 +59,8 @@ class Throughput:
     def of(
         program: Program, cluster: Cluster, plan: Plan, predicted: Predicted
     ) -> Throughput | None:
-        """The throughput of a step under a plan. None for a program whose inputs have no batch, or
-        that takes no time."""
+        """Throughput of a step under a plan; None if the inputs have no batch, or the step takes no
+        time."""
         try:
             batch = batch_of(program)
         except PlanError:
@@ -95,7 +95,7 @@ class Throughput:
 
     @property
     def hfu(self) -> float:
-        """The same with recomputation."""
+        """MFU that also counts recomputation (hardware FLOPs utilization)."""
         return self._share(self.flops + self.again)
 
     def _share(self, flops: float) -> float:

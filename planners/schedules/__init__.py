@@ -1,1 +1,1 @@
-"""Schedules of pipelines as data: which micro-batch each rank works on, and when."""
+"""Pipeline schedules as data: the order in which each rank runs its micro-batches."""

@@ -1,7 +1,7 @@
 """DualPipeV: a V of two chunks whose forward and backward passes run side by side (DeepSeek 2025).
 
-The steps are those of github.com/deepseek-ai/DualPipe. Pairs of a forward and a backward pass stand
-one behind the other; their communication hides behind each other's compute.
+The steps are those of github.com/deepseek-ai/DualPipe. A forward and a backward pass that overlap
+there follow each other here; the compute of one hides the communication of the other.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from shardweave.planners.schedules.table import Action, Kind, Table
 
 
 def dualpipe_v(ranks: int, micro_batches: int, chunks: int = 2) -> Table:
-    """Rank r has stages r and 2 ranks - 1 - r; ValueError for fewer micro-batches than stages."""
+    """Make the table. Raises ValueError for fewer micro-batches than stages (2 per rank)."""
     assert chunks == 2
     if micro_batches < 2 * ranks:
         raise ValueError(
@@ -27,7 +27,7 @@ class _Rank:
         self.order: list[Action] = []
         self.done: dict[tuple[int, Kind], int] = {}
         self.left: list[tuple[int, int]] = []
-        """Stage and micro-batch of the weight gradients that are put off."""
+        """(Stage, micro-batch) of the weight gradients that are still to be computed."""
 
     def actions(self) -> tuple[Action, ...]:
         behind = self.ranks - self.rank - 1
@@ -53,7 +53,7 @@ class _Rank:
         return tuple(self.order)
 
     def cool_down(self, behind: int) -> None:
-        """Backward passes alone; those of the second half put their weights off."""
+        """Add the last backward passes; those of the second half defer their weight gradients."""
         count = self.rank + 1
         kind: Kind = "B"
         for index in range(count):

@@ -1,9 +1,9 @@
-"""`list`: all stages ordered at once by their seconds, with I and W free to move.
+"""Schedule `list`: list scheduling of all stages' passes by their seconds, with I and W split.
 
-List scheduling under a bound on the micro-batches in flight, as in the heuristic of Qi et al. 2024
-(Sec. 3.1): backward passes to the input go first, forward passes as far ahead as memory allows, and
-weight gradients fill what is left. It is tried with several bounds and choices, and the orders of
-the other schedules are among the candidates, so that it is never slower than they are.
+Micro-batches in flight are bounded, as in the heuristic of Qi et al. 2024 (Sec. 3.1): backward
+passes to the input go first, forward passes run as far ahead as memory allows, and weight gradients
+fill the gaps. Several bounds and policies are tried, and the other schedules' orders are among the
+candidates, so that the result is never slower than they are.
 """
 
 from __future__ import annotations
@@ -17,37 +17,37 @@ from itertools import islice, product
 from shardweave.planners.schedules.table import Action, Kind, Table, actions_in_order, needs_of
 
 GAPS = (0.0, 0.5, 1.0)
-"""A weight gradient waits if what comes before it is known to be there after less than this share
-of its own time."""
+"""Policies of waiting: a rank puts off a weight gradient if another pass becomes ready within this
+share of the gradient's own time."""
 
 
 MOST_PASSES = 60_000
-"""So many passes are put in order in all attempts together, which takes about a second."""
+"""Bound on the passes ordered in all attempts together, which takes about a second."""
 
 
 StageAt = tuple[int, int]
-"""A stage, and a rank that has it."""
+"""(Stage, rank that holds it)."""
 
 
 @dataclass(frozen=True)
 class PassCosts:
-    """pass_s: seconds of a pass of kind `F`, `I` or `W` of a micro-batch, by stage and rank.
-    message_s: from the end of a pass until what it sends is there."""
+    """Costs of passes. pass_s: seconds of a pass of kind `F`, `I` or `W`, by (stage, rank).
+    message_s: seconds of a message from one (stage, rank) to another."""
 
     pass_s: Callable[[StageAt, Kind], float]
     message_s: Callable[[StageAt, StageAt], float] = lambda source, goal: 0.0
 
 
 UNIT_COSTS = PassCosts(lambda stage_at, kind: 1.0)
-"""A second for each pass, and none for messages."""
+"""Costs of one second for each pass, and none for messages."""
 
 
 Placement = Sequence[Sequence[int]]
-"""By stage and micro-batch, the rank that runs it."""
+"""Rank that runs a micro-batch, by stage and micro-batch."""
 
 
 Fits = Callable[[Table], bool]
-"""Whether the memory of all ranks is enough for an order."""
+"""Whether an order fits into the memory of all ranks."""
 
 
 def list_table(
@@ -59,11 +59,11 @@ def list_table(
     fits: Fits | None = None,
     placement: Placement | None = None,
 ) -> Table:
-    """The fastest order found that fits; it has no whole backward passes.
+    """Search for the fastest order that fits; its backward passes are split into I and W.
 
-    others: orders to beat. fits: by default, fewer than twice as many micro-batches in flight as
-    the first rank has in 1F1B, as in ZB-H2. placement: of stages that are at several ranks; else
-    each is at one, of which several ways are tried. Raises ValueError if no order fits.
+    others: orders to beat. fits: default: fewer than twice as many micro-batches in flight as on
+    the first rank in 1F1B, as in ZB-H2. placement: for stages at several ranks; None: each stage is
+    at one rank, and several assignments are tried. Raises ValueError if no order fits.
     """
     seconds = costs or UNIT_COSTS
     candidates = [_split(table) for table in others]
@@ -97,12 +97,12 @@ def list_table(
 
 
 def _rounded(seconds: float) -> float:
-    """To three digits: what is as fast as that is told apart by its memory."""
+    """Round to three digits, so that memory decides between orders that are about as fast."""
     return float(f"{seconds:.3g}")
 
 
 def most_weight_passes_in_flight(table: Table) -> int:
-    """The most passes whose weight gradients are still to come that a rank has at once."""
+    """Most passes F on a rank at once whose weight gradients are still to come."""
     most = 0
     for actions in table:
         now = 0
@@ -114,7 +114,7 @@ def most_weight_passes_in_flight(table: Table) -> int:
 
 
 def time_of(table: Table, num_stages: int, costs: PassCosts) -> float:
-    """Seconds until the last rank is done, if each starts what comes next as soon as it can."""
+    """Seconds until the last rank is done, if each starts its next pass as soon as it can."""
     done: dict[tuple[int, str, int], tuple[int, float]] = {}
     free = [0.0] * len(table)
     for rank, action in actions_in_order(table, num_stages):
@@ -132,7 +132,7 @@ def time_of(table: Table, num_stages: int, costs: PassCosts) -> float:
 
 
 def _split(table: Table) -> Table:
-    """The order with whole backward passes as their halves."""
+    """Replace each backward pass B of a table by its halves I and W."""
     return tuple(
         tuple(
             Action(a.stage, kind, a.micro_batch)
@@ -144,7 +144,7 @@ def _split(table: Table) -> Table:
 
 
 def _placements(ranks: int, micro_batches: int, chunks: int) -> Iterator[Placement]:
-    """Each stage at one rank: round and round, and of two chunks also back and forth."""
+    """Yield placements with each stage at one rank: cyclic and, with two chunks, also as a V."""
     yield [[stage % ranks] * micro_batches for stage in range(ranks * chunks)]
     if chunks == 2 and ranks > 1:
         yield [[rank] * micro_batches for rank in (*range(ranks), *reversed(range(ranks)))]
@@ -152,9 +152,9 @@ def _placements(ranks: int, micro_batches: int, chunks: int) -> Iterator[Placeme
 
 @dataclass(frozen=True)
 class _Policy:
-    """limits: micro-batches in flight, by rank. alternates: forward passes take turns with backward
-    ones; else these go first. gap: one of `GAPS`. is_deep: of several forward passes the one of the
-    latest stage goes first, else that of the first micro-batch."""
+    """Choices of the greedy scheduler. limits: most micro-batches in flight, by rank. alternates:
+    forward and backward passes take turns; else backward goes first. gap: one of `GAPS`. is_deep:
+    the forward pass of the latest stage goes first; else that of the first micro-batch."""
 
     limits: tuple[int, ...]
     alternates: bool
@@ -163,7 +163,7 @@ class _Policy:
 
 
 def _policies(ranks: int, micro_batches: int, chunks: int) -> Iterator[_Policy]:
-    """Choices to try, the more promising ones first."""
+    """Yield the policies to try, the more promising ones first."""
     most = micro_batches * chunks
     limits: dict[tuple[int, ...], None] = {}
     for factor, more in product((1.0, 1.5, 2.0, 3.0), (0, 1, 2)):
@@ -177,11 +177,11 @@ def _policies(ranks: int, micro_batches: int, chunks: int) -> Iterator[_Policy]:
 
 
 class _Greedy:
-    """Runs all ranks side by side; each takes, when it is free, the best of what it can begin.
+    """Simulates all ranks together; each free rank begins the best pass that is ready.
 
-    left: by stage, rank and kind the micro-batches to come, the next one last. arrived: when what
-    a pass reads is there, by stage, kind and micro-batch. free: when each rank is done with what it
-    runs.
+    left: by (stage, rank, kind), the micro-batches still to run, the next one last. arrived: by
+    (stage, kind, micro-batch), the time when a pass has its operands. free: by rank, the time when
+    its current pass ends.
     """
 
     def __init__(self, places: Placement, ranks: int, costs: PassCosts, policy: _Policy) -> None:
@@ -206,7 +206,7 @@ class _Greedy:
             self.arrived[0, "F", number] = 0.0
 
     def table(self) -> Table | None:
-        """The order; None if the bound on micro-batches in flight lets nobody go on."""
+        """Return the order; None if the bound on micro-batches in flight causes a deadlock."""
         heapq.heapify(self.waking)
         while self.waking:
             now_s, rank = heapq.heappop(self.waking)
@@ -246,7 +246,7 @@ class _Greedy:
         return actions
 
     def _comes_before(self, rank: int, now_s: float, until_s: float) -> bool:
-        """Whether something is on its way that is there between two moments, and could begin."""
+        """Whether a pass F or I that the rank may run becomes ready between two times."""
         kinds: list[Kind] = ["I"]
         if self.in_flight[rank] < self.policy.limits[rank]:
             kinds.append("F")
@@ -275,7 +275,7 @@ class _Greedy:
                 self._arrive(rank, stage, Action(stage - 1, "I", number), end_s)
 
     def _arrive(self, source: int, stage: int, goal: Action, end_s: float) -> None:
-        """Note when a pass has what the rank `source` made for it in `stage` until `end_s`."""
+        """Record when pass `goal` has its operand, made by rank `source` in `stage` at `end_s`."""
         rank = self.places[goal.stage][goal.micro_batch]
         if goal.stage != stage:
             end_s += self.costs.message_s((stage, source), (goal.stage, rank))

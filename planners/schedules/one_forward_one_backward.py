@@ -1,4 +1,4 @@
-"""The schedules of whole passes: GPipe, 1F1B, and interleaved 1F1B."""
+"""Schedules without split backward passes: GPipe, 1F1B, and interleaved 1F1B."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from shardweave.planners.schedules.table import Action, Table
 
 
 def gpipe(ranks: int, micro_batches: int, chunks: int = 1) -> Table:
-    """All forward passes, then all backward (Huang et al. 2019, Sec. 2.3).
+    """Make the GPipe table: all forward passes, then all backward (Huang et al. 2019, Sec. 2.3).
 
-    With several chunks, rank r has stages r, r + ranks, .., one after another.
+    With several chunks, rank r runs stages r, r + ranks, .., one after another.
     """
     every = range(micro_batches)
     table: list[tuple[Action, ...]] = []
@@ -23,7 +23,7 @@ def gpipe(ranks: int, micro_batches: int, chunks: int = 1) -> Table:
 
 
 def one_forward_one_backward(ranks: int, micro_batches: int, chunks: int = 1) -> Table:
-    """As many forward passes as there are stages behind, then one of each, then what is left.
+    """Make the 1F1B table: a forward pass per later stage, then both kinds in turn, then the rest.
 
     Source: Narayanan et al. 2021, Sec. 2.2.
     """
@@ -41,7 +41,7 @@ def one_forward_one_backward(ranks: int, micro_batches: int, chunks: int = 1) ->
 
 
 def round_size(ranks: int, micro_batches: int) -> int:
-    """Micro-batches that a rank takes through one chunk before it turns to the next one.
+    """Number of micro-batches that a rank runs through one chunk before the next chunk.
 
     Raises ValueError for micro-batches that do not divide into rounds of at least `ranks`.
     """
@@ -57,7 +57,7 @@ def round_size(ranks: int, micro_batches: int) -> int:
 def passes(
     rank: int, ranks: int, micro_batches: int, chunks: int, *, is_forward: bool
 ) -> Iterator[tuple[int, int]]:
-    """Stage and micro-batch of a rank's passes in turn: a round through each of its chunks."""
+    """Yield (stage, micro-batch) of a rank's passes in order: a round through each chunk."""
     size = round_size(ranks, micro_batches)
     for first in range(0, micro_batches, size):
         for chunk in range(chunks) if is_forward else reversed(range(chunks)):
@@ -66,7 +66,7 @@ def passes(
 
 
 def interleaved(ranks: int, micro_batches: int, chunks: int = 2) -> Table:
-    """The earlier micro-batch first (depth first), two passes ahead for each rank behind."""
+    """Make the interleaved 1F1B table: depth first, two passes ahead for each later rank."""
     table: list[tuple[Action, ...]] = []
     size = round_size(ranks, micro_batches)
     for rank in range(ranks):

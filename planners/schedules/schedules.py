@@ -1,4 +1,4 @@
-"""The schedules by name."""
+"""Registry of the pipeline schedules by name."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from shardweave.planners.schedules.zero_bubble import zero_bubble, zero_bubble_h
 class Schedule:
     """An order of the passes of micro-batches through stages.
 
-    make: the table of a number of ranks, micro-batches and chunks. chunks: stages on each rank
-    unless a plan says otherwise. fixed: whether there can be no other number. is_v: whether chunks
-    are placed back and forth, so that the last stage is on the first rank; else round and round.
+    make: makes the table for (ranks, micro-batches, chunks). chunks: default number of stages on
+    each rank. fixed: whether only this number is possible. is_v: whether chunks are placed as a V,
+    so that the last stage is on the first rank; else cyclically.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Schedule:
     is_v: bool = False
 
     def table(self, ranks: int, micro_batches: int, chunks: int) -> Table:
-        """Table of each rank's actions. Raises ValueError for what the schedule cannot do."""
+        """Make the table of each rank's actions. Raises ValueError for impossible numbers."""
         if chunks < 1 or (self.fixed and chunks != self.chunks):
             raise ValueError(
                 f"schedule '{self.name}' has {self.chunks} stages on each rank, not {chunks}; give "
@@ -49,12 +49,12 @@ class Schedule:
 
 
 LIST = "list"
-"""The schedule that is made for a program: `table` has it for passes that all take as long."""
+"""The schedule that is optimized for a program; `table` makes it for passes of equal time."""
 
 
 @lru_cache(maxsize=256)
 def _list_table(ranks: int, micro_batches: int, chunks: int = 1) -> Table:
-    """Found by trying orders, which takes a second; planners ask for the same again and again."""
+    """Make the `list` table for equal passes; cached, because the search takes a second."""
     return list_table(
         ranks, micro_batches, chunks, None, fixed_tables(ranks, micro_batches, chunks)
     )
@@ -77,7 +77,7 @@ assert tuple(_SCHEDULES) == PIPELINE_SCHEDULES
 
 
 def find_schedule(name: str) -> Schedule:
-    """The schedule of a name. Raises ValueError, with the names there are, if there is none."""
+    """Return a schedule by name. Raises ValueError, which lists all names, for an unknown one."""
     if name not in _SCHEDULES:
         raise ValueError(
             f"there is no pipeline schedule '{name}'; {did_you_mean(name, _SCHEDULES)}the "
@@ -87,7 +87,7 @@ def find_schedule(name: str) -> Schedule:
 
 
 def fixed_tables(ranks: int, micro_batches: int, chunks: int) -> list[Table]:
-    """The tables of all schedules but `list` that can do with these numbers."""
+    """Make the tables of all schedules except `list` that are possible for these numbers."""
     tables: list[Table] = []
     for name, schedule in _SCHEDULES.items():
         if name != LIST:

@@ -1,7 +1,7 @@
-"""The table of a pipeline's schedule: for each rank what it runs, first to last.
+"""The table of a pipeline schedule: the passes of each rank, first to last.
 
-A *rank* here is a coordinate on the stage axis, which stands for all devices there; a *stage* is a
-part of the model, of which a rank may have several, called chunks.
+A *rank* here is a coordinate on the stage axis, and stands for all devices there. A *stage* is a
+contiguous group of layers; a rank may hold several stages, called chunks.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 Kind = Literal["F", "B", "I", "W"]
-"""Forward; backward as a whole; backward to the input; backward to the weights, after that."""
+"""Forward; whole backward; backward to the input; backward to the weights, which follows `I`."""
 
 
 class Action(NamedTuple):
-    """One pass of one micro-batch through one stage: `0F3` as text."""
+    """One pass of one micro-batch through one stage, as text `0F3` (stage, kind, micro-batch)."""
 
     stage: int
     kind: Kind
@@ -25,14 +25,14 @@ class Action(NamedTuple):
 
 
 Table = tuple[tuple[Action, ...], ...]
-"""By rank, what it runs, first to last."""
+"""Passes of each rank, first to last."""
 
 
 def actions_in_order(table: Table, num_stages: int) -> list[tuple[int, Action]]:
-    """All actions with their ranks, in an order in which one process could run them.
+    """List all actions as (rank, action), in an order in which one process could run them.
 
-    That in which they start if each takes as long and messages take no time. Raises ValueError for
-    a table in which ranks wait for each other for ever, with what they wait for.
+    This is the order in which they start if all take equally long and messages are free. Raises
+    ValueError for a deadlock, with the work that each rank waits for.
     """
     done: set[tuple[int, str, int]] = set()
     next_of = [0] * len(table)
@@ -56,13 +56,13 @@ def actions_in_order(table: Table, num_stages: int) -> list[tuple[int, Action]]:
 
 
 def gives_of(action: Action) -> list[tuple[int, str, int]]:
-    """Work that an action completes: a whole backward pass is both of its halves."""
+    """List the work that an action completes as (stage, kind, micro-batch); B gives I and W."""
     kinds = "IW" if action.kind == "B" else action.kind
     return [(action.stage, kind, action.micro_batch) for kind in kinds]
 
 
 def needs_of(action: Action, num_stages: int) -> set[tuple[int, str, int]]:
-    """Work that must be done before an action, in the form of `gives_of`."""
+    """Return the work that must precede an action, as (stage, kind, micro-batch)."""
     stage, kind, number = action
     if kind == "F":
         return {(stage - 1, "F", number)} if stage else set()

@@ -1,8 +1,8 @@
-"""Orders of a pipeline whose stages are at several ranks each, with micro-batches in proportion.
+"""Schedules of pipelines whose stages are replicated unevenly over ranks of the stage axis.
 
-A stage that has more devices, or slower ones, is at several coordinates of the stage axis; each
-micro-batch goes through one of them, as in PipeDream (Narayanan et al. 2019, Sec. 3.2). With one
-stage that is data parallelism in which every replica takes as many micro-batches as suit it.
+A stage may be at several coordinates of the stage axis; each micro-batch passes through one of
+them, as in PipeDream (Narayanan et al. 2019, Sec. 3.2), and a faster rank takes more of them. With
+a single stage this is data parallelism with different numbers of micro-batches for the replicas.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from shardweave.planners.schedules.schedules import LIST, find_schedule
 from shardweave.planners.schedules.table import Action, Table
 
 Shares = Sequence[Sequence[int]]
-"""By stage, how many micro-batches each of its ranks runs; of several chunks, by the first ones."""
+"""By stage, the micro-batches that each of its ranks runs; with chunks, only for the first."""
 
 
 def uneven_table(schedule: str, shares: Shares, chunks: int = 1) -> Table:
-    """Table of each rank's actions; the ranks of stage 0 come first.
+    """Make the table of each rank's actions; the ranks of stage 0 come first.
 
-    A rank runs what its stage would run alone, less what goes elsewhere; so no rank waits for what
-    it would not wait for then, and the order ends. chunks: stages on each rank, placed as the
-    schedule places them. Raises PlanError for what the schedule cannot do.
+    A rank runs the order of its stage at a single rank, without the micro-batches of the stage's
+    other ranks; this adds no dependences, so the order has no deadlock. chunks: stages on each
+    rank, placed as the schedule places them. Raises PlanError for impossible numbers.
     """
     if schedule == LIST:
         return _list_table(shares, chunks)
@@ -42,7 +42,7 @@ def uneven_table(schedule: str, shares: Shares, chunks: int = 1) -> Table:
 
 
 def _list_table(shares: Shares, chunks: int) -> Table:
-    """The order of `list` for passes that all take as long."""
+    """Make the table of `list` for passes of equal time."""
     ends = [0, *accumulate(map(len, shares))]
     first = [
         [begin + taker for taker in takers_of(own)]
@@ -53,7 +53,7 @@ def _list_table(shares: Shares, chunks: int) -> Table:
 
 
 def uneven_tables(shares: Shares, chunks: int) -> list[Table]:
-    """The tables of all schedules but `list` that can do with such stages."""
+    """Make the tables of all schedules except `list` that are possible for these shares."""
     tables: list[Table] = []
     for name in PIPELINE_SCHEDULES:
         if name != LIST:
@@ -65,8 +65,8 @@ def uneven_tables(shares: Shares, chunks: int) -> list[Table]:
 
 
 def _one_forward_one_backward(shares: Shares) -> list[list[Action]]:
-    """Actions of the ranks of each stage: as many forward passes before the first backward pass as
-    there are ranks from it to the end."""
+    """List each stage's actions: as many forward passes before the first backward pass as there are
+    ranks in this and later stages, then both kinds in turn."""
     count = sum(shares[0])
     behind = list(accumulate(len(own) for own in reversed(shares)))[::-1]
     rows: list[list[Action]] = []
@@ -82,7 +82,7 @@ def _one_forward_one_backward(shares: Shares) -> list[list[Action]]:
 
 
 def _in_groups(schedule: str, shares: Shares, chunks: int) -> list[list[Action]]:
-    """Actions of the ranks of each stage, in the order that the schedule has of whole groups."""
+    """List each stage's actions in the schedule's order, with groups of micro-batches as units."""
     count, size = sum(shares[0]), max(map(len, shares))
     groups = -(-count // size)
     try:
@@ -103,7 +103,7 @@ def _in_groups(schedule: str, shares: Shares, chunks: int) -> list[list[Action]]
 
 
 def takers_of(shares: Sequence[int]) -> list[int]:
-    """By micro-batch the rank that takes it: the one furthest behind its number in `shares`."""
+    """Assign each micro-batch to the rank that is furthest behind its number in `shares`."""
     total = sum(shares)
     taken = [0] * len(shares)
     takers: list[int] = []
@@ -116,7 +116,7 @@ def takers_of(shares: Sequence[int]) -> list[int]:
 
 
 def fitted_shares(shares: Shares, count: int) -> tuple[tuple[int, ...], ...]:
-    """The same proportions of another number; PlanError for fewer micro-batches than ranks."""
+    """Scale shares to `count` micro-batches. Raises PlanError if a stage has more ranks."""
     most = max(map(len, shares), default=0)
     if count < most:
         raise PlanError(
@@ -127,7 +127,7 @@ def fitted_shares(shares: Shares, count: int) -> tuple[tuple[int, ...], ...]:
 
 
 def _fitted(shares: Sequence[int], count: int) -> tuple[int, ...]:
-    """Everyone takes one, and the rest goes in proportion, each to who is furthest behind."""
+    """Give each rank one micro-batch, and the others to the rank furthest behind its share."""
     total = sum(shares)
     counts = [1] * len(shares)
     for _ in range(count - len(shares)):
@@ -137,12 +137,12 @@ def _fitted(shares: Sequence[int], count: int) -> tuple[int, ...]:
 
 
 def shares_text(shares: Shares) -> str:
-    """Shares as an option of `cut-stages`: `8/5,3` for two stages, the second at two ranks."""
+    """Write shares as text for `cut-stages`: `8/5,3` for two stages, the second at two ranks."""
     return "/".join(",".join(map(str, own)) for own in shares)
 
 
 def read_shares(text: str) -> tuple[tuple[int, ...], ...]:
-    """Shares from their text. Raises ValueError for another."""
+    """Parse the text that `shares_text` writes. Raises ValueError for malformed text."""
     parts = [part.split(",") for part in text.split("/")]
     if not all(word.strip().isdecimal() for part in parts for word in part):
         raise ValueError(
@@ -153,7 +153,7 @@ def read_shares(text: str) -> tuple[tuple[int, ...], ...]:
 
 
 def check_shares(shares: Shares, stages: int, micro_batches: int) -> None:
-    """Raises PlanError unless shares are of so many stages and micro-batches."""
+    """Raise PlanError unless shares match these numbers of stages and micro-batches."""
     if not shares or stages % len(shares):
         raise PlanError(
             f"'shares' has {len(shares)} entries, expected one for each of {stages} stages, or for "

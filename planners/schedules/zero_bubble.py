@@ -1,7 +1,7 @@
-"""Zero-bubble schedules: weight gradients fill what 1F1B leaves idle (Qi et al. 2024).
+"""Zero-bubble schedules: weight gradients fill the bubbles of 1F1B (Qi et al. 2024).
 
-ZB-H1 (Sec. 2) with several chunks on each rank is what PyTorch calls InterleavedZeroBubble. ZB-H2
-runs twice as many forward passes ahead; ZB-V (Sec. 6) places two chunks of each rank in a V.
+ZB-H1 (Sec. 2) with several chunks on each rank is InterleavedZeroBubble in PyTorch. ZB-H2 runs
+twice as many forward passes ahead; ZB-V (Sec. 6) places the two chunks of each rank in a V.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from shardweave.planners.schedules.table import Action, Kind, Table
 
 
 def zero_bubble(ranks: int, micro_batches: int, chunks: int = 1) -> Table:
-    """As 1F1B, with weight gradients put off by as many micro-batches as there are ranks before.
+    """Make the ZB-H1 table: 1F1B, with weight gradients of rank r deferred by r micro-batches.
 
-    So no rank holds more micro-batches than the first one does in 1F1B.
+    No rank holds more micro-batches than the first rank does in 1F1B.
     """
     size = round_size(ranks, micro_batches)
     table: list[tuple[Action, ...]] = []
@@ -35,10 +35,10 @@ def zero_bubble(ranks: int, micro_batches: int, chunks: int = 1) -> Table:
 
 
 def zero_bubble_h2(ranks: int, micro_batches: int, chunks: int = 1) -> Table:
-    """Two passes ahead for each rank behind, and weight gradients put off by two for each before.
+    """Make the ZB-H2 table: rank r runs 2 (ranks - 1 - r) passes ahead, and defers W by 2 r.
 
-    So no rank waits once it has begun, if forward and both halves of backward take the same time.
-    Each rank holds up to 2 ranks - 1 micro-batches: the first one in 1F1B holds `ranks`.
+    No rank waits once it has begun, if F, I and W take the same time.
+    Each rank holds up to 2 ranks - 1 micro-batches; in 1F1B the first rank holds `ranks`.
     """
     assert chunks == 1
     table: list[tuple[Action, ...]] = []
@@ -56,10 +56,10 @@ def zero_bubble_h2(ranks: int, micro_batches: int, chunks: int = 1) -> Table:
 
 
 def zero_bubble_v(ranks: int, micro_batches: int, chunks: int = 2) -> Table:
-    """Rank r has stages r and 2 ranks - 1 - r, so that the loss is where the inputs are.
+    """Make the ZB-V table: stages r and 2 ranks - 1 - r on rank r, inputs and loss on rank 0.
 
-    Without bubbles if forward and both halves of backward take the same time, and in no more memory
-    than 1F1B. Fewer micro-batches than 2 ranks - 1 leave gaps.
+    There are no bubbles if F, I and W take the same time, and memory is at most that of 1F1B. Fewer
+    micro-batches than 2 ranks - 1 leave bubbles.
     """
     assert chunks == 2
     return tuple(_rank(rank, ranks, micro_batches) for rank in range(ranks))

@@ -1,1 +1,1 @@
-"""The linear maps and layers that planners read off a program."""
+"""Analyses of a program's linear maps, for planners."""

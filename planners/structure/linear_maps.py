@@ -1,4 +1,4 @@
-"""The linear maps of a program, the parameters behind their weights, and dims that repeat."""
+"""Linear maps of a program, the parameters behind their weights, and expanded dims."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from shardweave.ir.sharding.rules import Rule, rule_of
 
 
 def repeated_dims(ops: Iterable[AtenOp]) -> dict[SSAValue, set[int]]:
-    """The dims of results along which all elements are equal, since something was expanded."""
+    """Find the dims of ops' results along which all elements are equal, because of an expand."""
     repeated: dict[SSAValue, set[int]] = {}
     for op in ops:
         expands = spec_of(op).view == "expand"
@@ -42,15 +42,15 @@ def repeated_dims(ops: Iterable[AtenOp]) -> dict[SSAValue, set[int]]:
 
 
 Cut = tuple[DimSharding, ...]
-"""One placement somewhere on a value's dims."""
+"""Sharding of a value's dims, with one placement in all."""
 
 
 @dataclass(frozen=True)
 class LinearMap:
     """A linear map or convolution of the forward pass with a parameter of its own.
 
-    weight: index of the weight among the operands. views: between parameter and op, outermost
-    first. contracted, produced: the factors of k and n in its rule.
+    weight: index of the weight among the operands. views: from `op` back to the parameter.
+    contracted, produced: the factors of the input features (k) and output features (n) in its rule.
     """
 
     op: AtenOp
@@ -65,7 +65,7 @@ class LinearMap:
         return rule_of(self.op)
 
     def factors_in(self, cut: Cut) -> Sequence[DimSharding] | None:
-        """Cuts of the map's factors that follow from a cut of the parameter; None if it is lost."""
+        """Shardings of the rule's factors if the parameter is cut; None if a view loses the cut."""
         carried: Cut | None = cut
         for view in reversed(self.views):
             rule = rule_of(view)
@@ -74,12 +74,12 @@ class LinearMap:
         return carried and self.rule.factors_of(self.rule.operands[self.weight], carried)
 
     def is_contracted_in(self, cut: Cut) -> bool:
-        """Whether a cut of the parameter falls on k."""
+        """Whether a cut of the parameter shards the input features (k)."""
         factors = self.factors_in(cut)
         return bool(factors and factors[self.contracted])
 
     def cut(self, factor: int, axis: str, size: int) -> Cut | None:
-        """The parameter's cut along k or n in plain shards; None if it does not divide."""
+        """Cut the parameter along factor k or n in plain shards; None if it does not divide."""
         extent = self.rule.factors[factor].size
         if extent % size or size == 1:
             return None
@@ -88,7 +88,7 @@ class LinearMap:
 
 
 def linear_maps(program: Program) -> Iterator[LinearMap]:
-    """The linear maps and convolutions of the forward pass, in order."""
+    """Yield the linear maps and convolutions of the forward pass, in program order."""
     parameters = {slot.value for slot in program.arguments if slot.kind == "param"}
     for op in program.ops:
         weight = weight_of(op)
@@ -101,7 +101,7 @@ def linear_maps(program: Program) -> Iterator[LinearMap]:
 
 
 def _sides(rule: Rule, weight: int) -> tuple[int, int] | None:
-    """The factors (k, n) of a linear map's rule."""
+    """Find the factors (k, n) of a linear map's rule; None if it lacks one of them."""
     produced = {factor for names in rule.results[0] for factor in names}
     activation = {factor for names in rule.operands[weight - 1] for factor in names}
     of_weight = [factor for names in rule.operands[weight] for factor in names]
@@ -113,9 +113,9 @@ def _sides(rule: Rule, weight: int) -> tuple[int, int] | None:
 def parameter_of(
     value: SSAValue, parameters: Collection[SSAValue]
 ) -> tuple[SSAValue, list[AtenOp]] | None:
-    """The parameter that a value is made of, such as a view, a part, or its numbers in float8.
+    """Trace a value back to a parameter through views, slices and float8 casts; None if it is none.
 
-    And the ops that make it, the last first.
+    Also returns the ops on the way, the last first.
     """
     views: list[AtenOp] = []
     while isinstance(op := value.owner, AtenOp) and (index := _kept_operand(op)) is not None:
@@ -125,7 +125,7 @@ def parameter_of(
 
 
 def _kept_operand(op: AtenOp) -> int | None:
-    """Index of the operand that an op views, or alone maps element by element; None if none."""
+    """Index of the operand that an op views, or the only full-size one of a pointwise op."""
     spec = spec_of(op)
     if spec.keeps_weight or op.name == "aten.slice.Tensor":
         return 0
@@ -137,7 +137,7 @@ def _kept_operand(op: AtenOp) -> int | None:
 
 
 def back_through(views: Sequence[AtenOp], cut: Cut) -> Cut | None:
-    """The cut of a parameter, given the cut of a view of it; None if the view loses it."""
+    """Carry the cut of a view back to its parameter; None if one of `views` loses it."""
     for view in views:
         rule = rule_of(view)
         carried = rule.carry(rule.results[0], rule.operands[_kept_operand(view) or 0], cut)
@@ -148,8 +148,8 @@ def back_through(views: Sequence[AtenOp], cut: Cut) -> Cut | None:
 
 
 def stored_cut(cut: Cut, shape: tuple[int, ...], mesh: Mesh) -> Cut:
-    """Sharding that stores a parameter which is read in this cut: the same or, if no DTensor has
-    such parts (four heads and three), plain shards over the same axes."""
+    """Sharding in which to store a parameter that is read in `cut`: the same if a DTensor can hold
+    it, else (such as four heads and three) plain shards over the same axes."""
     if Sharding(cut).is_chunked(shape):
         return cut
     pairs = zip(cut, shape, strict=True)
@@ -157,7 +157,7 @@ def stored_cut(cut: Cut, shape: tuple[int, ...], mesh: Mesh) -> Cut:
 
 
 def input_embeddings(program: Program) -> Iterator[tuple[AtenOp, SSAValue]]:
-    """Forward lookups in a parameter by the program's inputs, with the parameter."""
+    """Yield the forward embedding ops whose indices come from inputs, with their parameters."""
     inputs = {slot.value for slot in program.arguments if slot.kind == "input"}
     parameters = {slot.value for slot in program.arguments if slot.kind == "param"}
     for op in program.ops:

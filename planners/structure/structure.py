@@ -1,11 +1,11 @@
-"""Finding column- and row-parallel pairs by the structure of a program.
+"""Detection of column- and row-parallel pairs of linear maps by the structure of a program.
 
-A linear map may be cut along its output features if every path from them, through ops that
-keep the feature apart (biases, activations, attention by head), ends in a linear map that
-contracts it, or in a plain sum or maximum over it (a loss on vocabulary shards). The map that
-contracts it is then cut along its input features. Features that are added to whole activations,
-as at the end of a residual branch, cannot stay apart. No module name is looked at, so this finds
-the pairs of transformers, of gated and plain MLPs and of convolutional blocks alike.
+A linear map may be sharded along its output features if every path from them, through ops that
+keep features separate (biases, activations, attention by head), ends in a linear map that
+contracts them, or in a plain sum or maximum over them (a loss on vocabulary shards). The map that
+contracts them is then sharded along its input features. Features that are added to replicated
+activations, as at the end of a residual branch, cannot stay sharded. Module names do not matter, so
+this finds pairs in transformers, gated and plain MLPs and convolutional blocks alike.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from shardweave.planners.structure.linear_maps import (
 
 @dataclass(frozen=True)
 class Label:
-    """A value whose features are those of some linear maps, cut at one place."""
+    """Sharding (`cut`) of a value by features that come from the linear maps `sources`."""
 
     cut: Cut
     sources: frozenset[AtenOp]
@@ -44,9 +44,9 @@ class Label:
 
 @dataclass(frozen=True)
 class Pair:
-    """Linear maps cut along their outputs together, and what contracts these.
+    """Linear maps that are sharded along their outputs together, and the ops that contract these.
 
-    columns, ends: in program order. cuts: of their parameters, and of those between.
+    columns: the maps; ends: the contracting ops; in program order. cuts: of all their parameters.
     """
 
     columns: tuple[AtenOp, ...]
@@ -63,25 +63,25 @@ def parallel_pairs(
     stacked: Mapping[AtenOp, int] | None = None,
     among: Mapping[LinearMap, int] | None = None,
 ) -> dict[SSAValue, Cut]:
-    """The cut of each parameter of column- and row-parallel maps over an axis of `size`.
+    """Cut the parameters of column- and row-parallel maps over an axis of `size`.
 
-    uneven: is filled with the maps that stay whole because their features do not divide by
-    `size`, and what it is that does not ("4 groups of 6 features (such as heads)").
-    stacked: maps whose features are a stack of so many alike, each to be cut. among: the only maps
-    to cut, with the number of features that the first device takes.
+    uneven: is filled with the maps that stay replicated because their features do not divide by
+    `size`, and a description of these ("4 groups of 6 features (such as heads)").
+    stacked: maps whose output features are several equal groups, each to be cut; by their number.
+    among: restricts the maps to cut; values are the numbers of features of the first device.
     """
     analysis = _separable(program, axis, size, uneven, stacked, among)
     return {value: cut for value, (cut, _) in analysis.cuts.items()}
 
 
 def separable_maps(program: Program, axis: str, size: int) -> dict[AtenOp, Cut]:
-    """The linear maps that `parallel_pairs` cuts along their outputs, and the cut of these."""
+    """Return the maps that `parallel_pairs` cuts along their outputs, with the outputs' cuts."""
     analysis = _separable(program, axis, size)
     return {op: analysis.labels[op.results[0]].cut for op in analysis.together}
 
 
 def find_pairs(program: Program, axis: str, size: int) -> list[Pair]:
-    """The maps of `parallel_pairs`, those together that are cut together, in program order."""
+    """Group the maps of `parallel_pairs` that must be cut together, in program order."""
     analysis = _separable(program, axis, size)
     return [
         Pair(
@@ -101,7 +101,7 @@ def _separable(
     stacked: Mapping[AtenOp, int] | None = None,
     among: Mapping[LinearMap, int] | None = None,
 ) -> _Analysis:
-    """The analysis of the maps that can be cut, repeated without those that turn out not to be."""
+    """Analyse all candidate maps, and repeat without those that cannot be cut until all can."""
     parameters = {slot.value for slot in program.arguments if slot.kind == "param"}
     forward = [op for op in program.ops if isinstance(op, AtenOp) and phase_of(op) == "forward"]
     activations = _input_dependent(program, forward)
@@ -134,11 +134,11 @@ def _separable(
 
 @dataclass
 class _Assumptions:
-    """Assumptions that an analysis begins with, until it refutes them.
+    """Assumptions that an analysis begins with, corrected until it confirms them.
 
-    maps: that may be cut. strides: how many features the first device takes of some. parts: in how
-    many the outputs of some are read. Each correction adds a map to `parts`, moves it from there to
-    `strides`, or takes it out of `maps`: there are at most three for a map.
+    maps: those that may be cut. strides: by map, features of the first device. parts: by map,
+    number of equal groups in which its outputs are read. Each correction adds a map to `parts`,
+    moves it from there to `strides`, or removes it from `maps`: at most three corrections per map.
     """
 
     maps: dict[Operation, LinearMap]
@@ -148,16 +148,16 @@ class _Assumptions:
     _stacks: set[AtenOp] = field(default_factory=set[AtenOp])
 
     def hold_in(self, analysis: _Analysis, uneven: Mapping[AtenOp, str]) -> bool:
-        """Whether all maps turned out separable, in the parts that were assumed. If not, what the
-        analysis met is assumed; without anything new, what failed is left out."""
+        """Whether the analysis confirms all assumptions. If not, corrects them: adopts groups that
+        the analysis met or, if it met none, removes maps that failed."""
         met, failed = self._newly_met(analysis), self._failed(analysis)
         self.parts |= met
         self._groups |= analysis.met_strides
         self._stacks |= met.keys() & uneven.keys()
         if met or not failed:
             return not met
-        # What was taken for a stack of projections, and is none, fails without the others: its
-        # parts may be groups, some more for the first devices than for the last.
+        # Maps wrongly taken for a stack of projections fail first, without the others: their
+        # parts may be groups, of which the first devices take more than the last.
         failed = (failed & self._stacks) or (failed & self.strides.keys()) or failed
         grouped = failed & self._groups.keys() - self.strides.keys()
         if not grouped:
@@ -191,12 +191,12 @@ def _input_dependent(program: Program, forward: list[AtenOp]) -> set[SSAValue]:
 class _Analysis:
     """Consequences, so far, of cutting linear maps along their outputs together.
 
-    parts: how many parts the features of a map are made of, where it is more than one; met_parts:
-    as found on the way. strides: how many features the first device takes, where that is some
-    groups of them, more than for the last one; met_strides: as found on the way. stacked: as of
-    `parallel_pairs`; parts are those of each. cuts: of each parameter, and whose features they are.
-    together: the maps that stand or fall with each. dead: maps whose features end where they
-    cannot stay apart. ended: those that something contracts; ends: what contracts them.
+    parts: by map, the assumed number of equal groups of its features, if several; met_parts: the
+    numbers that the analysis meets. strides: by map, features of the first device, if it takes more
+    groups than the last; met_strides: as met. stacked: as in `parallel_pairs`; parts are those of
+    each group. cuts: by parameter, with the maps that its features come from. together: by map, the
+    maps that must be cut with it. dead: maps whose features reach an op that cannot keep them
+    sharded. ended: maps whose features an op contracts; ends: these ops.
     """
 
     maps: Mapping[Operation, LinearMap]
@@ -230,7 +230,7 @@ class _Analysis:
             self._start(op, self.maps[op].produced)
 
     def _start(self, op: AtenOp, factor: int) -> None:
-        """Label the output features of a linear map with a weight of its own."""
+        """Label the output of a linear map as sharded, unless its features do not divide."""
         rule = rule_of(op)
         extent = rule.factors[factor].size
         parts = self.parts.get(op, 1) * self.stacked.get(op, 1)
@@ -271,18 +271,18 @@ class _Analysis:
             self.ends.append((op, sources))
 
     def _rule(self, op: AtenOp) -> Rule:
-        """Rule for cutting an op, once key heads are repeated that are too few to be cut."""
+        """Sharding rule of an op; of attention with too few key heads, as if repeated."""
         few = shares_key_heads(op) and shape_of(op.operands[1])[1] % self.size
         return queries_rule(op) if few else rule_of(op)
 
     def _join(self, sources: frozenset[AtenOp]) -> None:
-        """Let maps stand or fall together."""
+        """Record that these maps must be cut together or not at all."""
         merged = set[AtenOp]().union(*(self.together[op] for op in sources))
         if any(len(self.together[op]) < len(merged) for op in sources):
             self.together.update(dict.fromkeys(merged, merged))
 
     def _meets_whole(self, op: AtenOp, rule: Rule, factor: int) -> bool:
-        """Whether features are added to whole ones of their kind, as a residual branch ends."""
+        """Whether an op adds sharded features to replicated activations, as a residual does."""
         return spec_of(op).sign is not None and any(
             value in self.activations
             and value not in self.labels
@@ -294,7 +294,7 @@ class _Analysis:
         )
 
     def _seat(self, rule: Rule, index: int, label: Label) -> tuple[int, int] | None:
-        """The factor that an operand's cut falls on, and its stride: whole groups must divide."""
+        """Factor that an operand's cut shards, and its stride; None if groups do not divide."""
         names, placement = next(
             (names, placement)
             for names, placements in zip(rule.operands[index], label.cut, strict=True)
@@ -318,7 +318,7 @@ class _Analysis:
     def _adopt(
         self, op: AtenOp, rule: Rule, cuts: list[DimSharding], sources: frozenset[AtenOp]
     ) -> None:
-        """Cut the parameters that an op reads along the cut factor."""
+        """Record the cuts of the parameters that an op reads; conflicting maps are dead."""
         for value, dims in zip(op.operands, rule.operands, strict=True):
             read = parameter_of(value, self.parameters)
             cut = rule.dims_of(dims, cuts)

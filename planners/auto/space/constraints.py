@@ -30,20 +30,20 @@ WORDS: Mapping[str, tuple[str, ...]] = {
     "schedule": tuple(filter(None, SCHEDULES)),
     "pipeline": PIPELINE_SCHEDULES,
 }
-"""The values of dimensions that are no counts."""
+"""Allowed values of dimensions that are not counts."""
 
 
 @dataclass(frozen=True)
 class Constraints:
-    """fixed: the value of a dimension by name. forbidden: values by dimension, where these make a
-    difference: without `pipeline=1f1b` there still are plans of one stage."""
+    """A user's constraints. fixed: value by dimension. forbidden: values by dimension; they exclude
+    only points to which the dimension matters (forbidding `pipeline=1f1b` keeps one stage)."""
 
     fixed: Mapping[str, str] = field(default_factory=dict[str, str])
     forbidden: Mapping[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
 
     @staticmethod
     def parse(fix: str, forbid: str) -> Constraints:
-        """Read `tensor=8,zero=1` and `zero=3,recompute=layer`. Raises PlanError."""
+        """Parse text such as `tensor=8,zero=1`. Raises PlanError for unknown names and values."""
         fixed: dict[str, str] = {}
         for name, value in _pairs("fix", fix):
             if fixed.setdefault(name, value) != value:
@@ -58,11 +58,11 @@ class Constraints:
 
     @property
     def names(self) -> frozenset[str]:
-        """The dimensions that are constrained."""
+        """Names of all dimensions with a fixed or forbidden value."""
         return frozenset((*self.fixed, *self.forbidden))
 
     def allows(self, point: JointPoint, dimensions: Collection[str] = DIMENSIONS) -> bool:
-        """Whether a point meets the constraints on some dimensions."""
+        """Whether a point meets the constraints on `dimensions`."""
         return all(
             point.value(name) == value for name, value in self.fixed.items() if name in dimensions
         ) and not any(
@@ -72,12 +72,12 @@ class Constraints:
         )
 
     def allows_value(self, name: str, value: object) -> bool:
-        """Whether a dimension may have a value, whatever the others have."""
+        """Whether a dimension may have this value, regardless of other dimensions."""
         word = str(value).lower() if isinstance(value, bool) else str(value)
         return self.fixed.get(name, word) == word and word not in self.forbidden.get(name, ())
 
     def without(self, name: str) -> Constraints:
-        """The same, with nothing asked of one dimension."""
+        """Copy the constraints without those on dimension `name`."""
         return Constraints(
             {n: value for n, value in self.fixed.items() if n != name},
             {n: values for n, values in self.forbidden.items() if n != name},
@@ -114,7 +114,7 @@ def _pairs(option: str, text: str) -> list[tuple[str, str]]:
 
 
 def with_memory(cluster: Cluster, memory: str) -> Cluster:
-    """The cluster with at most so much memory on each device. Raises PlanError for other text."""
+    """Limit each device's memory, such as "70GiB". Raises PlanError for a bad or larger size."""
     if not memory:
         return cluster
     try:
@@ -132,8 +132,8 @@ def with_memory(cluster: Cluster, memory: str) -> Cluster:
 
 
 def point_of(plan: Plan) -> JointPoint:
-    """The dimensions of a plan, as far as they can be told: with its schedule's usual chunks, but
-    for `interleaved-1f1b`, of which the mesh tells them."""
+    """Derive a point from a plan, as far as its fields tell. The number of chunks is the schedule's
+    default, except for `interleaved-1f1b`, where stages and mesh give it."""
     pipeline = plan.pipeline
     schedule = pipeline.schedule if pipeline else PIPELINE_SCHEDULES[0]
     chunks = find_schedule(schedule).chunks
@@ -170,7 +170,7 @@ def point_of(plan: Plan) -> JointPoint:
 
 
 def _recomputed_layers(plan: Plan) -> int:
-    """In how many blocks of a stage a plan recomputes at most; 0 for all."""
+    """Most blocks that the plan recomputes in any stage; 0 if it names none, which means all."""
     stages = plan.pipeline.stages if plan.pipeline else ()
     if len(stages) < 2:
         return len(plan.recompute_in)

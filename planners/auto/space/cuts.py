@@ -1,9 +1,9 @@
-"""The partitions that plans of the joint space cut a program into.
+"""The partitions of a program that the plans of the joint space need.
 
-A partition is what a rank runs of one piece of the batch: a cut of the replica (tensor degree,
-with or without sequence parallelism, over how many devices sequences are cut) and the number of
-pieces. Data parallelism, micro-batches and sub-batches all cut the batch, so that plans with as
-many pieces share a partition. The search reads costs of them, and `profile` measures their ops.
+A partition is a rank's program for one piece of the batch. It depends on the cut of the replica
+(degrees of tensor, context and expert parallelism, sequence parallelism) and on the number of
+pieces. Data parallelism, micro-batches and sub-batches all split the batch, so that plans with
+equally many pieces share a partition. The search reads their costs; `profile` measures their ops.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.zero import BATCH_AXES
 
 MESH_AXES = (*BATCH_AXES, "tensor", CONTEXT, EXPERT, "pipeline", "stage")
-"""The axes of a mesh that a user may ask for."""
+"""Axis names that a user's mesh may have."""
 
 MANY_DEVICES = 64
-"""From here on tensor parallelism stays within nodes: its messages, two for each block and pass,
-are too many for a network, and each degree is another partition to read."""
+"""Number of devices from which tensor parallelism stays within nodes: its messages, two per block
+and pass, are too many for a network, and each degree needs another partition."""
 
 MOST_EXPERTS = 3
-"""Sizes of an axis of experts that are looked at for a tensor degree, the smallest: each is as
-many partitions to read as none."""
+"""Most sizes of the expert axis to try for each tensor degree, from the smallest: each needs as
+many partitions as having no such axis."""
 
 MOST_CONTEXTS = 2
-"""Sizes of an axis of sequences that are looked at for a tensor degree: each is two partitions
-to read, or four, and a larger one sends more for less."""
+"""Most sizes of the context axis to try for each tensor degree: each needs two or four partitions,
+and larger ones send more and save less."""
 
 
 @dataclass(frozen=True)
 class ReplicaCuts:
-    """Ways to cut replicas, except into stages.
+    """Ways to shard a replica, except into stages.
 
-    devices: how many there are. batch: samples. tensor: degrees that divide anything;
-    cuts_sequence: those of them that can cut a sequence. contexts: over how many devices sequences
-    may be cut; cuts_context: whether one of them cuts anything, which takes a plan to know.
-    has_context: whether the user says over how many. experts: over how many experts may be cut.
+    devices: number of devices. batch: number of samples. tensor: tensor degrees that shard any
+    parameter. cuts_sequence: those that allow sequence parallelism. contexts: candidate sizes of
+    the context axis; cuts_context: whether a size shards anything (calls the planner).
+    has_context: whether the user fixes that size. experts: sizes of the expert axis.
     """
 
     devices: int
@@ -59,15 +59,15 @@ class ReplicaCuts:
     experts: tuple[int, ...] = ()
 
     def plain(self, tensor: int) -> Iterator[ReplicaCut]:
-        """Those of a tensor degree that cut no sequence over devices of their own."""
+        """Yield the cuts with a tensor degree and without a context axis."""
         yield from self._both(ReplicaCut(tensor))
         rest = self.devices // tensor
         for expert in islice((n for n in self.experts if rest % n == 0), MOST_EXPERTS):
             yield from self._both(ReplicaCut(tensor, expert=expert))
 
     def of_sequences(self, tensor: int) -> Iterator[ReplicaCut]:
-        """Those of a tensor degree that cut sequences: by as few devices as the batch allows, and
-        by twice as many, or by as many as the user says."""
+        """Yield the cuts with a tensor degree and a context axis: the smallest sizes that the batch
+        allows, or the size that the user fixes."""
         rest = self.devices // tensor
         sizes = [n for n in self.contexts if rest % n == 0]
         if not self.has_context:
@@ -76,7 +76,7 @@ class ReplicaCuts:
             yield from self._both(ReplicaCut(tensor, context=context))
 
     def partitions(self) -> Iterator[tuple[ReplicaCut, int]]:
-        """All cuts, each with all numbers of pieces of the batch."""
+        """Yield all partitions as (cut, number of pieces of the batch)."""
         for tensor in self.tensor:
             for cut in (*self.plain(tensor), *self.of_sequences(tensor)):
                 for pieces in divisors(self.batch):
@@ -89,15 +89,15 @@ class ReplicaCuts:
 
 
 def cut_plan(program: Program, pieces: int, cut: ReplicaCut, replica: int = 1) -> Plan:
-    """The shardings of a partition, by Megatron's rule; replica: among that many times as many
-    pieces."""
+    """Plan a partition's shardings by Megatron's rule. pieces: size of the data axis. replica: size
+    of the axis of further replicas."""
     mesh = cut.mesh(pieces, replica)
     return plan_megatron(program, mesh, sequence_parallel=cut.sequence_parallel)
 
 
 def expert_share(program: Program, plan: Plan, cut: ReplicaCut) -> float:
-    """Of a device's bytes of parameters, the share that an axis of experts cuts in the cut's
-    `cut_plan`."""
+    """Share of a device's parameter bytes in parameters that the expert axis shards. plan: the
+    cut's `cut_plan`."""
     mesh, texts = cut.mesh(1), {**plan.parameters, **plan.used}
     sizes = {True: 0, False: 0}
     for slot in program.arguments if cut.expert > 1 else ():
@@ -116,8 +116,8 @@ def replica_cuts(
     mesh: Mesh | None = None,
     constraints: Constraints | None = None,
 ) -> ReplicaCuts:
-    """The cuts of a program. plan_of: its `cut_plan` of the whole batch. tensor_degrees: those to
-    look at."""
+    """Find the cuts that shard a program. plan_of: `cut_plan` for the whole batch. tensor_degrees:
+    degrees to try."""
     constraints = constraints or Constraints()
     degrees: list[int] = []
     sequences: set[int] = set()
@@ -153,7 +153,7 @@ def replica_cuts(
 
 
 def _sizes(axis: str, devices: int, mesh: Mesh | None, constraints: Constraints) -> Iterator[int]:
-    """Sizes that an axis of sequences or of experts may have, from the smallest."""
+    """Yield the sizes that the context or expert axis may have, from the smallest."""
     for size in divisors(devices):
         asked = size if mesh is None else asked_degrees(mesh, MESH_AXES, "auto").get(axis)
         if size > 1 and size == asked and constraints.allows_value(axis, size):
@@ -161,7 +161,6 @@ def _sizes(axis: str, devices: int, mesh: Mesh | None, constraints: Constraints)
 
 
 def tensor_degrees(devices: int, node: int) -> list[int]:
-    """Degrees of tensor parallelism to look at. node: devices of which every node has a
-    multiple."""
+    """Tensor degrees to try. node: greatest common divisor of the nodes' numbers of devices."""
     degrees = divisors(devices)
     return [n for n in degrees if n <= node] if devices >= MANY_DEVICES else degrees

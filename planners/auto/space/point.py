@@ -1,4 +1,4 @@
-"""One point of the joint space: a value for each dimension of how a step can be trained."""
+"""One point of the joint space: a value for each dimension of a parallel training step."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from shardweave.planners.plan.zero import DATA_AXIS, REPLICA_AXIS
 from shardweave.planners.schedules.schedules import find_schedule
 
 MESH = ("replica", "data", "tensor", "context", "expert", "stages")
-"""Dimensions whose product is the number of devices; a change of one changes another."""
+"""Dimensions whose product is the number of devices, so that one cannot change alone."""
 
 ORDERS = ("schedule", "pipeline", "chunks")
-"""Dimensions of which each is tried on points that are near the best: orders of messages and of
-micro-batches."""
+"""Dimensions for the orders of messages and of micro-batches, which are varied on points near the
+best."""
 
 BUCKETS = (ALONE_BYTES // 2**20, 32, 256)
-"""MiB from which on a tensor travels alone: as `bucket-collectives` has it, and where a message
-of many ranks takes longer to begin than a copy of so much."""
+"""Sizes in MiB from which a tensor travels alone: the default of `bucket-collectives`, and larger
+ones for many ranks, where starting a message takes longer than copying this much."""
 
 
 BUCKETED = ("in-order", "list")
-"""Schedules that join messages, and start those of weights before they are needed."""
+"""Schedules that join messages into buckets and prefetch weights."""
 
 INTERLEAVED = "interleaved-1f1b"
-"""The order of micro-batches of which a point says how many stages a device has."""
+"""The order of micro-batches for which a point chooses the number of stages per device."""
 
 
 @dataclass(frozen=True)
 class ReplicaCut:
-    """Cut of a replica, except its stages and its batch."""
+    """Degrees that shard a replica, except stages and batch."""
 
     tensor: int = 1
     sequence_parallel: bool = False
@@ -39,7 +39,7 @@ class ReplicaCut:
     expert: int = 1
 
     def mesh(self, data: int | None = None, replica: int = 1) -> Mesh:
-        """Its axes, behind those of replicas if they are given."""
+        """Mesh of the cut's axes, after axes of `replica` and `data` if they are given."""
         batch = {} if data is None else {DATA_AXIS: data}
         batch = {REPLICA_AXIS: replica, **batch} if replica > 1 else batch
         degrees = {EXPERT: self.expert, CONTEXT: self.context}
@@ -49,21 +49,21 @@ class ReplicaCut:
 
 @dataclass(frozen=True)
 class JointPoint:
-    """A way to train a step. A further dimension is a field here and its values in `space`.
+    """A way to train a step. To add a dimension, add a field here and its values in `space`.
 
-    replica, data, tensor, context, expert, stages: degrees, of which the product is the number of
-    devices; context cuts sequences, expert the weights of experts, and the batch for all else.
-    zero: ZeRO stage, which divides over `data`, and over `expert` what is not of experts: further
-    replicas hold the same shards (hybrid sharding).
-    micro_batches: of a replica's share of the batch, one after another. sub_batches: of a
-    micro-batch, interleaved. recompute, schedule: policies of `rematerialize` and
-    `overlap-communication`. pipeline: the order of micro-batches, where there are stages or
-    several micro-batches. buckets: MiB from which on a weight or a gradient travels alone. chunks:
-    into how many stages `interleaved-1f1b` cuts what a device has; other orders have their own.
-    recompute_layers: in how many blocks of each stage, its first, policy `layer` recomputes; 0: in
-    all (Megatron-LM's `--recompute-num-layers`). loss_chunks: of the loss along tokens, where no
-    schedule of micro-batches keeps the logits of one until its backward pass. offload: values that
-    the host keeps for the backward pass.
+    replica, data, tensor, context, expert, stages: degrees whose product is the number of devices.
+    context shards sequences; expert shards the weights of experts, and the batch elsewhere.
+    zero: ZeRO stage, which shards over `data` and, except parameters of experts, over `expert`;
+    ranks that differ in `replica` hold the same shards (hybrid sharding).
+    micro_batches: number per replica and step, run one after another. sub_batches: number per
+    micro-batch, interleaved. recompute, schedule: options of passes `rematerialize` and
+    `overlap-communication`. pipeline: the order of micro-batches, if there are stages or several
+    micro-batches. buckets: MiB from which a weight or a gradient travels alone. chunks: stages per
+    device under `interleaved-1f1b`; other orders fix this number. recompute_layers: number of
+    leading blocks of each stage that policy `layer` recomputes; 0: all (Megatron-LM's
+    `--recompute-num-layers`). loss_chunks: chunks of the loss along tokens, used without
+    micro-batches, whose schedules keep logits until the backward pass. offload: values that the
+    host keeps for the backward pass.
     """
 
     replica: int = 1
@@ -87,17 +87,17 @@ class JointPoint:
 
     @property
     def pieces(self) -> int:
-        """Into how many pieces the batch is cut, over devices and in time."""
+        """Number of pieces into which devices, micro-batches and sub-batches split the batch."""
         return self.replicas * self.micro_batches * self.sub_batches
 
     @property
     def replicas(self) -> int:
-        """Over how many devices the batch is cut."""
+        """Number of devices that the batch is sharded over."""
         return self.replica * self.data * self.expert
 
     @property
     def within(self) -> int:
-        """Number of devices over which the work on a sample is cut, stages not counted."""
+        """Number of devices that share the work on a sample, not counting stages."""
         return self.tensor * self.context
 
     @property
@@ -111,18 +111,18 @@ class JointPoint:
 
     @property
     def is_staged(self) -> bool:
-        """Whether a step runs functions of micro-batches by a table."""
+        """Whether a step has stages or micro-batches, and so follows a schedule table."""
         return self.stages > 1 or self.micro_batches > 1
 
     @property
     def joins_messages(self) -> bool:
-        """Whether messages of weights and gradients travel together, and none of a stage's share of
-        them hides behind what other stages do."""
+        """Whether weights and gradients travel in buckets and bucket sizes matter: with one stage,
+        several replicas and a schedule in `BUCKETED`."""
         summed = self.replicas * self.context
         return self.schedule in BUCKETED and summed > 1 and self.stages == 1
 
     def chooses(self, dimension: str) -> bool:
-        """Whether a dimension's value makes a difference here, whatever it is."""
+        """Whether the value of a dimension makes any difference for this point."""
         if dimension == "pipeline":
             return self.stages > 1
         if dimension == "chunks":
@@ -134,22 +134,22 @@ class JointPoint:
         return dimension != "buckets" or self.joins_messages
 
     def value(self, dimension: str) -> str:
-        """A dimension's value as a user writes it."""
+        """Value of a dimension as text, as a user writes it."""
         chosen = getattr(self, dimension)
         return str(chosen).lower() if isinstance(chosen, bool) else str(chosen)
 
     def with_value(self, **values: object) -> JointPoint:
-        """The point with other values: thousands are made, so without `replace`'s checks."""
+        """Copy the point with other values; faster than `dataclasses.replace`."""
         return JointPoint(**{**vars(self), **values})  # pyright: ignore[reportArgumentType]
 
     def changed_from(self, other: JointPoint) -> set[str]:
-        """The dimensions in which two points differ, except orders; degrees are `mesh`."""
+        """Dimensions in which two points differ, except `ORDERS`; degrees count as "mesh"."""
         mine, theirs = vars(self), vars(other)
         changed = {n for n in DIMENSIONS if n not in ORDERS and mine[n] != theirs[n]}
         return {"mesh" if name in MESH else name for name in changed}
 
     def __str__(self) -> str:
-        """Differences from the least choice, after the degrees: `data=8, recompute layer`."""
+        """The degrees, then the values that differ from the defaults: `data=8, recompute layer`."""
         words = [",".join(f"{axis}={getattr(self, axis)}" for axis in MESH if self._is_told(axis))]
         words += ["sequence parallel"] if self.sequence_parallel else []
         words += [f"zero {self.zero}"] if self.zero else []
@@ -166,7 +166,7 @@ class JointPoint:
 
     @property
     def _recomputed(self) -> str:
-        """Policy, or how many layers it is: `3 layers`, `3 layers of each stage`."""
+        """The policy, or the number of recomputed layers: `3 layers`, `3 layers of each stage`."""
         if not self.recompute_layers:
             return self.recompute
         count = f"{self.recompute_layers} layer{'s' if self.recompute_layers > 1 else ''}"

@@ -1,4 +1,4 @@
-"""Sizes that dimensions of the joint space may have, of a program on a cluster."""
+"""Candidate sizes of dimensions of the joint space, for a program on a cluster."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from shardweave.planners.auto.space.point import BUCKETS, JointPoint
 from shardweave.planners.cost.degrees import divisors
 
 MOST_SHARDS = 3
-"""Sizes of a group of devices over which ZeRO divides that are looked at where devices are
-many: one node's, and two and four times as many, among which each message is shorter."""
+"""Most sizes of ZeRO's groups to try on many devices: one node, and two and four times as many
+devices; smaller groups have shorter messages."""
 
 CHUNKS = (JointPoint.chunks, 4, 8)
-"""Into how many stages a deep model's part of a device may be cut: each halves what filling the
-pipeline takes, and doubles the messages."""
+"""Candidate numbers of stages per device for deep models: doubling them halves the time to fill the
+pipeline, and doubles the messages."""
 
 
 def chunks_of(reader: CostReader, constraints: Constraints) -> tuple[int, ...]:
-    """Into how many stages what a device has may be cut where a schedule has a choice."""
+    """Candidate numbers of stages per device, for schedules that leave a choice."""
     asked = constraints.fixed.get("chunks")
     if asked is not None:
         return (int(asked),)
@@ -26,7 +26,7 @@ def chunks_of(reader: CostReader, constraints: Constraints) -> tuple[int, ...]:
 
 
 def buckets_of(reader: CostReader, constraints: Constraints) -> tuple[int, ...]:
-    """Sizes that join different messages: none is larger than all parameters together."""
+    """Candidate bucket sizes in MiB: the default, and larger ones below all parameters' bytes."""
     asked = constraints.fixed.get("buckets")
     if asked is not None:
         return (int(asked),)
@@ -35,10 +35,10 @@ def buckets_of(reader: CostReader, constraints: Constraints) -> tuple[int, ...]:
 
 
 def shard_sizes(replicas: int, inside: int, devices: int, node: int) -> list[int]:
-    """Over how many replicas ZeRO may divide, from all of them down.
+    """Candidate numbers of replicas that ZeRO shards over, all of them first.
 
-    replicas: that a stage has, each of `inside` neighbouring devices. Of many devices sizes that
-    fill nodes, so that messages of shards stay in one, or in a few.
+    replicas: number of replicas of a stage, each of `inside` neighbouring devices. With many
+    devices, only groups that fill nodes are tried, so that their messages stay in few nodes.
     """
     sizes = [n for n in divisors(replicas) if 1 < n < replicas]
     if devices >= MANY_DEVICES:

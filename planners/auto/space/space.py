@@ -35,19 +35,19 @@ from shardweave.planners.schedules.schedules import find_schedule
 
 SUB_BATCHES = (1, 2, 4)
 SCHEDULES = ("in-order", "cross-pass", "sub-batch", "blocking")
-"""Schedules of messages; `list`, the longest to compute, is tried on the best alone."""
+"""Schedules of messages; `list`, the slowest to compute, is tried only near the best."""
 
 
 @dataclass(frozen=True)
 class JointSpace:
     """The choices for a plan.
 
-    cuts: of replicas, for so many devices and samples. parts: where stages may be cut, and one
-    more. buckets: MiB from which on tensors may travel alone. mesh: what a user's mesh asks for, by
-    axis. has_list: whether schedules `list` can be named, and the model is not so deep that they
-    take long to find. chunks: into which `interleaved-1f1b` may cut what a device has. layers:
-    equal blocks, of which policy `layer` may recompute some of each stage. node: devices of which
-    every node has a multiple.
+    cuts: ways to shard a replica, with numbers of devices and samples. parts: most stages that
+    blocks can be cut into. buckets: candidate bucket sizes in MiB. mesh: the user's mesh, if any.
+    has_list: whether schedules `list` are tried (they need the cluster's name, and take long for
+    deep models). whole: why the batch cannot be split into micro-batches; empty if it can. chunks:
+    candidates for stages per device under `interleaved-1f1b`. layers: number of equal blocks that
+    policy `layer` can choose from. node: greatest common divisor of the nodes' sizes.
     """
 
     cuts: ReplicaCuts
@@ -70,22 +70,22 @@ class JointSpace:
         return self.cuts.batch
 
     def points(self) -> Iterator[JointPoint]:
-        """All points that cut no sequence over devices of their own, with the schedule that suits
-        their sub-batches and pipeline 1f1b.
+        """Yield all points without a context axis, with one schedule that suits their sub-batches
+        and order 1f1b of micro-batches.
 
-        Schedules and orders of micro-batches are `variants` of these.
+        `variants` yields their other schedules and orders of micro-batches.
         """
         for tensor in self.cuts.tensor:
             for cut in self.cuts.plain(tensor):
                 yield from self._points(cut)
 
     def sequence_points(self, tensor: int) -> Iterator[JointPoint]:
-        """Those of a tensor degree that cut sequences over devices of their own."""
+        """Yield the points with a tensor degree and a context axis."""
         for cut in self.cuts.of_sequences(tensor):
             yield from self._points(cut)
 
     def all_points(self) -> Iterator[JointPoint]:
-        """Those that cut no sequence over devices of their own, and those that do."""
+        """Yield all points without a context axis, then those with one."""
         yield from self.points()
         for tensor in self.cuts.tensor:
             yield from self.sequence_points(tensor)
@@ -112,46 +112,46 @@ class JointSpace:
                         yield from self._with_buckets(usual)
 
     def _policies(self, stages: int) -> tuple[str, ...]:
-        """Policies of recomputation: `after-products` with stages, which keep what many
-        micro-batches left, or where a user says something of them. Of steps without, whose
-        estimates leave out most of what ZeRO's gathers expose, it would be the first of all that
-        is simulated; it is looked at beside these (`keeping_products`)."""
+        """Policies of recomputation. `after-products` is among them with stages, which hold values
+        of many micro-batches, or if the user constrains the policy. Otherwise its estimates, which
+        miss most of the exposed gathers of ZeRO, would rank it first; the search then tries it only
+        as a variant of other points (`keeping_products`)."""
         asked = "recompute" in self.constraints.names
         return RECOMPUTE if stages > 1 or asked else PAPERS_RECOMPUTE
 
     def _recomputed(self, stages: int) -> list[tuple[str, int]]:
-        """Policies, with the layers of each stage: all, unless a user says how many."""
+        """Policies with numbers of recomputed layers per stage: 0 (all), or the user's number."""
         asked = int(self.constraints.fixed.get("recompute_layers", 0))
         if asked:
             return [("layer", asked)]
         return [(name, 0) for name in self._policies(stages)]
 
     def keeping_products(self, point: JointPoint) -> Iterator[JointPoint]:
-        """A point of one stage with `after-products`, which `points` leaves out: it keeps more than
-        policies that compute more again, and less than what computes nothing again."""
+        """Yield the point with policy `after-products`, if `points` leaves it out. The policy keeps
+        more than others that recompute, and less than no recomputation."""
         variant = point.with_value(recompute=PRODUCTS, recompute_layers=0)
         if self.leaves_out(variant) and self.constraints.allows(variant):
             yield variant
 
     def leaves_out(self, point: JointPoint) -> bool:
-        """Whether a point's policy of recomputation is looked at beside others alone."""
+        """Whether `points` leaves out the point's recomputation policy (see `_policies`)."""
         return point.recompute not in self._policies(point.stages)
 
     def could_cut_sequence(self, point: JointPoint) -> bool:
-        """Whether a point could be sequence parallel and is not."""
+        """Whether a point could use sequence parallelism, but does not."""
         is_other = point.tensor in self.cuts.cuts_sequence and not point.sequence_parallel
         return is_other and self._may("sequence_parallel", True)
 
     def _with_buckets(self, point: JointPoint) -> Iterator[JointPoint]:
-        """The point with messages joined in buckets of each size, where it joins any."""
+        """Yield the point with each bucket size, or with the default if sizes do not matter."""
         for size in self.buckets if point.joins_messages else self.buckets[:1]:
             variant = point.with_value(buckets=size)
             if self.constraints.allows(variant):
                 yield variant
 
     def _usual(self, point: JointPoint) -> JointPoint | None:
-        """The point with the first schedules that the user allows, and that can be where something
-        is asked of schedules; None if there are none."""
+        """The point with the first schedule and order of micro-batches that are possible and that
+        the user allows; None if there are none."""
         first = "cross-pass" if point.sub_batches > 1 else "in-order"
         if not self.constraints.names & {*ORDERS}:
             return point.with_value(schedule=first, buckets=self.buckets[0])
@@ -167,7 +167,7 @@ class JointSpace:
         return next(allowed, None)
 
     def _orders(self, point: JointPoint) -> Iterator[tuple[str, int]]:
-        """Orders of micro-batches, with the chunks of those that have a choice."""
+        """Yield (order of micro-batches, chunks); only `interleaved-1f1b` has several chunks."""
         for pipeline in PIPELINE_SCHEDULES if point.stages > 1 else PIPELINE_SCHEDULES[:1]:
             for chunks in self.chunks if pipeline == INTERLEAVED else CHUNKS[:1]:
                 yield pipeline, chunks
@@ -177,21 +177,21 @@ class JointSpace:
         return (*SCHEDULES, *(("list",) if self.has_list else ()))
 
     def variants(self, point: JointPoint) -> Iterator[JointPoint]:
-        """The point under each order of messages and of micro-batches, if the user allows it."""
+        """Yield the point under each allowed and possible schedule and order of micro-batches."""
         for schedule, (pipeline, chunks) in product(self._schedules, self._orders(point)):
             variant = point.with_value(schedule=schedule, pipeline=pipeline, chunks=chunks)
             if self.constraints.allows(variant) and self.is_possible(variant):
                 yield variant
 
     def fewer_layers(self, point: JointPoint) -> list[JointPoint]:
-        """A point with policy `layer` in each number of layers of a stage that is less than all,
-        or than the point's own, the fewest first."""
+        """The point with policy `layer` for every smaller number of recomputed layers per stage,
+        the fewest first."""
         most = point.recompute_layers or -(-self.layers // (point.stages * point.stages_each))
         variants = (point.with_value(recompute="layer", recompute_layers=n) for n in range(1, most))
         return [v for v in variants if self.constraints.allows(v) and self.is_possible(v)]
 
     def is_possible(self, point: JointPoint) -> bool:
-        """Whether there is a table for the micro-batches, and sub-batches for the schedule."""
+        """Whether the point's schedule, buckets, order of micro-batches and layers fit together."""
         if point.schedule == "sub-batch" and point.sub_batches == 1:
             return False
         if point.buckets != self.buckets[0] and point.schedule not in BUCKETED:
@@ -213,7 +213,7 @@ class JointSpace:
         return True
 
     def _degrees(self, cut: ReplicaCut) -> Iterator[tuple[int, int, int]]:
-        """Replicas of what ZeRO divides, over how many devices it divides, and stages."""
+        """Yield the allowed (further replicas, size of the data axis, stages) for a cut."""
         inside = cut.tensor * cut.context * cut.expert
         rest = self.devices // inside
         for stages in divisors(rest):
@@ -228,8 +228,8 @@ class JointSpace:
                     yield replica, data, stages
 
     def _shards(self, replicas: int, inside: int) -> list[int]:
-        """Over how many of a stage's replicas ZeRO may divide: all, or fewer, which are neighbours;
-        as a user says, or as `shard_sizes` has them."""
+        """Candidate numbers of a stage's replicas that ZeRO shards over: all divisors if the user
+        fixes the mesh or `replica`, else `shard_sizes`."""
         asked = self.constraints.fixed.get("replica")
         if asked is not None or self.mesh is not None:
             return divisors(replicas)
@@ -248,8 +248,8 @@ class JointSpace:
 
 
 def _zeros(replica: int, data: int, micro_batches: int) -> Sequence[int]:
-    """ZeRO stages that differ, over so many devices: without micro-batches 2 is 1, and where
-    nothing is divided replicas of either kind are alike."""
+    """ZeRO stages worth distinguishing. Without micro-batches stage 2 equals stage 1; with data=1
+    nothing is sharded, and further replicas are left out, because they would equal data."""
     stages = (1, 2, 3) if micro_batches > 1 else (1, 3)
     if replica > 1:
         return stages if data > 1 else ()
@@ -266,9 +266,9 @@ def joint_space(
 ) -> JointSpace:
     """The space of a program on its cluster, or on the devices of `mesh`.
 
-    has_list: whether plans can name the cluster, which schedules `list` need. runnable: without
-    micro-batches where they cannot run one by one. Raises ClusterError for a mesh of more devices
-    than there are.
+    has_list: whether schedules `list` are tried; they need a name of the cluster. runnable: leave
+    out micro-batches if the program cannot run them one by one. Raises ClusterError for a mesh with
+    more devices than the cluster.
     """
     program, cluster = reader.depths.read, reader.cluster
     devices = cluster.num_devices if mesh is None else mesh.num_devices

@@ -1,4 +1,4 @@
-"""Stages as equal as whole blocks allow."""
+"""Cuts of a program into stages of about equal work."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ from shardweave.ir.program.program import Program
 from shardweave.ir.program.traffic import bytes_moved
 
 FLOPS_PER_BYTE = 100
-"""FLOPs that a byte moved in memory counts as: of devices of today between 50 and 300."""
+"""FLOPs that one byte moved in memory counts as; 50 to 300 on current devices."""
 
 
 def balanced_stages(program: Program, count: int) -> tuple[tuple[str, ...], ...]:
-    """The layers of `count` stages whose longest takes the least time; exact for its costs.
+    """Choose the layers of `count` stages so that the slowest is as fast as possible.
 
-    A block that repeats is cut only where there are too few blocks and layers between them, as in a
-    model that calls one block twice; what stands between blocks goes with its neighbours. The time
-    of an op is its FLOPs and the bytes that it moves. Raises ValueError for more stages than
-    layers.
+    Exact for costs of FLOPs plus bytes moved. Repeated blocks are kept together unless there are
+    fewer blocks and layers between them than stages, for example in a model that calls one block
+    twice. Raises ValueError for more stages than layers.
     """
     parts = _parts(program, blocks_of(program).of_layer)
     if count > len(parts):
@@ -43,7 +42,7 @@ def balanced_stages(program: Program, count: int) -> tuple[tuple[str, ...], ...]
 def _parts(
     program: Program, block_of_layer: Callable[[str], str | None]
 ) -> list[tuple[list[str], float]]:
-    """The parts between which stages may be cut: their layers, and what they cost, in order."""
+    """Return the units that a cut keeps together as (layers, cost), in program order."""
     costs: dict[str, float] = {}
     layers: dict[str, list[str]] = {}
     part_of: dict[str, str] = {}
@@ -61,7 +60,7 @@ def _parts(
 
 
 def _cuts(costs: Sequence[float], count: int) -> list[int]:
-    """Cut a row of costs so that the largest sum of a part is least; no part is empty."""
+    """Cut `costs` into `count` non-empty runs with the least maximal sum; returns boundaries."""
     sums = [0.0, *accumulate(costs)]
     total = len(costs)
     best = [[sums[end] for end in range(total + 1)]]

@@ -1,4 +1,4 @@
-"""The pipeline of a plan that says nothing of it, on a mesh with stages."""
+"""Pipelines of plans: default stages, devices of ranks, and numbers of micro-batches."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from shardweave.planners.schedules.uneven import fitted_shares, uneven_table
 
 
 def with_pipeline(plan: Plan, program: Program, mesh: Mesh) -> Plan:
-    """The plan itself, or, where it lacks stages and the mesh has them, with balanced ones.
+    """Add balanced stages to a plan that has none, if the mesh has a stage axis.
 
-    They run 1F1B on as many micro-batches as the rows of an input on each device divide into: four
-    for each stage, or the next fewer. Raises PlanError for a batch that does not divide at all, and
-    for a plan whose stages are no multiple of the mesh's.
+    They run 1F1B on four micro-batches per stage, or the next smaller number that divides each
+    device's rows. Other plans are returned as they are. Raises PlanError if no input has rows, or
+    if the plan's number of stages does not fit the mesh.
     """
     ranks = mesh.num_stages
     if plan.pipeline is None and ranks > 1:
@@ -48,7 +48,7 @@ def with_pipeline(plan: Plan, program: Program, mesh: Mesh) -> Plan:
 
 
 def _check_on_one_device(pipeline: Pipeline, mesh: Mesh) -> None:
-    """Raises PlanError if a mesh without stages cannot run those of a plan."""
+    """Raise PlanError if a mesh without a stage axis cannot run the plan's stages."""
     schedule, count = find_schedule(pipeline.schedule), len(pipeline.stages)
     if count > 1 and schedule.fixed and schedule.chunks != count:
         raise PlanError(
@@ -59,10 +59,10 @@ def _check_on_one_device(pipeline: Pipeline, mesh: Mesh) -> None:
 
 
 def devices_of_plan(plan: Plan, mesh: Mesh) -> tuple[int, ...]:
-    """By rank of the mesh, the number of the device that a plan's `ranks` give it.
+    """Return the device number of each rank of the mesh, from the plan's `ranks`.
 
-    Empty without `ranks`. Those of one coordinate of the stage axis are in ascending order, as
-    DTensor has them. Raises PlanError for `ranks` that do not fit the mesh.
+    Empty without `ranks`. Devices of one coordinate of the stage axis are in ascending order, as
+    DTensor requires. Raises PlanError for `ranks` that do not fit the mesh.
     """
     pipeline = plan.pipeline
     if pipeline is None or not pipeline.ranks:
@@ -80,9 +80,9 @@ def devices_of_plan(plan: Plan, mesh: Mesh) -> tuple[int, ...]:
 
 
 def _devices_of_places(pipeline: Pipeline, mesh: Mesh) -> list[list[int]]:
-    """By coordinate on the stage axis, the devices that a plan's `ranks` name for it.
+    """Return the devices of each coordinate on the stage axis, from the plan's `ranks`.
 
-    Raises PlanError if they are not as many as there, or if the stages of one coordinate differ.
+    Raises PlanError for a wrong number of devices, or if stages of one coordinate disagree.
     """
     each = mesh.num_devices // mesh.num_stages
     at_place: dict[int, list[int]] = {}
@@ -105,7 +105,7 @@ def _devices_of_places(pipeline: Pipeline, mesh: Mesh) -> list[list[int]]:
 
 
 def _places_of_stage(pipeline: Pipeline, stage: int, num_places: int) -> range:
-    """The coordinates on the stage axis at which a stage is."""
+    """Coordinates on the stage axis that hold a stage."""
     schedule = find_schedule(pipeline.schedule)
     if not pipeline.shares:
         place = schedule.place(stage, num_places)
@@ -116,15 +116,15 @@ def _places_of_stage(pipeline: Pipeline, stage: int, num_places: int) -> range:
 
 
 def micro_batches_for(plan: Plan, program: Program, mesh: Mesh, most: int) -> int:
-    """The largest number up to `most` into which each device's rows divide."""
+    """Largest number of micro-batches, up to `most`, that divides each device's rows."""
     rows = rows_of(plan, program, mesh)
     return max(count for count in range(1, min(most, rows) + 1) if rows % count == 0)
 
 
 def fewer_micro_batches(pipeline: Pipeline, most: int, rows: int, ranks: int) -> Pipeline:
-    """The same stages on fewer micro-batches, which divide the rows and which the schedule takes.
+    """Reduce micro-batches to at most `most`, to a number that divides `rows` and has an order.
 
-    A schedule that takes none so few gives way to one that places stages alike.
+    If the schedule has none, one that places stages alike replaces it. Raises PlanError.
     """
     for name in (pipeline.schedule, _INSTEAD.get(pipeline.schedule, pipeline.schedule)):
         for count in (n for n in range(most, 0, -1) if rows % n == 0):
@@ -152,11 +152,11 @@ def _has_order(pipeline: Pipeline, ranks: int) -> bool:
 
 
 _INSTEAD = {"dualpipe-v": "zero-bubble-v"}
-"""Schedules that need many micro-batches, and those with the same places that do not."""
+"""Substitutes for schedules that need many micro-batches; they place stages alike."""
 
 
 def rows_of(plan: Plan, program: Program, mesh: Mesh) -> int:
-    """The rows, with padding, that a device has of inputs; of several, their greatest divisor."""
+    """Greatest common divisor of the inputs' rows on a device. Raises PlanError without rows."""
     table, rows = Lookup(plan.inputs), 0
     for slot in program.arguments:
         shape = shape_of(slot.value)

@@ -1,4 +1,4 @@
-"""The stages of a program by layer, and the program of each: what `cut-stages` does."""
+"""Pass `cut-stages`: cuts a local program into the functions of its pipeline stages."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def store_stages(program: Program, stages: Sequence[Sequence[str]]) -> None:
 
 
 def stored_stages(program: Program) -> tuple[tuple[str, ...], ...]:
-    """The layers of each stage as written, or none. Raises ValueError for no list of lists."""
+    """Read the layers of each stage from `dist.stages`; empty without it. Raises ValueError."""
     stored = program.module.attributes.get(STAGES)
     if stored is None:
         return ()
@@ -73,13 +73,13 @@ def cut_stages(
 ) -> None:
     """Cut a local program into the functions of its stages, run in the order of a schedule.
 
-    Stages are those of `dist.stages`, or else as equal as whole blocks allow. chunks: stages on
-    each coordinate of the stage axis; 0: as many as there are stages, or those of the schedule.
-    zero: of parameters stored in shards, 1 and 2 gather them once in a step, 3 for each pass of a
-    micro-batch; 1 scatters their gradients once, 2 and 3 for each micro-batch. cluster: a preset's
-    name or a YAML file, for which schedule `list` orders. shares: for stages at several coordinates
-    of the stage axis, the micro-batches of each, as `8/5,3`. Raises ValueError for what does not
-    fit the mesh, the schedule or the cluster.
+    Stages are those of `dist.stages`, or else as equal as whole blocks allow. chunks: stages per
+    coordinate of the stage axis; 0: given by `dist.stages`, or else by the schedule. zero: 1 and 2
+    gather sharded parameters once in a step, 3 for each pass of a micro-batch; 1 scatters their
+    gradients once, 2 and 3 for each micro-batch. cluster: a preset's name or a YAML file, for
+    schedule `list`. shares: for stages at several coordinates of the stage axis, the micro-batches
+    of each coordinate, such as `8/5,3`. Raises ValueError for stages or options that do not fit the
+    mesh, the schedule or the cluster.
     """
     chosen = find_schedule(schedule)
     mesh, axis = program.needed_mesh(), micro_axis(program)
@@ -117,7 +117,7 @@ def _ordered(
     cluster: str,
     others: Sequence[Table],
 ) -> Table:
-    """The order of `list` for what a program's stages take. table: of a draft of it."""
+    """Find the `list` order for a program's stages. table: order of a draft to price them."""
     draft = program.clone()
     _cut(draft, stages, table, zero)
     return order_stages(draft, cluster_to_order(cluster) if cluster else None, others)
@@ -126,7 +126,7 @@ def _ordered(
 def _uneven_table(
     schedule: str, shares: Shares, stages: Sequence[Sequence[str]], ranks: int, micro_batches: int
 ) -> Table:
-    """The order of stages at several coordinates. Raises ValueError for those that do not fit."""
+    """Order of stages at several coordinates. Raises ValueError for shares that do not fit."""
     if not stages:
         raise ValueError(f"shares need the layers of the stages; give the plan's, as {STAGES}.")
     check_shares(shares, len(stages), micro_batches)
@@ -150,9 +150,9 @@ def _cut(program: Program, stages: Sequence[Sequence[str]], table: Table, zero: 
 
 
 def stages_of_layers(program: Program, stages: Sequence[Sequence[str]]) -> dict[str, int]:
-    """The stage of each layer that one names, or a module around it; exact names go first.
+    """Map each layer to the stage that names it or a module around it; exact names win.
 
-    A name of a module of which another name is a part says nothing of its own ops.
+    A module's name is ignored if another name in the stages lies inside that module.
     """
     outer = {name.rpartition(".")[0] for names in stages for name in names}
     around = {path for name in outer for path in _paths(name)}
@@ -180,17 +180,17 @@ class CutStagesPass(PassOnProgram):
     """Cut the step into functions of pipeline stages, and make `@step` the schedule that runs them.
 
     Stages are those of the attribute `dist.stages`, which `apply-plan` writes, or else as equal as
-    whole blocks allow. Micro-batches are the time axis that is left; without one the step runs on
-    the whole batch. `schedule` orders them; `chunks` is how many stages each coordinate of the
-    stage axis has. `zero` says what becomes of parameters that are stored in shards: with 1 and 2
-    they are gathered once in a step, with 3 for each pass of a micro-batch; their gradients are
-    scattered once with 1, and for each micro-batch with 2 and 3. Schedule `list` orders for a
-    `cluster`, a preset's name or a YAML file. `shares` puts stages at several coordinates of the
-    stage axis, each of which runs so many micro-batches, as `8/5,3` for two stages.
+    whole blocks allow. The remaining time axis is that of micro-batches; without one the step runs
+    on the whole batch. `schedule` orders micro-batches; `chunks` is the number of stages per
+    coordinate of the stage axis. `zero`: with 1 and 2, sharded parameters are gathered once in a
+    step, with 3 for each pass of a micro-batch; their gradients are scattered once with 1, and for
+    each micro-batch with 2 and 3. Schedule `list` optimizes for `cluster`, a preset's name or a
+    YAML file. `shares` puts stages at several coordinates of the stage axis, and gives the number
+    of micro-batches of each coordinate, such as `8/5,3` for two stages.
 
-    Requires: a local program whose only time axis is that of micro-batches, as `split-batch{axis=
-    micro}` makes it. Ensures: a staged program, in which nobody waits for what comes later;
-    numerics unchanged.
+    Requires: a local program whose only time axis is that of micro-batches, as
+    `split-batch{axis=micro}` makes it. Ensures: a staged program without deadlocks; numerics
+    unchanged.
     """
 
     name = "cut-stages"

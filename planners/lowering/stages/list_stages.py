@@ -1,4 +1,4 @@
-"""Schedule `list` for a program that is cut: what its functions take, and which orders fit."""
+"""Schedule `list` for a staged program: costs of its functions, and orders that fit."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ KINDS: Mapping[Direction, Kind] = {direction: kind for kind, direction in DIRECT
 
 
 def tasks_of(table: Table, num_stages: int) -> list[ScheduledRun]:
-    """Runs of a table, in an order in which all ranks together can run them."""
+    """Convert a table to runs, in an order that all ranks together can follow."""
     is_split = any(action.kind in "IW" for actions in table for action in actions)
     tasks: list[ScheduledRun] = []
     for rank, action in actions_in_order(table, num_stages):
@@ -59,11 +59,10 @@ def tasks_of(table: Table, num_stages: int) -> list[ScheduledRun]:
 
 
 def reorder_runs(program: Program, tasks: Sequence[ScheduledRun]) -> None:
-    """Let a staged program run its micro-batches in another order, in place.
+    """Change, in place, the order in which a staged program runs its micro-batches.
 
-    tasks: what is run on each micro-batch, in an order in which all ranks together can run it, with
-    stages at as many coordinates as before; what there is no function for is left out. Linear in
-    the runs.
+    tasks: the new runs, in an order that all ranks together can follow, with each stage at as many
+    coordinates as before; runs without a function are left out. Takes time linear in the runs.
     """
     stages = {name: f.stage for name, f in functions_of(program).items()}
     places = places_of_tasks(tasks)
@@ -88,12 +87,12 @@ def reorder_runs(program: Program, tasks: Sequence[ScheduledRun]) -> None:
 
 
 def order_stages(program: Program, cluster: Cluster | None, others: Sequence[Table]) -> Table:
-    """The fastest order that fits of a staged program's micro-batches. It changes the program's.
+    """Find the fastest order of a staged program's micro-batches that fits. Changes the program.
 
-    cluster: whose devices bound the memory, and give the times. Without one, passes count by their
-    FLOPs and the bytes that they move, messages are free, and fewer than twice as many
-    micro-batches are in flight as in 1F1B. others: orders to beat. Stages that are at several
-    coordinates stay there; others may change places. Raises ValueError if none fits.
+    cluster: gives times and memory. None: passes cost FLOPs plus bytes moved, messages are free,
+    and fewer than twice as many micro-batches as in 1F1B may be in flight. others: orders to beat.
+    Stages at several coordinates stay there; other stages may move. Raises ValueError if no order
+    fits.
     """
     ranks, axis = program.needed_mesh().num_stages, micro_axis(program)
     places, count = StagePlaces.of(program), axis.size if axis else 1
@@ -112,13 +111,14 @@ def order_stages(program: Program, cluster: Cluster | None, others: Sequence[Tab
 
 
 def apply(program: Program, table: Table) -> None:
-    """Let a staged program run in the order of a table."""
+    """Reorder a staged program's runs as in a table."""
     num_stages = len({action.stage for actions in table for action in actions})
     reorder_runs(program, tasks_of(table, num_stages))
 
 
 def stage_costs_of(program: Program, cluster: Cluster | None) -> PassCosts:
-    """Seconds of the passes of a staged program on the devices of each coordinate."""
+    """Costs of a staged program's passes and messages, by stage and coordinate; without a cluster
+    FLOPs plus bytes moved."""
     functions = {
         (f.stage, KINDS[f.direction]): f
         for f in functions_of(program).values()
@@ -157,12 +157,12 @@ def stage_costs_of(program: Program, cluster: Cluster | None) -> PassCosts:
 
 
 def _work_of(function: StageFunction) -> float:
-    """FLOPs, and the bytes that ops move as such."""
+    """FLOPs of a function, plus its bytes moved times `FLOPS_PER_BYTE`."""
     return float(sum(flops_of(op) + FLOPS_PER_BYTE * bytes_moved(op) for op in function.ops))
 
 
 def _messages_s(function: StageFunction, program: Program, cluster: Cluster) -> float:
-    """Seconds of a run's messages, received and sent, between stages on different devices."""
+    """Seconds of work on the messages that a run receives from and sends to other devices."""
     places, own = StagePlaces.of(program).of_stage, function.stage
     seconds = 0.0
     for op in function.ops:
@@ -178,7 +178,7 @@ def _messages_s(function: StageFunction, program: Program, cluster: Cluster) -> 
 
 
 def _bytes_sent(functions: Iterable[StageFunction]) -> dict[tuple[int, int], int]:
-    """By the stages that they go from and to, what all messages of a micro-batch weigh."""
+    """Bytes of all messages of a micro-batch, by (sending stage, receiving stage)."""
     sizes: dict[tuple[int, int], int] = {}
     for function in functions:
         for op in function.ops:

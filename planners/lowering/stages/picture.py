@@ -12,7 +12,7 @@ TAKES: dict[Kind, int] = {"F": 1, "B": 2, "I": 1, "W": 1}
 
 
 def picture_of(table: Table, num_stages: int) -> str:
-    """The cells of `moments_of` as lines."""
+    """Draw a table as text: a line for each rank with the cells of `moments_of`."""
     rows = moments_of(table, num_stages)
     width = max(len(cell) for row in rows for cell in row)
     lines = [
@@ -23,11 +23,12 @@ def picture_of(table: Table, num_stages: int) -> str:
 
 
 def moments_of(table: Table, num_stages: int) -> list[list[str]]:
-    """Rows of a picture: what each rank does in each moment.
+    """Return the cells of a picture: by rank, its pass in each moment.
 
-    `F3` is the forward pass of micro-batch 3, `B`, `I` and `W` are as `table.Kind` says, in small
-    letters after the first of a rank's stages; a pass that takes two moments is followed by `-`,
-    and dots are bubbles. A rank begins a pass once its operands are there; messages take no time.
+    `F3` is the forward pass of micro-batch 3; `B`, `I` and `W` are as in `table.Kind`. Passes of a
+    rank's later stages are in lower case. `-` continues a pass of two moments, dots are bubbles. A
+    rank begins a pass once its operands are there; messages take no time. Raises ValueError for a
+    deadlock.
     """
     done: dict[tuple[int, str, int], int] = {}
     rows: list[list[str]] = [[] for _ in table]
@@ -60,7 +61,7 @@ def _add(
 
 
 def schedule_table_of(program: Program) -> tuple[Table, int]:
-    """Table of the runs of a staged program's ranks on micro-batches, and its number of stages."""
+    """Read the table of a staged program's runs on micro-batches, and its number of stages."""
     functions = functions_of(program)
     rows: list[list[Action]] = [[] for _ in range(program.needed_mesh().num_stages)]
     for _, run in runs_of(program):

@@ -1,8 +1,8 @@
-"""The staged program of a deep model, put together from the program of one with few blocks.
+"""Staged programs of deep models, built from the program of a model with few blocks.
 
-All stages but the first and the last of a model of equal blocks run alike, so that the functions of
-three stages are those of any number. A stage of n blocks takes what lies on the line through one of
-few and one of more blocks: exact where each further block adds what the one before it added.
+In a model of equal blocks, all stages except the first and the last run alike, so that three
+stages' functions give those of any number. The costs of a stage of n blocks are extrapolated from
+stages with few and with more blocks: exact if every further block adds the same.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from shardweave.planners.schedules.schedules import find_schedule
 from shardweave.planners.schedules.table import Table
 
 KINDS = 3
-"""Stages that differ: the first, those between, the last."""
+"""Number of kinds of stages: the first, the inner ones, the last."""
 
 
 @dataclass(frozen=True)
 class Deeper:
-    """A step whose stages have more blocks than those of another program.
+    """Extrapolation from a staged program with few blocks (few) to a deeper step.
 
-    program: the same step with more blocks. times: by stage, how often what its blocks are more is
-    to be added to the other one.
+    program: the same step with more blocks (more). times: by stage, the factor t in the
+    extrapolation few + t * (more - few).
     """
 
     program: Program
     times: Sequence[float]
 
     def beyond(self, stages: Sequence[int], few: float, more: float) -> float:
-        """A number of some stages on the line through that of the other program and of this one."""
+        """Extrapolate a number of some stages from its values in the two programs; at least 0."""
         times = sum(self.times[stage] for stage in stages) / len(stages)
         return max(0.0, few + times * (more - few))
 
@@ -55,7 +55,7 @@ class Deeper:
 def deepened_stages(
     plan: Plan, names: Sequence[str], few: Sequence[int], more: Sequence[int]
 ) -> list[float]:
-    """`Deeper.times` of a plan. few, more: blocks of each kind of stage in the two programs."""
+    """Compute `Deeper.times`. few, more: numbers of blocks by kind of stage in both programs."""
     assert plan.pipeline is not None
     blocks = {*names}
     counts = [sum(name in blocks for name in stage) for stage in plan.pipeline.stages]
@@ -70,11 +70,11 @@ def deepened_stages(
 def with_few_blocks(
     plan: Plan, names: Sequence[str], kept: Sequence[str]
 ) -> tuple[Plan, list[int]]:
-    """A plan with stages for a program that has but a few of the blocks, and how many in each.
+    """Adapt a plan with stages to a program with few blocks; also returns each stage's blocks.
 
-    It has a stage of each kind, whose functions are those of the plan's. names: of all equal
-    blocks; kept: of those that are left. Raises PlanError for a plan that puts other layers between
-    equal blocks.
+    The new plan has one stage of each kind, with functions like the plan's. names: of all equal
+    blocks; kept: of those in the program. Raises PlanError for a plan with other layers in an inner
+    stage.
     """
     assert plan.pipeline is not None
     pipeline, blocks = plan.pipeline, {*names}
@@ -109,8 +109,8 @@ def _table(plan: Plan) -> Table:
 
 
 def with_all_stages(program: Program, plan: Plan) -> Program:
-    """The staged program of a plan, from that of `with_few_blocks`: its functions for each stage,
-    run in the order of the plan's schedule. For simulation; what goes between them has no types."""
+    """Build a plan's staged program for simulation from that of `with_few_blocks`: copies of its
+    functions for each stage, in the order of the plan's schedule. Runs pass no typed values."""
     count = plan.num_stages
     if count < KINDS:
         return program
@@ -142,7 +142,7 @@ def with_all_stages(program: Program, plan: Plan) -> Program:
 
 
 def _runs(tasks: Sequence[ScheduledRun], functions: Sequence[str]) -> Iterator[Run]:
-    """All runs in order, as `cut-stages` has them."""
+    """Yield all runs of existing functions in the order that `cut-stages` gives them."""
     places, known = places_of_tasks(tasks), {*functions}
 
     def once(direction: str) -> Iterator[Run]:
@@ -156,11 +156,11 @@ def _runs(tasks: Sequence[ScheduledRun], functions: Sequence[str]) -> Iterator[R
 
 @dataclass(frozen=True)
 class _Messages:
-    """Messages between stages of each kind, and whom they go to among all stages.
+    """Messages between the kinds of stages, and their receivers among all `count` stages.
 
-    A message goes to a neighbour, from one end to the other, or from an end to all. goals: by stage
-    and name, the stages that a message goes to. order: by stage, neighbour and name, its number
-    among those that go there: two stages of a kind have different names for what they hand on.
+    A message goes to a neighbour, from one end to the other, or from an end to all stages. goals:
+    by (stage, name), its receivers. order: by (stage, receiver, name), its index among the messages
+    of this pair, which replaces its name: inner stages name the values that they pass differently.
     """
 
     count: int
@@ -169,7 +169,7 @@ class _Messages:
 
     @staticmethod
     def of(functions: Collection[StageFunction], count: int) -> _Messages:
-        """Raises PlanError where stages between the ends would not send alike."""
+        """Collect the messages. Raises PlanError if inner stages would not all send alike."""
         goals: defaultdict[tuple[int, str], set[int]] = defaultdict(set)
         sends = [
             (function.stage, op.to, op.message)
@@ -191,7 +191,7 @@ class _Messages:
         return _Messages(count, goals, order)
 
     def kind(self, stage: int) -> int:
-        """The stage of the small program that stands for a stage."""
+        """Stage of the small program that represents a stage."""
         return KINDS - 1 if stage == self.count - 1 else min(stage, KINDS - 2)
 
     def copied(self, function: StageFunction, stage: int) -> func.FuncOp:
@@ -215,10 +215,11 @@ class _Messages:
     def _ends(
         self, sender: int, kind: int, other: int, name: str, stage: int
     ) -> tuple[list[int], str]:
-        """The stages at the other end of a message of a stage, and its name among all stages.
+        """Return the stages at the other end of a message of `stage`, and its name among all
+        stages.
 
-        sender, kind, other: stages of the small program: that which sends, that which stands for
-        `stage`, and the other end.
+        sender, kind, other: stages of the small program: the sender, the representative of `stage`,
+        and the other end.
         """
         goals = self.goals[sender, name]
         if len(goals) > 1:
@@ -233,7 +234,7 @@ class _Messages:
         return 0 if kind == 0 else self.count - 1
 
     def _rename_parameters(self, copy: func.FuncOp, stage: int) -> None:
-        """Give parameters of stages that are alike names of their own."""
+        """Give the parameters of an inner stage unique names."""
         entries: list[builtin.DictionaryAttr] = []
         for entry in copy.arg_attrs or ():
             data = dict(entry.data)

@@ -1,10 +1,10 @@
-"""A staged program, simulated run by run: each function as it stands, on the devices of its stage.
+"""Simulation of a staged program run by run, each function on the devices of its stage.
 
-A rank starts a run when it is done with the one before and has what the run receives. It spends
-`Cluster.message_work_s` on each message that it takes, and on each that it sends. Messages of one
-pair of ranks leave one behind the other, when the function that sends them ends; messages of
-other pairs, and collectives within a stage, do not slow them down. Where a stage is at several
-coordinates, these wait for each other and add up their sums before the first run that reads them.
+A rank starts a run once its previous run has ended and the messages that the run receives have
+arrived. It spends `Cluster.message_work_s` on each message that it receives or sends. Messages of
+one pair of ranks leave one after another, when the sending function ends; messages of other pairs
+and collectives within a stage do not slow them down. If a stage is at several coordinates, these
+wait for each other and all-reduce their sums before the first run that reads them.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ from shardweave.planners.simulate.timeline import Event
 from shardweave.planners.simulate.update_cost import UpdateCost
 
 AXIS = "stage"
-"""Axis under which the messages between stages are counted."""
+"""Name under which messages between stages are reported among mesh axes."""
 
 PHASES = {
     "before": "forward", "forward": "forward", "backward": "backward", "inputs": "backward",
     "weights": "optimizer", "share": "backward", "after": "backward",
 }  # fmt: skip
-"""The colour of a run in a plot; weight gradients, which fill bubbles, have one of their own."""
+"""Phase that colours a run in a plot; weight gradients, which fill bubbles, have their own."""
 
 
 @dataclass(eq=False)
 class _Place:
-    """Progress of the ranks of one coordinate on the stage axis."""
+    """Time and sums so far of the ranks of one coordinate on the stage axis."""
 
     cluster: PlacedCluster
     now_s: float = 0.0
@@ -70,7 +70,7 @@ class _Place:
 
 @dataclass(frozen=True)
 class _Cost:
-    """Seconds of a run of a function, by part, as in `Simulation`."""
+    """Seconds of a run of a function, with the fields of `Simulation`."""
 
     time_s: float
     compute_s: float
@@ -81,7 +81,7 @@ class _Cost:
 
 @dataclass(frozen=True)
 class _Function:
-    """A function as it is run: simulated, and its messages: the other stage, a name, and bytes."""
+    """A function with its simulated cost and its messages as (other stage, name, bytes)."""
 
     function: StageFunction
     cost: _Cost
@@ -99,12 +99,11 @@ def simulate_runs(
     deeper: Deeper | None = None,
     update: str = "",
 ) -> PipelineSimulation:
-    """Simulate a step of a staged program on a cluster. Linear in its ops and runs.
+    """Simulate a step of a staged program on a cluster. Takes time linear in ops and runs.
 
     pipeline: of the plan, for the name of its schedule. optimizer_multiplier, precision: as for
-    `state_bytes`. deeper: for a step of the same stages with more blocks. update: as for
-    `simulate_step`. Raises ValueError
-    (ClusterError) for devices that the cluster does not have.
+    `state_bytes`. deeper: extrapolates the step to stages with more blocks. update: as for
+    `simulate_step`. Raises ClusterError (a ValueError) if the cluster has too few devices.
     """
     ranks = devices_of_places(program)
     places = [_Place(on_devices(cluster, devices)) for devices in ranks]
@@ -158,7 +157,7 @@ def _update_cost(
 
 
 def _first_rank(program: Program, place: int) -> int:
-    """The first rank of a coordinate on the stage axis."""
+    """First rank at coordinate `place` of the stage axis."""
     mesh = program.needed_mesh()
     axis = mesh.stage_axis
     return mesh.rank({a.name: place if a is axis else 0 for a in mesh.device_axes})
@@ -167,7 +166,7 @@ def _first_rank(program: Program, place: int) -> int:
 def _read_all(
     program: Program, clusters: Sequence[PlacedCluster]
 ) -> dict[tuple[str, int], _Function]:
-    """The functions by name and coordinate, each simulated once on devices that are alike."""
+    """Simulate all functions, by (name, coordinate); once for equal devices."""
     functions = functions_of(program)
     known: dict[Hashable, _Function] = {}
     read: dict[tuple[str, int], _Function] = {}
@@ -185,8 +184,8 @@ def _read_all(
 def _joined_s(
     program: Program, cluster: Cluster, ranks: Sequence[Sequence[int]]
 ) -> dict[str, float]:
-    """By the first function that reads them, what it takes to add up a stage's sums over its
-    coordinates; of stages at several."""
+    """Seconds to all-reduce a stage's sums over its coordinates, for stages at several coordinates,
+    by the first function that reads them."""
     functions, inner = functions_of(program), program.needed_mesh().space_axes
     places = StagePlaces.of(program)
     sizes: dict[int, dict[str, int]] = {}
@@ -249,7 +248,7 @@ def _deepened(shallow: _Function, more: _Function, deeper: Deeper) -> _Function:
 def _deepened_memory(
     program: Program, deeper: Deeper, sizes: Sequence[int], memory: Sequence[Sequence[PlaceMemory]]
 ) -> tuple[list[int], list[list[PlaceMemory]]]:
-    """Parameters, and the peaks of all runs, by place."""
+    """Extrapolate the parameter bytes, and the peak memory of all runs, by coordinate."""
     stages: list[list[int]] = [[] for _ in sizes]
     for stage, places in StagePlaces.of(program).of_stage.items():
         for place in places:
@@ -275,7 +274,7 @@ def _deepened_memory(
 
 
 class _Played:
-    """A step while it is simulated."""
+    """State of a step's simulation."""
 
     def __init__(
         self,
@@ -295,7 +294,7 @@ class _Played:
         self.events: list[Event] = []
 
     def join(self, run: Run, seconds: float) -> None:
-        """Add up the sums of the coordinates of a run's stage, if that takes time."""
+        """Synchronize the coordinates of a run's stage for an all-reduce of `seconds`, if not 0."""
         if not seconds:
             return
         stage = self.functions[run.function, run.at].function.stage
@@ -317,7 +316,7 @@ class _Played:
                 messages_s += self.cluster.message_work_s(size)
             left_s, arrives_s = self.arrives_s.pop((source, stage, run.at, name, number))
             if arrives_s > start_s:
-                # Until it has left this is a bubble, then the message is waited for.
+                # Waiting counts as a bubble until the message has left, then as exposed.
                 place.bubble_s += max(0.0, left_s - start_s)
                 place.exposed_s[AXIS] += arrives_s - max(left_s, start_s)
                 start_s = arrives_s
@@ -360,7 +359,7 @@ class _Played:
 def _memory(
     states: Mapping[str, float], step: PlaceMemory, update: UpdateCost | None
 ) -> dict[str, float]:
-    """Bytes by part, at most. Gradients are made within the step: there are none when it begins."""
+    """Peak bytes by part, of step or update. Gradients count only as the step allocates them."""
     parts = {**states, **step.parts, "gradients": float(step.parts.get("gradients", 0))}
     if update is not None:
         behind = {**states, "update": float(update.temporary_bytes)}
@@ -371,7 +370,7 @@ def _memory(
 def _result(
     place: _Place, time_s: float, memory: Mapping[str, float], in_flight: int
 ) -> StageResult:
-    """The sums of one coordinate."""
+    """Summarize the simulation of one coordinate."""
     devices = place.cluster.device_types(place.cluster.num_devices)
     return StageResult(
         compute_s=place.compute_s,
@@ -386,8 +385,8 @@ def _result(
 
 
 def _in_flight(program: Program, index: int) -> int:
-    """The most micro-batches whose forward pass a coordinate has begun and whose backward pass it
-    has not ended, counted for each of its stages."""
+    """Most (stage, micro-batch) pairs at once on a coordinate whose forward pass has begun and
+    whose backward pass has not ended."""
     functions = functions_of(program)
     now = most = 0
     for _, run in runs_of(program):

@@ -1,4 +1,4 @@
-"""A step of several stages or micro-batches, simulated: what each stage takes, sends and keeps."""
+"""Simulated steps with stages or micro-batches: time, communication and memory by stage."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from shardweave.planners.simulate.timeline import Timeline
 
 @dataclass(frozen=True)
 class StageResult:
-    """One stage of a step, in seconds and bytes of one of its devices.
+    """Results of one coordinate of the stage axis, in seconds and bytes of one of its devices.
 
-    The step takes compute_s + slowdown_s + exposed_communication_s + bubble_s: slowdown_s is what
-    compute loses to communication beside it, bubble_s waiting for other stages. communication_s,
-    exposed_s: by axes; `pipeline` is what the stage receives. in_flight: micro-batches whose
-    activations it holds at once.
+    The step takes compute_s + slowdown_s + exposed_communication_s + bubble_s. slowdown_s: slowdown
+    of compute by concurrent communication. bubble_s: waiting for other stages. communication_s,
+    exposed_s: by axes; `stage` holds the messages that it receives. memory_bytes: capacity of its
+    smallest device. in_flight: most micro-batches whose activations it holds at once.
     """
 
     compute_s: float
@@ -40,9 +40,9 @@ class StageResult:
 
 @dataclass(frozen=True)
 class PipelineSimulation(Timeline):
-    """One step of a plan on a cluster, in seconds; `stages` says what each does.
+    """Simulation of a plan's step on a cluster, in seconds. stages: results by coordinate.
 
-    lower_bound_s: no order of the micro-batches beats it, were messages between stages free.
+    lower_bound_s: bound for all orders of micro-batches, with free messages between stages.
     """
 
     schedule: str
@@ -80,7 +80,7 @@ class PipelineSimulation(Timeline):
         return self.fullest.memory_bytes
 
     def summary(self) -> str:
-        """The step, and a line for each stage."""
+        """Describe the step, with a line for each stage."""
         waits = f"{self.bubble_s / (self.time_s or 1.0):.0%}"
         counts = f"{len(self.stages)} stages, {self.micro_batches} micro-batches, {self.schedule}"
         lines = [
@@ -93,7 +93,7 @@ class PipelineSimulation(Timeline):
         return "\n".join([*lines, *self.update_lines()])
 
     def record(self) -> dict[str, Any]:
-        """The numbers of a simulation as JSON data."""
+        """Return the simulation's numbers as JSON data."""
         return super().record() | {
             "schedule": self.schedule,
             "micro_batches": self.micro_batches,
