@@ -243,7 +243,7 @@ def _alone_on_rank_0() -> Iterator[bool]:
 
 
 def _dropped(step: nn.Module) -> tuple[str, ...]:
-    """Notes on tokens that experts dropped because their slots were full; () without any."""
+    """Note how many choices of experts were dropped for lack of slots; () without a capacity."""
     counts = dropped_choices(step)
     if counts is None:
         return ()

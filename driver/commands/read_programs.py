@@ -64,7 +64,7 @@ def read_or_capture(name: str, dtype: str = "float32") -> Program:
 
 
 def note_what_is_simulated(cluster: str, *programs: Program) -> None:
-    """Print a note for each unpartitioned program: the simulation is of the whole on one device."""
+    """Print a note for each program that is not cut for its devices and is simulated whole."""
     several = find_cluster(cluster).num_devices > 1
     for text in dict.fromkeys(_run_whole(program, several) for program in programs):
         if text:
