@@ -107,8 +107,7 @@ def on_rank_0(
     """Call `made` on rank 0 and return its result on every rank. Collective.
 
     So all ranks run the same program, whatever differs between their machines. On the backend
-    "reference" each process calls `made` itself. why: the reason for compiling, as other ranks must
-    be compiling for the same call.
+    "reference" each process calls `made` itself. why: reason for compiling, for waiting ranks.
     """
     own: list[Program] = []
 
