@@ -19,12 +19,12 @@ def choose_experts(
     """Run a Hugging Face model's experts in a form that can be captured, and sharded over devices.
 
     Without a capacity every expert computes every token (`mixture.every_expert`). With one, each
-    has slots for the tokens of each of `groups` runs of the batch, such as its sequences
+    expert has slots for tokens of each of `groups` equal parts of the batch, such as its sequences
     (`mixture.experts_with_capacity`); a buffer `dropped_choices` of each module of experts counts
-    what found none. Experts whose outputs are normalised one by one run as batched_mm. Returns a
-    note on what was chosen, none for a model without such experts.
+    the tokens without a slot. Experts whose outputs are normalised one by one run as batched_mm.
+    Returns a note on the choice; none for a model without such experts.
 
-    Raises ValueError for a capacity that has no experts to be of.
+    Raises ValueError for a capacity if the model has no experts.
     """
     parts = dict(_experts_of(module))
     is_normed = any(getattr(part, "has_post_expert_norm", False) for part in parts.values())
