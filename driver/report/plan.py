@@ -153,7 +153,7 @@ def print_plan(plan: Plan, out: TextIO) -> None:
 def print_throughput(
     program: Program, cluster: str, plan: Plan, predicted: Predicted, out: TextIO
 ) -> None:
-    """Say what a step of a captured program under a plan does in a second, if it has a batch."""
+    """Print the predicted throughput of a captured program under a plan, if it has a batch."""
     throughput = Throughput.of(program, find_cluster(cluster), plan, predicted)
     if throughput is not None:
         print(f"throughput: {throughput}", file=out)
