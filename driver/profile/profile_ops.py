@@ -61,7 +61,7 @@ def median_s(call: Call, seconds: float = SECONDS) -> float:
 
 
 def measure_ops() -> dict[str, Points]:
-    """(work, seconds) by op name, as `DeviceType.op_times` has them. Collective."""
+    """Measure ops: curves (work, seconds) by name, as in `DeviceType.op_times`. Collective."""
     points: dict[str, Points] = {}
     for name, flops, args in _arithmetic():
         call = partial(overload_named(name), *args)

@@ -167,7 +167,7 @@ def _sharded(plan: Plan) -> str:
 
 
 def _cut_activations(plan: Plan) -> list[str]:
-    """That outputs of layers are cut, and where all of these are along their sequence."""
+    """Describe the plan's sharded activations; "sequence parallel" if all are along dim 1."""
     dims = [ShardingAttr.parse_text(text).dims.data for text in plan.activations.values()]
     if not dims:
         return []

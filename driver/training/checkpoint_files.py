@@ -237,7 +237,7 @@ def _manifest(path: Path) -> dict[str, Described]:
 
 
 def check_files(path: Path, rank: int, num_ranks: int) -> None:
-    """Raises CheckpointError if one of this rank's part of the files is not what was written."""
+    """Check the digests of this rank's share of the files. Raises CheckpointError on a mismatch."""
     for name, of in sorted(_manifest(path).items())[rank::num_ranks]:
         if _digest_of(path / name) != of:
             raise CheckpointError(

@@ -200,7 +200,7 @@ def _write_tensors(tensors: Mapping[str, Tensor], unfinished: Path) -> None:
 
 
 def _load(path: Path, state: Mapping[str, Any]) -> dict[str, Any]:
-    """Load a checkpoint into `state`; returns the saved plain values. Collective."""
+    """Load a checkpoint into `state`; returns saved values that `state` lacks. Collective."""
     reader = DataReader(path)
     saved = _on_each_rank(lambda: _read(reader.read_metadata))
     index = _on_each_rank(

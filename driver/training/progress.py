@@ -73,7 +73,7 @@ class Progress:
             self._start_s, self._num_units = time.perf_counter(), 0
 
     def say(self, text: str) -> None:
-        """Print a text on rank 0. The time since the last step is not counted as a step's."""
+        """Print a text on rank 0, and restart the clock: time until now counts for no step."""
         if world.rank() == 0:
             print(text, flush=True)
         self._start_s, self._timed, self._num_units = time.perf_counter(), 0, 0

@@ -93,7 +93,7 @@ def rank_grids(
     *,
     accept: Callable[[tuple[int, int, int, int]], bool] | None = None,
 ) -> list[Ranked]:
-    """All grids of `devices` devices that fit, the fastest first; exact for the model.
+    """Rank all grids of `devices` devices that fit, the fastest first; exact for the model.
 
     accept: which grids the program can have. Time: O(distinct layers x grids), and one ring per
     pair of (inner size, size). Raises PlanError if memory or the program admits none.
@@ -139,7 +139,7 @@ def rank_grids(
 
 
 def distinct(layers: Iterable[LinearLayer]) -> list[LinearLayer]:
-    """Equal layers, counted instead of listed."""
+    """Merge equal layers into one each, with the count in `repeats`."""
     counts: Counter[LinearLayer] = Counter()
     for layer in layers:
         counts[replace(layer, block="", repeats=1)] += layer.repeats

@@ -118,7 +118,7 @@ class SpaceTable:
         return SpaceTable(configurations, columns, stacked)
 
     def rows(self, index: Sequence[int]) -> SpaceTable:
-        """Some of the rows, on the same scales."""
+        """Table of the rows at `index`, with the same scales."""
         chosen = [self.configurations[i] for i in index]
         columns = {name: values[list(index)] for name, values in self.columns.items()}
         return SpaceTable(chosen, columns, self.features[list(index)])

@@ -131,7 +131,7 @@ class Recorder(Observer):
     # The ops
 
     def _compared(self, program: Program) -> tuple[Counter[str], list[Json]]:
-        """The functions of a program beside those of the one before; changes by kind."""
+        """Compare functions with the last moment's; returns change counts by kind, and data."""
         old, self._parts = self._parts, {}
         counts: Counter[str] = Counter()
         parts: list[Json] = []
