@@ -75,7 +75,7 @@ def _local(lowerings: Lowerings, data: int, degree: int) -> Program:
 
 
 def _by_device(cluster: Cluster) -> dict[str, Cluster]:
-    """The part of a cluster that has devices of one type alone, by type."""
+    """For each device type, the cluster restricted to nodes of that type."""
     parts: dict[str, Cluster] = {}
     for name in dict.fromkeys(node.device for node in cluster.nodes):
         nodes = tuple(node for node in cluster.nodes if node.device == name)
@@ -125,7 +125,7 @@ def _model(
 
 
 def _seconds(device: str, work: Workload) -> tuple[float, ...]:
-    """Forward, backward and the communication between, by block."""
+    """Seconds of each block: forward, backward, and the communication in them."""
     return tuple(
         b.forward_s[device] + b.backward_s[device] + sum(b.communication_s.values())
         for b in work.blocks

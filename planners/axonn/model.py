@@ -89,7 +89,7 @@ def volumes(layer: LinearLayer, grids: Grids) -> Volumes:
 
 
 def _axes_of(layer: LinearLayer, grids: Grids) -> Numbers:
-    """Sizes of the axes in the roles of x, y, z and data, each one per grid."""
+    """Sizes of the axes that act as x, y, z and data for a layer, each of shape (grids)."""
     sizes = grids.astype(np.float64).T
     return sizes[[1, 0, 2, 3]] if layer.is_transposed else sizes
 

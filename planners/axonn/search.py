@@ -66,8 +66,8 @@ class Options:
 
 @dataclass(frozen=True)
 class Ranked:
-    """One grid. communication_s: seconds by axis. memory_bytes: of a device by part. kept_blocks:
-    how many blocks' gathered weights are kept, of kept_bytes on a device in all."""
+    """A ranked grid. communication_s: seconds by axis. memory_bytes: of a device, by part.
+    kept_blocks: number of blocks whose gathered weights are kept; kept_bytes: their bytes."""
 
     grid: tuple[int, int, int, int]
     communication_s: Mapping[str, float]

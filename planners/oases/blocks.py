@@ -107,7 +107,7 @@ def _spans(pairs: Sequence[Pair], places: dict[AtenOp, int]) -> list[tuple[int, 
 def _boundaries(
     forward: Sequence[AtenOp], activations: set[SSAValue], spans: Sequence[tuple[int, int]]
 ) -> tuple[list[tuple[int, SSAValue]], tuple[SSAValue, ...]]:
-    """Boundaries between pairs, as (index of op, only value used later); and the first input."""
+    """Boundaries between pairs: (index of op, only value used later); the first block's input."""
     single = dict(_single_crossings(forward, activations))
     boundaries: list[tuple[int, SSAValue]] = []
     end = spans[0][1]
@@ -131,7 +131,7 @@ def _single_crossings(
 def _crossings(
     ops: Sequence[AtenOp], tracked: set[SSAValue]
 ) -> Iterator[tuple[int, dict[SSAValue, None]]]:
-    """Yield each op's index with the tracked values used after it (views as their base)."""
+    """Yield each op's index and one reused dict: tracked values used later (views' bases)."""
     last = {
         storage_of(value): place
         for place, op in enumerate(ops)
@@ -185,7 +185,7 @@ def _number_backward(
 def _gradients(
     backward: Sequence[AtenOp], numbers: dict[Operation, int], handed_on: Sequence[SSAValue]
 ) -> list[SSAValue | None]:
-    """For each block, the gradient of its output: the only value live where its backward starts."""
+    """For each block, the gradient of its output; None if it cannot be told from others."""
     begins: dict[int, list[int]] = {}
     lowest = len(handed_on)
     for place, op in enumerate(backward):
