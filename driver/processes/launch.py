@@ -261,7 +261,7 @@ def _how(code: int | None) -> str:
 
 
 def _likely_cause(code: int | None) -> str:
-    """Explain the usual cause of an exit code, for a message."""
+    """Explain the usual cause of a SIGKILL, for a message; "" for other exit codes."""
     if code != -_SIGKILL:
         return ""
     return (

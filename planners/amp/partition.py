@@ -46,7 +46,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Partition:
-    """cuts: 0, then where each stage ends. seconds: the objective."""
+    """Stages of a pipeline. cuts: 0, then the end of each stage. seconds: the objective."""
 
     cuts: tuple[int, ...]
     seconds: float

@@ -34,10 +34,10 @@ _MORE = 4
 
 @dataclass(frozen=True)
 class ProgramProfile:
-    """model: what AMP plans. blocks: its layers by name.
+    """A program as AMP's model. blocks: names of the model's layers.
 
-    tensor_s: of a layer's time for one sample, what is communication over the tensor axis, by
-    device type and degree.
+    tensor_s: seconds of communication over the tensor axis in each layer's time for one sample, by
+    device type and tensor degree.
     """
 
     model: LayeredModel

@@ -210,7 +210,7 @@ def fastest_tried(
     top: int,
     limit: Deadline,
 ) -> Plan:
-    """Run real trials; returns the fastest plan and failures' reasons. PlanError if none runs."""
+    """Run real trials; returns the fastest plan, with notes on failures. PlanError if none ran."""
     names = [c.name for c in estimated]
     outcomes = list(limit.each(trials.run, plans))
     plans = plans[: len(outcomes)]

@@ -55,9 +55,9 @@ class Model:
 
 @dataclass(frozen=True)
 class Options:
-    """aware: bandwidths by place (measured rings), else one for all. checkpointing: the forward
-    pass runs again. keep_gathered: gathered weights are kept for the backward pass, those of as
-    many blocks as fit."""
+    """Options of the search. aware: bandwidths depend on placement (measured rings); else one for
+    all. checkpointing: the forward pass runs again. keep_gathered: keep the gathered weights of as
+    many blocks as fit for the backward pass."""
 
     aware: bool = True
     checkpointing: bool = False
@@ -219,7 +219,7 @@ def links_of(
 
     @cache
     def ring(inside: int, size: int) -> tuple[float, float]:
-        """Seconds per element and per step of rings of devices that are `inside` ranks apart."""
+        """Seconds per element, and per step, of rings of devices `inside` ranks apart."""
         if size == 1:
             return 0.0, 0.0
         mesh = Mesh(outer=devices // (inside * size), ring=size, inner=inside)

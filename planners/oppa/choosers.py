@@ -138,7 +138,7 @@ def first_choice(history: History, rng: np.random.Generator) -> Suggestion:
 
 
 def random_instead(history: History, first: int, rng: np.random.Generator) -> Suggestion | None:
-    """A random choice for first trials, if nothing ran, and after some that ran out of memory."""
+    """Pick at random at first, if none ran, and after `STREAK` out-of-memory trials; else None."""
     if len(history.records) < first or history.scale == 0:
         return first_choice(history, rng)
     last = [record.outcome.status for record in history.records[-STREAK:]]
