@@ -24,11 +24,11 @@ from shardweave.passes.notes import warn
 LOCK = ".writer"
 TOUCHED_S = 10.0
 STALE_S = 120.0
-"""A file system may show the time of a file a minute late; a holder touches it more often."""
+"""Seconds without a touch after which a lock is stale; file times may be a minute late."""
 
 
 class FolderLock:
-    """The right to save into a folder. token: a name that no other holder has."""
+    """Exclusive right to save into a folder. token: name that is unique to this holder."""
 
     def __init__(self, root: Path) -> None:
         self.token = uuid.uuid4().hex[:12]
@@ -49,7 +49,7 @@ class FolderLock:
         threading.Thread(target=self._touch, name="shardweave-checkpoint", daemon=True).start()
 
     def _linked(self) -> bool:
-        """Whether the lock is this process's now; False if there is one already."""
+        """Try to create the lock file; True if this process now holds it, False if it exists."""
         try:
             os.link(self._own, self._path)
         except FileExistsError:
@@ -113,14 +113,14 @@ class FolderLock:
         self._path.unlink(missing_ok=True)
 
     def _delete_left(self) -> None:
-        """Delete what processes that were killed as they asked for the lock left behind."""
+        """Delete temporary files of processes that were killed while they acquired the lock."""
         for path in self._path.parent.glob(f"{LOCK}-*"):
             ended = is_gone(str(_holder(path).get("identity", "")))
             if self._is_old(path) if ended is None else ended:
                 path.unlink(missing_ok=True)
 
     def _is_old(self, path: Path) -> bool:
-        """Whether nobody has touched a lock for a while, by the clock of its file system."""
+        """Whether a lock was not touched for `STALE_S`, by the clock of its file system."""
         self._own.touch()
         try:
             return self._own.stat().st_mtime - path.stat().st_mtime > STALE_S

@@ -150,7 +150,7 @@ def _fish_names(flag: Flag) -> str:
 
 
 def _fish_words(command: str, flag: Flag) -> str:
-    """Whether the option takes a value, and which; lists are completed behind each comma."""
+    """Arguments of fish's `complete` for an option's values; lists complete after each comma."""
     if not flag.takes_value:
         return ""
     kind = " -r" if flag.is_path or not flag.values else " -x"

@@ -34,9 +34,9 @@ Simulated = Simulation | PipelineSimulation
 
 @dataclass(frozen=True)
 class Diff:
-    """The difference of two programs. `print(diff)` says it; `save_html` writes it side by side.
+    """The difference of two programs. `print` shows it; `save_html` writes it side by side.
 
-    cluster: what both were simulated on.
+    cluster: the cluster on which both programs were simulated.
     """
 
     structure: StructuralDiff
@@ -73,7 +73,7 @@ class Diff:
         }
 
     def save_html(self, path: str | Path, names: tuple[str, str] = ("before", "after")) -> None:
-        """Write a page that needs no other file. names: how to call the two programs."""
+        """Write a self-contained HTML page. names: titles of the two programs."""
         recorder = Recorder(self.cluster)
         for name, program in zip(names, self.programs, strict=True):
             recorder.note(name, program)

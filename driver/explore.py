@@ -41,7 +41,7 @@ class Exploration:
         Path(path).write_text(self.html, encoding="utf-8")
 
     def _repr_html_(self) -> str:
-        """The page in a frame of its own, so that the notebook's style and its own stay apart."""
+        """The page in a frame of its own, so that its style and the notebook's do not mix."""
         return (
             f'<iframe srcdoc="{escape(self.html, quote=True)}" title="pass explorer" '
             f'style="width: 100%; height: {FRAME_HEIGHT}px; border: 0"></iframe>'
@@ -62,9 +62,9 @@ def explore(
     """Run passes over a copy of a program, and show what each did to it.
 
     Args:
-        passes: Passes, or plans by the names that the page gives them. The page shows what each
-            device does of a captured program under each plan, beside the plan before it.
-        cluster: For the times, where the program is one device's: a Cluster, a preset's name or a
+        passes: Passes, or plans by the names to show on the page. For plans, the page compares the
+            program of each device under each plan with that under the plan before.
+        cluster: For simulated times of programs of one device: a Cluster, a preset's name or a
             YAML file.
         mesh: By default the program's own.
         title: Of the page.
@@ -94,7 +94,7 @@ def explore(
 
 
 def _explored_plans(program: Program, plans: Mapping[str, Plan], recorder: Recorder) -> Program:
-    """Note what each device does under each plan; returns the program of the last one."""
+    """Record each device's program under each plan; returns the program of the last plan."""
     if not plans:
         raise ValueError("there are no plans to show; give one or more.")
     if program.is_local:

@@ -69,9 +69,9 @@ def write_kernels(program: Program, targets: Sequence[str], folder: Path) -> boo
 def distinct_kernels(
     program: Program,
 ) -> tuple[dict[str, KernelSource], dict[str, int], list[str]]:
-    """A program's kernels by name, how many regions use each, and why regions have none.
+    """Return a program's kernels by name, how many regions use each, and why regions have none.
 
-    Of a program of stages, all of them. What joins the parts that a kernel leaves is a kernel, too.
+    Includes the kernels of all stages, and those that combine partial results of other kernels.
     """
     generated: dict[FusedOp, Kernel] = {}
     unfit: list[str] = []
@@ -102,7 +102,7 @@ def distinct_kernels(
 
 
 def _joining_others(kernel: Kernel, together: Joining) -> Kernel:
-    """A kernel at its default configuration, and what it joins beside its own work."""
+    """Return a kernel in its default configuration, which also combines partial results."""
     config = kernel.configs[0]
     return with_joining(kernel, config, grid_of(kernel, config)[0], together.results)[0]
 

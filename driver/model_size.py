@@ -1,5 +1,5 @@
-"""The size of a model, known before its memory is taken: built without memory, and compared with
-what there is."""
+"""Check of a model's size before its memory is allocated: builds it on the meta device and
+compares it with this machine's memory."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from shardweave.planners.cost.quantity import bytes_text
 
 MOST_ELEMENTS = 2**40
-"""Of all parameters, buffers and inputs: some hundred times those of the largest models."""
+"""Most elements of parameters, buffers and inputs: some hundred times those of large models."""
 
 MOST_MODULES = 100_000
-"""Python makes so many in half a minute."""
+"""Most modules of a model; Python takes half a minute to make these."""
 
 MOST_LAYERS = 10_000
 LARGEST = 10**8
-"""Of any other size: a list of so many entries takes a gigabyte."""
+"""Largest value of any other size option; a list of so many entries takes a gigabyte."""
 
 LAYERS = ("layer", "depth", "levels", "blocks", "num_hidden_groups")
 """Words in the names of options that say how often something is repeated."""
@@ -41,7 +41,7 @@ Built = tuple[nn.Module, Mapping[str, Tensor]]
 
 
 def check_option(where: str, key: str, value: object) -> None:
-    """Raises ValueError for a number that is larger than any size of a model."""
+    """Raise ValueError if an option's value is larger than any size of a model."""
     most = MOST_LAYERS if any(word in key for word in LAYERS) else LARGEST
     if isinstance(value, int) and abs(value) > most:
         given = str(value) if abs(value) < 10**18 else "a larger number"
@@ -51,10 +51,10 @@ def check_option(where: str, key: str, value: object) -> None:
 def check_size(
     spec: str, build: Callable[[], Built], dtype: torch.dtype, *, is_held: bool = True
 ) -> ModelSize:
-    """The size of a model, which is built without its memory.
+    """Build a model on the meta device and return its size.
 
-    is_held: its weights will be made. Raises ValueError if the memory of this machine does not hold
-    them and the inputs then, and for sizes that no plan is for.
+    is_held: its weights will be allocated. Raises ValueError if this machine's memory is then too
+    small for weights and inputs, and in any case for more than `MOST_ELEMENTS` or `MOST_MODULES`.
     """
     num_modules = 0
 

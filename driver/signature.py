@@ -14,7 +14,7 @@ R = TypeVar("R")
 
 
 def taking(given: Callable[P, Any]) -> Callable[[Callable[..., R]], Callable[P, R]]:
-    """Let a function take the arguments of a dataclass; TypeError for one that it does not have."""
+    """Make a decorator: the function takes the dataclass's fields as arguments; else TypeError."""
 
     def decorated(function: Callable[..., R]) -> Callable[P, R]:
         own = inspect.signature(function)

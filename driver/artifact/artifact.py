@@ -1,4 +1,4 @@
-"""The file of a step that was compiled ahead: a zip of texts, read only where it fits.
+"""The file of a step that was compiled ahead: a zip archive of texts and tensors.
 
 `manifest.json` has versions, mesh, options, guards and outputs; `program.mlir` and `plan.json` are
 as elsewhere; `constants/` has the bytes of tensors of the model's code. Nothing in it is executed:
@@ -36,14 +36,14 @@ class ArtifactError(ValueError):
 
 
 def versions() -> dict[str, str]:
-    """The versions on which a step depends to the last bit."""
+    """Versions of the software that determines a step's results bit by bit, by name."""
     python = f"{platform.python_implementation()} {platform.python_version()}"
     return {"shardweave": __version__, "torch": version("torch"), "python": python}
 
 
 @dataclass(frozen=True, eq=False)
 class Artifact:
-    """A step that was compiled ahead. members: the bytes of the file's parts, by name."""
+    """A step that was compiled ahead. members: contents of the archive's files, by name."""
 
     path: str
     manifest: Mapping[str, Any]
@@ -62,7 +62,7 @@ class Artifact:
 
     @staticmethod
     def read(path: str | Path) -> Artifact:
-        """Read a file. Raises ArtifactError unless it is whole, and was made by these versions."""
+        """Read a file. Raises ArtifactError if it is damaged, or other versions made it."""
         try:
             content = Path(path).read_bytes()
         except OSError as error:
@@ -88,7 +88,7 @@ class Artifact:
         return Artifact(str(path), manifest, members)
 
     def write(self) -> None:
-        """Write the file, whole or not at all."""
+        """Write the file atomically: completely or not at all."""
         members = {MANIFEST: json.dumps(self.manifest, indent=1).encode(), **self.members}
         partly = Path(f"{self.path}.{os.getpid()}.part")
         try:

@@ -1,4 +1,4 @@
-"""Guards: what a step that was compiled ahead takes for granted of a model and a call, as text."""
+"""Guards: properties of the model and the call that a precompiled step relies on, as text."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from shardweave.ir.capture.observed.loose_tensors import constants_of
 from shardweave.ir.dialects.types import dtype_word, form_of
 
 _PLACE = re.compile(r"(\w+ '[^']*'):? (.*)")
-"""A line of a model's description: a module or tensor, and what it is."""
+"""Line of a model's description: a module or tensor, then its class, or shape and dtype."""
 
 _OF_A_CALL = re.compile(r" in evaluation mode$| on the meta device$|, frozen")
-"""Words of such a line that the call has too, or that make no other program."""
+"""Words of such a line to ignore: the call's guards cover them, or they change no program."""
 
 
 def guards_of(request: Request, call: StepCall) -> dict[str, str]:
-    """The model, its settings, its code and the example's call, by words for each."""
+    """Guards of the model, its settings, its code and the example call: text by description."""
     model = request.model
     lines = [_OF_A_CALL.sub("", line) for line in describe_model(model).splitlines()]
     places = [match.groups() for match in map(_PLACE.fullmatch, lines) if match]
@@ -50,7 +50,7 @@ def guards_of(request: Request, call: StepCall) -> dict[str, str]:
 
 
 def check_guards(artifact: Artifact, request: Request, call: StepCall) -> None:
-    """Raises ArtifactError, on every rank, where a guard differs on any. Collective."""
+    """Raise ArtifactError on every rank if a guard differs on any rank. Collective."""
     made, here = artifact.manifest["guards"], guards_of(request, call)
     different = (name for name in {**made, **here} if made.get(name) != here.get(name))
     problems = [
@@ -64,8 +64,8 @@ def check_guards(artifact: Artifact, request: Request, call: StepCall) -> None:
 
 
 def _of_call(call: StepCall, model: nn.Module) -> dict[str, str]:
-    """The parts of a call's key, and where the model is: one on the meta device is traced as on
-    the CPU."""
+    """Guards of a call: its inputs, form and modes, and the model's device ("cpu" for a model on
+    the meta device, which is traced as if on the CPU)."""
     names = [name or "the model" for name, _ in model.named_modules()]
     trained = [name for name, _ in model.named_parameters()]
     evaluated = [name for name, mode in zip(names, call.modes, strict=True) if not mode]
@@ -88,7 +88,7 @@ def _of_call(call: StepCall, model: nn.Module) -> dict[str, str]:
 
 
 def _text(value: Any) -> str:
-    """A setting as text that is equal in another process; empty for one that cannot be."""
+    """Format a setting as text that is equal in every process; empty if that is impossible."""
     if value is ABSENT:
         return "the class's"
     if isinstance(value, Hooks):
@@ -112,8 +112,8 @@ def _text(value: Any) -> str:
 
 
 def _code_of(*objects: Any) -> dict[str, str]:
-    """A digest of the functions of each class of modules, of a loss that is a function, and of what
-    these read by a global name: functions, numbers, texts and tensors."""
+    """Digests of the methods of the modules' classes, of a loss function, and of the globals that
+    these read: functions, numbers, strings and tensors. By description."""
     modules = chain.from_iterable(o.modules() for o in objects if isinstance(o, nn.Module))
     named: defaultdict[str, list[str]] = defaultdict(list)  # classes of one name may be several
     functions = [o for o in objects if isinstance(o, FunctionType)]
@@ -147,12 +147,12 @@ def _value_text(value: Any) -> str:
 
 
 def _is_own(value: Any) -> bool:
-    """Whether a class or function is not torch's, whose version is a guard."""
+    """Whether a class or function is not torch's: for those, torch's version is the guard."""
     return value.__module__.partition(".")[0] not in ("torch", "builtins")
 
 
 def _read_by(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    """What a function reads by a global name, or of a module of such a name."""
+    """Yield (name, value) of each global that a function reads, also attributes of modules."""
     names = set(_names_in(function.__code__))
     for name in names & function.__globals__.keys():
         value = function.__globals__[name]
@@ -169,7 +169,7 @@ def _names_in(code: CodeType) -> Iterator[str]:
 
 
 def _digest(code: CodeType) -> str:
-    """A digest of what a function does, whatever lines it stands in."""
+    """Digest of a function's bytecode and constants; line numbers do not affect it."""
     constants = [_digest(c) if isinstance(c, CodeType) else _text(c) for c in code.co_consts]
     text = f"{code.co_code.hex()} {constants} {code.co_names} {code.co_varnames}"
     return _short(text)

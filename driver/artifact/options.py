@@ -1,4 +1,4 @@
-"""Options beside an artifact: they are its own, unless the caller gives others."""
+"""Options of a step started from an artifact: those stored in it; others must not contradict."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from shardweave.driver.step.request import DEFAULT_PLAN, CompileOptions
 Options = TypeVar("Options", bound=CompileOptions)
 
 PLANNED: dict[str, Any] = {"plan": None, "cluster": None, "zero": 0, "sequence_parallel": False}
-"""Options whose effect is in the plan that an artifact has, as they are without one."""
+"""Options that only affect the plan, which an artifact contains; by name, their defaults."""
 
 KEPT = (
     "backend", "passes", "loss", "only_loss", "precision", "backward", "batch", "outputs",
     "reduce_dtype",
 )  # fmt: skip
-"""Options that an artifact has, for further programs of the step too."""
+"""Options stored in an artifact that also apply to programs compiled later for the step."""
 
 
 def options_to_store(options: CompileOptions) -> dict[str, tuple[str, Any]]:
-    """The options of an artifact: their text, and the value of those that are plain."""
+    """By name, the options to store: each as text, and its value if str or int (else None)."""
     return {name: _stored(name, getattr(options, name)) for name in (*PLANNED, *KEPT)}
 
 
@@ -41,9 +41,9 @@ def _stored(name: str, value: Any) -> tuple[str, Any]:
 
 
 def with_artifact(options: Options) -> Options:
-    """The options with the artifact read and with what it was made with.
+    """Read the artifact that the options name, and fill in the options that it was made with.
 
-    Raises ArtifactError for one that is given and other, or that has to be given and is not.
+    Raises ArtifactError for a given option that differs, and for a missing one that is required.
     """
     given = options.artifact
     artifact = given if isinstance(given, Artifact) else Artifact.read(str(given))

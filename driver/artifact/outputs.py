@@ -14,16 +14,16 @@ from shardweave.ir.torch_private import pytree
 
 
 def outputs_to_json(outputs: Outputs | None) -> Any:
-    """Raises ArtifactError for outputs that a text cannot hold."""
+    """Convert outputs to JSON data. Raises ArtifactError for outputs that JSON cannot hold."""
     if outputs is None:
         return None
     return {"template": _encoded(outputs.template), "kinds": [*map(_name_of, outputs.kinds)]}
 
 
 def outputs_from_json(stored: Any, homes: Sequence[str]) -> Outputs | None:
-    """The inverse of `outputs_to_json`. Raises ArtifactError for a class that nobody defined.
+    """Invert `outputs_to_json`. Raises ArtifactError for a class that no imported module defines.
 
-    homes: names of modules that may define it too, which have other names in other processes.
+    homes: more modules to look in, for classes whose module has another name in this process.
     """
     if stored is None:
         return None
@@ -69,7 +69,7 @@ def _name_of(kind: Any) -> str:
 
 
 def _class_of(name: str, fits: Callable[[type], bool], homes: Sequence[str]) -> Any:
-    """A class by name, in a module that was imported; nothing is imported for a file."""
+    """Find a class by name in modules already imported; a file never causes an import."""
     module, _, path = name.partition(":")
     for home in (module, *homes):
         owner: Any = sys.modules.get(home)

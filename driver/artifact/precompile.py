@@ -79,9 +79,9 @@ def precompile(request: Request) -> Lowered:
 
 
 def start_from(artifact: Artifact, request: Request, call: StepCall) -> Lowered:
-    """The program of each rank for a call, as an artifact has it. Collective.
+    """Return the artifact's program for a call, on every rank. Collective.
 
-    Raises ArtifactError, on every rank, if a guard of the artifact differs on any of them.
+    Raises ArtifactError on every rank if a guard of the artifact differs on any rank.
     """
     start_s = perf_counter()
     check_guards(artifact, request, call)

@@ -40,7 +40,7 @@ class Tolerance:
 
 @dataclass(frozen=True)
 class EagerOptions:
-    """Options of an eager step: the choice of its loss, and the dtype of torch.autocast."""
+    """Options of an eager step: which output is the loss, and the dtype of torch.autocast."""
 
     loss: LossChoice = None
     autocast: torch.dtype | None = None
@@ -117,7 +117,7 @@ def tolerance_of(dtype: torch.dtype) -> Tolerance:
 
 
 CONDITION = 20.0
-"""Times its own error that a model may be away: a sum in another order changes many last digits."""
+"""Error allowed, in multiples of the change that a last-digit change of all inputs causes."""
 
 
 def check_steps(
@@ -127,13 +127,12 @@ def check_steps(
     program: Program,
     moved: Callable[[], Sequence[Expected]],
 ) -> CheckResult:
-    """Compare steps by the tolerance of `dtype`; where that is not met, by what the model allows.
+    """Compare steps by the tolerance of `dtype`; if that fails, by a bound that fits the model.
 
-    A model that computes a part of itself in float32 (norms, angles, losses) has no more digits
-    than that, so it is held to the bound of the coarsest dtype that the program needs. One that
-    multiplies rounding is held to what eager itself loses by it, but never to more than float32's
-    bound. moved: what eager computes where all that it reads differs in its last digit
-    (`moved_steps`).
+    A model that computes parts in float32 (norms, angles, losses) gets the bound of the coarsest
+    dtype in the program. A model that amplifies rounding gets a multiple of the error that eager
+    itself has when its inputs change in the last digit, up to float32's bound. moved: returns
+    eager's results on such inputs (`moved_steps`); called only if needed.
     """
     result = compare_steps(actual, eager, dtype)
     coarsest = coarsest_dtype(program, dtype)
@@ -144,7 +143,7 @@ def check_steps(
 
 
 def _conditioned(result: CheckResult, own: CheckResult) -> CheckResult:
-    """The result with the bound that a model's condition allows, if that is a larger one."""
+    """Raise the bound of a result to `CONDITION` times eager's own error `own`, if larger."""
     own_error = max(own.loss_error, own.max_rel_grad_error, own.buffer_error)
     bound = min(CONDITION * own_error, TOLERANCES[torch.float32].bound)
     why = (
@@ -157,7 +156,7 @@ def _conditioned(result: CheckResult, own: CheckResult) -> CheckResult:
 def moved_steps(
     model: nn.Module, batches: Sequence[Mapping[str, Tensor]], how: EagerOptions = PLAIN
 ) -> list[Expected]:
-    """Eager steps of a model, which change it, with weights and inputs off by a last digit."""
+    """Run eager steps with weights and inputs changed in the last digit. Changes the model."""
     generator = torch.Generator().manual_seed(0)
 
     def moved(value: Tensor) -> Tensor:
@@ -174,14 +173,14 @@ def moved_steps(
 
 
 def coarsest_dtype(program: Program, dtype: torch.dtype) -> torch.dtype:
-    """The floating-point dtype of fewest digits that a program computes in, or `dtype`."""
+    """The least precise floating-point dtype among a program's values and `dtype`."""
     dtypes = {dtype_of_value(value) for op in ops_of_parts(program) for value in op.results}
     known = [known for known in (*dtypes, dtype) if known in TOLERANCES]
     return max(known, key=lambda known: torch.finfo(known).eps, default=dtype)
 
 
 def eager_step(model: nn.Module, batch: Mapping[str, Tensor], how: EagerOptions = PLAIN) -> Tensor:
-    """One forward and backward pass of the model, which adds to its gradients; the loss."""
+    """Run a forward and a backward pass, adding to the model's gradients; returns the loss."""
     with torch.autocast(device_of(model).type, how.autocast, enabled=how.autocast is not None):
         loss = scalar_loss(model(**batch), how.loss)
     loss.backward()
@@ -189,7 +188,7 @@ def eager_step(model: nn.Module, batch: Mapping[str, Tensor], how: EagerOptions 
 
 
 def scalar_loss(output: object, choice: LossChoice = None) -> Tensor:
-    """The loss in what a model returns. Raises ValueError if there is none."""
+    """Pick the loss from a model's output. Raises ValueError if there is none."""
     loss = chosen_loss(output, choice)
     if loss is None:
         raise ValueError(NO_LOSS)
@@ -203,7 +202,7 @@ def run_eager(model: nn.Module, batch: Mapping[str, Tensor], how: EagerOptions =
 
 
 def results_of(module: nn.Module, loss: Tensor) -> Expected:
-    """Copy the results of a model or a step as whole tensors. Collective."""
+    """Copy the loss, gradients and buffers of a model or a step, unsharded. Collective."""
     state = state_of(module)
     if state is not None:
         gradients, buffers = state.full_gradients(), state.full_buffers()
@@ -217,7 +216,7 @@ def results_of(module: nn.Module, loss: Tensor) -> Expected:
 
 
 def _whole(tensor: Tensor) -> Tensor:
-    """A copy, whole on every rank."""
+    """Copy a tensor; a DTensor becomes a full tensor on every rank."""
     tensor = tensor.detach()
     # A DTensor that is whole on this rank shows its own memory, which later steps write.
     return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).clone()
@@ -226,7 +225,7 @@ def _whole(tensor: Tensor) -> Tensor:
 def compare_steps(
     actual: Sequence[Expected], eager: Sequence[Expected], dtype: torch.dtype
 ) -> CheckResult:
-    """Compare several steps; of each kind of error the largest, and the loss of the first step."""
+    """Compare several steps; returns the largest error of each kind, and the first step's loss."""
     steps = [compare(step, wanted, dtype) for step, wanted in zip(actual, eager, strict=True)]
     gradients = max(steps, key=lambda step: _by_size(step.max_rel_grad_error))
     buffers = max(steps, key=lambda step: _by_size(step.buffer_error))

@@ -1,4 +1,4 @@
-"""A program in another precision."""
+"""Conversion of a program to float64."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _type(value: SSAValue) -> Attribute:
 
 
 def _property(attribute: Attribute) -> Attribute:
-    """A dtype among the arguments of an op."""
+    """Convert a dtype among an op's arguments to float64 or complex128; others stay."""
     exact = _exact(dtype_of(attribute)) if is_element(attribute) else None
     return attribute if exact is None else element_of(exact)
 

@@ -57,7 +57,7 @@ from shardweave.passes.pipeline import parse_passes
 
 
 def run_and_report(options: RunOptions) -> None:
-    """Run, and on rank 0 say what came of it. Raises ValueError if a check failed."""
+    """Run a step and print its report on rank 0. Raises ValueError if a check failed."""
     report = run(options)
     if world.rank() == 0:
         print_report(report)
@@ -70,7 +70,7 @@ def run_and_report(options: RunOptions) -> None:
 
 
 def run(options: RunOptions) -> RunReport:
-    """Run a step on this rank, and on rank 0 what it is compared with. Collective."""
+    """Run a step on this rank, and on rank 0 the eager model to compare with. Collective."""
     dtype = getattr(torch, options.dtype)
     if world.rank() == 0:
         announce(options.model, dtype)
@@ -107,7 +107,7 @@ def run(options: RunOptions) -> RunReport:
 
 
 def compiled(options: RunOptions, example: Example) -> CompiledModule:
-    """The step of an example's model, as `sw.compile` makes it. Collective."""
+    """Compile an example's model with `sw.compile`. Collective."""
     given: dict[str, Any] = {
         option.name: getattr(options.compiled, option.name) for option in fields(CompileOptions)
     }
@@ -132,7 +132,7 @@ def _twin(options: RunOptions) -> tuple[str, Example]:
 def _measure(
     options: RunOptions, step: CompiledModule, example: Example, program: Program
 ) -> tuple[float, CheckResult | None, Training | None, Training | None]:
-    """Run the step, checked if asked to, and train; then the eager model on rank 0 alone."""
+    """Run the step, check it if asked to, and train; then train the eager model on rank 0."""
     device = step.backend.device
     batch = {name: tensor.to(device) for name, tensor in example.kwargs.items()}
     batches = [batch, _next_batch(options, batch)] if options.check else [batch]
@@ -176,7 +176,7 @@ def _run(step: CompiledModule, batch: Mapping[str, Tensor], options: RunOptions)
 
 
 def _loss(output: object, options: RunOptions) -> Tensor:
-    """The loss in what a step returns, which may be the loss alone."""
+    """Pick the loss from a step's output, which may be the loss itself."""
     if isinstance(output, Tensor) and not output.ndim:
         return output
     return scalar_loss(output, options.compiled.loss)
@@ -185,7 +185,7 @@ def _loss(output: object, options: RunOptions) -> Tensor:
 def _eager(
     options: RunOptions, model: nn.Module, device: torch.device
 ) -> tuple[nn.Module, EagerOptions]:
-    """The model to compare with, in the precision of the step, and how it is run."""
+    """Return the eager model to compare with, in the step's precision, and its options."""
     precision = options.compiled.precision
     how = EagerOptions(options.compiled.loss, AUTOCAST.get(precision))
     return in_precision(model, precision).to(device), how
@@ -215,8 +215,8 @@ def _next_batch(options: RunOptions, batch: Mapping[str, Tensor]) -> dict[str, T
 
 
 def peak_bytes(device: torch.device) -> int:
-    """The most memory that this rank had: of the GPU, or of the whole process; 0 where the system
-    does not say it (Windows)."""
+    """Peak memory of this rank in bytes: of the GPU, or of the whole process on a CPU; 0 if the
+    system does not report it (Windows)."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     try:
@@ -229,7 +229,7 @@ def peak_bytes(device: torch.device) -> int:
 
 @contextmanager
 def _alone_on_rank_0() -> Iterator[bool]:
-    """Whether this is rank 0, which has the machine's cores while the others wait for it."""
+    """Yield whether this is rank 0, which uses all cores while the other ranks wait for it."""
     threads = torch.get_num_threads()
     is_mine = world.rank() == 0
     if is_mine:
@@ -243,7 +243,7 @@ def _alone_on_rank_0() -> Iterator[bool]:
 
 
 def _dropped(step: nn.Module) -> tuple[str, ...]:
-    """A note on tokens that found no slot at the experts of their choice."""
+    """Note how many choices of experts were dropped for lack of slots; () without a capacity."""
     counts = dropped_choices(step)
     if counts is None:
         return ()

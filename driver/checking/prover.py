@@ -13,14 +13,14 @@ from shardweave.passes.prepare.block_experts import BlockExpertsPass
 
 
 class ProvedPassError(PassError):
-    """A pass after which the program could not be proved."""
+    """The program after a pass could not be proved equal to the program before the passes."""
 
 
 class Prover(Observer):
-    """Proves the program after each pass that changed it, against the one before the first.
+    """Proves, after each pass that changes the program, that it equals the one before all passes.
 
-    block-experts begins a proof of its own, against what it gives. last: the last proof. Raises
-    ProvedPassError, with the name of the pass.
+    From the pass block-experts on, proofs are against its result. last: the last proof. Raises
+    ProvedPassError, which names the pass.
     """
 
     def __init__(self) -> None:

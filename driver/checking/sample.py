@@ -1,4 +1,4 @@
-"""Random arguments for any program, so that running it says something about it.
+"""Random arguments for any program, so that running it reveals defects.
 
 Nothing is zero or one that could hide a defect: biases and the tangent are random too.
 """
@@ -21,15 +21,15 @@ from shardweave.ir.ops.registry import spec_of
 from shardweave.ir.program.program import Program, Slot
 
 IGNORED_SHARE = 0.15
-"""Of integers that a program compares with a negative number (labels to ignore), how many are."""
+"""Fraction of labels that are set to the index to ignore (a negative number), if there is one."""
 
 
 @dataclass
 class _Use:
     """Bounds on the values of an integer argument, from its uses.
 
-    size: all indices are below it. ignored: a negative number that it is compared with.
-    """
+    size: indices must be below it. is_flag: it is used as a number, such as a mask of 0 and 1, not
+    as an index. ignored: negative number that it is compared with, such as an index to ignore."""
 
     size: int | None = None
     is_flag: bool = False
@@ -39,12 +39,12 @@ class _Use:
 def sample_values(
     program: Program, *, seed: int = 0, inputs: Mapping[str, Tensor] | None = None
 ) -> dict[Key, Tensor]:
-    """A global tensor for each argument of a program, by kind and name.
+    """Draw a random global tensor for each argument of a program; returns them by kind and name.
 
-    Floating-point ones are normal, scaled so that products keep their size. Integers are
-    indices below the size of what they look up, or 0 and 1 for what is no index (masks, whose
-    first entry is 1 so that no row is masked whole); labels that may be ignored are so here and
-    there. inputs: tensors to use for inputs of these names instead.
+    Weights are normal, scaled so that products keep their magnitude. Integers are valid indices
+    into the tensor that they index, or 0 and 1 if they are no index (masks, with a 1 first in each
+    row, so that no row is fully masked); a fraction of labels is set to the index to ignore.
+    inputs: tensors to use for inputs of these names instead.
     """
     generator = torch.Generator().manual_seed(seed)
     given = inputs or {}
@@ -105,7 +105,7 @@ def _use_of(value: SSAValue, program: Program) -> _Use:
 
 
 def _read(op: Operation, value: SSAValue, use: _Use, program: Program) -> list[SSAValue]:
-    """Note what an op says of a value that it reads; returns results that hold it further."""
+    """Add to `use` the bounds that `op` puts on its operand; returns results to follow next."""
     if isinstance(op, DistOp):
         return [op.results[op.operands.index(value)]] if op.results else []
     if not isinstance(op, AtenOp):
@@ -131,7 +131,7 @@ def _is_integer(value: SSAValue) -> bool:
 
 
 def _size_looked_up(op: AtenOp, value: SSAValue, program: Program) -> int | None:
-    """Number of things that an op chooses from by the value; None if it does no such thing."""
+    """Size of the dim that an op indexes by `value`; None if it uses `value` for no index."""
     if op.name == "aten.embedding_dense_backward" and value is op.operands[1]:
         return shape_of(op.results[0])[0]
     names = [p.name for p in op.signature.tensors if p.name in ("index", "indices")]
@@ -146,7 +146,7 @@ def _size_looked_up(op: AtenOp, value: SSAValue, program: Program) -> int | None
 
 
 def _whole(value: SSAValue, dim: int, program: Program) -> int:
-    """The size of a dim of a value: of the whole argument, where it is one that is cut."""
+    """Global size of a dim of `value`, if it is an argument; else its local size."""
     for slot in program.arguments:
         if slot.value is value:
             return _global_shape(slot, program)[dim]

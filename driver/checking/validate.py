@@ -32,12 +32,12 @@ from shardweave.passes.observers import Observer, Observers
 from shardweave.passes.pipeline import MeshLike, PassError
 
 BOUND = 1e-9
-"""Largest difference that counts as equal, relative to the largest element of the value. Sums
-taken in another order differ by some 1e-13; a wrong program is wrong by 1e-3 and more."""
+"""Largest difference that counts as equal, relative to the largest element of the value. Sums in
+another order differ by about 1e-13; a wrong program differs by 1e-3 or more."""
 
 FLOOR = 1e-4
-"""Smallest size a value is measured against, as a fraction of the largest element of all values
-of its kind: gradients that are zero but for rounding have no digit that is right."""
+"""Least magnitude that differences are relative to, as a fraction of the largest element of all
+values of the same kind: a gradient that is zero except for rounding has no correct digit."""
 
 LIMIT = 2e10
 """Work of one run, in FLOPs, up to which a program is validated; a few seconds of one core."""
@@ -56,7 +56,7 @@ class TooLargeError(ValueError):
 
 @dataclass(frozen=True)
 class Difference:
-    """A value of which `num_different` elements of `size` differ; index: of the first of them."""
+    """A value with `num_different` of `size` elements different; index: of the first of these."""
 
     key: Key
     layer: str
@@ -142,7 +142,7 @@ class Validator(Observer):
 
 
 def work_of(program: Program) -> float:
-    """FLOPs of a run on all ranks; elements count too: small ops take time without arithmetic."""
+    """FLOPs of a run on all ranks, plus `ELEMENT_FLOPS` for each element of a result."""
     elements = sum(math.prod(shape_of(r)) for op in ops_of_parts(program) for r in op.results)
     elements += sum(math.prod(shape_of(slot.value)) for slot in program.arguments)
     ranks = program.mesh.num_devices if program.is_local and program.mesh else 1
@@ -152,7 +152,7 @@ def work_of(program: Program) -> float:
 def find_differences(
     program: Program, expected: Mapping[Key, Tensor], actual: Mapping[Key, Tensor]
 ) -> list[Difference]:
-    """The values that differ, or are missing, in the order in which the program makes them."""
+    """Return the values that differ or are missing, in the order in which they are computed."""
     places: dict[Operation, int] = {op: place for place, op in enumerate(program.ops)}
     slots = {(slot.kind, slot.name): slot for slot in program.results}
     scales = _scales(expected)

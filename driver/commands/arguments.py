@@ -92,7 +92,7 @@ def add_load(command: argparse.ArgumentParser) -> None:
 
 
 def load_passes(paths: Sequence[str]) -> None:
-    """Run Python files that register passes. Raises ValueError for what is no such file."""
+    """Run Python files that register passes. Raises ValueError for a path that is no such file."""
     for path in paths:
         file = Path(path)
         if not file.is_file() or file.suffix != ".py":
@@ -236,7 +236,7 @@ def check_output(path: str | None) -> None:
 
 
 def check_picture(path: str | None) -> None:
-    """Raise ValueError as `check_output`, for a name of no kind of picture, without matplotlib."""
+    """Raise ValueError as `check_output`, for an unknown suffix, and without matplotlib."""
     if path is None:
         return
     check_output(path)
@@ -251,5 +251,5 @@ def check_picture(path: str | None) -> None:
 
 
 def messages(output: str) -> TextIO:
-    """Stream for messages: not the one that the program's text goes to."""
+    """Stream for messages: standard error if the program's text goes to standard output."""
     return sys.stderr if output == "-" else sys.stdout

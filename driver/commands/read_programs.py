@@ -48,7 +48,7 @@ def read(path: str) -> Program:
 
 
 def is_text(name: str) -> bool:
-    """Whether a program's text is meant, and not a model."""
+    """Whether `name` is a program's file or "-" (standard input), rather than a model."""
     return name == "-" or name.endswith(".mlir") or Path(name).is_file()
 
 
@@ -64,7 +64,7 @@ def read_or_capture(name: str, dtype: str = "float32") -> Program:
 
 
 def note_what_is_simulated(cluster: str, *programs: Program) -> None:
-    """Note of programs that one device, or each, is taken to run whole, though there are more."""
+    """Print a note for each program that is not cut for its devices and is simulated whole."""
     several = find_cluster(cluster).num_devices > 1
     for text in dict.fromkeys(_run_whole(program, several) for program in programs):
         if text:

@@ -20,7 +20,7 @@ _T = TypeVar("_T", bound=type)
 
 @functools.cache
 def accelerator(kind: _T) -> _T:
-    """A subclass of `accelerate.Accelerator` for compiled models.
+    """Subclass `kind`, an `accelerate.Accelerator`, for compiled models.
 
     Each rank takes all rows of a batch, so that batch sizes, losses and metrics are those of one
     process; the model is not wrapped. `save_state` and `save_model` gather, and rank 0 writes:
@@ -68,7 +68,7 @@ class _Sharded:
 
 
 def see_one_worker(*, cpu: bool = False) -> None:
-    """Let accelerate take this process for the only worker, of the rank's number."""
+    """Make accelerate treat this process as the only worker, with the rank's device index."""
     from accelerate import DistributedType, PartialState
 
     state = PartialState(cpu=cpu)

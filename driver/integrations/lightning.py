@@ -23,13 +23,13 @@ def strategy(device: torch.device | str | None = None, **options: Any) -> Any:
 
     Each rank takes all rows of a batch, so that batch sizes, losses and metrics are those of one
     process. Checkpoints hold whole tensors and are written by rank 0; they are read on any mesh.
-    device: of this rank; by default the GPU of its number where each rank has one, else the CPU.
+    device: of this rank; by default the GPU of its index if each rank has one, else the CPU.
     options: those of Lightning's `SingleDeviceStrategy`.
     """
     from lightning.pytorch.strategies import SingleDeviceStrategy
 
     class ShardedStrategy(_Sharded, SingleDeviceStrategy):
-        """A single device for Lightning, which is a rank of the mesh."""
+        """Strategy of a single device, from Lightning's view; the device is a rank of the mesh."""
 
     chosen = world.local_device(world.world_size()) if device is None else torch.device(device)
     made = ShardedStrategy(device=world.with_index(chosen), **options)  # pyright: ignore[reportCallIssue]

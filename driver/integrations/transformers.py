@@ -22,7 +22,7 @@ RANDOM = f"{STATE}.pt"
 
 @functools.cache
 def trainer(kind: _T) -> _T:
-    """A subclass of `transformers.Trainer`, or of a subclass of it, for compiled models.
+    """Subclass `kind`, a `transformers.Trainer` or a subclass of it, for compiled models.
 
     Each rank takes all rows of a batch, so that batch sizes, losses and metrics are those of one
     process; the model is not wrapped. Checkpoints hold whole tensors and are written by rank 0;

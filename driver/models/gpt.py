@@ -21,10 +21,10 @@ from shardweave.driver.models.mixture import DROPPED, Experts, every_expert, exp
 class GPTConfig:
     """Sizes of a GPT and of its batch; `ffn` = 0 means 4 * hidden.
 
-    dropout: the part of the embeddings, attention weights and ends of branches that is dropped.
-    experts: of each MLP, 0 for a plain one; every token takes `choices` of them, found by its
-    router. capacity: of the experts (see `mixture.experts_with_capacity`, with the sequences as
-    groups); 0 where every expert computes every token.
+    dropout: probability for embeddings, attention weights and ends of residual branches. experts:
+    number in each MLP, 0 for a plain MLP; a router chooses `choices` of them for each token.
+    capacity: capacity factor of the experts (see `mixture.experts_with_capacity`, with sequences as
+    groups); 0: every expert computes every token.
     """
 
     layers: int = 2
@@ -96,7 +96,7 @@ class MLP(nn.Module):
 
 
 class MixtureMLP(nn.Module):
-    """MLPs; each token takes the weighted sum of a few. Shapes as of `MLP`.
+    """Mixture of expert MLPs: a token's output is the weighted sum of a few. Shapes as `MLP`.
 
     up: experts x hidden x ffn. down: experts x ffn x hidden. dropped_choices: as of `mixture`.
     """
@@ -166,7 +166,7 @@ class GPT(nn.Module):
             self.head.weight = self.wte.weight
 
     def _initialise(self, config: GPTConfig) -> None:
-        """Draw weights as GPT-2 does: normal of 0.02, the residual branches' ends scaled down."""
+        """Draw weights as GPT-2: normal, deviation 0.02, smaller at the end of each residual."""
         end_std = 0.02 / math.sqrt(2 * config.layers)
         for name, module in self.named_modules():
             if isinstance(module, nn.Linear | nn.Embedding):

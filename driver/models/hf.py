@@ -77,7 +77,7 @@ def build_hf(
 
 
 def _blamed(model_type: str, options: Mapping[str, Any], dtype: torch.dtype) -> str:
-    """The option without which the model can be built; all of them if there is none."""
+    """Name the option that makes the build fail; all options if no single one does."""
     given = {key: value for key, value in options.items() if key != "tiny"}
     for key, value in given.items():
         others = {other: options[other] for other in options if other != key}
@@ -118,7 +118,7 @@ def default_fields(model_type: str) -> Fields:
 def _configured(
     model_type: str, options: Mapping[str, Any], dtype: torch.dtype
 ) -> tuple[Head, PreTrainedConfig, InputSize, list[str]]:
-    """The head, config and input size that options ask for, and notes of what was decided."""
+    """Return the head, config and input size for the options, and notes on defaults chosen."""
     head = head_of_type(model_type)
     defaults = _transformers().CONFIG_MAPPING[model_type]()
     fields, sizes = _split_options(model_type, _given(options, defaults), defaults)
@@ -168,7 +168,7 @@ def _table(head: Head) -> Mapping[str, Any]:
 
 
 def _given(options: Mapping[str, Any], defaults: PreTrainedConfig) -> Fields:
-    """The options, with small sizes for `tiny`, and with those of parts in dicts of their own."""
+    """Expand options: `tiny` to small sizes, and options of sub-configs to dicts of their own."""
     fields: Fields = {}
     if options.get("tiny"):
         fields = tiny_fields(defaults.to_dict(), defaults.attribute_map)
@@ -207,8 +207,8 @@ def _split_options(
 def _expert_options(
     model_type: str, options: Mapping[str, Any], size: InputSize
 ) -> tuple[float | None, int]:
-    """The capacity of experts, None where every expert computes every token, and the groups of
-    tokens in which they have it: by default, the sequences."""
+    """Return the experts' capacity (None: every expert computes every token), and the number of
+    groups of tokens that it applies to: by default, one for each sequence."""
     capacity, groups = options.get("capacity"), options.get("groups", size.batch)
     if capacity is not None and not (type(capacity) in (int, float) and capacity > 0):
         raise ValueError(f"hf:{model_type}: capacity={capacity} should be a positive number.")
@@ -277,7 +277,7 @@ def _dropout_fields(config: PreTrainedConfig) -> set[str]:
 
 
 def _without_none(fields: Fields) -> Fields:
-    """Fields with 0 for None, in parts too."""
+    """Replace None by 0 in fields, also in those of sub-configs."""
     return {
         name: _without_none(value) if isinstance(value, dict) else 0 if value is None else value
         for name, value in fields.items()
@@ -287,11 +287,11 @@ def _without_none(fields: Fields) -> Fields:
 def _token_ids_in_range(
     fields: Mapping[str, Any], defaults: Mapping[str, Any], given: set[str]
 ) -> Fields:
-    """Give the special tokens that the given vocabulary is too small for a place in it.
+    """Move the ids of special tokens that exceed the vocabulary into it.
 
-    Ends of text are dropped (training does not use them); others, such as the padding and the
-    decoder's start, are needed by some models and become token 0. Parts of a config are returned
-    with all their fields.
+    End-of-text tokens are dropped (training does not use them); others, such as padding and the
+    decoder's start, are needed by some models and become token 0. Sub-configs are returned with
+    all their fields.
     """
     decided: Fields = {}
     for name, value in fields.items():

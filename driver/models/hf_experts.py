@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from shardweave.driver.models.mixture import DROPPED, Experts, every_expert, experts_with_capacity
 
 OURS = "shardweave"
-"""The name under which transformers knows the forms of `mixture`."""
+"""Name under which our implementations of experts are registered with transformers."""
 
 
 def choose_experts(
@@ -19,12 +19,12 @@ def choose_experts(
     """Run a Hugging Face model's experts in a form that can be captured, and sharded over devices.
 
     Without a capacity every expert computes every token (`mixture.every_expert`). With one, each
-    has slots for the tokens of each of `groups` runs of the batch, such as its sequences
+    expert has slots for tokens of each of `groups` equal parts of the batch, such as its sequences
     (`mixture.experts_with_capacity`); a buffer `dropped_choices` of each module of experts counts
-    what found none. Experts whose outputs are normalised one by one run as batched_mm. Returns a
-    note on what was chosen, none for a model without such experts.
+    the tokens without a slot. Experts whose outputs are normalised one by one run as batched_mm.
+    Returns a note on the choice; none for a model without such experts.
 
-    Raises ValueError for a capacity that has no experts to be of.
+    Raises ValueError for a capacity if the model has no experts.
     """
     parts = dict(_experts_of(module))
     is_normed = any(getattr(part, "has_post_expert_norm", False) for part in parts.values())
@@ -43,8 +43,8 @@ def choose_experts(
 
 
 def check_given_experts(module: nn.Module, capacity: float | None) -> None:
-    """Check the form of experts that a user named. ValueError for one that loops over the tokens
-    that experts got, which no fixed program can say, and for a capacity, which is of our own form.
+    """Check the implementation of experts that a user chose. Raises ValueError if it loops over
+    each expert's tokens, which cannot be captured, or if a capacity is given: only ours has one.
     """
     if capacity is not None:
         why = "experts_implementation is given"
@@ -102,7 +102,7 @@ def _forward(part: Any, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
 
 
 def _laid_out(part: Any, weight: Tensor) -> Tensor:
-    """A weight as experts x inputs x outputs."""
+    """Transpose a weight to experts x inputs x outputs, if it is not so already."""
     return weight if part.is_transposed else weight.transpose(1, 2)
 
 

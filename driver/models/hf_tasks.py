@@ -33,8 +33,8 @@ class InputSize:
 
 @dataclass(frozen=True)
 class Head:
-    """A training task: in transformers, the class that makes models and the table of their classes
-    by type; and the inputs that it learns from.
+    """A training task: transformers' auto class, its table of model classes by type, and a function
+    that makes a batch of inputs.
     """
 
     task: str
@@ -70,7 +70,7 @@ def _seq2seq_inputs(config: PreTrainedConfig, size: InputSize) -> dict[str, Tens
 
 
 def _masked_inputs(config: PreTrainedConfig, size: InputSize) -> dict[str, Tensor]:
-    """Tokens of which a fraction is asked for, in sequences padded by up to a quarter."""
+    """Tokens, a fraction of them masked for prediction, in sequences padded by up to a quarter."""
     tokens = _random_tokens(config, size)
     lengths = torch.randint(size.seq - size.seq // 4, size.seq + 1, (size.batch, 1))
     is_token = torch.arange(size.seq) < lengths

@@ -79,7 +79,7 @@ _SOUND: dict[str, Any] = {
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 
 _BYTES = {"vocab_size": 260}
-"""Bytes and special tokens, which hashes of patches count with."""
+"""Vocabulary of byte-level models: 256 bytes and special tokens; hashes of patches need it."""
 
 _BY_TYPE: dict[str, dict[str, Any]] = {
     "audio-spectrogram-transformer": {"num_mel_bins": 16, "max_length": 32},
@@ -163,9 +163,9 @@ _BY_TYPE: dict[str, dict[str, Any]] = {
 
 
 def tiny_fields(defaults: Mapping[str, Any], renamed: Mapping[str, str]) -> dict[str, Any]:
-    """Small values for the sizes among a config's fields, those of its parts in dicts of their own.
+    """Choose small values for the sizes among a config's fields; sub-configs as nested dicts.
 
-    renamed: other names of fields, by which a type calls what it stores under a common one.
+    renamed: common names of fields, each with the name under which this model type stores it.
     """
     by_type = _BY_TYPE.get(str(defaults.get("model_type")), {})
     if isinstance(defaults.get("depths"), list):

@@ -1,15 +1,15 @@
-"""Mixtures of experts in static shapes, as sums and products that factor rules can cut.
+"""Mixtures of experts in static shapes, as sums and products that factor rules can shard.
 
-A router gives each token k of E experts and their weights. Experts that take the tokens they got,
-as many as these may be, depend on the data: no fixed program says that. Two forms do.
+A router assigns each token k of E experts, with weights. The number of tokens of an expert depends
+on the data, which no program of fixed shapes expresses. These two forms have fixed shapes.
 
-`every_expert`: each expert computes every token, and those that the token did not choose weigh 0.
-No token is lost, and experts are but a wide MLP whose features they divide: cut along the experts,
-its last product is a sum over the devices. It costs E / k of what the chosen experts would.
+`every_expert`: each expert computes every token; experts that a token did not choose get weight 0.
+No token is dropped. The experts form one wide MLP; sharded by expert, its last product is summed
+over the devices. It costs E / k times what the chosen experts alone would.
 
 `experts_with_capacity` (GShard, Lepikhin et al. 2020; Switch Transformers, Fedus et al. 2021): each
-expert has a fixed number of slots for the tokens of a group; those that find none are dropped, and
-counted. Groups cut over the devices, and then experts, are an all-to-all.
+expert has a fixed number of slots for the tokens of a group; tokens without a slot are dropped and
+counted. Resharding from groups to experts is an all-to-all.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 DROPPED = "dropped_choices"
-"""The buffer of a module of experts that has what `experts_with_capacity` counts (two int64)."""
+"""Name of the buffer for counts of `experts_with_capacity`: dropped and all choices (int64)."""
 
 
 @dataclass(frozen=True)
 class Experts:
-    """The weights of E experts of two layers, and what they compute between these.
+    """Weights of E experts of two linear layers each, and the activation between the layers.
 
     up: E x hidden x wide. down: E x inner x hidden. activation: .. x wide -> .. x inner, alike for
     all experts. up_bias, down_bias: E x wide, E x hidden.
@@ -57,10 +57,10 @@ def every_expert(x: Tensor, chosen: Tensor, weights: Tensor, experts: Experts) -
 
 
 def slots_of(tokens: int, choices: int, count: int, capacity: float) -> int:
-    """The slots that each of `count` experts has for a group of tokens with `choices` experts each.
+    """Slots of each of `count` experts for a group of `tokens`, each choosing `choices` experts.
 
-    capacity: how many times as many as if all experts were chosen equally often. There are never
-    more than tokens: no expert is chosen twice by one, so `count / choices` drops none.
+    capacity: factor relative to balanced routing. Never more slots than tokens, since a token
+    chooses an expert at most once; so a capacity of `count / choices` drops none.
     """
     return min(tokens, math.ceil(capacity * tokens * choices / count))
 
@@ -68,11 +68,11 @@ def slots_of(tokens: int, choices: int, count: int, capacity: float) -> int:
 def experts_with_capacity(
     x: Tensor, chosen: Tensor, weights: Tensor, experts: Experts, *, capacity: float, groups: int
 ) -> tuple[Tensor, Tensor]:
-    """The weighted sum of each token's chosen experts that had a slot for it; and how many choices
-    were dropped, and how many there were (two int64).
+    """Compute the weighted sum of each token's chosen experts that have a slot for it. Also returns
+    the number of dropped choices and of all choices (two int64).
 
-    Tokens are dealt with in `groups` runs of equal length, in each of which a token comes before
-    those behind it. Shapes as in `every_expert`. Raises ValueError if groups do not divide tokens.
+    Tokens form `groups` groups of equal length; within a group, earlier tokens get slots first.
+    Shapes as in `every_expert`. Raises ValueError if groups do not divide tokens.
     """
     (tokens, hidden), choices, count = x.shape, chosen.shape[1], experts.up.shape[0]
     if tokens % groups:
@@ -101,7 +101,7 @@ def experts_with_capacity(
 def dropped_choices(module: nn.Module) -> tuple[int, int] | None:
     """Count the choices of experts that a model dropped in its last step, and all its choices.
 
-    None for a model without experts that have a capacity. On a mesh all ranks have to ask.
+    None for a model without experts that have a capacity. Collective on a mesh.
     """
     counts = [
         (buffer.full_tensor() if isinstance(buffer, DTensor) else buffer).tolist()
@@ -147,7 +147,7 @@ class _Places:
 
 
 def _assign(pairs: Tensor, count: int, slots: int) -> _Places:
-    """The places of pairs, given the expert of each: groups x pairs."""
+    """Assign pairs to slots. pairs: the expert of each pair, of shape groups x pairs."""
     number = pairs.shape[1]
     is_of = (pairs.unsqueeze(-1) == torch.arange(count, device=pairs.device)).long()
     place = (is_of.cumsum(1) * is_of).sum(-1) - 1

@@ -25,7 +25,7 @@ from shardweave.ir.suggest import did_you_mean
 from shardweave.ir.torch_private import FakeTensorMode
 
 LARGE = 300_000_000
-"""Parameters from which on making the weights takes tens of seconds."""
+"""Number of parameters above which initialising the weights takes tens of seconds."""
 
 Option = int | float | bool | str | None
 
@@ -83,8 +83,8 @@ def build_example(spec: str, *, dtype: torch.dtype = torch.float32, seed: int = 
 
 
 def example_to_trace(spec: str, *, dtype: torch.dtype = torch.float32, seed: int = 0) -> Example:
-    """Build the model that `spec` names to be captured: as `build_example`, but the weights of a
-    large model have no values and take no memory, so that it cannot be run."""
+    """Build the model that `spec` names for capture only: as `build_example`, but the weights of a
+    large model have no values and take no memory."""
     size = size_of(spec, dtype, is_held=False)
     is_large = size is not None and size.parameters >= LARGE
     with FakeTensorMode() if is_large else nullcontext():
@@ -266,7 +266,7 @@ def _ours(where: str, make: Callable[[], Any]) -> Any:
 
 
 def _by_name(where: str, module: Any, batch: Any) -> Any:
-    """A batch of positional arguments as one by the names of forward; others as they are."""
+    """Convert a batch of positional arguments to a dict by forward's names; leave a dict as is."""
     if isinstance(batch, Tensor):
         batch = (batch,)
     if not isinstance(module, nn.Module) or not isinstance(batch, (tuple, list)):

@@ -25,11 +25,11 @@ HEAD_SIZE = ("d_kv", "head_dim")
 FFN = ("ffn", "intermediate_size", "n_inner", "d_ff", "encoder_ffn_dim", "decoder_ffn_dim")
 SEQ = ("seq", "n_positions", "max_position_embeddings")
 GOALS = dict.fromkeys((*FFN, *SEQ), 16) | dict.fromkeys(("vocab", "vocab_size"), 32)
-"""About how large a small size is."""
+"""Target values of shrunk sizes, by name of the option."""
 
 
 def twin_spec(spec: str, parts: int) -> str:
-    """The spec of the small model, of sizes that `parts` divide; ValueError without sizes."""
+    """Make the small model's spec; `parts` divides its sizes. ValueError if there are no sizes."""
     scheme, _, rest = spec.partition(":")
     head, options, sizes = scheme, rest, {}
     if scheme == "hf":
@@ -49,7 +49,7 @@ def twin_spec(spec: str, parts: int) -> str:
 
 
 def shrunk(sizes: dict[str, Any], parts: int) -> dict[str, Option]:
-    """The sizes among some fields, shrunk."""
+    """Shrink the sizes among a config's fields; returns the shrunk ones."""
     small: dict[str, Option] = {}
     heads = next((sizes[key] for key in HEADS if _is_size(sizes.get(key))), 1)
     for key, value in sizes.items():

@@ -29,7 +29,7 @@ FOLDER = "SHARDWEAVE_LAUNCH_FOLDER"
 
 PROCESSES_PER_CORE = 8
 LEAST_PROCESSES = 64
-"""So many processes are started on any machine, each of which takes half a gigabyte."""
+"""Number of processes allowed on any machine; each takes half a gigabyte."""
 
 POLL_S = 0.05
 STOP_GRACE_S = 3.0
@@ -39,7 +39,7 @@ _SIGKILL = 9  # which Windows does not have
 
 
 class WorkerError(RuntimeError):
-    """A process died, or the time was up. `tail` holds the last lines of what it said."""
+    """A process died, or the time limit passed. `tail`: last lines of the process's output."""
 
     def __init__(self, message: str, tail: str = "") -> None:
         super().__init__(message)
@@ -115,7 +115,7 @@ def report_failure(error: BaseException, *, is_plain: bool) -> None:
 
 
 def end_after(time_limit_s: float) -> None:
-    """In a process that torchrun started: end it after so long, whereupon torchrun ends the others.
+    """End this process, started by torchrun, after a time limit; torchrun then ends the others.
 
     A thread does it, since the process may be waiting in a collective.
     """
@@ -167,8 +167,8 @@ def _start(command: Sequence[str], rank: int, num_processes: int, folder: Path) 
 
 
 def _dying_with_us() -> Callable[[], None] | None:
-    """Return a new process's first call, so that it is killed when the thread that started it ends,
-    whatever ends it; None where the system has no such thing."""
+    """Return a `preexec_fn` that has a new process killed as soon as the thread that started it
+    ends, for whatever reason; None if the system has no such feature."""
     if not sys.platform.startswith("linux"):
         return None
     # One that keeps the interpreter's lock, which other threads of ours may have held at the fork.
@@ -261,7 +261,7 @@ def _how(code: int | None) -> str:
 
 
 def _likely_cause(code: int | None) -> str:
-    """Give the usual reason for such a kill."""
+    """Explain the usual cause of a SIGKILL, for a message; "" for other exit codes."""
     if code != -_SIGKILL:
         return ""
     return (

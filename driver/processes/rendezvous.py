@@ -1,8 +1,8 @@
-"""Processes of one start find each other, within a time that a person sets, and say who is missing.
+"""Rendezvous of the processes of one start, within a timeout; an error names the missing ranks.
 
-torchrun keeps one store for all its restarts (torch 2.11 to 2.14), in which the addresses of
-processes that are gone are left. Who reads one of these waits for nobody. So ranks first agree on
-a token, under which nobody has left anything; and only then make connections.
+torchrun keeps one store for all its restarts (torch 2.11 to 2.14), which still holds the addresses
+of processes that have ended; a rank that reads one waits in vain. So ranks first agree on a fresh
+token as the prefix of their keys, and connect only after that.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ T = TypeVar("T")
 
 POLL_S = 0.01
 LINGER_S = 3.0
-"""For so long rank 0 keeps its store after a failure, so that the others read what it was."""
+"""Seconds that rank 0 keeps its store open after a failure, so that others can read the error."""
 
 
 @dataclass(frozen=True)
 class Start:
-    """Processes that are to find each other. where: the store that all reach, in words; host, port:
-    its address; file: the store, if it is a file; timeout_s: how long to wait."""
+    """A rendezvous to make. where: the common store, in words; host, port: its address; file: the
+    store, if it is a file; timeout_s: how long to wait for other ranks."""
 
     rank: int
     size: int
@@ -50,7 +50,7 @@ class Start:
         return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
     def absence(self, missing: Iterable[int]) -> str:
-        """Ranks that did not come, and what to check."""
+        """Message that names the ranks that did not join, and what to check."""
         return (
             f"{ranks_text(missing)} of {self.size} did not come to {self.where} within "
             f"{self.timeout_s:.0f} s (timeout=.., or {watchdog.TIMEOUT}). Check that each process "
@@ -63,8 +63,8 @@ def initialise(backend: str, file: Path | None, timeout_s: float) -> None:
     """Join the processes that the environment names, as torchrun or a person has set it.
 
     file: a store that all ranks see, in place of an address. timeout_s: how long to wait; 0 for as
-    long as torch does. Raises LostRankError, with the same text on every rank that has come, if
-    one does not come; from then on the watchdog looks after all of them.
+    long as torch does. Raises LostRankError, with the same text on every rank that joined, if a
+    rank does not join. From then on the watchdog monitors all ranks.
     """
     start = _start(file, timeout_s)
     # A question to a store that is asleep never returns: it is asked on another thread.
@@ -79,7 +79,7 @@ def initialise(backend: str, file: Path | None, timeout_s: float) -> None:
 
 
 def _start(file: Path | None, timeout_s: float) -> Start:
-    """Raises ValueError for an environment that names no rank or address."""
+    """Read the environment variables. Raises ValueError if they name no rank or address."""
     waited_s = timeout_s if timeout_s > 0 else default_pg_timeout.total_seconds()
     rank, size = _number("RANK", 2**31), _number("WORLD_SIZE", 2**31)
     if rank >= size:
@@ -103,7 +103,7 @@ def _number(name: str, limit: int) -> int:
 
 
 def _connected(start: Start) -> Store:
-    """The store that all ranks reach. Raises LostRankError if nobody keeps it."""
+    """Connect to the store of all ranks. Raises LostRankError if no process serves it."""
     if start.file is not None:
         return dist.FileStore(str(start.file), start.size)  # pyright: ignore[reportPrivateImportUsage]
     is_keeper = start.rank == 0 and not start.has_agent
@@ -156,13 +156,13 @@ def _within(start: Start, make: Callable[[], T]) -> T:
 
 
 def meet_in(store: Store, start: Start) -> Store:
-    """The part of a store that no process before these ranks has used. Collective.
+    """Return a store with a fresh prefix, which no earlier process has used. Collective.
 
-    Every rank leaves a name of its own in the store. Rank 0 answers each name that it finds, under
-    that name, with a token. So an answer is never that to another process, and names that processes
-    before have left do no harm. Then rank 0 waits until all ranks have signed.
+    Every rank writes a unique name into the store. Rank 0 answers each name that it finds with a
+    token, under a key made of that name. So no rank reads an answer to another process, and names
+    of earlier processes do no harm. Then rank 0 waits until all ranks have signed.
 
-    Raises LostRankError if a rank does not come, with one text on all that have come.
+    Raises LostRankError if a rank does not join, with the same text on all that joined.
     """
     deadline_s = time.monotonic() + start.timeout_s
     name = uuid.uuid4().hex
@@ -196,7 +196,7 @@ def meet_in(store: Store, start: Start) -> Store:
 
 
 def _linger(fresh: Store, start: Start) -> None:
-    """On rank 0, with which its store ends: wait until those that have come have read it."""
+    """On rank 0, which serves the store: wait until the ranks that joined have read the error."""
     until_s = time.monotonic() + LINGER_S
     if start.rank or start.has_agent:
         return

@@ -1,4 +1,4 @@
-"""Real trials for planners that try plans out: `shardweave run`, once for each plan."""
+"""Real trials of plans, for planners that need them: each trial is a `shardweave run`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NO_MEMORY = ("out of memory", "can't allocate memory", "killed by SIGKILL", "Can
 class LocalTrials:
     """Trains a model, named as in `shardweave run MODEL`, on processes of this machine.
 
-    command: what starts Python; tests put another in its place.
+    command: the command line that starts Python; tests replace it.
     """
 
     model: str
@@ -35,10 +35,10 @@ class LocalTrials:
     command: Sequence[str] = (sys.executable, "-m", "shardweave")
 
     def __call__(self, plan: Plan, limits: Limits) -> Outcome:
-        """Train within limits. What goes wrong is an outcome.
+        """Train by a plan within limits; failures are returned as outcomes, not raised.
 
-        The processes have a group of their own, of which after the time limit, or if this
-        process is told to end, none is left. If it is killed, they end soon after that time.
+        The processes form a group of their own, which is ended at the time limit, or when this
+        process is terminated. If this process is killed, they end soon after the time limit.
         """
         with tempfile.TemporaryDirectory(prefix="shardweave-trial-") as folder:
             report, log = Path(folder, "report.json"), Path(folder, "log")

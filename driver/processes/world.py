@@ -35,7 +35,7 @@ def world_size() -> int:
 
 
 def rank() -> int:
-    """This process's number among `world_size()`."""
+    """Rank of this process, from 0 to `world_size()` - 1."""
     if dist.is_initialized():
         return dist.get_rank()
     return int(os.environ["RANK"]) if is_worker() else 0
@@ -53,7 +53,7 @@ def local_device(num_processes: int) -> torch.device:
 
 
 def with_index(device: torch.device) -> torch.device:
-    """`cuda` alone stands for the GPU of this rank's number on this machine."""
+    """Give a `cuda` device without an index that of this rank on this machine."""
     if device.type != "cuda" or device.index is not None:
         return device
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))

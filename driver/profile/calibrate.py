@@ -45,21 +45,21 @@ KNOBS: Mapping[str, str] = {
 """Scaled quantities, by the name of their factor."""
 
 STEP = 0.1
-"""Of a factor's logarithm, by which a slope is measured: large enough that a step which is the
-longer of two things shows both."""
+"""Change of a factor's logarithm for a finite difference: large enough that a step time which is
+a maximum of two terms shows the slopes of both."""
 
 ROUNDS = 2
-"""Times that slopes are measured, the second at what the first found."""
+"""Number of linearised fits; each starts from the factors of the one before."""
 
 PENALTIES = tuple(10.0**power for power in range(-4, 2))
-"""Of the square of a logarithm, beside a run's squared error; tried from the largest."""
+"""Ridge penalties to try, the largest first: weights of squared logarithms of factors."""
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """cluster: refined. factors: by knob. before, after: mean absolute error of the runs' steps, of
-    those that it was fitted to. left_out: the same of each run by a fit to all others. unmoved:
-    knobs that no run depends on.
+    """Result of a fit. cluster: the fitted one. factors: by knob. before, after: mean absolute
+    error over the runs, before and after the fit. left_out: mean error of each run under a fit to
+    the other runs. unmoved: knobs that no run depends on.
     """
 
     cluster: Cluster
@@ -116,7 +116,7 @@ def calibrate(cluster: Cluster, runs: Sequence[Run], predict: Predict[Run]) -> C
 def _linearised(
     cluster: Cluster, runs: Sequence[Run], predict: Predict[Run], logs: Floats
 ) -> tuple[Floats, Floats]:
-    """Errors of the runs where the factors are, and their slopes: runs x knobs.
+    """Return the runs' errors at the current factors, and their slopes: runs x knobs.
 
     Run by run, so that its program is made once.
     """
@@ -142,7 +142,7 @@ def _log_errors(cluster: Cluster, runs: Sequence[Run], predict: Predict[Run]) ->
 
 
 def _ridge(errors: Floats, slopes: Floats) -> tuple[Floats, float, float]:
-    """The logarithms of the factors, the mean error of runs left out, and the penalty."""
+    """Return the factors' logarithms, the mean leave-one-out error, and the penalty chosen."""
     best: tuple[Floats, float, float] | None = None
     for penalty in reversed(PENALTIES):
         inverse = np.linalg.inv(slopes.T @ slopes + len(errors) * penalty * np.eye(slopes.shape[1]))
@@ -160,7 +160,7 @@ def _mean_error(log_errors: Floats) -> float:
 
 
 def _within_peak(cluster: Cluster) -> Cluster:
-    """The cluster with no product above the peak of its device, which no file may say."""
+    """Clip the cluster's efficiencies at 1: cluster files cannot have larger ones."""
 
     def points(curve: Points) -> Points:
         return tuple((work, min(1.0, share)) for work, share in curve)
@@ -177,7 +177,7 @@ def _within_peak(cluster: Cluster) -> Cluster:
 
 
 def scaled(cluster: Cluster, factors: Mapping[str, float]) -> Cluster:
-    """A cluster with its numbers times the factors of `KNOBS` (1 where there is none)."""
+    """Multiply a cluster's numbers by the factors of `KNOBS` (1 for a missing factor)."""
 
     def of(name: str) -> float:
         return factors.get(name, 1.0)

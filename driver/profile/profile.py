@@ -25,10 +25,10 @@ from shardweave.planners.plan.plan_parts import PlanError
 
 
 def profiled_programs(program: Program, num_processes: int) -> list[Program]:
-    """A local program for each partition that `auto` looks at for so many devices of one node,
-    with a few blocks of a deep model; those that cannot be are left out.
+    """Local programs for the partitions that `auto` considers on `num_processes` devices of one
+    node, with a few blocks of a deep model; partitions that fail are left out.
 
-    Stages and recomputation run the same ops. Of a program whose inputs have no batch the program
+    Plans with stages or recomputation run the same ops. A program without a batch is returned
     itself.
     """
     try:
@@ -112,7 +112,7 @@ def _saved(program: Program, path: Path) -> str:
 
 
 def _prefixed(command: Sequence[str], launcher: str | None) -> list[str]:
-    """The command of every rank: the launcher's, in a shell that puts in the rank's number."""
+    """Prefix a rank's command with the launcher, in a shell that fills in the rank."""
     # Freed memory is kept, as a long run keeps it: else every large op pays for fresh pages.
     settings = {
         "MALLOC_TRIM_THRESHOLD_": SPARE_BYTES,
@@ -179,7 +179,7 @@ def _device_of(measured: dict[str, Any], num_processes: int) -> DeviceType:
 
 
 def _points(points: Sequence[Sequence[float]]) -> Points:
-    """A measured curve, sorted, in which less work never takes more time than more does."""
+    """Sort a measured curve by work, and make its times non-decreasing."""
     curve: list[tuple[float, float]] = []
     most_s = float("inf")
     for work, seconds in sorted(((float(x), float(y)) for x, y in points), reverse=True):
@@ -191,7 +191,7 @@ def _points(points: Sequence[Sequence[float]]) -> Points:
 
 
 def _link_of(collectives: Sequence[CollectiveTimes], ranks: int) -> tuple[float, float]:
-    """Bandwidth and latency of a ring that takes what all-reduces of all ranks took."""
+    """Fit bandwidth and latency of a ring to the measured all-reduces over all ranks."""
     for table in collectives:
         if table.kind == "all_reduce" and table.ranks == ranks:
             (small, small_s), (large, large_s) = table.points[0], table.points[-1]

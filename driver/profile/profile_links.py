@@ -27,19 +27,19 @@ SECONDS = 0.4
 """Seconds for which one kind of one size is repeated, about."""
 
 LONGEST_S = 0.5
-"""No larger collective is tried after one that took this long."""
+"""Seconds of a collective after which no larger one is measured."""
 
 OVERLAP_S = 0.15
-"""About how long the collective is whose overlap with compute is measured."""
+"""Approximate seconds of the collective whose overlap with compute is measured."""
 
 MESSAGES = 50
-"""Messages of one size that are timed."""
+"""Number of messages timed for each size."""
 
 Start = Callable[[], Any]
 
 
 def measure_collectives(group: dist.ProcessGroup, ranks: int) -> dict[str, Points]:
-    """(bytes of a rank's operand, seconds) by kind, in groups of `ranks`. Collective."""
+    """Measure collectives among `ranks` ranks: (operand bytes, seconds) by kind. Collective."""
     points: dict[str, Points] = {}
     for kind in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
         for size in SIZES:
@@ -51,7 +51,7 @@ def measure_collectives(group: dist.ProcessGroup, ranks: int) -> dict[str, Point
 
 
 def _starter(kind: str, size: int, group: dist.ProcessGroup, ranks: int) -> Start:
-    """A function that starts one collective on `size` bytes of float32 a rank, as steps do."""
+    """Return a function that starts a collective on `size` bytes of float32 on each rank."""
     x = torch.ones(size // 4)
     even = torch.ones(max(1, x.numel() // ranks) * ranks)
     members = dist.get_process_group_ranks(group)
@@ -117,8 +117,8 @@ def measure_message() -> tuple[float, float]:
 
 
 def _end_s(x: Tensor) -> float:
-    """Median processor time of sending a tensor to the next rank and of taking one from the last,
-    the mean of both. Collective."""
+    """Median processor time, in seconds, of sending a tensor to the next rank and receiving one
+    from the previous rank, halved; averaged over ranks. Collective."""
     rank, count = dist.get_rank(), dist.get_world_size()
     goal, source = (rank + 1) % count, (rank - 1) % count
     each: list[float] = []
@@ -162,7 +162,7 @@ def measure_overlap(group: dist.ProcessGroup, all_reduce: Points) -> tuple[float
 
 
 def _product_s(is_over: Callable[[], bool], left: Tensor, right: Tensor) -> float:
-    """Mean seconds of a product, repeated until something is over."""
+    """Mean seconds of a matrix product, repeated until `is_over` returns True."""
     start_s = time.perf_counter()
     products = 0
     while not products or not is_over():

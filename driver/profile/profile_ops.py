@@ -61,7 +61,7 @@ def median_s(call: Call, seconds: float = SECONDS) -> float:
 
 
 def measure_ops() -> dict[str, Points]:
-    """(work, seconds) by op name, as `DeviceType.op_times` has them. Collective."""
+    """Measure ops: curves (work, seconds) by name, as in `DeviceType.op_times`. Collective."""
     points: dict[str, Points] = {}
     for name, flops, args in _arithmetic():
         call = partial(overload_named(name), *args)
@@ -77,7 +77,7 @@ def measure_ops() -> dict[str, Points]:
 
 
 def measure_peaks(float32: float) -> dict[str, float]:
-    """FLOP/s by dtype: of float32 as given, of others relative to it by one product. Collective."""
+    """Measure FLOP/s by dtype, relative to `float32`'s by one matrix product each. Collective."""
     reference_s = median_s(_product(torch.float32))
     peaks = {"float32": float32}
     for name in DTYPES:
@@ -209,7 +209,7 @@ def _call(op: Operation, environment: Mapping[SSAValue, Tensor]) -> Callable[[],
 
 
 def _stand_in(op: DistOp, operands: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Return tensors of the shapes that an op of the `dist` dialect gives."""
+    """Return tensors of the shapes of a `dist` op's results, without communication."""
     if isinstance(op, WaitOp):
         return operands
     if isinstance(op, ShardIndexOp):

@@ -37,11 +37,11 @@ from shardweave.planners.cost.degrees import divisors
 _K = TypeVar("_K")
 
 PROGRAM_SECONDS = 20.0
-"""Of measuring all given programs together."""
+"""Total seconds for measuring all given programs."""
 
 
 def measure_and_report() -> int:
-    """Measure with all other ranks; a failure is told to the launcher."""
+    """Measure together with all ranks; reports a failure to the launcher. Returns an exit code."""
     try:
         request: dict[str, Any] = json.loads(Path(sys.argv[1]).read_text())
         steady.pin(int(os.environ["LOCAL_RANK"]))
@@ -62,7 +62,7 @@ def measure_and_report() -> int:
 
 
 def measure(request: dict[str, Any]) -> dict[str, Any]:
-    """All record; see `profile.cluster_of` for what becomes of them. Collective."""
+    """Run all measurements, as JSON data that `profile.cluster_of` reads. Collective."""
     with torch.no_grad():
         clock = _Clock()
         ops = _averaged(measure_ops())
@@ -109,7 +109,7 @@ def _measure_links(clock: _Clock) -> dict[str, Any]:
 
 
 class _Clock:
-    """Says on rank 0 what has been measured, and how long that took."""
+    """Prints progress on rank 0: each measurement done, and its seconds."""
 
     def __init__(self) -> None:
         self._start_s = time.monotonic()

@@ -28,7 +28,7 @@ from shardweave.planners.simulate.simulation import Simulation
 Simulated = Simulation | PipelineSimulation | None
 
 SHOWN = 20
-"""Changes of one group that are shown unless all are asked for."""
+"""Default number of changes shown for each group."""
 
 STYLES = {"added": "+ green", "removed": "- red", "moved": "> blue", "changed": "~ yellow"}
 
@@ -44,7 +44,7 @@ def plain_text(diff: StructuralDiff, numbers: list[Number]) -> str:
 def print_diff(
     diff: StructuralDiff, numbers: list[Number], console: Console, *, shown: int | None = SHOWN
 ) -> None:
-    """Print what changed, `shown` changes a group (None: all), and the numbers of both."""
+    """Print up to `shown` changes of each group (None: all), and both programs' numbers."""
     console.print(Text(headline(diff)), soft_wrap=True)
     for group in diff.groups():
         console.print()
@@ -99,8 +99,8 @@ def _group_lines(group: ChangeGroup, shown: int | None) -> Iterator[Text]:
 
 
 def _first(changes: Sequence[Change], shown: int) -> list[Change]:
-    """Some of a group's changes, in order: ops that came, went or moved before those that only
-    read otherwise."""
+    """Choose `shown` of a group's changes, in their order. Prefers added, removed and moved ops to
+    ops with changed details."""
     by_kind = sorted(range(len(changes)), key=lambda index: changes[index].kind == "changed")
     return [changes[index] for index in sorted(by_kind[:shown])]
 
@@ -118,7 +118,7 @@ def _change_lines(change: Change) -> Iterable[Text]:
 
 @dataclass(frozen=True)
 class Number:
-    """One number of both programs. unit: "", "bytes", "flops" or "s". None: it has none."""
+    """A number of both programs. unit: "", "bytes", "flops" or "s". None: a program has none."""
 
     name: str
     unit: str
@@ -154,7 +154,7 @@ def _by_axes(stats: ProgramStats) -> defaultdict[tuple[str, str], tuple[int, int
 
 
 def simulated_numbers(a: Simulated, b: Simulated) -> Iterator[Number]:
-    """Seconds and peak memory of a simulated step, where there is one."""
+    """Yield seconds and peak memory of both simulated steps; nothing without a simulation."""
     sides = [{} if side is None else _simulated(side) for side in (a, b)]
     for name, unit in dict.fromkeys([*sides[0], *sides[1]]):
         before, after = (side.get((name, unit)) for side in sides)
@@ -162,7 +162,7 @@ def simulated_numbers(a: Simulated, b: Simulated) -> Iterator[Number]:
 
 
 def _simulated(step: Simulation | PipelineSimulation) -> dict[tuple[str, str], float]:
-    """By name and unit; of a pipeline, time is the busiest stage's and memory the fullest's."""
+    """A step's numbers by (name, unit); a pipeline's are of its busiest, or fullest, stage."""
     is_pipeline = isinstance(step, PipelineSimulation)
     rank = step.busiest if is_pipeline else step
     return {
@@ -176,7 +176,7 @@ def _simulated(step: Simulation | PipelineSimulation) -> dict[tuple[str, str], f
 
 
 def number_cells(number: Number) -> tuple[str, str, str, str]:
-    """Name, both values and by how much they differ."""
+    """Cells of a table: name, both values, and their difference."""
     before, after = (_value_text(value, number.unit) for value in (number.before, number.after))
     return number.name, before, after, _change_text(number)
 

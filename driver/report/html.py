@@ -37,7 +37,7 @@ STYLE = f"{(Path(__file__).parent / 'report.css').read_text()}{_colours()}\n"
 
 
 Cell = str | tuple[str]
-"""A word, or (in a tuple) a number, which stands on the right."""
+"""Text, or (in a tuple) a number, which is right-aligned."""
 
 
 def section(title: str, body: str) -> str:
@@ -45,7 +45,7 @@ def section(title: str, body: str) -> str:
 
 
 def table(head: Sequence[Cell], rows: Iterable[Sequence[Cell]]) -> str:
-    """A table that scrolls by itself where the page is narrow. Cells are text, not HTML."""
+    """Build a table that scrolls horizontally on narrow pages. Cells are text, not HTML."""
 
     def line(cells: Sequence[Cell], tag: str) -> str:
         return "".join(
@@ -60,7 +60,7 @@ def table(head: Sequence[Cell], rows: Iterable[Sequence[Cell]]) -> str:
 
 
 def tiles(numbers: Mapping[str, str], *, fits: bool) -> str:
-    """Numbers with their labels. fits: whether the step does, into memory."""
+    """Build tiles of numbers, by label. fits: False adds a warning that memory is too small."""
     cells = "".join(
         f'<div class="tile"><b>{escape(value)}</b><span>{escape(name)}</span></div>'
         for name, value in numbers.items()

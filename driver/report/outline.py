@@ -34,7 +34,7 @@ def outline(program: Program, *, is_folded: bool = True) -> str:
 
 
 def selection(program: Program, wanted: Selection, *, is_counted: bool, is_folded: bool) -> str:
-    """The lines of the selected ops, or how many there are of each name; ValueError if none."""
+    """Format the selected ops as lines. is_counted: counts by op name. ValueError if none."""
     chosen = list(select(program, **wanted))
     if not chosen:
         raise ValueError(_nothing(program, wanted))

@@ -14,7 +14,7 @@ from shardweave.planners.simulate.timeline import Timeline, bars_of, stream_name
 WIDTH = 1000
 _ROW, _AREA = 26, 180
 _NUM_POINTS = 500
-"""Points in time that are drawn of the memory; between two of them the most is shown."""
+"""Number of points of the memory picture; each shows the peak of its interval."""
 
 
 def timeline_html(simulation: Timeline) -> str:
@@ -94,7 +94,7 @@ def memory_html(simulation: Simulation, series: Sequence[Mapping[str, int]]) -> 
 def _thinned(
     times: Sequence[float], series: Sequence[Mapping[str, int]], total_s: float
 ) -> list[tuple[float, Mapping[str, int]]]:
-    """(x, bytes by part): of the ops that fall on one point, the one with the most memory."""
+    """Reduce to (x, bytes by part) per point: the op with the most memory in its interval."""
     parts_at: dict[int, Mapping[str, int]] = {}
     for time_s, parts in zip(times, series, strict=True):
         slot = min(int(time_s / total_s * _NUM_POINTS), _NUM_POINTS - 1) if total_s else 0
@@ -108,7 +108,7 @@ def _thinned(
 def _area(
     part: str, xs: Sequence[float], below: Sequence[int], above: Sequence[int], peak: int
 ) -> str:
-    """Steps: a value lasts until the next point."""
+    """Polygon of a part's memory between two step functions, below and above."""
 
     def y(size: int) -> float:
         return _AREA * (1 - size / peak)

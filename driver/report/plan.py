@@ -153,7 +153,7 @@ def print_plan(plan: Plan, out: TextIO) -> None:
 def print_throughput(
     program: Program, cluster: str, plan: Plan, predicted: Predicted, out: TextIO
 ) -> None:
-    """Say what a step of a captured program under a plan does in a second, if it has a batch."""
+    """Print the predicted throughput of a captured program under a plan, if it has a batch."""
     throughput = Throughput.of(program, find_cluster(cluster), plan, predicted)
     if throughput is not None:
         print(f"throughput: {throughput}", file=out)
@@ -167,7 +167,7 @@ def _sharded(plan: Plan) -> str:
 
 
 def _cut_activations(plan: Plan) -> list[str]:
-    """That outputs of layers are cut, and where all of these are along their sequence."""
+    """Describe the plan's sharded activations; "sequence parallel" if all are along dim 1."""
     dims = [ShardingAttr.parse_text(text).dims.data for text in plan.activations.values()]
     if not dims:
         return []

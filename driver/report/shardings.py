@@ -21,7 +21,7 @@ from shardweave.ir.program.program import Program, Slot
 WIDTH, HEIGHT, FLAT_HEIGHT = 240, 120, 36
 NUM_COLOURS = 8
 _MAX_RUNS = 12
-"""Cells that are drawn along a dim; strided shards may have thousands."""
+"""Most cells drawn along a dim; strided shards may have thousands."""
 
 Run = tuple[int, int, frozenset[int]]
 """Indices `start` to `end` of a dim, and the devices that hold them."""
@@ -29,8 +29,8 @@ Run = tuple[int, int, frozenset[int]]
 
 @dataclass(frozen=True)
 class Picture:
-    """Tensors of one shape and sharding. names: those of equal layers as one, `h.*.attn.q`; there
-    are none where the tensor is named beside its picture."""
+    """Tensors of one shape and sharding. names: one for equal layers, as `h.*.attn.q`; empty if
+    the page shows the tensor's name beside the picture."""
 
     names: tuple[str, ...]
     shape: tuple[int, ...]
@@ -39,9 +39,9 @@ class Picture:
 
 
 def pictures_of(program: Program) -> list[Picture]:
-    """The shardings of a program's arguments and results, those most often used first.
+    """Group a program's arguments and results by shape and sharding, the most frequent first.
 
-    Gradients are named only where they are not as their parameters.
+    A gradient is named only if its parameter is in another group.
     """
     blocks = blocks_of(program)
     groups: dict[tuple[tuple[int, ...], str], list[Slot]] = {}
@@ -65,7 +65,7 @@ def _text(slot: Slot) -> str:
 
 
 def _short(slot: Slot, blocks: Blocks) -> str:
-    """The name, with the number of its block left open."""
+    """Name of a slot, with `*` for the index of its block."""
     block = blocks.of_layer(slot.name)
     name = slot.name
     if block is not None:
@@ -76,7 +76,7 @@ def _short(slot: Slot, blocks: Blocks) -> str:
 
 @lru_cache(maxsize=4096)
 def index_runs(dim: DimSharding, size: int, mesh: Mesh) -> list[Run]:
-    """A dim from its first index to its last, cut where other devices begin to hold it."""
+    """Split a dim into maximal runs of indices that the same devices hold, in index order."""
     axes = sorted({placement.axis for placement in dim})
     holders = torch.zeros(size, dtype=torch.int64)
     groups: dict[tuple[tuple[str, int], ...], set[int]] = {}
@@ -96,9 +96,9 @@ def index_runs(dim: DimSharding, size: int, mesh: Mesh) -> list[Run]:
 
 
 def sharding_svg(picture: Picture, mesh: Mesh) -> str:
-    """A tensor as a rectangle of cells; a cell is what the devices named in it hold.
+    """Draw a tensor as a rectangle of cells; each names the devices that hold that region.
 
-    Of more than two dims those are drawn that are cut, at most two.
+    Of more than two dims, only two are drawn, sharded ones first.
     """
     sharding, shape = picture.sharding, picture.shape
     cut = [index for index, dim in enumerate(sharding.dims) if dim]

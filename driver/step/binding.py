@@ -20,11 +20,11 @@ from shardweave.ir.capture.arguments import named_arguments, taken_apart
 from shardweave.ir.suggest import did_you_mean
 
 NEAR = 0.85
-"""From this likeness on, a keyword that forward would take as one more is taken for misspelt."""
+"""Similarity to a parameter's name from which a keyword for **kwargs counts as a misspelling."""
 
 
 class Binding:
-    """Calls of a model in one form: arguments by the names of forward's parameters."""
+    """Normalises calls of a model: binds arguments to the names of forward's parameters."""
 
     def __init__(self, model: nn.Module) -> None:
         self.signature = inspect.signature(model.forward)
@@ -38,8 +38,8 @@ class Binding:
     def bound(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], *, is_whole: bool = True
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The same call in one form. Raises TypeError for arguments that forward does not take,
-        and, of a whole call, for those that are missing."""
+        """Normalise a call. Raises TypeError for arguments that forward does not take, and for
+        missing ones if the call is complete."""
         self._check_keywords(kwargs)
         try:
             return named_arguments(self.signature, args, kwargs, is_whole=is_whole)
@@ -69,7 +69,7 @@ class Binding:
 
 
 def example_call(request: Request) -> StepCall:
-    """The call that a request's example stands for, in the modes of the model."""
+    """Make the call of a request's example batch, in the modes that the model is in."""
     bound = Binding(request.model).bound(request.args, request.kwargs or {})
     form, inputs = taken_apart(*bound)
     modes = [module.training for module in request.model.modules()]
@@ -88,6 +88,6 @@ def example_call(request: Request) -> StepCall:
 
 
 def gives_rows(request: Request) -> bool:
-    """Whether each rank gives rows of its own; the reference backend has all ranks' in one."""
+    """Whether each rank passes rows of its own; never so on the reference backend."""
     is_joint = request.has_processes and request.devices.num_devices > 1
     return request.batch == LOCAL and is_joint

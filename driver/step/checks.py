@@ -32,9 +32,9 @@ from shardweave.planners.registry import DEFAULT_PLANNER, PLANNERS
 
 
 def check_request(request: Request, *, is_ahead: bool = False) -> Request:
-    """The request with its mesh and its program or artifact, by whatever names they were given.
+    """Return the request with `mesh`, `program` and `artifact` converted to objects of their class.
 
-    is_ahead: it is compiled for processes that do not run yet.
+    is_ahead: the step is compiled ahead, for processes that do not run yet.
 
     Raises ValueError or TypeError for models that are not compiled, and for options that mean
     nothing, alone or together.
@@ -73,7 +73,7 @@ def _as_optimizers(given: Any) -> tuple[Optimizer, ...]:
 
 
 def _check_planned(request: Request) -> None:
-    """Raises ValueError if there is nothing to plan for a cluster, since a plan is given."""
+    """Raise ValueError for a cluster beside a given plan: nothing would be planned for it."""
     plan = request.plan
     is_planner = plan is None or (isinstance(plan, str) and plan in PLANNERS)
     if request.cluster is not None and not is_planner:

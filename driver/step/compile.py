@@ -47,8 +47,8 @@ def compile(request: Request) -> CompiledModule:
     text such as "data=2,tensor=2"; an axis of size -1 takes the processes that the others leave.
     None is the mesh that a given plan was made for, and without such a plan one device.
     plan: a planner's name ("megatron" is the default), a Plan, the path of a plan's JSON file, or
-    shardings by parameter name or pattern, as in {"h.*.fc_in.weight": '[{"tensor"}, {}]'}. What it
-    leaves whole or idle is a warning (PlanNote).
+    shardings by parameter name or pattern, as in {"h.*.fc_in.weight": '[{"tensor"}, {}]'}. Warnings
+    (PlanNote) name the axes that it does not use and what it leaves replicated.
     cluster: what to plan for: a Cluster, a preset's name or a file, as `shardweave profile` writes.
     With one the default planner is "auto", which chooses the mesh too if none is given; rank 0
     plans, on the program that it compiles, for all ranks.
@@ -73,7 +73,7 @@ def compile(request: Request) -> CompiledModule:
     this machine.
     cuda_graph: capture the step on the GPU and replay it.
 
-    train: the mode that the step is in at first; None: each module is in that of the model's.
+    train: whether the step starts in training mode; None: each module keeps its own mode.
     loss: which of what the model returns is the loss, by key or index; None: the only scalar, an
     entry `loss`, or the first of a tuple. A function computes it from the output; the step then
     returns (loss, output).
@@ -85,16 +85,17 @@ def compile(request: Request) -> CompiledModule:
     that is no loss, and "sharded" does not.
     precision: "bf16" or "fp16" computes as under torch.autocast in that dtype, with parameters and
     gradients in their own; "bf16-true" casts the parameters too.
-    reduce_dtype: in which ranks add up gradients, and what has fewer digits than it.
-    batch: "local": each rank gives rows of its own, along the axes `data`, `replica`, and others
-    over which the plan shards rows; ranks that do not differ in these give the same. Only numbers
-    of rows may differ. The global batch is all rows together, and a loss of the model is that of
-    it on every rank. Of outputs with a row for each, a rank gets its own rows, and it
-    differentiates its own loss of these, as in DDP: parameters get the mean, by rows. "global":
-    all ranks give the whole batch alike; the reference backend takes it always. None: the first
-    call compares what ranks give, and refuses rows that differ.
-    seed: of the random numbers that the model draws, torch's own (`torch.manual_seed`) by default;
-    they are the same on every mesh, and those that eager PyTorch draws under `sw.seeded(seed)`.
+    reduce_dtype: the dtype in which ranks add up gradients, and other sums of a less precise dtype.
+    batch: "local": each rank passes rows of its own, along the axes `data`, `replica`, and others
+    over which the plan shards rows; ranks with equal coordinates on these pass the same rows.
+    Inputs of different ranks may differ in shape only by their number of rows. The global batch is
+    all rows together; a loss that the model returns is that of the global batch, on every rank. Of
+    outputs with a row for each row of the batch, a rank gets its own rows and differentiates its
+    own loss of them, as in DDP: gradients are means, weighted by rows. "global": all ranks pass the
+    whole batch; the reference backend always takes it so. None: the first call compares the ranks'
+    inputs and raises an error if they differ.
+    seed: of the model's random numbers; by default torch's own (`torch.manual_seed`). They are the
+    same on every mesh, and the same as eager PyTorch's under `sw.seeded(seed)`.
 
     dynamic: False refuses inputs of shapes that were not compiled ahead.
     max_programs: how many programs are kept.
@@ -111,8 +112,8 @@ def compile(request: Request) -> CompiledModule:
     each rank reads its part. A model on the meta device (`with torch.device("meta"): Model()`)
     needs no memory but its shards; without weights its own `reset_parameters` and `init_weights`
     fill them, with the numbers of `sw.seeded(seed)` on every mesh.
-    optimizers: one or more that were made of the model's parameters before; they go on with the
-    sharded ones, states included. One that is not passed raises an error at its first step.
+    optimizers: one or more that hold the model's parameters already; they are moved to the sharded
+    parameters, with their states. An optimizer that is not passed raises an error when it steps.
     timeout: seconds that a rank may wait for others in one collective (default: SHARDWEAVE_TIMEOUT,
     else 25 minutes; 0: for ever); it then ends, and says which rank is late, and where. A rank that
     is dead is noticed in seconds (backends.watchdog).
@@ -136,7 +137,7 @@ def compile(request: Request) -> CompiledModule:
 
 
 def join_mesh(request: Request) -> torch.device:
-    """Join the processes of the mesh; the device of this one. Collective."""
+    """Join the processes of the mesh; returns this process's device. Collective."""
     own = device_of(request.model)
     if own.type == "meta":
         own = world.local_device(request.devices.num_devices)
@@ -148,7 +149,7 @@ def join_mesh(request: Request) -> torch.device:
 
 
 def agree(request: Request) -> None:
-    """Raises AgreementError, on every rank, unless all compile the same. Collective."""
+    """Raise AgreementError on every rank unless all ranks compile the same. Collective."""
     if request.has_processes and request.devices.num_devices > 1:
         require_same_model(request.model)
         what = describe_request(request)

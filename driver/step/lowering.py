@@ -1,4 +1,4 @@
-"""From a model and a call of it to the program of each rank: capture, plan, passes."""
+"""From a model and a call to the program of each rank: capture, plan, passes."""
 
 from __future__ import annotations
 
@@ -48,17 +48,17 @@ if TYPE_CHECKING:
     from shardweave.ir.capture.capture import Captured
 
 Stored = Mapping[Key, Sharding]
-"""Shardings in which a step stores parameters and buffers."""
+"""Shardings of a step's stored parameters and buffers, by kind and name."""
 
 
 @dataclass(frozen=True)
 class Lowered:
     """The program of each rank for a call, the plan that it follows, and notes on it.
 
-    warnings: the notes on what was asked for and not done. returned: how the outputs make up what
-    the model returns. num_captured_ops, capture_s, lowering_s: ops before the passes, and the
-    seconds that capture took, and plan and passes. constants: tensors of the model's code that its
-    capture made buffers.
+    warnings: the notes on requests that were not met. returned: structure of the model's output,
+    made up of the program's outputs. num_captured_ops: ops before the passes. capture_s,
+    lowering_s: seconds of the capture, and of plan and passes. constants: tensors in the model's
+    code that the capture turned into buffers.
     """
 
     program: Program
@@ -81,8 +81,8 @@ def made_here(
 ) -> Lowered:
     """Lower a call on this rank by `make`.
 
-    make: takes the request with its model in the dtype of parameters. is_first: passes may give
-    notes, which they do once, on the program of the example.
+    make: takes the request, its model cast as `precision` says. is_first: the call is the example;
+    passes give their notes for its program only.
     """
     start_s = perf_counter()
     with (
@@ -104,10 +104,10 @@ def made_here(
 def on_rank_0(
     request: Request, call: StepCall, made: Callable[[], Lowered], why: str = ""
 ) -> Lowered:
-    """Return on every rank what rank 0 has made for a call. Collective.
+    """Call `made` on rank 0 and return its result on every rank. Collective.
 
-    So all ranks run the same program, whatever differs between their machines. For the backend
-    "reference" each process is on its own. why: a program is made, for ranks that make none.
+    So all ranks run the same program, whatever differs between their machines. On the backend
+    "reference" each process calls `made` itself. why: reason for compiling, for waiting ranks.
     """
     own: list[Program] = []
 
@@ -127,7 +127,7 @@ def on_rank_0(
 
 
 _EMPTY: Any = None
-"""In place of a program that travels as text."""
+"""Placeholder for a program that is sent as text."""
 
 _EVALUATION = (
     "the model is in evaluation mode, so that the step computes no gradients and has no effect on "
@@ -142,7 +142,7 @@ _FROZEN = (
 
 @contextmanager
 def _explaining_empty_inputs(call: StepCall) -> Iterator[None]:
-    """Say in a ValueError that an input has no elements, if so."""
+    """Turn errors into a ValueError that names an input without elements, if there is one."""
     try:
         yield
     except ValueError as error:
@@ -179,7 +179,7 @@ def capture_call(request: Request, call: StepCall) -> Captured:
 
 
 def lowered_step(request: Request, call: StepCall) -> Lowered:
-    """The program of each rank for an example's call: captured, planned and lowered, or given."""
+    """Return the example call's program for each rank: captured, planned and lowered, or given."""
     if request.given is not None:
         return as_given(request.given)
     captured = capture_call(request, call)
@@ -196,10 +196,10 @@ def lower(
     stored: Stored | None = None,
     warnings: Sequence[str] = (),
 ) -> Lowered:
-    """The program of each rank for a captured one, by a plan, with notes.
+    """Lower a captured program by a plan to the program of each rank, with notes.
 
-    stored: of a step that has a program already, whose notes said what the plan leaves idle.
-    warnings: what there is to say already.
+    stored: the shardings of a step that has a program already; None for its first program, the
+    only one with notes on the plan. warnings: further warnings to include.
     """
     program, is_first = captured.program, stored is None
     planned = () if plan is None or not is_first else plan.notes
@@ -226,12 +226,12 @@ def lower(
 
 
 def _examples(request: Request, call: StepCall) -> list[torch.Tensor]:
-    """The inputs of a call, where the model is."""
+    """The inputs of a call, on the model's device."""
     return [_example_of(tensor, request.model) for tensor in call.inputs.values()]
 
 
 def _example_of(tensor: torch.Tensor, model: torch.nn.Module) -> torch.Tensor:
-    """A tensor of the global shape of an input, where the model is."""
+    """The input, or zeros of its shape and dtype, on the model's device."""
     device = device_of(model)
     if type(tensor) is torch.Tensor and device in (tensor.device, torch.device("meta")):
         return tensor
@@ -242,9 +242,9 @@ def _example_of(tensor: torch.Tensor, model: torch.nn.Module) -> torch.Tensor:
 def _in_micro_batches(
     program: Program, plan: Plan | None, request: Request, call: StepCall, stored: Stored | None
 ) -> tuple[Program, tuple[str, ...], tuple[str, ...]]:
-    """As `_partitioned`, and a warning if the plan's micro-batches cannot run one by one.
+    """Return `_partitioned`'s results, and a warning if micro-batches cannot run one by one.
 
-    The program then has one of all rows. The plan stays as it is, for inputs that divide.
+    In that case the program has a single micro-batch. The plan stays as it is for other inputs.
     """
     try:
         return *_partitioned(program, plan, request, call, stored), ()
@@ -260,7 +260,7 @@ def _in_micro_batches(
 def _partitioned(
     program: Program, plan: Plan | None, request: Request, call: StepCall, stored: Stored | None
 ) -> tuple[Program, tuple[str, ...]]:
-    """The local program, and notes on parts of the plan without effect and on validation."""
+    """Return the local program, and notes: on the plan's unused parts, validation and proof."""
     observer = None
     notes: list[str] = []
     if request.validate:
@@ -280,7 +280,7 @@ def _partitioned(
 
 
 def _proof_of(local: Program, program: Program, plan: Plan | None) -> str:
-    """A note that a local program is proved to compute a captured one. Raises ProofError."""
+    """Prove that a local program computes the captured one; returns a note. Raises ProofError."""
     from shardweave.ir.proof.prove import prove
 
     goal = _blocked(program, plan)
@@ -305,7 +305,7 @@ def _blocked(program: Program, plan: Plan | None) -> Program:
 
 
 def _validator(program: Program, request: Request, call: StepCall) -> tuple[Observer | None, str]:
-    """The validator of a request's passes, None once a twin has validated them, and a note."""
+    """Return the validator for the passes and a note; None if a twin has validated them here."""
     from shardweave.driver.checking.validate import LIMIT, Validator, work_of
 
     limit = request.validate_limit or LIMIT
@@ -324,7 +324,7 @@ def _validator(program: Program, request: Request, call: StepCall) -> tuple[Obse
 
 
 def as_given(program: Program) -> Lowered:
-    """A program that is to be run as it is. Raises ValueError for one that cannot be."""
+    """Wrap a program to be run unchanged. Raises ValueError if it is invalid or unpartitioned."""
     verified.check(program)
     mesh = program.mesh or Mesh()
     if mesh.num_devices > 1 and not program.is_local:

@@ -25,7 +25,7 @@ def unread(program: Program) -> list[str]:
 
 
 def idle_axes(program: Program, notes: Sequence[str]) -> list[str]:
-    """A note for each axis of the mesh that nothing is cut over, unless the plan says so itself."""
+    """A note for each mesh axis that shards nothing, unless the plan's own notes name it."""
     mesh = program.mesh
     if mesh is None or not program.is_local:
         return []
@@ -46,11 +46,11 @@ def idle_axes(program: Program, notes: Sequence[str]) -> list[str]:
 
 
 _FEW = 0.01
-"""Of parameters' bytes, those of norms as a rule: ZeRO may leave so many whole without a word."""
+"""Fraction of parameter bytes, usually norms, that ZeRO may leave replicated without a note."""
 
 
 def undivided(program: Program, plan: Plan | None) -> list[str]:
-    """A note if ZeRO leaves much of a local program's parameters whole."""
+    """A note if ZeRO leaves many bytes of a local program's parameters replicated."""
     if plan is None or not plan.zero:
         return []
     mesh = program.needed_mesh()
@@ -79,6 +79,6 @@ def undivided(program: Program, plan: Plan | None) -> list[str]:
 
 
 def without_rules(program: Program, local: Program) -> list[str]:
-    """A note for each kind of op of a global program that no device of the local one cuts."""
+    """A note for each kind of op of a global program that each device computes in full."""
     mesh = local.mesh
     return [] if mesh is None or mesh.num_devices == 1 else notes_on_rules(program.ops)

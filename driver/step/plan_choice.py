@@ -17,9 +17,9 @@ from shardweave.planners.planning import plan, resolve_plan
 
 
 def choose_plan(program: Program, request: Request) -> Plan | None:
-    """The plan to follow; None, where there is nothing to shard and no plan is given.
+    """Return the plan to follow; None if there is nothing to shard and no plan is given.
 
-    For a cluster it is that of a planner (by default `auto`), on a mesh that it may choose.
+    For a cluster a planner (by default `auto`) makes the plan, and may choose the mesh.
     """
     given, is_sequential = request.plan, request.sequence_parallel
     if request.cluster is not None:
@@ -44,7 +44,7 @@ def choose_plan(program: Program, request: Request) -> Plan | None:
 
 
 def _in_shards(plan: Plan, request: Request) -> Plan:
-    """A plan with the ZeRO stage that is asked for. Raises ValueError where there is no room."""
+    """Add the requested ZeRO stage to a plan. Raises ValueError if the plan cannot have it."""
     if request.devices.num_devices > 1 and {DATA_AXIS, EXPERT}.isdisjoint(request.devices.names):
         raise ValueError(
             f"zero={request.zero} stores parameters in shards over an axis '{DATA_AXIS}', which "

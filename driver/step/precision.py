@@ -1,4 +1,4 @@
-"""In which dtypes a step computes, keeps its parameters, and adds up over ranks."""
+"""Dtypes in which a step computes, stores its parameters, and reduces over ranks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def check_precision(precision: str | None) -> None:
 
 
 def in_precision(model: nn.Module, precision: str | None) -> nn.Module:
-    """The model, or a copy of it in the dtype of parameters that a precision says.
+    """Return the model, or a copy cast to the dtype that `precision` gives parameters.
 
     Complex numbers, such as angles of rotary embeddings, stay: `model.to(dtype)` would leave their
     real parts alone.
@@ -49,7 +49,7 @@ def in_precision(model: nn.Module, precision: str | None) -> nn.Module:
 def copy_of_model(model: nn.Module) -> nn.Module:
     """Copy a model with the gradient hooks of its parameters, which torch's deep copy drops.
 
-    What hooks make anew in each forward pass, as weight norm and pruning do, is shared.
+    Tensors that hooks recompute in each forward pass (weight norm, pruning) are shared, not copied.
     """
     made = [x for m in model.modules() for x in vars(m).values() if isinstance(x, Tensor)]
     memo: dict[int, Any] = {id(x): x.detach() for x in made if not x.is_leaf}
@@ -61,16 +61,16 @@ def copy_of_model(model: nn.Module) -> nn.Module:
 
 
 def cast_parameters(model: nn.Module, precision: str | None) -> None:
-    """Cast the model's own parameters and buffers to the dtype that a precision says."""
+    """Cast the model's parameters and buffers in place, to the dtype that `precision` gives."""
     dtype = PARAMETERS.get(precision)
     if dtype is not None:
         model._apply(lambda x: x.to(dtype) if x.is_floating_point() else x)
 
 
 def inputs_in_precision(inputs: Mapping[str, Tensor], precision: str | None) -> dict[str, Tensor]:
-    """The inputs of a call, floating-point ones in the dtype of the parameters if that is cast.
+    """Cast floating-point inputs to the parameters' dtype, if `precision` casts parameters.
 
-    Raises ValueError for one that requires a gradient, which the cast one would get.
+    Raises ValueError for an input that requires a gradient, which its cast copy would get.
     """
     dtype = PARAMETERS.get(precision)
     if dtype is None:
@@ -88,12 +88,12 @@ def inputs_in_precision(inputs: Mapping[str, Tensor], precision: str | None) -> 
 
 
 def dtype_named(dtype: torch.dtype | str) -> torch.dtype:
-    """The dtype of a name such as "bfloat16"; a dtype stays itself."""
+    """Convert a name such as "bfloat16" to a dtype; a dtype is returned unchanged."""
     return dtype if isinstance(dtype, torch.dtype) else getattr(torch, dtype)
 
 
 def reducing_in(dtype: torch.dtype | str, passes: Passes) -> Passes:
-    """The passes of a request with one before them that sets the dtype of reductions."""
+    """Put a pass that sets the reductions' dtype before `passes`. Raises ValueError if in vain."""
     name = str(dtype).removeprefix("torch.")
     if name not in REDUCE_DTYPES:
         known = ", ".join(map(str, REDUCE_DTYPES.values()))

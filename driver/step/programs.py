@@ -43,7 +43,7 @@ from shardweave.planners.lowering.other_shapes import fit_plan
 class _Kept:
     """A program, the call that it was made for, and the settings with which it was captured.
 
-    unread: settings that were changed and did not change it.
+    unread: settings known not to affect the program: it stayed equal when they changed.
     """
 
     call: StepCall
@@ -53,13 +53,13 @@ class _Kept:
 
 
 class CompiledPrograms(Programs):
-    """Programs of a model by the form, shapes and modes of calls, all on the same tensors.
+    """Cache of a model's programs by the form, shapes and modes of calls, all on the same tensors.
 
-    The one that was not used for longest goes first. Making one is collective. A program is made
-    anew where a setting of the model was changed since, and it reads that.
+    Evicts the least recently used program. Compiling is collective. A program is compiled again if
+    a setting of the model that it depends on has changed.
 
-    call, lowered, first: the call that stands for the example, and its program, as it was lowered
-    and loaded. kept: the calls that have programs, with these, by default this one alone.
+    call, lowered, first: the example's call, and its program as lowered and as loaded. kept: calls
+    and their programs to start with; by default the example's alone.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class CompiledPrograms(Programs):
         return bound
 
     def _check_seed(self) -> None:
-        """Warn, once, if torch was given another seed than the step has taken of it."""
+        """Warn, once, if torch's seed was set after the step took its own seed from it."""
         if torch.initial_seed() != self._torch_seed:
             self._torch_seed = None
             if world.rank() == 0:
@@ -206,7 +206,7 @@ class CompiledPrograms(Programs):
         return kept.bound
 
     def _with_settings(self, key: Any, now: Snapshot) -> _Kept | None:
-        """A program of before that was captured with these settings, as far as it reads them."""
+        """Take back a set-aside program whose settings, except unread ones, equal `now`."""
         before = self._set_aside[key]
         for kept in reversed(before):
             if not changes(kept.settings, now).keys() - kept.unread:
@@ -215,7 +215,7 @@ class CompiledPrograms(Programs):
         return None
 
     def compile_ahead(self, call: StepCall, stored: Stored) -> BoundProgram:
-        """The program of a call that is to come; its shapes are allowed from now on."""
+        """Compile the program of a later call; with dynamic=False, this allows its shapes."""
         self._ahead.add(self._shape_key(call))
         return self._found(call, stored)
 
@@ -243,7 +243,7 @@ class CompiledPrograms(Programs):
         why: str = "",
         made: Callable[[], Lowered] | None = None,
     ) -> BoundProgram:
-        """The program of a call, kept from now on. Collective. made: gives it on this rank."""
+        """Compile a call's program and keep it. Collective. made: lowers it on this rank."""
         start_s = time.perf_counter()
         last = next(reversed(self._kept.values()), None)
         why = why or (difference(last.call, call) if last else "asked for by recompile()")
@@ -284,7 +284,7 @@ class CompiledPrograms(Programs):
         return bound
 
     def _lowered(self, request: Request, call: StepCall, stored: Stored) -> Lowered:
-        """The program of a call by the step's plan, fitted to it, on rank 0."""
+        """Capture a call and lower it by the step's plan, fitted to the call. On rank 0."""
         captured = capture_call(request, call)
         if self.plan is None:
             return lower(request, call, captured, None, stored=stored)
@@ -293,7 +293,7 @@ class CompiledPrograms(Programs):
         return lower(request, call, captured, fitted.plan, stored=stored, warnings=fitted.notes)
 
     def _check_parameters(self) -> None:
-        """Raises ValueError if the model, which programs are captured of, has other parameters."""
+        """Raise ValueError if parameters of the model were added, removed or changed in shape."""
         now = parameter_forms(self.request.model)
         names = [name for name in {**self._forms, **now} if self._forms.get(name) != now.get(name)]
         if names:
@@ -324,7 +324,7 @@ class CompiledPrograms(Programs):
 
 
 def parameter_forms(model: nn.Module) -> dict[str, str]:
-    """Shape and dtype of each parameter, of tied ones under the first name."""
+    """Shape and dtype of each parameter, by name; tied parameters appear under the first name."""
     return {name: form_of(parameter) for name, parameter in model.named_parameters()}
 
 

@@ -33,17 +33,17 @@ if TYPE_CHECKING:
     from shardweave.planners.planning import PlanLike
 
 DEFAULT_PLAN = "megatron"
-"""A rule that takes every option, so that nothing has to be imported to check it."""
+"""The default planner. It accepts every option, so no planner is imported to check options."""
 
 PRECISIONS = ("bf16", "fp16", "bf16-true")
 
 OUTPUTS = ("full", "sharded")
 
 DTYPES = ("float32", "bfloat16", "float16")
-"""In which gradients can be added up."""
+"""Dtypes in which gradients can be added up."""
 
 MAX_PROGRAMS = 16
-"""Programs that a step keeps: modes, times the shapes that come again, such as a last batch's."""
+"""Default for how many programs a step keeps: for its modes, and for a few shapes of each."""
 
 
 def _key(text: str) -> str | int:
@@ -138,7 +138,7 @@ class CompileOptions:
 
     @property
     def has_processes(self) -> bool:
-        """Whether each device of the mesh is a process; else this one runs all of them."""
+        """Whether each device has a process of its own; else this process runs all of them."""
         return BACKENDS[self.backend].has_processes
 
 
@@ -177,9 +177,9 @@ class Request(CompileOptions):
         return self.artifact  # pyright: ignore[reportReturnType]
 
     def on_mesh_of(self, plan: Plan | None) -> Request:
-        """The request on the mesh that a plan chose, where it was to choose one.
+        """Return the request with the plan's mesh, if the planner was to choose the mesh.
 
-        Raises ValueError for a mesh of fewer devices: there is a process for each.
+        Raises ValueError if that mesh has fewer devices than there are processes.
         """
         if self.mesh is not None or plan is None:
             return self
@@ -193,11 +193,11 @@ class Request(CompileOptions):
 
 
 def mesh_for(options: CompileOptions, num_processes: int | None = None) -> Mesh | None:
-    """The mesh that is given, or that of the program, the artifact (which is read) or the plan;
+    """Return the given mesh, or that of the program, the artifact (which is read) or the plan;
     None if a planner is to choose it.
 
-    num_processes: of which an axis of size -1 takes what the others leave. Raises ValueError for
-    another mesh than that of a given program or artifact.
+    num_processes: determines an axis of size -1: the processes divided by the other axes. Raises
+    ValueError for a mesh that is not the one of a given program or artifact.
     """
     mesh = options.mesh
     if mesh is not None and not isinstance(mesh, str):
@@ -222,7 +222,7 @@ def mesh_for(options: CompileOptions, num_processes: int | None = None) -> Mesh 
 
 
 def _own_mesh(kind: str, own: Mesh, mesh: Mesh | None) -> Mesh:
-    """The mesh of a given program or artifact. Raises ValueError if another is given."""
+    """Return `own`, a program's or artifact's mesh. Raises ValueError if `mesh` is another."""
     if mesh not in (None, own):
         raise ValueError(
             f"the {kind} is for mesh {own}, not {mesh}; leave the mesh out, or make the {kind} "
@@ -232,7 +232,7 @@ def _own_mesh(kind: str, own: Mesh, mesh: Mesh | None) -> Mesh:
 
 
 def loaded(program: Program | Path | str) -> Program:
-    """A program, given it or its file."""
+    """Return a program; loads it if a path is given."""
     from shardweave.ir.program.program import Program
 
     return program if isinstance(program, Program) else Program.load(program)
@@ -242,12 +242,11 @@ MAKING = (
     "plan", "cluster", "sequence_parallel", "zero", "passes", "precision", "reduce_dtype",
     "validate", "prove",
 )  # fmt: skip
-"""Options of the way from a model to its program."""
+"""Options that affect how a model becomes a program."""
 
 
 def check_given_alone(options: CompileOptions) -> None:
-    """Raises ValueError for options that a program or an artifact is given with and that could
-    have no effect."""
+    """Raise ValueError for options that have no effect beside a given program or artifact."""
     for given, names in (("program", (*MAKING, "artifact")), ("artifact", ("validate", "prove"))):
         useless = [name for name in names if getattr(options, name)]
         if getattr(options, given) is not None and useless:

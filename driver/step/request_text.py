@@ -1,4 +1,4 @@
-"""A request as text: ranks compare it, since rank 0 compiles for all, and artifacts have it."""
+"""A request as text, for ranks to compare, since rank 0 compiles for all, and for artifacts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OF_A_RANK = ("device", "timeout", "twin", "optimizers")
 
 
 def describe_request(request: Request) -> str:
-    """The options of a checked request, by lines; its model has a description of its own."""
+    """Format the options of a checked request, one a line, without a description of the model."""
     names = [option.name for option in fields(CompileOptions) if option.name not in OF_A_RANK]
     lines = [
         f"{name}: {line}" if name == "plan" else line
@@ -31,7 +31,7 @@ def describe_request(request: Request) -> str:
 
 
 def option_text(name: str, value: Any) -> str:
-    """The text of an option, files by their content: ranks may have them under other paths."""
+    """Format an option; files by their content, since ranks may have them under other paths."""
     if name == "plan":
         return _plan(value)
     if isinstance(value, Program):

@@ -37,7 +37,7 @@ HOOKS = {
 
 
 class Hooks(tuple[int, ...]):
-    """Hooks by the number that torch gives each: one in the place of another has its own."""
+    """Ids that torch gave to the hooks of one dict; a replaced hook has a new id."""
 
     def __repr__(self) -> str:
         return str(len(self))
@@ -47,33 +47,33 @@ NO_HOOKS = Hooks()
 
 
 class NumbersRead(tuple[int, ...]):
-    """A tensor out of which programs hold numbers, by its identity and how often it was written."""
+    """Id and version of a tensor whose values programs contain as constants."""
 
     def __repr__(self) -> str:
         return "a tensor"
 
 
 EACH = 16
-"""In each of so many calls hooks are looked for that were written into torch's dicts themselves."""
+"""Interval, in calls, of looking for hooks that were put into torch's dicts directly."""
 
 
 class Absent:
-    """In place of a value: there is none."""
+    """Placeholder for an attribute that does not exist."""
 
 
 ABSENT = Absent()
 
 OTHER = object()
-"""In place of a value that is not plain."""
+"""Placeholder for a value that is not plain."""
 
 VALUES = (bool, int, float, complex, str, bytes, type(None), np.generic, enum.Enum)
 _BY_IDENTITY = (torch.dtype, torch.device, type, partial, types.FunctionType, types.MethodType)
 _BY_IDENTITY += (types.BuiltinFunctionType, nn.Module, Absent)
 SIMPLE = (*VALUES, *_BY_IDENTITY)
-"""Kinds of values that never change in place, or of which that does not matter."""
+"""Types whose values never change in place, or whose changes in place do not matter."""
 
 MAX_ITEMS = 256
-"""Lists, tuples, sets and dicts of more items are not compared: it would be done at each call."""
+"""Most items of a collection that is compared; larger ones would take too long at each call."""
 
 DEPTH = 3
 """Depth to which plain objects, such as a config in a config, are looked into."""
@@ -88,8 +88,8 @@ Held = tuple[Mapping[str, Any], str]
 class Snapshot:
     """Settings at one time.
 
-    places: their names, in one order, of hooks first. hooks, values: of each. They are the same
-    list while no hook was registered.
+    places: names of the settings, those of hooks first. hooks, values: in the order of `places`.
+    `hooks` is the same list object as in the last snapshot if no hook was registered since.
     """
 
     places: tuple[str, ...]
@@ -97,7 +97,7 @@ class Snapshot:
     values: list[Any]
 
     def is_same(self, other: Snapshot) -> bool:
-        """Whether nothing has changed, told by one comparison."""
+        """Whether no setting has changed between two snapshots. Fast."""
         if self.places is not other.places or self.values != other.values:
             return False
         return self.hooks is other.hooks or self.hooks == other.hooks
@@ -107,10 +107,10 @@ class Snapshot:
 
 
 class Settings:
-    """The plain values among the attributes of a model's modules, their hooks, and which modules
-    there are; and so of a loss that is a module.
+    """Finds a model's settings: plain attributes of its modules, their hooks, and the modules
+    themselves; also those of a loss that is a module.
 
-    The mode is left out: a call has one.
+    Training mode is left out, since it is a property of each call.
     """
 
     def __init__(self, model: nn.Module, loss: LossChoice = None) -> None:
@@ -119,7 +119,7 @@ class Settings:
         self.look()
 
     def look(self) -> None:
-        """Find out anew where settings are: a module or an attribute may have been put in."""
+        """Search for settings again, since modules or attributes may have been added."""
         with as_written(self._model):
             held = _attributes_of(self._model)
         if isinstance(self._loss, nn.Module):
@@ -155,7 +155,7 @@ class Settings:
         )
 
     def now(self) -> Snapshot:
-        """The settings as they are. It is asked for at each call: a look-up for each of them."""
+        """Take a snapshot. Runs at each call: takes one look-up for each setting."""
         self._num_calls += 1
         if self._hooks_may_differ():
             self._look_for_hooks()
@@ -165,14 +165,14 @@ class Settings:
         return Snapshot(self._places, self._hooks, values)
 
     def _hooks_may_differ(self) -> bool:
-        """Whether hooks have to be looked for. What registers one makes a handle with a number of
-        its own, so that there are none while no handle was made since there were none: hundreds of
-        dicts that nothing else in a step touches took 2% of one of hidden 32."""
+        """Whether hooks may have changed. Registering a hook takes torch's next handle id, so while
+        that stays and there were no hooks, there are none. Looking into hundreds of dicts took 2%
+        of a step with hidden size 32."""
         is_new = self._num_handles != RemovableHandle.next_id
         return is_new or self._has_hooks or not self._num_calls % EACH
 
     def _look_for_hooks(self) -> None:
-        """Those of modules, and then those of parameters' gradients."""
+        """Read the hooks of modules, then those of parameters' gradients."""
         self._num_handles = RemovableHandle.next_id
         hooks_now = [Hooks(hooks) if hooks else NO_HOOKS for hooks in self._hook_dicts]
         for holder, name in self._parameters:
@@ -183,8 +183,8 @@ class Settings:
 
 
 def _attributes_of(root: nn.Module, prefix: str = "") -> dict[str, Held]:
-    """Plain values among the attributes of a module, of its submodules, of their classes, and of
-    objects such as a config, with the places that hold them; by a name for people."""
+    """Find the plain attributes of a module, its submodules, their classes, and objects such as a
+    config. Returns the dict and key that hold each, by a readable name."""
     held: dict[str, Held] = {}
     seen: set[int] = set()
 
@@ -212,9 +212,9 @@ def _attributes_of(root: nn.Module, prefix: str = "") -> dict[str, Held]:
 
 
 def plain(value: Any) -> Any:
-    """Reduce a value to one that stays equal while nothing of it changes; OTHER if there is none.
+    """Make a key that stays equal as long as `value` does not change; OTHER if impossible.
 
-    A plain object becomes its identity: its attributes are settings of their own.
+    A plain object is reduced to its id: its attributes are settings of their own.
     """
     if isinstance(value, SIMPLE):
         return value
@@ -230,7 +230,7 @@ def plain(value: Any) -> Any:
 
 
 def _objects(value: Any) -> Iterator[tuple[str, Any]]:
-    """The plain objects that a value is or holds, with the keys to each."""
+    """Yield (keys, object) for each plain object that `value` is or contains."""
     if _is_plain_object(value):
         yield "", value
     elif isinstance(value, list | tuple | dict) and len(value) <= MAX_ITEMS:
@@ -241,7 +241,7 @@ def _objects(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _is_plain_object(value: Any) -> bool:
-    """Whether it is one of a user's or a package's class, such as a config, or a namespace."""
+    """Whether `value` is an object with attributes, such as a config or a namespace."""
     if isinstance(value, argparse.Namespace | types.SimpleNamespace):
         return True
     is_other = isinstance(value, (*SIMPLE, torch.Tensor)) or _is_of_libraries(type(value))
@@ -249,7 +249,7 @@ def _is_plain_object(value: Any) -> bool:
 
 
 def _is_of_libraries(kind: type) -> bool:
-    """Whether a class is of Python or a package without settings that a model may read."""
+    """Whether a class is from the standard library, torch or numpy, which hold no settings."""
     package = kind.__module__.partition(".")[0]
     return package in sys.stdlib_module_names or package in ("torch", "numpy")
 
@@ -257,8 +257,8 @@ def _is_of_libraries(kind: type) -> bool:
 def changes(before: Snapshot, now: Snapshot) -> dict[str, str]:
     """Describe differences, such as `is 5, was 1`, by place such as `blocks.0.scale`.
 
-    What is there at one time alone is of a module that was put in or taken out, which is told by
-    its own place. Raises ValueError for a module with parameters or buffers among these.
+    Settings in only one snapshot belong to a module that was added or removed, and that module's
+    own entry reports it. Raises ValueError if a changed module has parameters or buffers.
     """
     old = before.by_place()
     changed: dict[str, str] = {}
@@ -284,7 +284,7 @@ def _words(new: Any, old: Any) -> str:
 
 
 def _text(value: Any) -> str:
-    """A setting in words."""
+    """Format a setting's value for a message."""
     if value is ABSENT:
         return "the class's"
     if isinstance(value, nn.Module):

@@ -34,12 +34,12 @@ Described = dict[str, Any]
 
 
 def complete(root: Path) -> dict[int, Path]:
-    """The checkpoints of a folder that are complete, by number."""
+    """Paths of a folder's complete checkpoints, by checkpoint number."""
     return {number: path for number, path in _named(root).items() if not _damage(path)}
 
 
 def _named(root: Path) -> dict[int, Path]:
-    """The newest folder of each checkpoint's number, preferring one that is complete."""
+    """Path of the newest folder for each checkpoint number; complete ones take precedence."""
     paths: dict[int, Path] = {}
     # The name without a suffix sorts first: what replaces a checkpoint is newer than it.
     for path in sorted(root.iterdir(), reverse=True) if root.is_dir() else ():
@@ -53,9 +53,9 @@ def _named(root: Path) -> dict[int, Path]:
 
 
 def begin_checkpoint(root: Path, number: int, lock: FolderLock) -> Path:
-    """Take the lock of a root, made if need be, and make a folder in it for a checkpoint.
+    """Create `root` if needed, acquire its lock, and create a folder in it for a checkpoint.
 
-    What a killed process left in the root is deleted. Returns the folder's path.
+    Deletes unfinished folders of killed processes. Returns the new folder's path.
     """
     if _is_checkpoint(root):
         raise CheckpointError(
@@ -74,7 +74,7 @@ def begin_checkpoint(root: Path, number: int, lock: FolderLock) -> Path:
 def finish(
     unfinished: Path, goal: Path, index: bytes, files: dict[str, Described], lock: FolderLock
 ) -> None:
-    """Write what makes a checkpoint complete, and give it its name."""
+    """Write the manifest that makes a checkpoint complete, and rename it to its final name."""
     _write(unfinished / INDEX, index)
     files = files | digests_of(unfinished, INDEX) | digests_of(unfinished, METADATA)
     record = {"format": 1, "number": int(goal.name.rpartition("-")[2]), "files": files}
@@ -107,7 +107,7 @@ def _sync(folder: Path) -> None:
 
 
 def delete(root: Path, paths: Sequence[Path]) -> None:
-    """Delete checkpoints, so that none is ever there in part."""
+    """Delete checkpoints, each atomically: none is ever visible in part."""
     for path in paths:
         doomed = root / f"{_DELETING}{path.name}"
         path.rename(doomed)
@@ -121,7 +121,7 @@ def delete_before(root: Path, keep: int) -> None:
 
 
 def digests_of(folder: Path, pattern: str) -> dict[str, Described]:
-    """Size and digest of the files whose names match, by name."""
+    """Size and digest of each file in a folder whose name matches `pattern`, by name."""
     return {path.name: _digest_of(path) for path in sorted(folder.glob(pattern))}
 
 
@@ -135,7 +135,7 @@ def _digest_of(path: Path) -> Described:
 
 
 class ChosenCheckpoint(NamedTuple):
-    """A checkpoint to load. warning: what to say of it, if anything."""
+    """A checkpoint to load. warning: text for the user, "" if none."""
 
     number: int
     path: Path
@@ -145,7 +145,7 @@ class ChosenCheckpoint(NamedTuple):
 def choose_checkpoint(
     root: Path, number: int | None, damaged: Mapping[int, str]
 ) -> ChosenCheckpoint | None:
-    """Choose a complete checkpoint: the one of the number, else the last of the folder.
+    """Choose a complete checkpoint: that of `number`, or the last one in the folder.
 
     None if the folder holds no checkpoint. damaged: reasons, by number, not to take some. The
     warning names damaged checkpoints that are newer than the choice, or says that the root is
@@ -218,7 +218,7 @@ def _damage(path: Path) -> str:
 
 
 def _manifest(path: Path) -> dict[str, Described]:
-    """The files of a checkpoint. Raises CheckpointError for a manifest that is not one."""
+    """Read a checkpoint's manifest: files by name. Raises CheckpointError for an invalid one."""
     try:
         record = json.loads((path / MANIFEST).read_bytes())
         files = {
@@ -237,7 +237,7 @@ def _manifest(path: Path) -> dict[str, Described]:
 
 
 def check_files(path: Path, rank: int, num_ranks: int) -> None:
-    """Raises CheckpointError if one of this rank's part of the files is not what was written."""
+    """Check the digests of this rank's share of the files. Raises CheckpointError on a mismatch."""
     for name, of in sorted(_manifest(path).items())[rank::num_ranks]:
         if _digest_of(path / name) != of:
             raise CheckpointError(

@@ -54,8 +54,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint that was loaded. number: that it was saved as; path: its folder; values: the
-    plain ones that it was saved with."""
+    """A checkpoint that was loaded. number: the number under which it was saved; path: its folder;
+    values: the plain values saved in it."""
 
     number: int
     path: Path
@@ -127,7 +127,7 @@ def load_checkpoint(
 
 
 def _chosen(root: Path, wanted: int | None) -> ChosenCheckpoint | None:
-    """The checkpoint of a number, or the last one whose files are what was written. Collective."""
+    """Choose the checkpoint numbered `wanted`, or the last one that is undamaged. Collective."""
     damaged: dict[int, str] = {}
     while True:
         with _explained(f"no checkpoint was loaded from '{root}'"):
@@ -172,7 +172,7 @@ def _locked(root: Path, number: int, size: int) -> Iterator[tuple[Path, FolderLo
 
 
 def _warn_of_gradients(number: int, state: Mapping[str, Any]) -> None:
-    """Say of gradients to which other calls were to add that no checkpoint has them."""
+    """Warn that a checkpoint does not include gradients that are still being accumulated."""
     for entry, content in state.items():
         is_step = isinstance(content, CompiledModule)
         if is_step and content.gradients.are_unfinished and world.rank() == 0:
@@ -200,7 +200,7 @@ def _write_tensors(tensors: Mapping[str, Tensor], unfinished: Path) -> None:
 
 
 def _load(path: Path, state: Mapping[str, Any]) -> dict[str, Any]:
-    """Fill a state, and give the values that it does not ask for. Collective."""
+    """Load a checkpoint into `state`; returns saved values that `state` lacks. Collective."""
     reader = DataReader(path)
     saved = _on_each_rank(lambda: _read(reader.read_metadata))
     index = _on_each_rank(
@@ -214,7 +214,7 @@ def _load(path: Path, state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read(make: Callable[[], T]) -> T:
-    """Run torch's reader of a checkpoint; for a file that is none it raises any kind of error."""
+    """Run torch's checkpoint reader `make`; turns any of its errors into a CheckpointError."""
     try:
         return make()
     except Exception as error:
@@ -242,7 +242,7 @@ HIGHEST = 10**18
 
 
 def _whole(what: str, number: object, least: int) -> int:
-    """A whole number, as `operator.index` takes it; True and 100.0 are none."""
+    """Convert `number` to int by `operator.index`. Raises CheckpointError for True, 100.0, etc."""
     if isinstance(number, int) and abs(number) >= HIGHEST:
         described = f"of {number.bit_length()} bits"
     else:
@@ -298,7 +298,7 @@ def _on_each_rank(make: Callable[[], T]) -> T:
 
 
 def _tried(make: Callable[[], T]) -> T:
-    """The result of `make`; errors of files and of torch's checkpoints as CheckpointError."""
+    """Call `make`; turns errors of files and of torch's checkpoints into CheckpointError."""
     try:
         return make()
     except CheckpointError:

@@ -58,7 +58,7 @@ class Progress:
         self._num_units = 0
 
     def __call__(self, number: int, loss: Tensor, num_units: int) -> None:
-        """After step `number`, of the first 1, that has this loss and so many tokens, or others."""
+        """Record a step. number: from 1. num_units: tokens, or other units, in the step."""
         if self.cluster is not None and self._prediction is None:
             self._prediction = predict_step(self.step, self.cluster, self.accumulate)
         self._timed += 1
@@ -73,7 +73,7 @@ class Progress:
             self._start_s, self._num_units = time.perf_counter(), 0
 
     def say(self, text: str) -> None:
-        """Print a text on rank 0. The time until now counts for no step."""
+        """Print a text on rank 0, and restart the clock: time until now counts for no step."""
         if world.rank() == 0:
             print(text, flush=True)
         self._start_s, self._timed, self._num_units = time.perf_counter(), 0, 0
@@ -96,7 +96,7 @@ class Progress:
 def predict_step(step: CompiledModule, cluster: Cluster, accumulate: int = 1) -> Prediction:
     """Predict a step's last call on a cluster, if it had this many micro-batches.
 
-    The gradients of all but the last micro-batch are taken to wait, where they can.
+    Assumes that gradients are only reduced after the last micro-batch, where that is possible.
     """
     whole = simulate_step(step.program, cluster)
     time_s = whole.time_s

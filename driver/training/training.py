@@ -15,7 +15,7 @@ from shardweave.driver.processes import world
 
 LEARNING_RATE = 1e-3
 ENOUGH_SLOW = 2
-"""Timed steps that must all be slow for a training to end early: one may be slow by chance."""
+"""Number of timed steps that must all be slow for early stopping: one may be slow by chance."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,8 @@ def train(
 ) -> Training:
     """Take `num_steps` >= 1 steps of AdamW; `forward_backward` fills `.grad`, returns the loss.
 
-    stop_above_s: ends after the first `ENOUGH_SLOW` timed steps if all of them took more seconds on
-    rank 0, which tells the others outside of what is timed.
+    stop_above_s: stop after the first `ENOUGH_SLOW` timed steps if each took more seconds than this
+    on rank 0, which tells the other ranks outside the timed part.
     """
     optimizer = torch.optim.AdamW(parameters, lr=LEARNING_RATE)
     losses: list[float] = []

@@ -25,7 +25,7 @@ from shardweave.planners.plan.plan_parts import PlanError
 from shardweave.planners.plan.zero import ring_passes
 
 BACKWARD = 3.0
-"""A step's forward and backward pass, in forward passes (AMP's released planner)."""
+"""Time of a forward and a backward pass, in forward passes (as in AMP's released planner)."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Estimate:
 
     @property
     def pipeline_s(self) -> float:
-        """The step without the gradients' all-reduce: what the published planner minimises."""
+        """Seconds without the gradients' all-reduce, which the published planner minimises."""
         return self.compute_s + self.bubble_s + self.boundary_s
 
     @property
@@ -95,7 +95,7 @@ def estimate(
 
 
 def boundaries(volumes: Floats, seconds_per_unit: Floats) -> Floats:
-    """Costs of cutting before each layer, after each stage: stages - 1 x (layers + 1)."""
+    """Seconds of a cut before each layer, at each stage boundary: (stages - 1) x (layers + 1)."""
     after = np.concatenate([[0.0], volumes])
     return np.multiply.outer(seconds_per_unit, after)
 

@@ -30,7 +30,7 @@ class Shortfall:
 
     @property
     def missing_bytes(self) -> float:
-        """By how much the stage exceeds its device; negative if it fits."""
+        """Bytes by which the stage exceeds its device's memory; negative if it fits."""
         return sum(self.parts.values()) - self.capacity_bytes
 
     def __str__(self) -> str:
@@ -60,14 +60,14 @@ def layer_bytes(model: LayeredModel, strategy: Strategy) -> Floats:
 
 
 def workspace(model: LayeredModel, strategy: Strategy) -> float:
-    """Bytes that the largest op of any layer takes, which every stage reserves."""
+    """Bytes of workspace of the largest op of any layer; every stage reserves them."""
     if model.workspace_bytes is None:
         return 0.0
     return strategy.micro_batch * max(model.workspace_bytes[strategy.tensor])
 
 
 def whole_bytes(model: LayeredModel, strategy: Strategy) -> float:
-    """Bytes of the largest layer's gradients and parameters that ZeRO has whole for a while."""
+    """Bytes of the largest layer's full gradients and parameters, which ZeRO holds temporarily."""
     if strategy.data == 1:
         return 0.0
     largest = max(model.parameters[strategy.tensor])
@@ -82,7 +82,7 @@ def _in_flight(model: LayeredModel, strategy: Strategy) -> Floats:
 
 
 def first_layers(model: LayeredModel, links: ClusterArrays, strategy: Strategy, grid: Grid) -> Ints:
-    """The earliest layer that a stage may begin at if it ends before layer j and is to fit.
+    """For each stage and end j, the earliest first layer with which layers up to j - 1 fit.
 
     stages x (layers + 1), j + 1 where layer j - 1 alone is too large. Parameters that are tied
     are counted at both layers, unless there is only one stage.

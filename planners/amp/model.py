@@ -37,15 +37,15 @@ class LayeredModel:
     """A chain of L layers, as data; what depends on the tensor degree is listed by it.
 
     batch: samples of one step over all devices. profile: by device type, seconds of the forward
-    pass of one sample. outputs: elements that a sample hands to the next layer, as the published
-    planner counts them. parameters: elements. kept_bytes: that a sample keeps until the layer's
-    backward pass. sent: elements that a tensor rank sends of them; None: a share of `outputs` at
-    degree 1, which the ranks of the next stage gather. repeated: the first of the equal layers, and
-    how many there are, which the uniform split deals out. tied: shared parameters. fixed: the share
-    of a layer's time that does not grow with the micro-batch, by device type; None: nothing is
-    fixed. itemsize: bytes of an element. state_bytes: of a parameter by part. workspace_bytes: of
-    the layer's largest op on one sample. keeps_all: a step without stages holds the activations of
-    all its micro-batches at once, as `split-batch` does.
+    pass of one sample. outputs: elements of each layer's output for one sample, as the published
+    planner counts them. parameters: elements. kept_bytes: activations of a sample kept until the
+    layer's backward pass. sent: elements of the output that each tensor rank sends; None: its share
+    of `outputs` at degree 1, which the ranks of the next stage gather. repeated: index of the first
+    of the equal layers, and their number, for the uniform split. tied: shared parameters. fixed:
+    share of a layer's time that does not grow with the micro-batch, by device type; None: 0.
+    itemsize: bytes of an element. state_bytes: bytes of a parameter's state, by part.
+    workspace_bytes: of the layer's largest op on one sample. keeps_all: a step without stages holds
+    the activations of all its micro-batches at once, as `split-batch` does.
     """
 
     name: str
@@ -84,7 +84,7 @@ class LayeredModel:
         return np.array(self.profile[device][tensor])
 
     def fixed_shares(self, device: str, strategy: Strategy) -> Floats:
-        """phi of each layer: the share of its time that does not grow with the micro-batch."""
+        """Share phi of each layer's time that does not grow with the micro-batch."""
         if self.fixed is None:
             return np.zeros(self.num_layers)
         return np.array(self.fixed[device][strategy.tensor])

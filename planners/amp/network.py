@@ -14,7 +14,7 @@ from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.plan.plan_parts import PlanError
 
 MOST_DEVICES = 2**14
-"""A matrix of so many devices has 2 GiB."""
+"""Most devices: a matrix of devices x devices then takes 2 GiB."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def megatron_grid(strategy: Strategy) -> Grid:
 
 
 def boundary_bandwidths(links: ClusterArrays, grid: Grid) -> Floats:
-    """Of each boundary between stages, what its slowest flow gets; stages - 1 of them.
+    """Bandwidth of the slowest flow at each boundary between stages, of shape (stages - 1).
 
     All replicas send at once, each tensor rank to its like.
     """
@@ -88,6 +88,6 @@ def boundary_bandwidths(links: ClusterArrays, grid: Grid) -> Floats:
 
 
 def ring_bandwidths(links: ClusterArrays, grid: Grid) -> Floats:
-    """Of each stage, the slowest hop of its rings over the replicas, all rings running at once."""
+    """Bandwidth of the slowest hop of each stage's data-parallel rings, all running at once."""
     following = np.roll(grid, -1, axis=1)
     return links.shared(grid, following).min(axis=(1, 2))

@@ -46,14 +46,14 @@ class Problem:
 
 @dataclass(frozen=True)
 class Partition:
-    """cuts: 0, then where each stage ends. seconds: the objective."""
+    """Stages of a pipeline. cuts: 0, then the end of each stage. seconds: the objective."""
 
     cuts: tuple[int, ...]
     seconds: float
 
 
 def exact_cuts(problem: Problem) -> Partition | None:
-    """The best cuts, exactly (up to rounding); None if no cuts keep to `first`.
+    """Find the best cuts, exactly up to rounding; None if no cuts satisfy `problem.first`.
 
     Objective: repeats * (slowest stage) + all stages + all boundaries, in seconds.
     """
@@ -194,7 +194,7 @@ class _WindowProgram:
     def solve(
         self, bound: float, *, want_cuts: bool = False
     ) -> tuple[float, tuple[int, ...] | None]:
-        """C(bound), infinite if there is none; with its cuts, if asked for and there are any."""
+        """Return C(bound), infinite if infeasible; and its cuts, if asked for and feasible."""
         first = self._windows(bound)
         size = len(self._ends)
         length: Ints = self._ends - first
@@ -226,7 +226,7 @@ class _WindowProgram:
         return least, (0, *reversed(cuts))
 
     def _windows(self, bound: float) -> Ints:
-        """The earliest begin of each stage by its end, with no stage above the bound."""
+        """For each stage and end, the earliest start that keeps the stage within the bound."""
         if math.isinf(bound):
             return self._floor
         lows = [earliest(prefix, bound + self.slack) for prefix in self.prefix]

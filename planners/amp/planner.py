@@ -63,7 +63,7 @@ def plan_amp(
     Objective: seconds of one step (`amp.estimate`), over every strategy that uses all devices of
     the cluster, or those of `mesh` (axes pipeline, data, tensor). The stages of a strategy are
     exact for its placement; so is the choice among strategies, within the estimate. Memory is a
-    filter. Source: Li et al., AMP, NeurIPS 2022; departures are in docs/planners.md.
+    constraint. Source: Li et al., AMP, NeurIPS 2022; departures are in docs/planners.md.
 
     max_stages: the most pipeline stages. max_tensor: the largest tensor degree. anneal: swaps of
     tensor groups that are tried on each of the best strategies; not exact. zero: the ZeRO stage, in
@@ -166,7 +166,7 @@ def _fastest(
 
 
 def _is_wanted(sizes: Mapping[str, int], max_stages: int | None, strategy: Strategy) -> bool:
-    """Whether a strategy has the degrees that a mesh asks for, if one does, and few stages."""
+    """Whether a strategy has the degrees in `sizes`, if given, and at most `max_stages` stages."""
     degrees = zip(AXES, (strategy.pipeline, strategy.data, strategy.tensor), strict=True)
     if sizes and any(sizes.get(axis, 1) != degree for axis, degree in degrees):
         return False
@@ -174,16 +174,16 @@ def _is_wanted(sizes: Mapping[str, int], max_stages: int | None, strategy: Strat
 
 
 def _runs_in_turn(strategy: Strategy, profile: ProgramProfile) -> bool:
-    """Whether micro-batches go through stages; without these they are sub-batches, which may mix
-    samples."""
+    """Whether micro-batches run one by one through stages; without stages they are sub-batches,
+    where ops may mix samples."""
     return strategy.pipeline > 1 and strategy.num_micro_batches(profile.model.batch) > 1
 
 
 def _why_joined(
     program: Program, profile: ProgramProfile, cluster: Cluster, wanted: Sequence[Strategy]
 ) -> str:
-    """Explain why no plan has micro-batches in stages, if they cannot run one by one; looked at
-    only where some strategy has them."""
+    """Explain why no plan has micro-batches in stages, if they cannot run one by one; checked only
+    if some strategy has them."""
     is_mixed = len({node.device for node in cluster.nodes}) > 1
     if not is_mixed and not any(_runs_in_turn(s, profile) for s in wanted):
         return ""
@@ -250,7 +250,7 @@ def _name(strategy: Strategy, profile: ProgramProfile) -> str:
 
 
 def _predicted(placed: Placed, profile: ProgramProfile, links: ClusterArrays) -> Predicted:
-    """The estimate by part: of the slowest stage in time, of the fullest in memory."""
+    """Convert an estimate: time by part of the slowest stage, memory by part of the fullest."""
     estimate = placed.estimate
     strategy, model = estimate.strategy, profile.model
     tensor_s = _tensor_s(placed, profile, links)

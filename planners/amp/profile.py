@@ -34,10 +34,10 @@ _MORE = 4
 
 @dataclass(frozen=True)
 class ProgramProfile:
-    """model: what AMP plans. blocks: its layers by name.
+    """A program as AMP's model. blocks: the work of each of the model's layers.
 
-    tensor_s: of a layer's time for one sample, what is communication over the tensor axis, by
-    device type and degree.
+    tensor_s: seconds of communication over the tensor axis in each layer's time for one sample, by
+    device type and tensor degree.
     """
 
     model: LayeredModel
@@ -75,7 +75,7 @@ def _local(lowerings: Lowerings, data: int, degree: int) -> Program:
 
 
 def _by_device(cluster: Cluster) -> dict[str, Cluster]:
-    """The part of a cluster that has devices of one type alone, by type."""
+    """For each device type, the cluster restricted to nodes of that type."""
     parts: dict[str, Cluster] = {}
     for name in dict.fromkeys(node.device for node in cluster.nodes):
         nodes = tuple(node for node in cluster.nodes if node.device == name)
@@ -125,7 +125,7 @@ def _model(
 
 
 def _seconds(device: str, work: Workload) -> tuple[float, ...]:
-    """Forward, backward and the communication between, by block."""
+    """Seconds of each block: forward, backward, and the communication in them."""
     return tuple(
         b.forward_s[device] + b.backward_s[device] + sum(b.communication_s.values())
         for b in work.blocks

@@ -84,7 +84,7 @@ def anneal(grid: Grid, evaluate: Callable[[Grid], float], annealing: Annealing) 
 
 @dataclass(frozen=True)
 class Placed:
-    """An estimate and where its ranks stand: the device of each, stages x replicas x tensor."""
+    """An estimate and its placement. grid: device of each rank, stages x replicas x tensor."""
 
     estimate: Estimate
     grid: Grid
@@ -194,7 +194,7 @@ def best_cuts(model: LayeredModel, strategy: Strategy, costs: StageCosts) -> Est
 def _synchronising_faster(
     problem: Problem, costs: StageCosts, counts: Sequence[float], sync_s: float
 ) -> Problem:
-    """The same problem, for stages that synchronise in less than `sync_s` only."""
+    """Restrict the problem to stages that synchronise in less than `sync_s` seconds."""
     prefix = np.concatenate([[0.0], np.cumsum(counts)])
     most: list[float] = (sync_s * (1 - 1e-9) / costs.sync_s).tolist()
     first: Ints = np.stack([earliest(prefix, limit) for limit in most])
@@ -210,7 +210,7 @@ def fastest_tried(
     top: int,
     limit: Deadline,
 ) -> Plan:
-    """The fastest plan as measured, and why some did not run. Raises PlanError if none runs."""
+    """Run real trials; returns the fastest plan, with notes on failures. PlanError if none ran."""
     names = [c.name for c in estimated]
     outcomes = list(limit.each(trials.run, plans))
     plans = plans[: len(outcomes)]
@@ -241,7 +241,7 @@ def fastest_tried(
 def with_shares(
     plan: Plan, program: Program, placed: Placed, model: LayeredModel, links: ClusterArrays
 ) -> Plan | None:
-    """The plan of a placement with as many micro-batches for each replica as suit its devices.
+    """Make a placement's plan with micro-batches for each replica in proportion to its speed.
 
     None where all suit as many, and with ZeRO, which divides a state among replicas that are alike.
     """

@@ -89,7 +89,7 @@ def volumes(layer: LinearLayer, grids: Grids) -> Volumes:
 
 
 def _axes_of(layer: LinearLayer, grids: Grids) -> Numbers:
-    """Sizes of the axes in the roles of x, y, z and data, each one per grid."""
+    """Sizes of the axes that act as x, y, z and data for a layer, each of shape (grids)."""
     sizes = grids.astype(np.float64).T
     return sizes[[1, 0, 2, 3]] if layer.is_transposed else sizes
 
@@ -120,8 +120,8 @@ def communication_s(
 ) -> Numbers:
     """Equation 6 and what follows: seconds of communication by axis, shape (4, grids).
 
-    reductions: of O in a step, 2 with recomputation. gathers: of W, 2 where the backward pass, or
-    recomputation, gathers it again; one number, or one per grid. The paper's model has one of each.
+    reductions: all-reduces of O in a step; 2 with recomputation. gathers: all-gathers of W; 2 if
+    the backward pass or recomputation gathers it again; a number, or one per grid. The paper: 1, 1.
     """
     total = np.zeros((4, len(grids)))
     for layer in layers:

@@ -171,12 +171,12 @@ def axonn_layers_of(program: Program, pairs: Mapping[SSAValue, Cut]) -> list[Lin
 
 
 def _widest_pairs(program: Program) -> dict[SSAValue, Cut]:
-    """The pairs that the smallest of a few degrees cuts: the most that can be cut at all."""
+    """Find the pairs that the smallest possible degree cuts, which are all that can be cut."""
     return max((parallel_pairs(program, "x", size) for size in (2, 3)), key=len)
 
 
 def _divisibility(program: Program) -> Callable[[Grid], bool]:
-    """A predicate: whether a grid cuts the batch, all pairs by x, and their other side by y."""
+    """Return a predicate on grids: data and z divide the batch, x all pairs, y their other side."""
     widest = _widest_pairs(program)
     batches = {
         shape_of(slot.value)[0]
@@ -206,7 +206,7 @@ def _divisibility(program: Program) -> Callable[[Grid], bool]:
 
 
 def _stream_side(linear: LinearMap, pairs: dict[SSAValue, Cut]) -> int:
-    """The factor that y cuts: n where x cuts k, else k."""
+    """Index of the factor that y cuts: n if x cuts k, else k."""
     is_transposed = linear.is_contracted_in(pairs.get(linear.parameter, ()))
     return linear.produced if is_transposed else linear.contracted
 
@@ -286,7 +286,7 @@ def _cut_by_y(
 
 
 def _stored(cut: Cut, shape: tuple[int, ...], z: int) -> Cut:
-    """The cut with z inside the shards of the longest dim that divides."""
+    """Add z to a cut, within the shards of the longest dim that it divides."""
     if z == 1:
         return cut
     spans = [

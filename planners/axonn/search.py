@@ -55,9 +55,9 @@ class Model:
 
 @dataclass(frozen=True)
 class Options:
-    """aware: bandwidths by place (measured rings), else one for all. checkpointing: the forward
-    pass runs again. keep_gathered: gathered weights are kept for the backward pass, those of as
-    many blocks as fit."""
+    """Options of the search. aware: bandwidths depend on placement (measured rings); else one for
+    all. checkpointing: the forward pass runs again. keep_gathered: keep the gathered weights of as
+    many blocks as fit for the backward pass."""
 
     aware: bool = True
     checkpointing: bool = False
@@ -66,8 +66,8 @@ class Options:
 
 @dataclass(frozen=True)
 class Ranked:
-    """One grid. communication_s: seconds by axis. memory_bytes: of a device by part. kept_blocks:
-    how many blocks' gathered weights are kept, of kept_bytes on a device in all."""
+    """A ranked grid. communication_s: seconds by axis. memory_bytes: of a device, by part.
+    kept_blocks: number of blocks whose gathered weights are kept; kept_bytes: their bytes."""
 
     grid: tuple[int, int, int, int]
     communication_s: Mapping[str, float]
@@ -93,7 +93,7 @@ def rank_grids(
     *,
     accept: Callable[[tuple[int, int, int, int]], bool] | None = None,
 ) -> list[Ranked]:
-    """All grids of `devices` devices that fit, the fastest first; exact for the model.
+    """Rank all grids of `devices` devices that fit, the fastest first; exact for the model.
 
     accept: which grids the program can have. Time: O(distinct layers x grids), and one ring per
     pair of (inner size, size). Raises PlanError if memory or the program admits none.
@@ -139,7 +139,7 @@ def rank_grids(
 
 
 def distinct(layers: Iterable[LinearLayer]) -> list[LinearLayer]:
-    """Equal layers, counted instead of listed."""
+    """Merge equal layers into one each, with the count in `repeats`."""
     counts: Counter[LinearLayer] = Counter()
     for layer in layers:
         counts[replace(layer, block="", repeats=1)] += layer.repeats
@@ -219,7 +219,7 @@ def links_of(
 
     @cache
     def ring(inside: int, size: int) -> tuple[float, float]:
-        """Seconds per element and per step of rings of devices that are `inside` ranks apart."""
+        """Seconds per element, and per step, of rings of devices `inside` ranks apart."""
         if size == 1:
             return 0.0, 0.0
         mesh = Mesh(outer=devices // (inside * size), ring=size, inner=inside)

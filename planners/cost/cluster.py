@@ -27,20 +27,20 @@ class ClusterError(ValueError):
 
 @dataclass(frozen=True)
 class DeviceType:
-    """One kind of device.
+    """One kind of device, such as a model of GPU.
 
-    flops: peak FLOP/s by dtype (`float32`, `bfloat16`, ..). overhead_s: seconds that any op
-    costs, such as a kernel launch. issue_s: seconds of the host for each op that it issues, ahead
-    of the device: where ops are shorter, the device waits for them. efficiency: share of the peak
-    that a matrix product reaches, by its FLOPs. unaligned_slowdown: how many times longer a product
-    of 16-bit numbers takes where rows of an operand, or of its result, are no multiple of
-    `aligned_bytes`. attention_efficiency: the efficiency of fused attention, by the FLOPs that its
-    kernel computes, of a causal mask half; empty: as a product of them all. op_times: seconds of
-    ops by name, as curves over their work: FLOPs, in float32, of matrix products, convolutions and
-    attention, bytes moved of all others; `default` is for those others that have no curve.
-    measured: seconds of ops by signature (`cost.signature_text`), which win over all else.
-    host_bandwidth_bytes_s: of its link to the memory of the host, one direction, while all devices
-    of the node use theirs; 0: not known, so that no copies can be priced.
+    flops: peak FLOP/s by dtype (`float32`, `bfloat16`, ..). overhead_s: fixed seconds of every op,
+    such as a kernel launch. issue_s: seconds that the host takes to issue an op, ahead of the
+    device: the device waits for it if its ops are shorter. efficiency: share of the peak that a
+    matrix product reaches, by its FLOPs. unaligned_slowdown: factor on the time of a 16-bit matrix
+    product if rows of an operand, or of the result, are no multiple of `aligned_bytes`.
+    attention_efficiency: share of the peak that fused attention reaches, by the FLOPs that its
+    kernel computes (half of them under a causal mask); empty: `efficiency`, by all FLOPs. op_times:
+    seconds of ops by name, as curves: over FLOPs in float32 for matrix products, convolutions and
+    attention, over bytes moved for all other ops; `default` is the curve of others without one.
+    measured: seconds by signature (`cost.signature_text`); they take precedence over all else.
+    host_bandwidth_bytes_s: bandwidth of the link to host memory, one direction, while all devices
+    of the node use theirs; 0: unknown, and copies to the host cannot be priced.
     """
 
     name: str
@@ -72,10 +72,10 @@ class Island:
 
 @dataclass(frozen=True)
 class MeasuredRing:
-    """Measured bytes per second that a rank of a ring within a node sends, one direction.
+    """Measured bytes per second that each rank sends in a ring within a node, one direction.
 
-    It holds for rings of `ranks` devices, each `stride` places after the one before it. Several
-    links may carry one ring, so that this need not be the bandwidth of any link.
+    Applies to rings of `ranks` devices whose indices on the node are `stride` apart. Several links
+    may carry one ring, so this may differ from the bandwidth of every link.
     """
 
     stride: int
@@ -85,12 +85,12 @@ class MeasuredRing:
 
 @dataclass(frozen=True)
 class NodeType:
-    """`count` equal nodes.
+    """Group of `count` equal nodes.
 
-    devices: on each node. bandwidth_bytes_s, latency_s: of the link of one device to the others
-    of its node, one direction. islands: faster links among neighbours, smallest first. rings:
-    measured ones, which win over the links. nics, nic_bandwidth_bytes_s: network adapters of a
-    node, and what each carries one way.
+    device: name of their device type. devices: number on each node. bandwidth_bytes_s, latency_s:
+    of a device's link to the others of its node, one direction. islands: faster links between
+    neighbours, smallest island first. rings: measured rings; they take precedence over the links.
+    nics: network adapters (NICs) of a node. nic_bandwidth_bytes_s: of each NIC, one direction.
     """
 
     device: str
@@ -109,7 +109,7 @@ class NodeType:
         return self.nics * self.nic_bandwidth_bytes_s
 
     def link(self, left: int, right: int) -> tuple[float, float]:
-        """Bandwidth and latency between two devices of one node, by their places on it."""
+        """Bandwidth (bytes/s) and latency (s) between two devices of a node, by index on it."""
         for island in self.islands:
             if left // island.devices == right // island.devices:
                 return island.bandwidth_bytes_s, island.latency_s
@@ -120,8 +120,8 @@ class NodeType:
 class CollectiveTimes:
     """Measured seconds of one kind of collective among `ranks` ranks on `nodes` nodes.
 
-    kind: `all_reduce`, `all_gather`, .. . points: seconds by bytes of a rank's operands, when
-    the group has its links to itself.
+    kind: `all_reduce`, `all_gather`, .. . points: curve of seconds over the bytes of one rank's
+    operands, measured while no other group uses the links.
     """
 
     kind: str
@@ -134,14 +134,14 @@ class CollectiveTimes:
 class Cluster:
     """Devices, nodes and the network.
 
-    network_latency_s: of one message between nodes. overlap_slowdown: how many times longer
-    compute takes while communication is in flight; node_overlap_slowdown: the same beside what
-    stays within a node, which takes more of a device (0: as beside all else); link_slowdown: the
-    same for communication while the device computes. start_overhead_s, start_bandwidth_bytes_s:
-    what the device spends on starting a collective (a constant, and copying its operands; 0: no
-    copy). message_overhead_s, message_bandwidth_bytes_s: what it spends on sending a message to
-    another stage, and on taking one (both 0: the constant of a collective). collectives: measured
-    times, which win over the model of rings.
+    network_latency_s: of a message between nodes. overlap_slowdown: factor on the time of compute
+    while communication is in flight; node_overlap_slowdown: the same factor for communication
+    within a node, which occupies more of the device (0: `overlap_slowdown`); link_slowdown: factor
+    on the time of communication while the device computes. start_overhead_s,
+    start_bandwidth_bytes_s: time of the device to start a collective: a constant, plus a copy of
+    the operands at this bandwidth (0: no copy). message_overhead_s, message_bandwidth_bytes_s: the
+    same for sending a message to another stage, and for receiving one (both 0: start_overhead_s).
+    collectives: measured times, which take precedence over the model of rings.
     """
 
     name: str
@@ -158,7 +158,7 @@ class Cluster:
     collectives: tuple[CollectiveTimes, ...] = ()
 
     def slowdown_beside(self, *, is_inside: bool) -> float:
-        """Of compute beside a message, which stays inside a node or leaves it."""
+        """Factor on the time of compute during a message. is_inside: it stays within a node."""
         return (is_inside and self.node_overlap_slowdown) or self.overlap_slowdown
 
     def message_work_s(self, size_bytes: float) -> float:
@@ -187,11 +187,11 @@ class Cluster:
         return [0, *accumulate(node.devices for node in self._node_list)][:-1]
 
     def node_type(self, node: int) -> NodeType:
-        """The type of a node, by its number."""
+        """Type of the node of this index."""
         return self._node_list[node]
 
     def place(self, rank: int) -> tuple[int, int]:
-        """The node that a rank is on, and which device of it. Raises ClusterError without one."""
+        """Index of a rank's node, and of its device on that node. Raises ClusterError without."""
         if not 0 <= rank < self.num_devices:
             raise ClusterError(
                 f"cluster '{self.name}' has {self.num_devices} devices and no rank {rank}; use a "
@@ -250,7 +250,7 @@ class Cluster:
 
 
 def interpolate(points: Points, x: float) -> float:
-    """The y at x > 0; beyond the ends the y of the end."""
+    """Return the curve's y at `x` > 0; beyond either end, the y of that end."""
     index = bisect_left(points, (x,))
     if index == 0:
         return points[0][1]
@@ -264,7 +264,7 @@ def interpolate(points: Points, x: float) -> float:
 
 
 def time_at(points: Points, work: float) -> float:
-    """Seconds for an amount of work: a curve that beyond its end grows with the work."""
+    """Seconds for `work` on the curve `points`, extended beyond its end in proportion to work."""
     last, seconds = points[-1]
     if work > last:
         return seconds * work / last
@@ -282,7 +282,7 @@ class PlacedCluster(Cluster):
         return len(self.order)
 
     def place(self, rank: int) -> tuple[int, int]:
-        """The node that a rank is on, and which device of it."""
+        """Index of a rank's node, and index of its device on that node."""
         return self._place_of_device(self.order[rank])
 
     def device_types(self, num_ranks: int) -> list[DeviceType]:
@@ -294,19 +294,19 @@ class PlacedCluster(Cluster):
 
     @cached_property
     def _types(self) -> dict[int, list[DeviceType]]:
-        """By number of ranks: each block of each stage asks for those of all of them."""
+        """Cache of `device_types` by number of ranks: every block of every stage asks for it."""
         return {}
 
 
 def on_devices(cluster: Cluster, devices: Sequence[int]) -> PlacedCluster:
-    """These devices, by number, in this order. Raises ClusterError for one that is not there."""
+    """Let rank r be device `devices[r]` of a cluster. Raises ClusterError for a missing device."""
     cluster.check_fits(max(devices) + 1, f"a plan that uses device {max(devices)}")
     known = {f.name: getattr(cluster, f.name) for f in fields(Cluster)}
     return PlacedCluster(**known, order=tuple(devices))
 
 
 def likeness(cluster: PlacedCluster) -> Hashable:
-    """Equal for devices that are joined alike: nodes are numbered as the ranks meet them."""
+    """Key that is equal for two clusters whose ranks are connected alike, on whichever nodes."""
     places = [cluster.place(rank) for rank in range(cluster.num_devices)]
     numbers = {node: index for index, node in enumerate(dict.fromkeys(node for node, _ in places))}
     return tuple((numbers[node], cluster.node_type(node), place) for node, place in places)

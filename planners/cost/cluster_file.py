@@ -106,7 +106,7 @@ def save_cluster(cluster: Cluster, path: str | Path) -> None:
 
 
 def cluster_text(cluster: Cluster) -> str:
-    """A cluster as YAML. What has its default is left out."""
+    """Return a cluster as YAML text, without the fields that have their default value."""
     data = {"format": FORMAT, **_plain(cluster)}
     data["devices"] = {name: _plain(device) for name, device in cluster.devices.items()}
     for device in data["devices"].values():
@@ -131,7 +131,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Lists of plain values on one line."""
+    """YAML dumper that writes lists of plain values on one line."""
 
     def represent_sequence(self, tag: str, sequence: Any, flow_style: bool | None = None) -> Any:
         flat = all(not isinstance(item, dict) for item in sequence)
@@ -169,7 +169,7 @@ def _shown(value: object) -> str:
 
 
 class _Reader:
-    """Builds the parts of a cluster; every error names the file and the place in it."""
+    """Builds a cluster's dataclasses from YAML; each error names the file and the field."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -222,7 +222,7 @@ class _Reader:
                     )
 
     def build(self, kind: type[T], table: Mapping[str, Any], where: str) -> T:
-        """A dataclass from its fields, each read by its type."""
+        """Build a dataclass `kind` from `table`; each value is read as its field's type."""
         known = {f.name: f for f in fields(cast(Any, kind))}
         for key in table:
             if key not in known:
@@ -240,7 +240,7 @@ class _Reader:
         return kind(**values)
 
     def read(self, kind: Any, value: object, where: str) -> Any:
-        """A value of a type that a field has."""
+        """Convert a YAML value to `kind`, the type of the field at `where`."""
         if kind == Points:
             return self.points(value, where)
         if get_origin(kind) is Mapping:
@@ -266,7 +266,7 @@ class _Reader:
         return entries
 
     def inside(self, where: str, key: str) -> str:
-        """The place of a field: `FILE: nodes`, `FILE: nodes[0].count`."""
+        """Path of a field for error messages: `FILE: nodes`, `FILE: nodes[0].count`."""
         return f"{where}: {key}" if where == self.name else f"{where}.{key}"
 
     def missing(self, key: str, where: str) -> ClusterError:

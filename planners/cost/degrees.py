@@ -14,7 +14,7 @@ def divisors(number: int) -> list[int]:
 
 
 def asked_degrees(mesh: Mesh | None, axes: Sequence[str], planner: str) -> dict[str, int]:
-    """The sizes of a mesh's axes by name, {} without. Raises PlanError for one not among `axes`."""
+    """Axis sizes of `mesh` by name; {} for None. Raises PlanError for an axis not in `axes`."""
     sizes = {} if mesh is None else {axis.name: axis.size for axis in mesh.device_axes}
     unknown = [name for name, size in sizes.items() if name not in axes and size > 1]
     if unknown:

@@ -28,11 +28,11 @@ HOST_LINK = "host"
 
 @dataclass(frozen=True)
 class Ring:
-    """The ring that joins ranks, the slowest group standing for all.
+    """Ring of a collective over mesh axes; the slowest of its groups stands for all.
 
-    ranks: in a group. nodes: that it spans. bandwidth_bytes_s: of its slowest hop, a NIC being
-    shared by the flows of all groups that cross it. latency_s: of its slowest hop. flows: how
-    many groups share the busiest NIC. links: what it occupies.
+    ranks: number in each group. nodes: the most that a group spans. bandwidth_bytes_s, latency_s:
+    of the slowest hop, where the flows of all groups that cross a NIC share its bandwidth. flows:
+    number of flows that share the busiest NIC. links: kinds of links used, such as NODE_LINK.
     """
 
     ranks: int
@@ -44,9 +44,9 @@ class Ring:
 
 
 def ring_of(cluster: Cluster, mesh: Mesh, axes: Sequence[str], *, all_pairs: bool = False) -> Ring:
-    """The ring over `axes`; with `all_pairs`, as for all-to-all, each rank sends to all others.
+    """Build the ring over `axes`. all_pairs: each rank sends to all others, as in all-to-all.
 
-    Neighbours in a ring have neighbouring ranks, so that it enters and leaves each node once.
+    A ring visits its ranks in ascending order, so that it enters and leaves each node once.
     """
     wide = [axis for axis in axes if mesh.size(axis) > 1]
     groups = [sorted(group) for group in mesh.groups(wide)]
@@ -76,9 +76,9 @@ Nic = tuple[Literal["out", "in"], int]
 
 @dataclass(frozen=True)
 class Transfer:
-    """Messages that go from ranks to others at once.
+    """Point-to-point messages that are sent at the same time.
 
-    bandwidth_bytes_s, latency_s: of the slowest. nics: what of the nodes' adapters they occupy.
+    bandwidth_bytes_s, latency_s: of the slowest message. nics: directions of NICs in use.
     """
 
     bandwidth_bytes_s: float
@@ -87,7 +87,7 @@ class Transfer:
 
 
 def transfer_of(cluster: Cluster, pairs: Sequence[tuple[int, int]]) -> Transfer:
-    """Messages from the first rank of each pair to the second; those of one NIC share it."""
+    """Messages from the first rank of each pair to the second; they share NICs' bandwidth."""
     hops = hops_at_once(cluster, pairs)
     nodes = [(cluster.place(left)[0], cluster.place(right)[0]) for left, right in pairs]
     crossing = [(left, right) for left, right in nodes if left != right]
@@ -100,10 +100,10 @@ def transfer_of(cluster: Cluster, pairs: Sequence[tuple[int, int]]) -> Transfer:
 
 
 def hops_at_once(cluster: Cluster, pairs: Sequence[tuple[int, int]]) -> list[tuple[float, float]]:
-    """Bandwidth and latency of each of some messages that are sent at once.
+    """Bandwidth (bytes/s) and latency (s) of each message, all being sent at the same time.
 
-    Those that leave or enter one NIC share it; a rank reaches itself at no cost.
-    """
+    pairs: (sender, receiver). Messages that leave or enter one node share its NICs; a message
+    from a rank to itself is free."""
     nodes = [(cluster.place(left)[0], cluster.place(right)[0]) for left, right in pairs]
     leaving = Counter(left for left, right in nodes if left != right)
     entering = Counter(right for left, right in nodes if left != right)

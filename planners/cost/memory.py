@@ -39,8 +39,8 @@ class Memory:
     """The most bytes that live at once, and their parts at that moment.
 
     Views share the memory of what they view; a value is freed after its last use, arguments and
-    results never. `communication` is what has been started and not waited for. host_bytes: the most
-    that the step keeps on the host at once; they are no part of the others.
+    results never. The part `communication` holds the results of collectives in flight. host_bytes:
+    the most that the step keeps in host memory at once, counted separately.
     """
 
     peak_bytes: int
@@ -50,9 +50,9 @@ class Memory:
 
 @dataclass(eq=False)
 class Storage:
-    """The memory of a value and its views. last_use: the op behind which nothing reads it, by its
-    number; that behind the last one for results, -1 where nothing ever does. size: bytes on the
-    device; host_size: on the host."""
+    """Memory of a value and its views. size: bytes on the device. host_size: bytes on the host.
+    last_use: index of the last op that makes or reads it; the number of ops for a result of the
+    program, -1 for an argument that nothing reads."""
 
     size: int
     part: str
@@ -101,13 +101,13 @@ def state_bytes(
     precision: str = "",
     optimizer_multiplier: float | None = None,
 ) -> dict[str, float]:
-    """Bytes by part of parameters, their gradients and the state of their optimizer.
+    """Bytes of parameters, their gradients and their optimizer state, by part.
 
-    itemsize: bytes of an element as the program has it. Adam has two moments in the parameters'
-    dtype; with a mixed precision a parameter takes 16 bytes in all, whatever its dtype: of 16 bits,
-    beside its gradient a copy and two moments of 32 bits (Rajbhandari et al. 2020, Sec. 3.1).
-    Without a precision those of 16 bits have one. optimizer_multiplier: bytes of optimizer state
-    per byte of parameters, in place of Adam's.
+    itemsize: bytes of an element of the parameters in the program. Adam keeps two moments in the
+    parameters' dtype. In a mixed precision a parameter takes 16 bytes in all, whatever its dtype:
+    in 16 bits it has a 16-bit gradient, a 32-bit copy and two 32-bit moments (Rajbhandari et al.
+    2020, Sec. 3.1). precision "" treats 16-bit parameters as mixed. optimizer_multiplier: bytes of
+    optimizer state per byte of parameters, in place of Adam's.
     """
     if optimizer_multiplier is None:
         mixed = MIXED_BYTES / itemsize - 2
@@ -117,7 +117,7 @@ def state_bytes(
 
 
 def is_mixed(itemsize: int, precision: str) -> bool:
-    """Say whether parameters of so many bytes are trained in mixed precision."""
+    """Tell whether parameters of `itemsize` bytes an element are trained in mixed precision."""
     return precision.endswith("-mixed") or (not precision and itemsize == 2)
 
 
@@ -131,7 +131,7 @@ def peak_memory(
     """Peak bytes of a step on one device.
 
     optimizer_multiplier: bytes of optimizer state per byte of parameters; None: those of Adam in
-    this precision (`state_bytes`). update_bytes: of what lives during the update, behind the step.
+    this precision (`state_bytes`). update_bytes: temporaries of the optimizer's update afterwards.
     """
     tally = _Tally()
     for tally in _walk(program, optimizer_multiplier, precision):
@@ -145,7 +145,7 @@ def peak_memory(
 def memory_over_time(
     program: Program, *, optimizer_multiplier: float | None = 0.0, precision: str = ""
 ) -> list[dict[str, int]]:
-    """Bytes by part before the first op and while each op runs; as for `peak_memory`."""
+    """Bytes in use by part, before the first op and then during each op; see `peak_memory`."""
     return [
         {part: tally.parts[part] for part in PARTS}
         for tally in _walk(program, optimizer_multiplier, precision)
@@ -153,7 +153,7 @@ def memory_over_time(
 
 
 def _walk(program: Program, optimizer_multiplier: float | None, precision: str) -> Iterator[_Tally]:
-    """The tally, always the same, before the first op and while each op runs."""
+    """Yield one tally, updated in place, before the first op and then while each op runs."""
     storages, created = storages_of(program)
     tally = _Tally()
     optimizer = 0.0
@@ -195,7 +195,7 @@ def _land(
 
 
 def storages_of(program: Program) -> tuple[dict[SSAValue, Storage], list[list[Storage]]]:
-    """The memory behind each value, and what each op creates."""
+    """Return the storage of each value, and for each op the storages that it allocates."""
     mesh = program.mesh
     storages: dict[SSAValue, Storage] = {}
     for slot in program.arguments:
@@ -226,7 +226,7 @@ def storages_of(program: Program) -> tuple[dict[SSAValue, Storage], list[list[St
 
 
 def held_by(op: Operation) -> Iterator[SSAValue]:
-    """Yield values that live until an op is done: of a wait, also the collective's operands."""
+    """Yield the values that an op keeps alive: its operands; for a wait, the collective's too."""
     yield from op.operands
     if isinstance(op, WaitOp):
         start = op.operands[0].owner

@@ -46,14 +46,14 @@ from shardweave.planners.cost.cluster import Cluster, ClusterError, DeviceType, 
 from shardweave.planners.cost.links import HOST_LINK, Ring, ring_of
 
 DEFAULT_OP = "default"
-"""Name of the curve in `DeviceType.op_times` for ops, by bytes, that have none of their own."""
+"""Key in `DeviceType.op_times` of the curve over bytes for ops without a curve of their own."""
 
 
 Kind = Literal["compute", "view", "collective", "start", "wait", "message"]
 
 
 def kind_of(op: Operation) -> Kind:
-    """Kind of an op, by where its time goes.
+    """Classify an op by where its time goes.
 
     compute: on the device. view: not at all, its results share their operand's memory.
     collective: the device waits for it, or for a copy to or from the host. start: it runs beside
@@ -89,11 +89,11 @@ def _type_text(value: SSAValue) -> str:
 
 @dataclass(eq=False)
 class CostModel:
-    """Costs of the ops of a local program, of one rank of `mesh`, on a cluster.
+    """Prices the ops that one rank of `mesh` runs (a local program) on a cluster.
 
-    Every question is answered once per distinct op (name and types) and then looked up.
-    cut_by: the mesh that cuts the program, where its ops are priced on fewer devices. Raises
-    ClusterError if the mesh is larger than the cluster.
+    Each distinct op (name and types) is priced once, then looked up. cut_by: the mesh that the
+    program was partitioned for, if `mesh` has fewer devices. Raises ClusterError if `mesh` has
+    more devices than the cluster.
     """
 
     cluster: Cluster
@@ -111,7 +111,7 @@ class CostModel:
     # Compute
 
     def op_time_s(self, op: Operation) -> float:
-        """Seconds of the device's time; of a collective, what starting it takes."""
+        """Seconds that an op occupies the device; for a collective, the time to start it."""
         kind = kind_of(op)
         if kind in ("view", "wait", "message"):
             return 0.0
@@ -159,14 +159,14 @@ class CostModel:
         return max(slowdown * flops / rate, memory_s) + device.overhead_s
 
     def _imbalance(self, op: Operation) -> float:
-        """Factor by which a causal attention computes more than half of its products on some
-        device, for which all wait: 1 if pieces of the sequence are balanced, and of other ops."""
+        """Work of the busiest device in a causal attention, relative to half of all products.
+        It is 1 if the shards of the sequence are balanced, and for all other ops."""
         if is_attention(op) and is_causal(op):
             return 2 * seen_share(op, self.cut_by or self.mesh)
         return 1.0
 
     def _merging_s(self, op: Operation, device: DeviceType) -> float:
-        """Seconds to merge the pieces that attention by positions is computed in."""
+        """Seconds to merge the partial results of an attention that is computed in pieces."""
         if not is_positional(op):
             return 0.0
         pieces = num_pieces(op, self.cut_by or self.mesh)
@@ -187,8 +187,8 @@ class CostModel:
     # Communication
 
     def collective_time_s(self, op: DistOp) -> float:
-        """Seconds from start to arrival of a collective that has its links to itself, or of a copy
-        to or from the host."""
+        """Seconds from start to end of a collective whose links nothing else uses, or of a copy to
+        or from the host."""
         if isinstance(op, HostCopyOp):
             return self._operand_bytes(op) / min(map(_host_bandwidth, self.devices))
         if self.mesh.sizes(op.axes) == 1:
@@ -202,7 +202,7 @@ class CostModel:
         return seconds
 
     def ring_time_s(self, kind: str, ring: Ring, operand_bytes: float, sent: float) -> float:
-        """Seconds of a collective of some kind on a ring, with `sent` bytes from each rank."""
+        """Seconds of a collective on `ring`. operand_bytes, sent: bytes that a rank has, sends."""
         for table in self.cluster.collectives:
             if (table.kind, table.ranks, table.nodes) == (kind, ring.ranks, ring.nodes):
                 return time_at(table.points, max(1, operand_bytes * ring.flows))
@@ -212,7 +212,7 @@ class CostModel:
         return steps * ring.latency_s + sent / ring.bandwidth_bytes_s
 
     def sync_time_s(self, kind: str, axes: Sequence[str], size_bytes: float) -> float:
-        """Seconds of a collective over axes of parameters or gradients of so many bytes, whole."""
+        """Seconds of a collective over `axes`. size_bytes: of the full parameter or gradient."""
         ring = self.ring_over(tuple(axes))
         sent = KINDS[kind].ROUNDS * (ring.ranks - 1) / ring.ranks * size_bytes
         operand = size_bytes / ring.ranks if kind == "all_gather" else size_bytes
@@ -222,7 +222,7 @@ class CostModel:
         return sum(num_bytes(tensor_type_of(value)) for value in op.operands)
 
     def ring(self, op: DistOp) -> Ring:
-        """The ranks and links that a collective joins; those that share a link run in turn."""
+        """The ring that a collective uses. Collectives that share a link run one after another."""
         if isinstance(op, HostCopyOp):
             return Ring(1, 1, min(map(_host_bandwidth, self.devices)), 0.0, 1, (HOST_LINK,))
         return self.ring_over(op.axes, all_pairs=KINDS[op.kind()].ALL_PAIRS)
@@ -236,8 +236,8 @@ class CostModel:
         return ring
 
     def stream_of(self, op: DistOp) -> tuple[str, ...]:
-        """The stream of communication that a collective runs on: its axes, in mesh order. Copies to
-        and from the host have one."""
+        """Key of the communication stream that a collective runs on: its axes, in mesh order.
+        Copies to and from the host share one stream."""
         if isinstance(op, HostCopyOp):
             return (HOST_LINK,)
         return tuple(name for name in self.mesh.names if name in op.axes)
@@ -257,13 +257,13 @@ def _flops(op: Operation) -> int:
 
 
 WIDEST_BYTES = 16
-"""That a device copies at once: rows that are a multiple of it are aligned to anything."""
+"""Bytes of the widest load of a device: rows that are a multiple of it are always aligned."""
 
 
 def _alignment(op: Operation) -> int:
-    """The power of two, up to `WIDEST_BYTES`, of which all rows of a product of 16-bit matrices are
-    a multiple, in bytes; of all else `WIDEST_BYTES`. Rows are those in memory, whichever way an
-    operand is turned."""
+    """Largest power of two, at most `WIDEST_BYTES`, that divides the bytes of every matrix row of a
+    16-bit matrix product; `WIDEST_BYTES` for other ops. Rows are those in memory, before any
+    transpose."""
     product = spec_of(op).product
     if product is None or op.name == "aten.convolution":
         return WIDEST_BYTES
@@ -275,8 +275,8 @@ def _alignment(op: Operation) -> int:
 
 
 def _row(value: SSAValue) -> int:
-    """Elements of a row in memory of a matrix: of what it is turned from, if it is. Dims that a
-    view merges are one row."""
+    """Number of elements in a row of a matrix as it lies in memory: before a transpose, if any.
+    Dims that a view merges count as one row."""
     row = shape_of(value)[-1]
     while isinstance(value.owner, Operation) and spec_of(value.owner).is_layout:
         if copies(value.owner):
@@ -289,7 +289,7 @@ def _row(value: SSAValue) -> int:
 
 
 FLOAT8 = "float8_e4m3fn"
-"""As which clusters name the peak of products of all kinds of float8."""
+"""Dtype under which clusters give the peak FLOP/s of matrix products in any kind of float8."""
 
 
 def _peak(op: Operation, device: DeviceType) -> float:

@@ -56,9 +56,9 @@ def find_cluster(cluster: Cluster | str | Path) -> Cluster:
 
 
 def _joined(names: str) -> Cluster:
-    """One cluster of the nodes of several presets, between which all is as slow as on the slowest.
+    """Join the nodes of several presets into one cluster, with the slowest network of them all.
 
-    Times of collectives that were measured on one of them are left out.
+    Collective times that were measured on one of the presets are dropped.
     """
     parts = [find_cluster(name.strip()) for name in names.split("+")]
     devices: dict[str, DeviceType] = {}
@@ -81,12 +81,11 @@ def _joined(names: str) -> Cluster:
 
 
 def cluster_to_order(cluster: str) -> Cluster:
-    """A cluster for which ops are ordered and not priced: a dtype that a device has no peak for
-    takes as long as the slowest of those that it has, and its host is as near as its memory if
-    nothing is known of the link.
+    """Load a cluster with its gaps filled in, for ordering a program's ops rather than pricing.
 
-    So a plan that was made for a cluster runs in a dtype of which the cluster says nothing, as
-    where it is checked in float64.
+    A dtype without a peak gets the device's lowest peak; an unknown link to the host gets the
+    bandwidth of device memory. So a plan for a cluster can run in a dtype that its file does not
+    mention, such as float64 in a check.
     """
     known = find_cluster(cluster)
     devices = {

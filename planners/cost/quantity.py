@@ -15,7 +15,7 @@ _FORM = re.compile(r"\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*([a-z]*)(/s|ps)?\s*", re.IG
 
 
 def quantity(text: object, unit: str) -> float | None:
-    """The number that a text or number stands for, in `unit`; None if it is not one.
+    """Parse a text or number as a quantity in `unit`; None if it is not one.
 
     unit: `bytes` (also per second; bits are turned into bytes), `s`, or `` for plain numbers,
     which may have a scale, as in 142T. All but seconds take k, M, G, T; bytes also Ki, Mi, ...
@@ -37,11 +37,11 @@ def quantity(text: object, unit: str) -> float | None:
 
 
 LEAST_PLAIN_BYTES = 2**20
-"""A number without a unit below it is no memory of a device in bytes, but in GiB or MiB."""
+"""Least memory of a device in bytes: a smaller number without a unit means GiB or MiB."""
 
 
 def memory_size(text: str) -> float:
-    """Bytes of a device's memory, as `70GiB`. Raises ValueError for none above 0, or no unit."""
+    """Parse a memory size such as `70GiB` to bytes. Raises ValueError for <= 0 or no unit."""
     size = quantity(text, "bytes")
     if not size or not math.isfinite(size) or size <= 0:
         raise ValueError(f"memory is '{text}'; give bytes with a unit, as 70GiB.")
@@ -98,12 +98,12 @@ def bytes_text(count: float) -> str:
 
 
 def memory_text(needed: float, there: float) -> str:
-    """`9.0 MiB of 12.00 GiB`, and whether that is too much."""
+    """Return text such as `9.0 MiB of 12.00 GiB`, which also says if `needed` exceeds `there`."""
     over = " - MORE THAN THE DEVICE HAS" if needed > there else ""
     return f"{bytes_text(needed)} of {bytes_text(there)}{over}"
 
 
 def gib(size_bytes: float) -> str:
-    """A number of GiB, to two decimals or, if it is small, to two digits."""
+    """Format bytes as a number of GiB, to two decimals or, if it is small, two digits."""
     size = size_bytes / GIB
     return f"{size:.2f}" if abs(size) >= 0.1 or size == 0 else f"{size:.2g}"

@@ -32,16 +32,16 @@ AxesAndPhase = tuple[tuple[str, ...], str]
 
 @dataclass(frozen=True)
 class BlockWork:
-    """One block of a step, in bytes and seconds of what the program says: a rank's share
-    of a local program, all of a global one.
+    """Bytes and seconds of one block of a step: one rank's share in a local program, the whole
+    batch in a global one.
 
-    name: of the repeated block, or of the first layer in it. layers: all in it. forward_s,
-    backward_s: of compute, by device type (recomputation is part of the backward pass).
-    parameter_bytes: of parameters that are first used here. kept_bytes: results that wait for the
-    backward pass. crossing_bytes: what this and earlier blocks hand to later ones.
-    workspace_bytes: of the largest op, what it reads and writes beside parameters and inputs.
-    communication_s: of its collectives, one after another, with starting them, by mesh axes and
-    phase. issued: ops and messages that the host issues for the forward pass, and for the rest.
+    name: of the repeated block, or of its first layer. layers: names of all its layers. forward_s,
+    backward_s: compute by device type (recomputation counts as backward). parameter_bytes:
+    parameters first used in this block. kept_bytes: activations kept for the backward pass.
+    crossing_bytes: activations that this and earlier blocks hand to later ones. workspace_bytes:
+    what its largest op reads and writes besides parameters and inputs. communication_s: its
+    collectives and their starts, run one after another, by mesh axes and phase. issued: number of
+    ops and messages that the host issues in the forward pass, and in the rest of the step.
     """
 
     name: str
@@ -64,7 +64,7 @@ class BlockWork:
 
 @dataclass(frozen=True)
 class Shared:
-    """A parameter that block `second` uses too, after block `first`."""
+    """A parameter that two blocks use, `first` and later `second` (indices of blocks)."""
 
     first: int
     second: int
@@ -73,7 +73,7 @@ class Shared:
 
 @dataclass(frozen=True)
 class Workload:
-    """The blocks of a step in forward order, and shared parameters. itemsize: in bytes."""
+    """The blocks of a step in forward order. itemsize: bytes of an element of the parameters."""
 
     blocks: tuple[BlockWork, ...]
     shared: tuple[Shared, ...] = ()
@@ -87,12 +87,12 @@ class Workload:
 def workload_of(
     program: Program, cluster: Cluster, mesh: Mesh | None = None, *, regathers: bool = False
 ) -> Workload:
-    """Read the blocks off a program. Linear in its ops.
+    """Compute the work of each block of a program. Takes time linear in the ops.
 
-    Compute is costed on each device type of the cluster, communication on the ranks of `mesh`, by
-    default the program's; collectives over axes that it lacks are left out. regathers: of what is
-    gathered a device keeps its shard, and gathers again for the backward pass, beside which that
-    takes no time (Korthikanti et al. 2022, Sec. 4.2.2). Raises ValueError if a device has no FLOP/s
+    Compute is priced on each device type of the cluster, communication on the ranks of `mesh` (by
+    default the program's); collectives over axes that `mesh` lacks are left out. regathers: devices
+    keep only their shard of a gathered activation and gather it again in the backward pass, fully
+    overlapped (Korthikanti et al. 2022, Sec. 4.2.2). Raises ValueError if a device has no FLOP/s
     for a dtype of the program, or the cluster too few devices.
     """
     blocks = blocks_of(program)
@@ -147,7 +147,7 @@ def parameter_dtype(program: Program) -> torch.dtype:
 
 
 def batch_of(program: Program) -> int:
-    """The samples of a step: what all inputs' first dims have in common; PlanError without any."""
+    """Batch size of a step: the size of the inputs' first dims. Raises PlanError without one."""
     sizes = [
         shape[0]
         for slot in program.arguments
@@ -159,7 +159,7 @@ def batch_of(program: Program) -> int:
 
 
 def alone(cluster: Cluster, device: str) -> Cluster:
-    """A cluster of one device of a type."""
+    """Return a cluster with a single device, of type `device`."""
     return Cluster(cluster.name, cluster.devices, (NodeType(device, 1),))
 
 
@@ -195,7 +195,7 @@ class _Tally:
 
 
 def _blocks(program: Program, blocks: Blocks) -> tuple[dict[str, list[str]], dict[Operation, int]]:
-    """The blocks' layers, as the forward pass meets them, and the block of each op."""
+    """Return the layers of each block, in forward order, and the index of each op's block."""
     forward, _ = split_at_backward(program)
     layers: dict[str, list[str]] = {}  # by block
     place: dict[str, str] = {}
@@ -227,7 +227,7 @@ def _blocks(program: Program, blocks: Blocks) -> tuple[dict[str, list[str]], dic
 def _count_parameters(
     program: Program, of_op: Mapping[Operation, int], tallies: list[_Tally]
 ) -> tuple[Shared, ...]:
-    """Count each parameter in the block that uses it first, and note which others do."""
+    """Add each parameter to the tally of the first block that uses it; return shared ones."""
     shared: list[Shared] = []
     for slot in program.arguments:
         if slot.kind != "param":
@@ -241,7 +241,7 @@ def _count_parameters(
 
 
 def _crossing(num_blocks: int, of_op: Mapping[Operation, int]) -> list[int]:
-    """Bytes of forward results that are made up to each block and read in a later one."""
+    """For each block, bytes of forward results from up to that block that later blocks read."""
     last_use: dict[SSAValue, int] = {}
     for op, index in of_op.items():
         if phase_of(op) == "forward":

@@ -1,4 +1,4 @@
-"""Cuts of mixtures of experts: by the expert, each expert whole on some device.
+"""Cuts of mixtures of experts by expert: each expert lies entirely on one device.
 
 The experts of a layer are linear maps with their weights in one parameter, experts x inputs x
 outputs: a batched product, or one product whose features are those of all experts. Either is cut
@@ -37,7 +37,7 @@ class ExpertCut:
 
 
 def expert_cut(program: Program, mesh: Mesh, axis: str) -> ExpertCut:
-    """The cut of each parameter of experts, and a note where the axis of experts cuts nothing."""
+    """Return the cuts of the experts' parameters over `axis`; notes if it cuts nothing."""
     if axis not in mesh.names or mesh.size(axis) == 1:
         return ExpertCut()
     size = mesh.size(axis)
@@ -52,7 +52,7 @@ def expert_cut(program: Program, mesh: Mesh, axis: str) -> ExpertCut:
 
 
 def _grouped(program: Program, axis: str, size: int) -> Iterator[tuple[SSAValue, Cut]]:
-    """The parameters of grouped products, with the shards of whole experts."""
+    """Yield each parameter of grouped products with its cut into shards of entire experts."""
     for m in linear_maps(program):
         if spec_of(m.op).grouped and _experts(m) >= size:
             yield m.parameter, ((Placement(axis, size, -(-_experts(m) // size)),), (), ())
@@ -79,7 +79,7 @@ def _is_of_experts(linear: LinearMap) -> bool:
 
 
 def _expert_maps(program: Program, axis: str, size: int) -> Iterator[tuple[LinearMap, int]]:
-    """The linear maps of experts, with the features of those experts that the first device has.
+    """Yield the linear maps of experts, each with the number of features on the first device.
 
     Their `produced` factor is that of the experts.
     """

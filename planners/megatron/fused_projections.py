@@ -36,8 +36,8 @@ class FusedCut:
 
 
 def fused_cut(program: Program, axis: str, size: int, whole: Collection[AtenOp]) -> FusedCut | None:
-    """The cuts over an axis of `size` if fused projections among the maps that would stay whole
-    are split, those of which that lets the parts be cut; None if there are none."""
+    """Return the cuts over an axis of `size` after splitting those fused projections among the
+    maps `whole` (otherwise replicated) whose parts can then be cut; None if there are none."""
     weights: set[Place] = {
         projection.weight
         for op, count in fused_projections(program, whole).items()
@@ -60,7 +60,7 @@ def fused_cut(program: Program, axis: str, size: int, whole: Collection[AtenOp])
 
 
 def _cuts_of_parts(split: Program, axis: str, size: int) -> dict[int, Cut]:
-    """By the index of a parameter, how its parts are cut: those whose parts are all cut alike."""
+    """Cut of the parts of each split parameter, by its index, if all its parts are cut alike."""
     columns = separable_maps(split, axis, size)
     indices = {value: index for index, value in enumerate(_values(split))}
     cuts_of: dict[int, set[Cut | None]] = {}

@@ -129,8 +129,8 @@ def plan_megatron(
 
 
 class _TensorCut(NamedTuple):
-    """Cuts of parameters over the tensor axis, by their values, and the weights of fused
-    projections by their places, which are cut in their parts."""
+    """Cuts over the tensor axis: of parameters by value, and of the parts of fused projections by
+    the place of their weight."""
 
     parameters: dict[SSAValue, Cut]
     projections: Mapping[Place, Cut]
@@ -283,7 +283,7 @@ def _sequence(
 
 
 def _cut_rows(length: int, axis: str, size: int, cut: SequenceCut) -> DimSharding | None:
-    """The placements of a sequence that an axis cuts within what the context cuts already."""
+    """Shard a sequence over `axis`, within its context shards; None if it does not divide."""
     outer = cut.placements.get(length)
     if outer is None:
         outside, span = (), length

@@ -1,4 +1,4 @@
-"""Cuts of the sequence: inputs along it, and all between them and the loss follows."""
+"""Cuts along the sequence: of inputs; propagation shards all values up to the loss alike."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ SEQUENCE = 1
 
 @dataclass(frozen=True)
 class SequenceCut:
-    """The placement of an axis on the sequences of a program, by their lengths."""
+    """Placements of a mesh axis on a program's sequences, by length of the sequence."""
 
     mesh: Mesh = field(default_factory=Mesh)
     placements: Mapping[int, Placement] = field(default_factory=dict[int, Placement])
     notes: tuple[str, ...] = ()
 
     def inputs(self, program: Program, given: Mapping[str, str]) -> dict[str, str]:
-        """The shardings of inputs, those that have a sequence cut along it too."""
+        """Shardings of inputs: `given`, plus the sequence placement for inputs with a sequence."""
         inputs = dict(given)
         for slot in program.arguments:
             shape = shape_of(slot.value)

@@ -1,4 +1,4 @@
-"""Reading Oases' blocks off a program: compute, and the communication that ends it.
+"""Partition of a program into Oases' blocks: compute, and the communication that ends it.
 
 A block holds a column- and row-parallel pair found by structure (`structure.find_pairs`). It ends
 at the first value after the pair that everything later follows from, such as a residual stream:
@@ -28,9 +28,9 @@ from shardweave.planners.structure.structure import Pair
 class ProgramBlock:
     """A block of a program.
 
-    enters: what comes from the block before; of the first block, what its first pair works on, or
-    that pair's products. gradient: of what it hands on, as the next block's backward pass leaves
-    it; None for the last, or if that is not one value.
+    enters: the value from the block before; for the first block, the input of its first pair, or
+    that pair's products. gradient: gradient of the value handed to the next block, which the next
+    block's backward pass computes; None for the last block, or if several values are handed on.
     """
 
     name: str
@@ -42,7 +42,7 @@ class ProgramBlock:
 
 
 def read_blocks(program: Program, pairs: Sequence[Pair]) -> list[ProgramBlock]:
-    """The blocks in the order of the forward pass. Linear in the ops.
+    """Find the blocks, in the order of the forward pass. Takes time linear in the ops.
 
     pairs: those of the smallest degree that cuts anything. Raises ValueError if there are none.
     """
@@ -107,7 +107,7 @@ def _spans(pairs: Sequence[Pair], places: dict[AtenOp, int]) -> list[tuple[int, 
 def _boundaries(
     forward: Sequence[AtenOp], activations: set[SSAValue], spans: Sequence[tuple[int, int]]
 ) -> tuple[list[tuple[int, SSAValue]], tuple[SSAValue, ...]]:
-    """(place, the value that crosses it) between pairs, and what crosses before the first pair."""
+    """Boundaries between pairs: (index of op, only value used later); the first block's input."""
     single = dict(_single_crossings(forward, activations))
     boundaries: list[tuple[int, SSAValue]] = []
     end = spans[0][1]
@@ -131,7 +131,7 @@ def _single_crossings(
 def _crossings(
     ops: Sequence[AtenOp], tracked: set[SSAValue]
 ) -> Iterator[tuple[int, dict[SSAValue, None]]]:
-    """After each place the tracked values still used, views as what they view: one dict."""
+    """Yield each op's index and one reused dict: tracked values used later (views' bases)."""
     last = {
         storage_of(value): place
         for place, op in enumerate(ops)
@@ -155,7 +155,7 @@ def _number_backward(
     activations: set[SSAValue],
     numbers: dict[Operation, int],
 ) -> None:
-    """Give each backward op the block whose values it reads; else that of its gradients.
+    """Assign each backward op to the block whose activations it reads; else, of its gradients.
 
     What block i hands on is read by the backward passes of both its neighbours, so that the last
     of the blocks counts; and a sum of gradients belongs to the earlier one.
@@ -185,7 +185,7 @@ def _number_backward(
 def _gradients(
     backward: Sequence[AtenOp], numbers: dict[Operation, int], handed_on: Sequence[SSAValue]
 ) -> list[SSAValue | None]:
-    """Of what each block hands on, the gradient: what alone crosses where its backward begins."""
+    """For each block, the gradient of its output; None if it cannot be told from others."""
     begins: dict[int, list[int]] = {}
     lowest = len(handed_on)
     for place, op in enumerate(backward):
@@ -203,7 +203,7 @@ def _gradients(
 
 
 def _name(pairs: Sequence[Pair], number: int) -> str:
-    """The part of the module names that a block's linear maps share."""
+    """Name a block by the common prefix of the module names of its linear maps."""
     columns = [op for pair in pairs for op in pair.columns]
     ends = [op for pair in pairs for op in pair.ends if layer_of(op)]
     layers = [layer_of(op).split(".") for op in (*columns, *ends)]

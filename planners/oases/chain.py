@@ -22,7 +22,7 @@ MEMORY_PARTS = ("parameters, gradients and optimizer", "activations", "workspace
 
 @dataclass(frozen=True)
 class PassTimes:
-    """A block in one pass: seconds of compute d and communication c, of sub-batches 0 and 1."""
+    """Seconds of a block in one pass: compute d and communication c of sub-batches 0 and 1."""
 
     compute_s: tuple[float, float]
     communication_s: tuple[float, float]
@@ -30,7 +30,7 @@ class PassTimes:
 
 @dataclass(frozen=True)
 class DegreeOption:
-    """A block at one degree p.
+    """Cost of a block at one degree p.
 
     backward: its compute includes recomputation. state_bytes: m_s, parameters, gradients and
     optimizer state; kept_bytes: m_t, activations kept for the backward; runtime_bytes: m_r, the
@@ -49,7 +49,7 @@ class DegreeOption:
 
 @dataclass(frozen=True)
 class ChainBlock:
-    """A name and the choices there are for it, by growing degree."""
+    """A block's name and its options, by growing degree."""
 
     name: str
     choices: tuple[DegreeOption, ...]
@@ -57,7 +57,7 @@ class ChainBlock:
 
 @dataclass(frozen=True)
 class Chain:
-    """Blocks in the order of the forward pass, and what changing the degree between two costs.
+    """Blocks in the order of the forward pass, and the cost of changing degree between them.
 
     gather_s[i][a][b]: seconds of the all-gather between block i at its choice a and block i + 1
     at its choice b, in the forward pass if the degree grows, in the backward pass if it shrinks
@@ -68,11 +68,11 @@ class Chain:
     gather_s: tuple[Matrix, ...]
 
     def degrees(self, path: Sequence[int]) -> tuple[int, ...]:
-        """The degrees of a path, which is the index of a choice for each block."""
+        """Degrees of a path (for each block, the index of its option)."""
         return tuple(b.choices[a].degree for b, a in zip(self.blocks, path, strict=True))
 
     def path(self, degrees: Sequence[int]) -> tuple[int, ...]:
-        """The path that has these degrees. Raises ValueError if a block cannot have its."""
+        """Path with these degrees, one a block. Raises ValueError if a block lacks its degree."""
         pairs = zip(self.blocks, degrees, strict=True)
         return tuple([c.degree for c in block.choices].index(degree) for block, degree in pairs)
 
@@ -88,7 +88,7 @@ class Chain:
 
 @dataclass(frozen=True)
 class ChainCosts:
-    """A chain with additive costs: what every solver takes.
+    """A chain with additive costs, the input of every solver.
 
     The time of a path a_0 .. a_k is sum_i unary_s[i][a_i] + sum_i edge_s[i][a_i][a_i+1], and its
     memory is sum_i memory_bytes[i][a_i].
@@ -131,7 +131,7 @@ def chain_costs_of(
     unary: Sequence[Sequence[float]],
     edge_s: Callable[[DegreeOption, DegreeOption, float], float],
 ) -> ChainCosts:
-    """The costs of a chain from those of its blocks, and of neighbours' choices and gather."""
+    """Build a chain's costs. edge_s: seconds of two neighbours' options and their gather."""
     edges: list[Matrix] = []
     for (before, after), gather in zip(pairwise(chain.blocks), chain.gather_s, strict=True):
         edges.append(
@@ -144,7 +144,7 @@ def chain_costs_of(
 
 
 def _unary(chain: Chain) -> list[list[float]]:
-    """All of (3) that has the degree of one block, and its gradients' reduction."""
+    """Terms of (3) that depend on one block's degree, plus the reduction of its gradients."""
     unary = [
         [choice.sync_s + _alone_s(choice) for choice in block.choices] for block in chain.blocks
     ]
@@ -172,7 +172,7 @@ def _pair_s(left: DegreeOption, right: DegreeOption) -> float:
 
 
 def _change_s(left: DegreeOption, right: DegreeOption, gather_s: float) -> float:
-    """(4): what a change of degree costs."""
+    """Seconds of a change of degree between two blocks, by (4)."""
     if left.degree == right.degree:
         return 0.0
     if left.degree < right.degree:
@@ -199,7 +199,7 @@ def runs(degrees: Sequence[int]) -> str:
 
 
 def no_fit(chain: Chain, path: Sequence[int], budget_bytes: float) -> PlanError:
-    """The error that no path fits, given one of least memory: how much is missing, per part."""
+    """Error that no path fits. path: of least memory; the text gives its shortfall and parts."""
     parts = chain.memory_parts(path)
     shown = ", ".join(f"{name} {gib(size)}" for name, size in zip(MEMORY_PARTS, parts, strict=True))
     short = sum(parts) - budget_bytes

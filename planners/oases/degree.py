@@ -43,8 +43,8 @@ def prime_factors(size: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Axes:
-    """The axes that a plan uses. mesh: `asked`, the user's, with the axis `tensor` factored into
-    `digits`."""
+    """Axes that a plan uses. asked: the user's mesh. mesh: the same with the axis `tensor` factored
+    into the axes `digits`, of prime sizes."""
 
     asked: Mesh
     mesh: Mesh
@@ -69,7 +69,7 @@ class Axes:
 
     @cached_property
     def degrees(self) -> tuple[int, ...]:
-        """Products of the last digits, from 1."""
+        """Possible degrees: products of the last digits' sizes, from 1 up."""
         return tuple(
             self.mesh.sizes(self.digits[count:]) for count in range(len(self.digits), -1, -1)
         )
@@ -88,7 +88,7 @@ class Axes:
         return Mesh((*self.mesh.axes, Axis(TIME_AXIS, self.batch_split, "time")))
 
     def batch_cut(self, size: int, degree: int) -> DimSharding | None:
-        """A batch over data, sub-batches, then the spare digits; None if it does not divide."""
+        """Shard a batch over data, sub-batches, then the spare digits; None if uneven."""
         names = [name for name in (self.data, TIME_AXIS) if name in self.with_time.names]
         placements: list[Placement] = []
         stride = size
@@ -102,7 +102,7 @@ class Axes:
         return tuple(placements)
 
     def digits_cut(self, cut: Cut) -> Cut:
-        """A cut over one axis of the size of a degree, over the digits of that degree."""
+        """Convert a cut over a single axis of a degree's size to one over that degree's digits."""
         return tuple(
             ordered(p for placement in dim for p in self._digits_of(placement)) for dim in cut
         )
@@ -120,8 +120,8 @@ class Axes:
 class DegreeSpace:
     """The blocks of a program and the degrees that they can have.
 
-    cuts: of the parameters, by block and degree, over one axis of the size of the degree. handed:
-    by degree, the shardings of what blocks hand on, over `axes.with_time`.
+    cuts: shardings of the parameters, by block and degree, over one axis of the degree's size.
+    handed: by degree, the shardings of the blocks' outputs, over `axes.with_time`.
     """
 
     axes: Axes
@@ -133,7 +133,7 @@ class DegreeSpace:
 def batch_annotations(
     program: Program, axes: Axes, degree: int
 ) -> dict[int, Attribute | None] | None:
-    """`dist.sharding` of the inputs by index at a degree; None if the batch does not divide."""
+    """`dist.sharding` attributes of inputs at a degree, by index; None if the batch is uneven."""
     batch = batch_size(program)
     placed = axes.batch_cut(batch, degree)
     if placed is None:
@@ -148,7 +148,7 @@ def batch_annotations(
 
 
 def plan_of_degrees(program: Program, space: DegreeSpace, degrees: Sequence[int]) -> Plan:
-    """The shardings by which each block has a degree of its own.
+    """Make the plan that gives each block its degree.
 
     The plan's mesh has the tensor axis in digits, unless all blocks are cut over all of it. A block
     that cannot have its degree is left whole.
@@ -183,7 +183,7 @@ def _parameters(
 
 
 def _activations(program: Program, space: DegreeSpace, degrees: Sequence[int]) -> dict[str, str]:
-    """Shardings of what blocks hand on, in both passes, by the batch of the one that takes it."""
+    """Shardings of the blocks' outputs and their gradients: batch-sharded as the consumer's."""
     names: dict[SSAValue, str] = {op.results[0]: name for name, op in named_ops(program).items()}
     activations: dict[str, str] = {}
     for degree, block in zip(degrees, space.blocks, strict=True):

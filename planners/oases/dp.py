@@ -16,12 +16,12 @@ from shardweave.planners.oases.chain import (
 )
 
 _TOLERANCE = 1e-12
-"""Share of the time that a path must save to count as better: more than rounding does."""
+"""Relative time that a path must save to count as better, to exceed rounding."""
 
 
 @dataclass(frozen=True)
 class Solution:
-    """The best path, its degrees, seconds and bytes. num_labels: how many the search kept."""
+    """The best path: its degrees, seconds and bytes. num_labels: labels kept in the search."""
 
     path: tuple[int, ...]
     degrees: tuple[int, ...]
@@ -31,7 +31,7 @@ class Solution:
 
 
 class _Label(NamedTuple):
-    """A way to reach a choice of a block: bytes and seconds up to there, and what came before."""
+    """A partial path: its bytes and seconds, the option of its last block, its predecessor."""
 
     memory_bytes: int
     time_s: float
@@ -64,7 +64,7 @@ def solve_chain(
     *,
     costs: ChainCosts | None = None,
 ) -> Solution:
-    """The degrees of least time whose memory is at most `budget_bytes`.
+    """Find the degrees of least time whose memory is at most `budget_bytes`.
 
     Objective: `costs`, by default (3) + (4) in seconds, subject to (6). Exact. Raises PlanError,
     with the smallest shortfall in GiB, if nothing fits.
@@ -83,7 +83,7 @@ def solve_chain(
 
 
 def _solved(costs: ChainCosts, budget_bytes: float) -> tuple[tuple[int, ...], int]:
-    """The path of least time within the budget, or else of least memory; and labels kept."""
+    """Return the fastest path within the budget, else that of least memory; and labels kept."""
     fastest = _relax(costs, 0.0)
     if costs.memory(fastest.path) <= budget_bytes:
         return fastest.path, 0
@@ -131,7 +131,7 @@ def _relax(costs: ChainCosts, weight: float) -> _Relaxed:
 def _best_multiplier(
     costs: ChainCosts, fastest: _Relaxed, lightest: tuple[int, ...], budget_bytes: float
 ) -> tuple[_Relaxed, tuple[int, ...]]:
-    """The Lagrangian of the largest bound, and the best path that fits of those met on the way.
+    """Return the Lagrangian with the largest bound, and the best fitting path found meanwhile.
 
     Walks the lower convex hull of (memory, time): the line through a path that is too large and
     one that fits gives the next multiplier, whose path replaces one of them, until it lies on
@@ -162,7 +162,7 @@ def _close_gap(
     best: tuple[int, ...],
     budget_bytes: float,
 ) -> tuple[tuple[int, ...], int]:
-    """The best path, `best` being one that fits, and how many labels it took.
+    """Return the best path, and the number of labels kept. best: a path that fits.
 
     The Lagrangian bounds it from below. Few labels can end in the lowest part of the gap, where
     the best path mostly is, so that part is searched first, and then twice as much.
@@ -190,7 +190,7 @@ def _search(
     limit_s: float,
     budget_bytes: float,
 ) -> tuple[_Label | None, int]:
-    """The best of all paths that take less than `limit_s`, and how many labels were kept."""
+    """Return the best path that takes less than `limit_s`, and the number of labels kept."""
     weight = relaxed.weight
     relaxed_limit_s = limit_s + weight * budget_bytes
     rows = [[_Label(0, 0.0, 0, None)]]

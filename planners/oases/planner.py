@@ -155,7 +155,7 @@ def plan_oases(
 
 
 def _with_degrees(program: Program, space: DegreeSpace, degrees: Sequence[int], step: Plan) -> Plan:
-    """The plan of some degrees, for a step that runs as another plan says."""
+    """Make the plan of `degrees`. step: plan with the other choices, such as passes."""
     return replace(
         plan_of_degrees(program, space, degrees),
         recompute=step.recompute,
@@ -177,7 +177,7 @@ def _check(batch_split: int, memory_share: float) -> None:
 def _candidates(
     chain: Chain, costs: ChainCosts, solution: Solution, budget: float
 ) -> Iterator[Candidate]:
-    """The solution, then all blocks at one degree each, by time."""
+    """List the solution, then the paths with one degree for all blocks, by time."""
     yield Candidate(runs(solution.degrees), _predicted(chain, costs, solution.path, budget))
     common = [
         choice.degree

@@ -1,4 +1,4 @@
-"""Prices of blocks at a degree, read off the program that would run if all had it.
+"""Prices of blocks at a degree, from the program that would run if all blocks had it.
 
 For each degree the plan that gives it to every block is lowered as it would be to run, and its ops
 and messages are counted with the block of the captured op that they come from: their location is
@@ -47,10 +47,10 @@ from shardweave.planners.structure.linear_maps import Cut
 
 @dataclass(eq=False)
 class BlockPrice:
-    """A block at one degree: seconds of sub-batches 0 and 1, and bytes of one device.
+    """Price of a block at one degree: seconds of sub-batches 0 and 1, and bytes of one device.
 
-    fed_s: of the forward compute, what only feeds a message. sync_s: of reducing gradients.
-    kept_bytes: what the backward pass reads. message_bytes: what forward messages bring.
+    fed_s: part of the forward compute that only feeds a message. sync_s: reduction of gradients.
+    kept_bytes: activations that the backward pass reads. message_bytes: received in the forward.
     """
 
     forward_s: list[float] = field(default_factory=lambda: [0.0, 0.0])
@@ -65,8 +65,8 @@ class BlockPrice:
 
 @dataclass(frozen=True)
 class DegreePrices:
-    """blocks: in order. parameters: the types of one device's parts, by name. program: what was
-    priced."""
+    """Prices of all blocks at one degree. parameters: types of one device's shards, by name.
+    program: the program that was priced."""
 
     blocks: tuple[BlockPrice, ...]
     parameters: Mapping[str, AnyTensor]
@@ -76,8 +76,8 @@ class DegreePrices:
 def handed_at(
     program: Program, axes: Axes, degree: int, cuts: Mapping[SSAValue, Cut]
 ) -> dict[SSAValue, Sharding] | None:
-    """The sharding of every value where parameters are cut so and the batch is over all that is
-    left of the mesh, as propagation finds it; None if the batch does not divide."""
+    """Propagate shardings at a degree: parameters sharded by `cuts`, the batch over all other axes
+    of the mesh. Returns each value's sharding; None if the batch does not divide."""
     inputs = batch_annotations(program, axes, degree)
     if inputs is None:
         return None
@@ -103,7 +103,7 @@ def handed_at(
 
 
 def price(program: Program, space: DegreeSpace, degree: int, cluster: Cluster) -> DegreePrices:
-    """Price blocks if all have a degree, or are whole where they cannot. Linear in the ops."""
+    """Price blocks, all at `degree` or unsharded if they cannot. Takes time linear in the ops."""
     plan = plan_of_degrees(program, space, [degree] * len(space.blocks))
     passes = PlanPasses.of(plan)
     # Merged messages would belong to several blocks.

@@ -40,7 +40,7 @@ class ChainOptions:
 
 @dataclass(frozen=True)
 class ProgramChain:
-    """A chain, and the blocks, degrees and prices that it comes from."""
+    """A chain, and the blocks, degrees and prices that it was made from."""
 
     chain: Chain
     space: DegreeSpace
@@ -50,7 +50,7 @@ class ProgramChain:
 def chain_of_program(
     program: Program, axes: Axes, cluster: Cluster, options: ChainOptions
 ) -> ProgramChain:
-    """The planning problem that a program is on a cluster.
+    """Make the chain (Oases' planning problem) of a program on a cluster.
 
     A block can have the degrees over which all its pairs divide, and that leave each device a
     sample of every sub-batch. Raises ValueError if that leaves a block none. Lowers the program
@@ -91,7 +91,7 @@ def chain_of_program(
 def _cuts(
     program: Program, block: ProgramBlock, pairs: dict[int, list[Pair]]
 ) -> dict[int, dict[SSAValue, Cut]]:
-    """The cuts of a block's parameters by the degrees that all its pairs have."""
+    """Cuts of a block's parameters, by each degree over which all its pairs divide."""
     cuts_of: dict[int, dict[SSAValue, Cut]] = {1: {}}
     for degree, known in pairs.items():
         by_columns = {pair.columns: pair.cuts for pair in known}
@@ -105,7 +105,7 @@ def _cuts(
 def _tables(
     program: Program, block: ProgramBlock, degree: int, known: dict[SSAValue, Cut]
 ) -> dict[SSAValue, Cut]:
-    """The cuts along their rows of embeddings in a block that no projection shares."""
+    """Cuts along the rows of a block's embeddings that no projection shares."""
     members = set(block.forward)
     tables: dict[SSAValue, Cut] = {}
     for op, table in input_embeddings(program):

@@ -20,24 +20,24 @@ from shardweave.planners.trials.space import Floats, SpaceTable
 from shardweave.planners.trials.trials import Record
 
 STREAK = 3
-"""Trials in a row without memory after which one is picked at random (the released code's)."""
+"""Consecutive out-of-memory trials after which the next is random (as in the released code)."""
 
 FAILED_MEMORY = 1.2
-"""Share of the memory that a trial counts as that ran out of it (the released code's)."""
+"""Share of the memory assumed for an out-of-memory trial (as in the released code)."""
 
 NOISE = 0.01
-"""Least deviation of a throughput, in shares of it: two runs differ more than a run's steps."""
+"""Least relative deviation of a throughput: two runs differ more than the steps of one run."""
 
 FITTED_EACH = 30
 FITTED_EVERY = 5
 
 MEMORY_NOISE = 0.01
-"""Deviation of a measured peak, in shares of the memory."""
+"""Standard deviation of a measured peak, as a share of the memory."""
 
 
 @dataclass(frozen=True)
 class History:
-    """The trials so far, and the rows of the table that they are; all by number of the trial.
+    """The trials so far, and the row of the table that each tried, in the order of trials.
 
     memory_bytes: of a device; None if nothing is known of it, then only what ran out is too large.
     """
@@ -61,16 +61,16 @@ class History:
 
     @property
     def scale(self) -> float:
-        """The throughput of the first trial that ran, by which all are counted; 0 if none did."""
+        """Throughput of the first trial that ran, the unit of all others; 0 if none ran."""
         ran = (r.outcome.throughput for r in self.records if r.outcome.status == "ok")
         return next(ran, 0.0)
 
     def first(self, count: int) -> History:
-        """As it was after that many trials."""
+        """History of the first `count` trials."""
         return replace(self, rows=self.rows[:count], records=self.records[:count])
 
     def throughputs(self) -> Samples | None:
-        """Of what ran, over `scale`, or None; what was stopped or crashed counts as the slowest."""
+        """Throughputs over `scale`; None if none ran. Stopped or crashed trials get the lowest."""
         scale = self.scale
         if scale == 0:
             return None
@@ -90,7 +90,7 @@ class History:
         return Samples(self.table.rows(rows), stacked[:, 0], stacked[:, 1])
 
     def memories(self) -> Samples | None:
-        """Peaks over the memory; None if none is known."""
+        """Peak memory as a share of the device's; None if no peak is known."""
         if self.memory_bytes is None:
             return None
         rows: list[int] = []
@@ -126,7 +126,7 @@ class Chooser(Protocol):
 
 
 def first_choice(history: History, rng: np.random.Generator) -> Suggestion:
-    """A random row of degrees that were tried least, so that the first trials have all kinds."""
+    """Pick a random row among those with the least tried degrees, to cover all of these first."""
     counts: dict[tuple[int, ...], list[int]] = {}
     for row in history.open_rows:
         counts.setdefault(history.table.configurations[row].degrees, []).append(row)
@@ -138,7 +138,7 @@ def first_choice(history: History, rng: np.random.Generator) -> Suggestion:
 
 
 def random_instead(history: History, first: int, rng: np.random.Generator) -> Suggestion | None:
-    """A random choice for first trials, if nothing ran, and after some that ran out of memory."""
+    """Pick at random at first, if none ran, and after `STREAK` out-of-memory trials; else None."""
     if len(history.records) < first or history.scale == 0:
         return first_choice(history, rng)
     last = [record.outcome.status for record in history.records[-STREAK:]]
@@ -169,7 +169,7 @@ class BayesianChooser:
     )
 
     def choose(self, history: History, rng: np.random.Generator) -> Suggestion:
-        """The open row of the largest improvement that is to be expected."""
+        """Choose the open row with the largest expected improvement."""
         instead = random_instead(history, self.first, rng)
         seen = history.throughputs()
         if instead is not None or seen is None:
@@ -188,7 +188,7 @@ class BayesianChooser:
     def beliefs(
         self, history: History, seen: Samples, there: SpaceTable
     ) -> tuple[tuple[Floats, Floats], tuple[Floats, Floats]]:
-        """Mean and variance of the throughput (over `scale`) and memory (over a device's)."""
+        """Beliefs (mean, variance) about throughput (over `scale`) and memory (over a device's)."""
         throughput = self._fit(history, seen, "throughputs", self.throughput).at(there)
         used = history.memories()
         if used is None:
@@ -231,7 +231,7 @@ _SQRT_2_PI = float(np.sqrt(2 * np.pi))
 
 
 def expected_improvement(mean: Floats, variance: Floats, best: float) -> Floats:
-    """E[max(r - best, 0)] for normal r; of no variance, max(mean - best, 0)."""
+    """E[max(r - best, 0)] for normal r; max(mean - best, 0) for zero variance."""
     gain = mean - best
     deviation = np.sqrt(np.maximum(variance, 0.0))  # (22) lacks the root
     is_known = deviation == 0

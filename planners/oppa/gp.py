@@ -35,7 +35,7 @@ from shardweave.planners.trials.space import Floats, SpaceTable
 
 @cache
 def botorch() -> ModuleType:
-    """botorch. Raises ValueError saying how to get it."""
+    """Import botorch. Raises ValueError, which says how to install it."""
     try:
         with warnings.catch_warnings():
             # linear_operator compiles a function as it is imported.
@@ -59,7 +59,7 @@ class Belief:
     samples: Samples = field(repr=False)
 
     def at(self, table: SpaceTable) -> tuple[Floats, Floats]:
-        """Mean and variance of the value itself, without noise, of each row.
+        """Mean and variance, without observation noise, for each row of the table.
 
         Time: rows x samples x features. The process's own call would make rows x rows.
         """
@@ -107,7 +107,7 @@ def _inputs(table: SpaceTable) -> Tensor:
 
 
 def _kernel(features: int, size: float) -> Any:
-    """size: of the values; the residual of a good formula is smaller than the values themselves."""
+    """Build the kernel. size: scale of the values, smaller for the residuals of a good formula."""
     from gpytorch.kernels import MaternKernel, ScaleKernel
     from gpytorch.priors import LogNormalPrior
 
@@ -122,7 +122,7 @@ def _kernel(features: int, size: float) -> Any:
 
 
 def _formula_mean(samples: Samples, formula: Formula) -> Any:
-    """The formula as a mean of gpytorch's.
+    """Wrap a formula as a mean module of gpytorch.
 
     A process hands its mean features, not sizes. The samples' sizes are kept beside, for the
     likelihood only ever asks for the mean of all samples; other rows go through `_mean`.

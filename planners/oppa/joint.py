@@ -48,14 +48,14 @@ class JointPlans:
         return list(self._points)
 
     def plan(self, configuration: Configuration) -> Plan:
-        """Raises PlanError if the model cannot be cut into so many stages."""
+        """Make a configuration's plan. Raises PlanError if the model has too few blocks to cut."""
         plan = self._maker.plan(self._points[configuration], self.program)
         return replace(plan, planner=self.planner)
 
 
 def every_point(space: JointSpace) -> Iterator[JointPoint]:
-    """Each point under each order, with each policy of recomputation, `layer` also in some blocks
-    of each stage."""
+    """Yield each point with each order and each policy of recomputation; policy `layer` also for
+    some blocks of each stage only."""
     points: dict[JointPoint, None] = {}
     for point in space.all_points():
         for variant in space.variants(point):
@@ -66,8 +66,8 @@ def every_point(space: JointSpace) -> Iterator[JointPoint]:
 
 
 def _in_some_layers(space: JointSpace, point: JointPoint) -> list[JointPoint]:
-    """A point that recomputes all blocks with a quarter, half and three quarters of those of a
-    stage, as far as they are whole numbers of them that differ."""
+    """Variants of a point that recomputes all blocks: a quarter, half and three quarters of each
+    stage's blocks, where these are distinct whole numbers."""
     if point.recompute != "layer" or point.recompute_layers:
         return []
     fewer = {p.recompute_layers: p for p in space.fewer_layers(point)}
@@ -77,8 +77,8 @@ def _in_some_layers(space: JointSpace, point: JointPoint) -> list[JointPoint]:
 
 
 def configuration_of(point: JointPoint, layers: int) -> Configuration:
-    """A point as OPPA's formulas see it: of the buckets that which is in use. layers: equal blocks
-    of the model."""
+    """Convert a point to OPPA's configuration, with only the bucket in use. layers: number of equal
+    blocks of the model."""
     recomputed = point.recompute_layers * point.stages * point.stages_each
     bucket = point.buckets if point.joins_messages else 1
     return Configuration(

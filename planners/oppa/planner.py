@@ -105,14 +105,14 @@ class Plans(Protocol):
         ...
 
     def plan(self, configuration: Configuration) -> Plan:
-        """Raises PlanError if there is none."""
+        """Make a configuration's plan. Raises PlanError if it has none."""
         ...
 
 
 def plan_by_trials(
     plans: Plans, chooser: Chooser, options: TrialOptions, host: Host | None
 ) -> Plan:
-    """The fastest plan that a search finds; see `plan_oppa`."""
+    """Search `plans` by trials and return the fastest; see `plan_oppa`."""
     program, cluster, mesh = plans.program, plans.cluster, plans.mesh
     devices = cluster.num_devices if mesh is None else mesh.num_devices
     configurations = plans.configurations()
@@ -169,7 +169,7 @@ class PlanTrial:
         self.lowerings = Lowerings(self.plans.program, most=RECENT)
 
     def run(self, configuration: Configuration) -> Outcome:
-        """One time, for the simulator has no noise. What cannot be partitioned has crashed."""
+        """Simulate once, since the simulator has no noise; a failed partition is a crash."""
         try:
             predicted = self.predict(configuration)
         except ValueError as error:
@@ -179,7 +179,7 @@ class PlanTrial:
         return Outcome("ok", (predicted.time_s,), predicted.peak_bytes)
 
     def predict(self, configuration: Configuration) -> Predicted:
-        """The step of a trial by part; simulated here if the trial is of an earlier search."""
+        """Return a trial's step by part; simulates it if the trial is from an earlier search."""
         if configuration not in self._predicted:
             plan = self.plans.plan(configuration)
             self._predicted[configuration] = predict_plan(self.lowerings, plan, self.cluster)
@@ -189,7 +189,7 @@ class PlanTrial:
 def _real_trial(
     plans: Plans, options: TrialOptions, host: Host | None, earlier: Sequence[Outcome]
 ) -> Trial:
-    """A trial on real processes, which knows what earlier ones took."""
+    """Make the trial on real processes, which stops trials slower than earlier ones."""
     launch = launch_of(host, plans.planner)
     real = RealTrials(launch, options.steps, options.trial_limit_s, options.slow)
     real.learn(earlier)

@@ -61,12 +61,12 @@ FIRST_GUESS: Mapping[str, float] = {
     "constant": 0.1,
     "kept": 0.2,
 }
-"""Before any trial, in shares of the work of a step on one device (or of a device's memory)."""
+"""First guess of each number, as a share of a step's work on one device, or of its memory."""
 
 
 @dataclass(frozen=True)
 class ThroughputPrior:
-    """The logarithm of steps per second, of configurations; see the module for the formula."""
+    """Formula of the logarithm of steps per second; see the module's docstring."""
 
     numbers: ClassVar[tuple[str, ...]] = (
         "work", "data_latency", "data_transfer", "tensor_latency", "tensor_transfer",
@@ -132,11 +132,11 @@ class MemoryPrior:
 
 
 Formula = ThroughputPrior | MemoryPrior
-"""Values of configurations from their sizes, and from `numbers` that are to be fitted."""
+"""Formula: computes values of configurations from their sizes and from fitted `numbers`."""
 
 
 def _share_of_states(x: Columns) -> Tensor:
-    """Share of its stage's states that a device holds."""
+    """Share of a stage's parameter state (optimizer, gradients, weights) on each device."""
     parts = (
         torch.where(x["zero"] >= stage, size * x["replica"] / x["data"], size)
         for stage, size in enumerate(STATES, start=1)
@@ -145,7 +145,7 @@ def _share_of_states(x: Columns) -> Tensor:
 
 
 def _passes(x: Columns) -> Tensor:
-    """Reductions of the gradients that a step sends as much as."""
+    """Traffic of a step on the data axis, in all-reduces of the gradients."""
     micro_batches = x["micro_batches"]
     sharded = torch.where(x["zero"] == 2, (micro_batches + 1) / 2, 1.5 * micro_batches)
     return torch.where(x["zero"] < 2, 1.0, sharded)
@@ -156,15 +156,15 @@ def devices_of(x: Columns) -> Tensor:
 
 
 def all_reduce(ranks: Tensor, latency: Tensor, transfer: Tensor) -> Tensor:
-    """(13)."""
+    """Seconds of an all-reduce among `ranks`, by (13)."""
     return latency * torch.log2(ranks) + (ranks - 1) / ranks * transfer
 
 
 NUMBERS_DEVIATION = 1.5
-"""Of the logarithm of a formula's numbers, around the first guess."""
+"""Prior standard deviation of the logarithm of a formula's numbers, around the first guess."""
 
 SHARES = ("recomputed",)
-"""Numbers of a formula of throughput that are no times."""
+"""Numbers of the throughput formula that are not times."""
 
 FORMULA_DEVIATION = 0.05
 """Believed deviation of a fitted formula, with values of the order of 1."""
@@ -185,7 +185,7 @@ def columns_of(table: SpaceTable) -> dict[str, Tensor]:
 
 
 def first_guess(samples: Samples, formula: Formula) -> dict[str, float]:
-    """`FIRST_GUESS`, with times such that the samples' median is right."""
+    """`FIRST_GUESS`, with times scaled to match the samples' median."""
     guess = {name: FIRST_GUESS[name] for name in formula.numbers}
     if "work" not in guess:
         return guess
@@ -202,7 +202,7 @@ def predict(table: SpaceTable, formula: Formula, numbers: Mapping[str, float]) -
 
 
 def fit_formula(samples: Samples, formula: Formula) -> dict[str, float]:
-    """The numbers of the largest posterior: log-normal around `first_guess`."""
+    """Find the numbers of largest posterior; prior: log-normal around `first_guess`."""
     guess = first_guess(samples, formula)
     numbers, centre = list(guess), np.log(list(guess.values()))
     columns = columns_of(samples.table)

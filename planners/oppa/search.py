@@ -23,7 +23,7 @@ class Found:
 
 
 Progress = Callable[[Sequence[Record]], None]
-"""Told after every trial of all trials so far."""
+"""Callback after every trial; its argument is all trials so far."""
 
 
 def run_trials(

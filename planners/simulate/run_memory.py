@@ -33,10 +33,10 @@ from shardweave.planners.cost.memory import Storage, held_by, storages_of
 
 @dataclass(frozen=True)
 class PlaceMemory:
-    """The most bytes that live at once on a rank during a run, parameters and inputs left out.
+    """Peak bytes on a rank during a run, without parameters and inputs.
 
-    parts: what they are at that moment: `activations`, `gradients` (with other sums over
-    micro-batches), `communication` (messages between stages).
+    parts: bytes at the peak: `activations`, `gradients` (with other sums over micro-batches) and
+    `communication` (messages between stages).
     """
 
     peak_bytes: int = 0
@@ -49,13 +49,13 @@ def memory_of_places(program: Program) -> list[PlaceMemory]:
 
 
 def fullest(runs: Iterable[PlaceMemory]) -> PlaceMemory:
-    """The first run with the most bytes; nothing without runs."""
+    """Return the first of the runs with the most bytes; a PlaceMemory of 0 bytes without runs."""
     return max(runs, key=lambda run: run.peak_bytes, default=PlaceMemory())
 
 
 def memory_of_runs(program: Program) -> list[list[PlaceMemory]]:
-    """Peak memory of each run, by coordinate on the stage axis. Linear in the ops, and in what runs
-    read."""
+    """Peak memory of each run, by coordinate on the stage axis. Takes time linear in the ops, and
+    in the values that the runs read."""
     functions = functions_of(program)
     owners: dict[_Name, _Owner] = {}
     for function in functions.values():
@@ -71,7 +71,7 @@ def memory_of_runs(program: Program) -> list[list[PlaceMemory]]:
 
 
 def parameters_of_places(program: Program) -> list[int]:
-    """Bytes of the parameters that each coordinate reads, as they are stored there."""
+    """Bytes of the stored parameter shards that each coordinate on the stage axis reads."""
     places = StagePlaces.of(program)
     held: list[dict[str, int]] = [{} for _ in range(program.needed_mesh().num_stages)]
     for function in functions_of(program).values():
@@ -83,7 +83,7 @@ def parameters_of_places(program: Program) -> list[int]:
 
 
 def devices_of_places(program: Program) -> list[list[int]]:
-    """By coordinate on the stage axis, the devices there, as their ranks are numbered."""
+    """Devices at each coordinate on the stage axis, in the order of their ranks."""
     mesh = program.needed_mesh()
     axis, devices = mesh.stage_axis, program.devices
     devices_at: list[list[int]] = [[] for _ in range(mesh.num_stages)]
@@ -94,12 +94,12 @@ def devices_of_places(program: Program) -> list[list[int]]:
 
 
 _Name = tuple[int, str, str]
-"""Of what a function leaves: its stage; its kind, if the step returns it; its name."""
+"""Key of a function's result: stage; kind, if the step returns it (else ""); name."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Owner:
-    """Memory that values of one stage share. is_kept: each micro-batch has its own."""
+    """Memory that values of one stage share. is_kept: each micro-batch has a copy of its own."""
 
     size: int
     part: str
@@ -111,7 +111,7 @@ def _name_of(slot: Slot, stage: int) -> _Name:
 
 
 def _find_owners(function: StageFunction, owners: dict[_Name, _Owner]) -> None:
-    """Tell in which memory is what a function leaves: its own, or that of an argument."""
+    """Add to `owners` the memory of each result of a function: new, or an argument's."""
     stage, mesh = function.stage, function.mesh
     owner_of: dict[SSAValue, _Owner] = {
         slot.value: owners[_name_of(slot, stage)]
@@ -130,11 +130,11 @@ def _find_owners(function: StageFunction, owners: dict[_Name, _Owner]) -> None:
 class _Profile:
     """Memory profile of a run of a function.
 
-    takes: what it reads of earlier functions. last: the op, by its number, behind which nothing
-    reads that any more. created, freed: bytes of its own by op; added: of its sums, by the op
-    behind which they are added up; products: of those that this op adds up itself. sends, receives:
-    stages and bytes; sent: those that nothing else
-    holds.
+    takes: results of earlier functions that it reads. last: index of the op that last reads each.
+    created, freed: bytes of its own values that each op allocates, or lets go. added: bytes of sums
+    over micro-batches, by the op after which they are added up; products: those that the op itself
+    adds to the sum. sends, receives: stage and bytes of each message. sent: stage and those bytes
+    of each sent message that no argument or result holds.
     """
 
     def __init__(self, function: StageFunction, owners: Mapping[_Name, _Owner]) -> None:
@@ -175,9 +175,9 @@ class _Profile:
         self._peaks: dict[tuple[frozenset[_Name], bool], int] = {}
 
     def peak(self, dying: frozenset[_Name], *, adds: bool) -> int:
-        """The most bytes beside those that were there before.
+        """Peak bytes of a run, relative to those in use before it.
 
-        dying: what is read for the last time, and goes. adds: its sums are added to others.
+        dying: values that it reads last and frees. adds: its sums are added to existing ones.
         """
         if (dying, adds) not in self._peaks:
             gone = self.freed + self.added if adds else Counter(self.freed)
@@ -207,10 +207,10 @@ def _by_owner(names: Iterable[_Name], owners: Mapping[_Name, _Owner]) -> dict[_O
 class _Rank:
     """Memory of the ranks of one coordinate.
 
-    readers: by memory, how many values in it are still to be read. inbox: by coordinate that sends
-    here, the bytes of its messages in order, and what they have seen. sent: bytes of what is not
-    known to have arrived, by coordinate; arrived: how many have. here: of those between stages of
-    this rank.
+    readers: number of values in each memory that are still to be read. inbox: by sending
+    coordinate, its messages in order: bytes, and how many of our messages it had received. sent: by
+    coordinate, bytes of the messages that are not known to have arrived; arrived: number that have.
+    here: bytes of messages between two stages of this rank.
     """
 
     def __init__(
@@ -242,7 +242,7 @@ class _Rank:
         return self.seen
 
     def _last_reads(self) -> list[frozenset[_Name]]:
-        """For each run, what no later one reads."""
+        """For each run, the values that no later run reads."""
         read: set[tuple[_Name, int | None]] = set()
         reads: list[frozenset[_Name]] = []
         for run in reversed(self.runs):
@@ -274,7 +274,7 @@ class _Rank:
         self._send(profile, run)
 
     def _leave(self, profile: _Profile, number: int | None) -> list[_Owner]:
-        """Count what a run leaves; returns the memory that is new."""
+        """Count the results of a run as readers of their memory; returns the memory that is new."""
         fresh: dict[_Owner, None] = {}
         for name, slot in profile.leaves.items():
             key = self._key(profile.owners[name], number)
@@ -290,7 +290,7 @@ class _Rank:
         return owner, number if owner.is_kept else None
 
     def _look(self, beside: int) -> None:
-        """Note the bytes in memory while a function runs."""
+        """Record the bytes in memory while a function runs. beside: its own peak."""
         posted = sum(
             size for coming in self.inbox.values() for size, _ in islice(coming, RECEIVES_AHEAD)
         )
@@ -302,7 +302,7 @@ class _Rank:
         self.seen.append(PlaceMemory(sum(held.values()), held))
 
     def _receive(self, profile: _Profile, number: int | None) -> None:
-        """Take a function's messages from the inbox: they are among the values that it makes."""
+        """Remove a function's messages from the inbox; its profile counts them from here on."""
         for source, size in profile.receives:
             place = self.places.source(source, number)
             if place == self.place:

@@ -1,7 +1,7 @@
 """Simulation of a program's schedule on a cluster, for one rank of its mesh.
 
-Every rank runs the same program, so that one stands for all. Its ops run in program order on
-the compute stream; a started collective runs on the stream of its axes, as `streams` says.
+Every rank runs the same program, so one rank stands for all. Its ops run in program order on the
+compute stream; an asynchronous collective runs on the stream of its mesh axes (see `streams`).
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def simulate(
     """Simulate one step of a local program, or of a program without a mesh on one device.
 
     cluster: a Cluster, a preset's name or a YAML file. mesh: by default the program's own.
-    optimizer_multiplier: bytes of optimizer state per byte of parameters (2 for Adam); None: those
-    of Adam in `precision`, as a plan says it.
+    optimizer_multiplier: bytes of optimizer state per byte of parameters (2 for Adam); None: Adam's
+    in `precision`, a plan's precision.
     Raises ValueError for a program that is not partitioned, or a mesh that does not fit.
     """
     model = CostModel(find_cluster(cluster), _mesh_of(program, mesh))
@@ -56,7 +56,7 @@ def simulate_by(
     optimizer_multiplier: float | None = 0.0,
     precision: str = "",
 ) -> Simulation:
-    """As `simulate`, by a model that may know the costs of the program's ops already."""
+    """Simulate as `simulate` does, with a cost model that may have priced ops already."""
     _mesh_of(program, model.mesh)
     cluster = model.cluster
     run = _Run(model, Streams(cluster.overlap_slowdown, cluster.link_slowdown))
@@ -108,7 +108,7 @@ def _mesh_of(program: Program, mesh: Mesh | None) -> Mesh:
 
 @dataclass(eq=False)
 class _Run:
-    """The simulation so far."""
+    """State of a simulation after the ops so far."""
 
     model: CostModel
     streams: Streams
@@ -140,15 +140,15 @@ class _Run:
             self.critical_path_s = arrives_s
 
     def _issue(self) -> None:
-        """The host issues an op, ahead of the device; it waits for nothing, and what is not issued
-        yet cannot run."""
+        """Let the host issue the next op. The host never waits; the compute stream waits until the
+        op is issued."""
         self.host_s += self.model.issue_s
         if self.streams.now_s < self.host_s:
             self.host_wait_s += self.host_s - self.streams.now_s
             self.streams.idle_until(self.host_s)
 
     def _compute(self, op: Operation) -> float:
-        """Run what the device itself does; returns the earliest end by dependence alone."""
+        """Run an op on the compute stream; returns its earliest end (s) by dependencies alone."""
         work_s = self.model.op_time_s(op)
         ready = self.ready_s
         earliest_s = max((ready.get(value, 0.0) for value in op.operands), default=0.0) + work_s
@@ -160,7 +160,7 @@ class _Run:
         return earliest_s
 
     def _start(self, op: DistOp) -> float:
-        """Start a collective, and unless it is asynchronous wait for it; returns its seconds."""
+        """Start a collective, and wait for it unless it is asynchronous; returns its seconds."""
         seconds = self.model.collective_time_s(op)
         if seconds == 0:
             return 0.0

@@ -17,8 +17,8 @@ Axes = tuple[str, ...]
 class LowerBound:
     """Seconds that no order of the same ops can beat: each part bounds the step.
 
-    compute_s: of all ops alone. link_s: that each link is in use. critical_path_s: the longest
-    chain of ops that need each other.
+    compute_s: sum over all ops, without slowdown. link_s: time that each link is in use.
+    critical_path_s: the longest chain of dependent ops.
     """
 
     compute_s: float
@@ -34,11 +34,11 @@ class LowerBound:
 class Simulation(Timeline):
     """One step of a program on a cluster, in seconds and bytes of one rank.
 
-    time_s = compute_s + slowdown_s + host_s + exposed_communication_s: ops at full speed, what they
-    lose to communication beside them, and the time that the compute stream stands still, for the
-    host to issue an op and for messages.
-    communication_s, exposed_s: by mesh axes. op_end_s: when the compute stream is past each op of
-    the program.
+    time_s = compute_s + slowdown_s + host_s + exposed_communication_s: ops at full speed, the time
+    they lose to concurrent communication, and the idle time of the compute stream, while it waits
+    for the host to issue an op, or for a collective.
+    communication_s, exposed_s: by mesh axes. op_end_s: time at which the compute stream is done
+    with each op of the program.
     """
 
     compute_s: float
@@ -52,21 +52,21 @@ class Simulation(Timeline):
 
     @property
     def exposed_communication_s(self) -> float:
-        """Seconds that compute stands still for messages, over all axes."""
+        """Seconds that the compute stream waits for collectives, over all axes."""
         return sum(self.exposed_s.values())
 
     @property
     def peak_bytes(self) -> int:
-        """The most that a device holds at once."""
+        """Peak memory of a device in bytes."""
         return self.memory.peak_bytes
 
     @property
     def memory_bytes(self) -> int:
-        """Memory of the smallest device that is used."""
+        """Memory in bytes of the smallest device in use."""
         return min(d.memory_bytes for d in self.cluster.device_types(self.mesh.num_devices))
 
     def summary(self) -> str:
-        """A few lines: time and what it is made of, the bound, the memory."""
+        """Return a few lines of text: the time by part, the lower bound, and the memory."""
         bound = self.bound
         total = self.time_s or 1.0
         lost_s = seconds_text(self.slowdown_s)
@@ -99,7 +99,7 @@ class Simulation(Timeline):
         return "\n".join([*lines, *self.update_lines()])
 
     def record(self) -> dict[str, Any]:
-        """The numbers of a simulation as JSON data; axes are joined by commas."""
+        """The simulation's numbers as JSON data; keys by mesh axes join these with commas."""
         return super().record() | {
             "compute_s": self.compute_s,
             "slowdown_s": self.slowdown_s,

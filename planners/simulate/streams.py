@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 
 @dataclass(eq=False)
 class Flight:
-    """A collective on its way. start_s, end_s: when it began to move data, and arrived.
+    """A collective in flight. start_s, end_s: times at which it begins to move data, and ends.
 
-    devices: that take part in it, where there are several; is_compute: it is their own work.
-    slowdown: how many times longer compute takes beside it.
+    devices: those that take part, if several are simulated. is_compute: it is compute on them, not
+    communication. slowdown: factor on the time of concurrent compute.
     """
 
     resources: tuple[Hashable, ...]
@@ -36,12 +36,12 @@ class Flight:
 
 @dataclass(eq=False)
 class Streams:
-    """The state of a rank after what was issued so far.
+    """State of a rank's compute stream and collectives in flight.
 
-    slowdown: how many times longer compute takes while a collective moves data, unless that says
-    otherwise (of several the most counts); link_slowdown: and collectives while the device
-    computes. now_s: the time of the compute stream. lost_s: what compute has lost to collectives
-    beside it. landed: what arrived since this was last emptied.
+    slowdown: factor on the time of compute while a collective moves data, for those without one of
+    their own (of several, the largest counts). link_slowdown: factor on the time of collectives
+    while the device computes. now_s: current time of the compute stream. lost_s: seconds that
+    compute lost to concurrent collectives. landed: flights that ended since the last `advance`.
     """
 
     slowdown: float = 1.0
@@ -53,7 +53,7 @@ class Streams:
     _queues: dict[Hashable, deque[Flight]] = field(default_factory=dict[Hashable, "deque[Flight]"])
 
     def compute(self, work_s: float) -> float:
-        """Run an op that takes `work_s` alone; returns its end."""
+        """Run an op of `work_s` seconds at full speed; returns the time of its end."""
         while self._active and work_s > 0:
             first_s = min(flight.left_s for flight in self._active) * self.link_slowdown
             slowdown = max(flight.slowdown for flight in self._active)
@@ -66,7 +66,7 @@ class Streams:
         return self.now_s
 
     def idle_until(self, end_s: float) -> None:
-        """Let the compute stream stand still until a time, while collectives move on."""
+        """Let the compute stream idle until time `end_s`, while collectives go on."""
         while self._active and self.now_s < end_s:
             first_s = min(flight.left_s for flight in self._active)
             elapsed_s = min(first_s, end_s - self.now_s)
@@ -84,7 +84,7 @@ class Streams:
     ) -> Flight:
         """Start a collective that occupies a stream and links (`resources`) for `seconds`.
 
-        devices, is_compute: see `Flight`, for `advance`. slowdown: None takes that of all.
+        devices, is_compute: see `Flight`; `advance` uses them. slowdown: None: `self.slowdown`.
         """
         if seconds == math.inf:
             raise ValueError("a message takes for ever on the cluster's links; give faster ones.")
@@ -100,7 +100,7 @@ class Streams:
         return flight
 
     def wait(self, flight: Flight) -> float:
-        """Let the compute stream stand still until a collective has arrived; returns then."""
+        """Let the compute stream idle until a collective has ended; returns the time."""
         while not flight.arrived:
             first_s = min(active.left_s for active in self._active)
             self._advance(first_s, first_s, True)
@@ -108,10 +108,10 @@ class Streams:
         return self.now_s
 
     def advance(self) -> list[Flight]:
-        """Let time pass until something arrives, if nothing has; returns and forgets all that did.
+        """Let time pass until some flight ends; returns the flights that ended since the last call.
 
-        For simulations of several devices, whose compute takes flights too: it and what they send
-        or receive beside it slow each other down.
+        For simulations of several devices, which model compute as flights too: a device's compute
+        and its communication slow each other down.
         """
         if not self.landed:
             factors = self._factors()
@@ -125,7 +125,7 @@ class Streams:
         return landed
 
     def _factors(self) -> list[float]:
-        """Factors by which each active flight is slowed by those beside it."""
+        """Factor by which concurrent flights slow down each active flight."""
         busy = {device for flight in self._active if flight.is_compute for device in flight.devices}
         linked: dict[Hashable, float] = {}
         for flight in self._active:
@@ -147,7 +147,7 @@ class Streams:
             self._active.append(flight)
 
     def _advance(self, elapsed_s: float, moved_s: float, some_arrive: bool) -> None:
-        """Let time pass in which every active collective moves on by `moved_s`."""
+        """Let `elapsed_s` pass, in which each active collective does `moved_s` of its work."""
         self.now_s += elapsed_s
         for flight in self._active:
             flight.left_s -= moved_s
@@ -162,7 +162,7 @@ class Streams:
         self._finish(done)
 
     def _finish(self, done: list[Flight]) -> None:
-        """Free what arrived flights occupied, and begin those that waited for it."""
+        """Free the resources of flights that ended, and begin the flights that waited for them."""
         for flight in done:
             flight.end_s = self.now_s
         self.landed += done

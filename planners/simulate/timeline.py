@@ -30,7 +30,7 @@ PHASE_COLOURS = {
 }
 _OTHER_COLOUR = "#b0b0b0"
 _RESOLUTION = 1000
-"""Parts of the step's time that can be seen apart in a plot."""
+"""Number of intervals of the step's time that a plot can resolve."""
 
 _MANY_BARS = 300
 
@@ -49,9 +49,9 @@ class Event(NamedTuple):
 
 @dataclass(frozen=True)
 class Timeline:
-    """A simulated step, in seconds. lower_bound_s: no order of the same work beats it.
+    """A simulated step, in seconds. lower_bound_s: no order of the same work takes less time.
 
-    time_s: without the update of the optimizer, which comes after it; None if it is not simulated.
+    time_s: without the optimizer's update, which follows. update: None if it is not simulated.
     """
 
     cluster: Cluster
@@ -68,7 +68,7 @@ class Timeline:
 
     @property
     def update_s(self) -> float:
-        """Seconds of the optimizer's update, if it is simulated."""
+        """Seconds of the optimizer's update; 0 if it is not simulated."""
         return 0.0 if self.update is None else self.update.seconds
 
     @property
@@ -162,7 +162,7 @@ class Timeline:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure of so many inches. Raises ValueError without matplotlib."""
+    """Make an empty figure; sizes in inches. Raises ValueError without matplotlib."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -193,7 +193,7 @@ def _is_odd(event: Event) -> bool:
 def bars_of(
     events: list[Event], total_s: float
 ) -> dict[tuple[str, bool], list[tuple[float, float]]]:
-    """(start, length) in milliseconds by phase and copy; bars too small to see are joined."""
+    """(start, length) of bars in milliseconds, by phase and sub-batch; joins invisible bars."""
     least_s = total_s / _RESOLUTION
     joined: list[tuple[tuple[str, bool], float, float]] = []
     for event in events:

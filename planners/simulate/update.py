@@ -27,15 +27,15 @@ from shardweave.planners.simulate.update_cost import UpdateCost, optimizer_class
 from shardweave.planners.simulate.update_programs import Core, PricedUpdate, priced_update
 
 FOR_THE_REST = "AdamW"
-"""Torch's class for parameters that are no matrices, where another takes matrices alone."""
+"""Optimizer class for parameters that are not matrices, if the requested one needs matrices."""
 
 _MASTER = torch.float32
-"""The dtype in which an optimizer updates a copy of parameters of 16 bits, in mixed precision."""
+"""Dtype of the master copy of 16-bit parameters, which the optimizer updates in mixed precision."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Layout:
-    """By rank, which shard of a parameter it has, and how many elements."""
+    """Shards of a parameter: by rank, its coordinates on the sharding axes, and its elements."""
 
     shards: dict[int, tuple[int, ...]]
     elements: dict[int, int]
@@ -46,14 +46,14 @@ class _Layout:
 
 
 class _Stored(NamedTuple):
-    """A parameter: its full shape and that of a shard, and the dtype of what is updated."""
+    """A parameter: its full shape, the shape of a shard, and the dtype of its update."""
 
     shape: tuple[int, ...]
     local: tuple[int, ...]
     dtype: torch.dtype
     layout: _Layout
     copy_bytes: int
-    """Bytes of the copy of a shard that is updated in its place, if there is one."""
+    """Bytes of the master copy of a shard; 0 without one."""
 
 
 def simulate_update(
@@ -63,11 +63,11 @@ def simulate_update(
     precision: str = "",
     times: Sequence[float] = (),
 ) -> UpdateCost:
-    """The update of all parameters of a program by a class of torch.optim, in a later step.
+    """Simulate a class of torch.optim updating all parameters of a program, after the first step.
 
-    programs: of one rank, of stages, or for one device; and of a deep model's stages a second with
-    more blocks, whose further parameters stage i has times[i] times. Parameters that are no
-    matrices are updated by AdamW where the class takes matrices alone. precision: as for
+    programs: one program: of a rank, of stages, or for one device. For the stages of a deep model
+    also a second one with more blocks: stage i has the parameters that this adds times[i] times.
+    For a class that needs matrices, AdamW updates the other parameters. precision: as for
     `state_bytes`. Raises ValueError for another class, and for one that calls a closure.
     """
     name = optimizer_class(optimizer).__name__
@@ -91,7 +91,7 @@ def _class_for(name: str, stored: _Stored) -> str:
 
 
 def _counts(program: Program, precision: str) -> dict[int, Counter[_Stored]]:
-    """By stage, the parameters that are alike and how many there are."""
+    """For each stage, its distinct parameters, with how many equal ones there are of each."""
     counts: dict[int, Counter[_Stored]] = {}
     for stage, slot, ranks in _parameters(program):
         shape, sharding = program.global_shape_of(slot), program.sharding_of_slot(slot)
@@ -107,7 +107,7 @@ def _counts(program: Program, precision: str) -> dict[int, Counter[_Stored]]:
 
 
 def _parameters(program: Program) -> Iterator[tuple[int, Slot, tuple[int, ...]]]:
-    """Each parameter with its first stage, and the ranks that hold it."""
+    """Yield (first stage that reads it, parameter, ranks that hold it) for each parameter."""
     mesh = program.mesh or Mesh()
     everywhere = tuple(range(max(1, mesh.num_devices)))
     if not is_staged(program):
@@ -143,7 +143,7 @@ def _layout(
 
 @dataclass(frozen=True)
 class _Costs:
-    """Adds up the updates of all parameters, by rank."""
+    """Sums of seconds and bytes over the updates of all parameters, by rank."""
 
     model: CostModel
     stored: Sequence[_Stored]
@@ -207,8 +207,8 @@ class _Costs:
         return self._seconds_of(core.program) > self._exchange_s(sent)
 
     def _core(self, index: int, core: Core, owner: int | None) -> None:
-        """Count the core of an update, and its messages: all that have full values compute it if it
-        has no owner, and send what is no shard to the ranks of other stages."""
+        """Add the cost of a core and its messages. owner: rank that computes it; None: every rank
+        that holds the parameter. Results that are not sharded go to the ranks of other stages."""
         layout, parts = self.stored[index].layout, core.parts
         ranks = list(layout.shards)
         for rank in ranks if owner is None else [owner]:

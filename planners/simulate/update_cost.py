@@ -14,10 +14,10 @@ from shardweave.planners.cost.quantity import bytes_text, seconds_text
 
 @dataclass(frozen=True)
 class UpdateCost:
-    """An optimizer's update, of the rank that takes longest, sends most and holds most.
+    """Cost of an optimizer's update: for each number, the largest of any rank.
 
-    state_bytes: of what the optimizer keeps. temporary_bytes: of what lives during the update: full
-    values that a rank owns, and what one parameter's update makes at a time. states: by rank.
+    state_bytes: optimizer state. temporary_bytes: memory during the update alone: full values that
+    a rank gathers, and temporaries of one parameter's update. states: state bytes by rank.
     """
 
     optimizer: str
@@ -34,12 +34,12 @@ class UpdateCost:
         return self.compute_s + self.communication_s
 
     def record(self) -> dict[str, Any]:
-        """The numbers as JSON data."""
+        """The costs as JSON data, without `states`."""
         numbers = asdict(self) | {"time_s": self.seconds}
         return {name: number for name, number in numbers.items() if name != "states"}
 
     def line(self) -> str:
-        """A line of a summary."""
+        """Return the update's line in a summary."""
         sent = f"{self.messages} messages of {bytes_text(self.sent_bytes)}"
         kept = f"state {bytes_text(self.state_bytes)}, temporary {bytes_text(self.temporary_bytes)}"
         times = f"{seconds_text(self.compute_s)} compute, {seconds_text(self.communication_s)}"
@@ -47,7 +47,7 @@ class UpdateCost:
 
 
 def optimizer_class(name: str) -> Callable[..., Optimizer]:
-    """A class of torch.optim by its name, in capitals or not. Raises ValueError for another."""
+    """Find a class of torch.optim by name, ignoring case. Raises ValueError for another name."""
     named = {key.lower(): value for key, value in vars(torch.optim).items()}
     cls = named.get(name.lower())
     if not (isinstance(cls, type) and issubclass(cls, Optimizer)) or cls is Optimizer:

@@ -23,8 +23,8 @@ from shardweave.planners.simulate.update_cost import optimizer_class
 
 @dataclass(frozen=True)
 class _Captured:
-    """The update of a parameter. states: shape and dtype of those with dims. by_values: whether it
-    decides by values of tensors, and so runs op by op on shards."""
+    """Captured update of a parameter. states: shape and dtype of each optimizer state that is no
+    scalar. by_values: its code branches on tensors' values, so that it runs op by op on shards."""
 
     update: Update
     states: tuple[tuple[tuple[int, ...], torch.dtype], ...]
@@ -32,7 +32,7 @@ class _Captured:
 
 
 class Core(NamedTuple):
-    """The ops that need full values. held_bytes: of what they read and give, on the owner."""
+    """Ops that need full values. held_bytes: bytes of their inputs and results, on the owner."""
 
     parts: CutUpdate
     program: Program
@@ -41,10 +41,10 @@ class Core(NamedTuple):
 
 @dataclass(frozen=True)
 class PricedUpdate:
-    """The update of a parameter as programs: on a rank's shard before and behind the core.
+    """Update of a parameter as programs. on_shards: run on a rank's shard, before and after `core`.
 
-    extra_bytes: of what lives beside full values, or beside shards, while this update runs. joined:
-    bytes of each sum, mean or norm that ranks put together by an all-reduce.
+    extra_bytes: temporaries while the update runs, besides full values or shards. joined: bytes of
+    each sum, mean or norm that the ranks all-reduce.
     """
 
     on_shards: Sequence[Program]
@@ -56,7 +56,7 @@ class PricedUpdate:
 
 @cache
 def _captured(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> _Captured:
-    """The update of a parameter that has states, traced on the meta device."""
+    """Trace, on the meta device, a parameter's update by an optimizer that has its states."""
     parameter = nn.Parameter(torch.empty(shape, dtype=dtype, device="meta"))
     made: Optimizer = optimizer_class(name)([parameter])
     parameter.grad = torch.empty_like(parameter)
@@ -79,7 +79,7 @@ def _captured(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> _Capture
 
 
 def _keep_scalars(optimizer: Optimizer, parameter: Tensor) -> None:
-    """Let scalars of a state have values, which later steps may ask for."""
+    """Replace scalar states by tensors with values, since later steps may read the values."""
     state: dict[str, Any] = optimizer.state[parameter]
     for name, value in state.items():
         if isinstance(value, Tensor) and value.is_meta and not value.ndim:
@@ -118,7 +118,7 @@ def priced_update(
 
 
 def _by_values(update: Update, on_shard: _Captured, state_bytes: int) -> PricedUpdate:
-    """The update that runs op by op: on a shard, and what of the full values ranks join."""
+    """Price an update that runs op by op on shards, with the all-reduces of `update.joined`."""
     count = len(on_shard.update.inputs) - len(on_shard.update.numbers or ())
     values = [node.meta["val"] for node in on_shard.update.inputs[:count]]
     given = [torch.empty(x.shape, dtype=x.dtype, device="meta") for x in values]

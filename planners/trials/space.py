@@ -85,8 +85,8 @@ class SpaceTable:
 
     columns: sizes as they are, for formulas. features: each in [0, 1], for models: logarithms of
     sizes over their largest one (log2 x / log2 max, as in the released code), and of what is no
-    size, ZeRO stages too, a column for each value but the first, which for a policy of
-    recomputation holds the share of blocks in which it is done. What never varies has none.
+    size (ZeRO stages too), a one-hot column for each value but the first; that of a recomputation
+    policy holds the share of blocks that use it. Quantities that never vary have no column.
     """
 
     configurations: Sequence[Configuration]
@@ -118,7 +118,7 @@ class SpaceTable:
         return SpaceTable(configurations, columns, stacked)
 
     def rows(self, index: Sequence[int]) -> SpaceTable:
-        """Some of the rows, on the same scales."""
+        """Table of the rows at `index`, with the same scales."""
         chosen = [self.configurations[i] for i in index]
         columns = {name: values[list(index)] for name, values in self.columns.items()}
         return SpaceTable(chosen, columns, self.features[list(index)])

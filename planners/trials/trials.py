@@ -1,4 +1,4 @@
-"""Trials: what one says, and the file that keeps them, so that a search can go on later.
+"""Results of trials, and the file that stores them, so that a search can be resumed.
 
 The file has JSON lines. The first names the problem, each other is a trial. A line is written at
 once and forced to disk; of a line that was cut off by the end of a process nothing is used.
@@ -56,7 +56,7 @@ class Outcome:
 
     @property
     def variance(self) -> float:
-        """Of the throughput: that of the samples over their number; 0 for a single one."""
+        """Variance of the mean throughput: the samples' variance over their number; 0 for one."""
         if len(self.times_s) < 2:
             return 0.0
         return statistics.variance(1 / t for t in self.times_s) / len(self.times_s)
@@ -68,7 +68,7 @@ Trial = Callable[[Configuration], Outcome]
 
 @dataclass(frozen=True)
 class Record:
-    """A trial that was made. reason: why it was chosen. seconds: that it took."""
+    """A completed trial. reason: why it was chosen. seconds: its duration."""
 
     configuration: Configuration
     outcome: Outcome
@@ -248,7 +248,7 @@ class Deadline:
         return time.monotonic() >= self._end_s
 
     def each(self, function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
-        """Results of a function of the first item, and of those that begin in time."""
+        """Yield `function(item)` for the first item, and for others until the deadline."""
         for number, item in enumerate(items):
             if number and self.is_past:
                 return
@@ -256,7 +256,7 @@ class Deadline:
 
 
 def launch_of(host: Host | None, planner: str) -> Launch:
-    """Return the starter of processes. Raises PlanError where nothing can be trained."""
+    """Return the host's function for real trials. Raises PlanError if it has none."""
     if host is None or host.launch is None:
         option = "-O trials=10" if planner == "amp" else "-O real=true"
         raise PlanError(

@@ -21,8 +21,8 @@ COLUMNS = ("model", "plan", "step_ms")
 
 @dataclass(frozen=True)
 class MeasuredStep:
-    """A row. model: as commands name one, or a captured program's file. plan: a plan's file, or a
-    mesh, for Megatron's plan on it. place: file and line of the row."""
+    """Row of the table. model: spec of a model, or file of a captured program. plan: file of a
+    plan, or a mesh for Megatron's plan. place: file and line of the row."""
 
     model: str
     plan: str
@@ -58,7 +58,7 @@ def _steps_of(path: Path) -> Iterable[MeasuredStep]:
 
 
 def _beside(table: Path, plan: str) -> str:
-    """A plan's file, found from the folder of its table; other text as it is."""
+    """Resolve the path of a plan's file relative to its table; other text stays as it is."""
     file = table.parent / plan
     return str(file) if file.is_file() else plan
 

@@ -34,7 +34,7 @@ from shardweave.planners.predict.plan_plot import plot_candidates
 from shardweave.planners.registry import DEFAULT_PLANNER, PLANNERS, no_such_plan
 
 DIFFERENCES = 20
-"""Most differences between two plans that are shown, in lines."""
+"""Largest number of lines that show differences between two plans."""
 
 
 def plan_program(options: argparse.Namespace) -> int:
@@ -74,7 +74,7 @@ def plan_program(options: argparse.Namespace) -> int:
 
 
 def _planners(options: argparse.Namespace) -> list[str]:
-    """The planners that are to plan: of two that are compared those that are no files."""
+    """Names of the planners to run: of the one or two asked for, those that are no plan files."""
     if not options.compare:
         return [options.planner or DEFAULT_PLANNER]
     return [name for name in _compared(options) if name in PLANNERS]
@@ -126,7 +126,7 @@ def _check_useful_to_compare(options: argparse.Namespace) -> None:
 
 
 def _options(options: argparse.Namespace) -> dict[str, Any]:
-    """The planner's options: those of -O, and those that have an argument of their own."""
+    """Collect the planner's options, from -O and from arguments of their own."""
     given: dict[str, Any] = dict(parse_options(",".join(text.strip() for text in options.option)))
     own = {
         "fix": ",".join(options.fix),
@@ -214,7 +214,7 @@ def _plan_named(
 
 
 def _is_outcome(line: str) -> bool:
-    """Whether a line of a difference says what came of a plan, which the table says."""
+    """Whether a line of a difference is about the prediction, which the table shows already."""
     what = line[2:].split(":")[0].split(" ")[0]
     return what in ("predicted", "reasons", "candidates", "planner", "notes")
 

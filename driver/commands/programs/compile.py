@@ -17,7 +17,7 @@ from shardweave.driver.step.request import CompileOptions
 from shardweave.driver.step.run_options import add_compile_options
 
 OF_A_RUN = ("program", "artifact", "device", "cuda_graph")
-"""Options that say nothing of a step that is compiled ahead."""
+"""Options of `run` that do not apply to a step compiled ahead."""
 
 
 def add_parser(commands: Commands) -> None:

@@ -15,7 +15,7 @@ from shardweave.driver.report.html import STYLE
 
 _FOLDER = Path(__file__).parent
 _SCRIPTS = ("data.js", "text.js", "rail.js", "program.js", "value.js", "main.js")
-"""In the order in which the page reads them: together they are one module."""
+"""Script files, in the order in which the page joins them into one module."""
 
 _KEYS = {
     "← → or k j": "the pass before, the next pass",
@@ -29,7 +29,7 @@ _KEYS = {
 
 
 def explorer_page(moments: Sequence[dict[str, Any]], words: Words, *, title: str) -> str:
-    """The page for the moments that a Recorder noted, and its texts. It loads no other file."""
+    """Build the self-contained page from a Recorder's moments and texts."""
     data = {"title": title, "words": words.texts, "moments": list(moments)}
     # Without a time in it, so that the same program gives the same page.
     packed = gzip.compress(json.dumps(data, separators=(",", ":")).encode(), mtime=0)

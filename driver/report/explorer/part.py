@@ -1,7 +1,7 @@
-"""One function of a program as the data of the page: its layers with what changed in them.
+"""One function of a program as data of the page: its layers, and the changes in them.
 
-Of equal layers the first is written; values of the others are known by the row that stands for
-them and the name of their layer.
+Only the first of several equal layers has rows. A value of another one is referred to by the row
+of its counterpart in the first, and the name of its own layer.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from shardweave.ir.program.program import Slot, shardings_of
 
 @dataclass
 class Words:
-    """Numbers for texts, in the order in which they are first met."""
+    """Table of texts: gives each distinct text an index, in order of first use."""
 
     _numbers: dict[str, int] = field(default_factory=dict[str, int])
 
@@ -40,13 +40,13 @@ class Words:
 
 
 KINDS = ("same", "added", "removed", "moved", "changed")
-"""Kinds of change of an op; the page has their numbers."""
+"""Kinds of change of an op; the page's data has their indices."""
 
 NOWHERE = -1
-"""In place of the number of a row or a text that is not there."""
+"""Placeholder for the index of a missing row or text."""
 
 SlotKey = tuple[str, str, str]
-"""Whether it is a result, kind and name of an argument or result."""
+"""Key of an argument or result: "return" for a result (else ""), kind, name."""
 
 SlotLine = tuple[str, str]
 
@@ -55,17 +55,17 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Seat:
-    """Row of an op in its part of the page; layer: its own, if another stands for it."""
+    """Row of an op on the page. layer: the op's own layer, if the row is of an equal one."""
 
     row: int
     layer: str = ""
 
 
 class FunctionPart:
-    """A function of a program beside what it was; `data` is what the page has of it.
+    """A function of a program compared with its earlier version; `data` returns the page's data.
 
-    before: what it was, if it was there. first_row: the number of its first row among those of its
-    moment.
+    before: the earlier version, if there was one. first_row: index of its first row among the rows
+    of its moment.
     """
 
     def __init__(
@@ -89,11 +89,11 @@ class FunctionPart:
         self._known_pictures: dict[tuple[tuple[int, ...], str], int] = {}
 
     def rows_of(self, ancestors: Mapping[Operation, Operation]) -> dict[Operation, int]:
-        """By op of a later moment, the row of the op here that it comes from."""
+        """Map each op of a later moment to the row of its ancestor here. ancestors: by op."""
         return {op: self.seats[ancestor].row for op, ancestor in ancestors.items()}
 
     def data(self, back: Mapping[Operation, int]) -> Json:
-        """back: by op, the row of the moment before that it comes from."""
+        """Return the page's data. back: for each op, the row of its ancestor a moment before."""
         sources = sources_of(self.program)
         return {
             "name": self.name,
@@ -109,7 +109,7 @@ class FunctionPart:
         back: Mapping[Operation, int],
         sources: Mapping[Operation, Operation],
     ) -> Json:
-        """Columns rather than rows, which compress better; what few rows have is by their place."""
+        """A layer's data as columns, which compress better; sparse columns are dicts by row."""
         pairs = layer.pairs
         after = dict(enumerate(pair.after for pair in pairs))
         there = {index: op for index, op in after.items() if op is not None}
@@ -148,7 +148,7 @@ class FunctionPart:
     # Shards
 
     def _pictures(self, op: Operation) -> list[int]:
-        """Of each result the number of a drawing of its shards; nothing where it has none."""
+        """Index of the picture of each result's sharding; [] if the op has no shardings."""
         attributes = sharding_attrs_of(op)
         mesh = self.program.mesh
         if attributes is None or mesh is None or mesh.num_devices == 1:
@@ -179,7 +179,7 @@ class FunctionPart:
     # Arguments and results
 
     def slots(self) -> dict[SlotKey, SlotLine]:
-        """By kind and name, the line of an argument or result, and what of it is no name."""
+        """Line of each argument and result, and the part of the line to compare (no names)."""
         slots: dict[SlotKey, SlotLine] = {}
         groups = {"": self.program.arguments, "return": self.program.results}
         for word, group in groups.items():
@@ -217,7 +217,7 @@ class FunctionPart:
     # Values of layers that another one stands for
 
     def _uses(self) -> dict[str, list[list[int]]]:
-        """By value on the page, its users in layers that are not."""
+        """For each value on the page, its users in layers without rows of their own."""
         shown = (r for op, seat in self.seats.items() if not seat.layer for r in op.results)
         uses: dict[str, list[list[int]]] = {}
         for value in (*(slot.value for slot in self.program.arguments), *shown):
@@ -228,7 +228,7 @@ class FunctionPart:
         return uses
 
     def _away(self) -> dict[str, list[int]]:
-        """By name, where a value stands that a line of the page reads, if its own line does not."""
+        """References to operands on the page that are made in layers without rows, by name."""
         away: dict[str, list[int]] = {}
         for op, seat in self.seats.items():
             if seat.layer:
@@ -256,8 +256,8 @@ def _seats(layers: Iterable[LayerPairs], first_row: int) -> dict[Operation, Seat
 
 
 def _source_line(op: Operation) -> str:
-    """The line of the model that an op comes from, in the last folder of its path; "" if that is
-    not known."""
+    """Source location of an op as `folder/file:line`, with the last folder of its path; "" if
+    unknown."""
     place = op.location
     if not isinstance(place, FileLineColLoc):
         return ""
@@ -265,7 +265,7 @@ def _source_line(op: Operation) -> str:
 
 
 def _notes(slot: Slot) -> str:
-    """The sharding, and the rest that is known of a slot beside its name."""
+    """Format a slot's attributes, such as its sharding, except kind and name."""
     notes = [
         f"{name.removeprefix('dist.')} = {value}"
         for name, value in slot.attributes.data.items()

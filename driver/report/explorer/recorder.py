@@ -49,11 +49,11 @@ STEP = ""
 
 
 class Recorder(Observer):
-    """Notes each program that a pipeline makes. `moments` are the data of the page, `words` its
+    """Records the program after each pass of a pipeline. `moments`: the page's data; `words`: its
     texts.
 
-    cluster: for times and memory; None: without. optimizer_multiplier: bytes of optimizer state per
-    byte of parameters, for the memory; None: Adam's, in `precision`, as a plan says it.
+    cluster: to simulate on; None: no simulation. optimizer_multiplier: bytes of optimizer state per
+    byte of parameters, for the memory; None: Adam's in `precision`, a plan's precision.
     """
 
     def __init__(
@@ -94,9 +94,9 @@ class Recorder(Observer):
         seconds: float | None = None,
         choices: Sequence[tuple[str, str]] = (),
     ) -> None:
-        """Add a moment: the program as it is now, beside the one of the moment before.
+        """Add a moment: the current program, compared with that of the moment before.
 
-        seconds: that the pass took. choices: of the plan that made it, in names and words.
+        seconds: time of the pass. choices: (name, text) of each choice of the plan that was run.
         """
         head: Json = {
             "name": name,
@@ -131,7 +131,7 @@ class Recorder(Observer):
     # The ops
 
     def _compared(self, program: Program) -> tuple[Counter[str], list[Json]]:
-        """The functions of a program beside those of the one before; changes by kind."""
+        """Compare functions with the last moment's; returns change counts by kind, and data."""
         old, self._parts = self._parts, {}
         counts: Counter[str] = Counter()
         parts: list[Json] = []
@@ -161,7 +161,7 @@ class Recorder(Observer):
     # Time and memory
 
     def _simulate(self, program: Program) -> tuple[Simulated, str]:
-        """The step in the simulator, or None and why it has none."""
+        """Simulate the step; returns the simulation, or None and the reason."""
         mesh = program.mesh or Mesh()
         if self.cluster is None:
             return None, ""
@@ -179,7 +179,7 @@ class Recorder(Observer):
         return simulation, ""
 
     def _pictures(self, program: Program, simulated: Simulated) -> Json:
-        """Streams, memory and schedule as numbers of texts of HTML, and as a table."""
+        """Pictures of streams, memory and schedule, as indices of HTML texts, and a table."""
         pictures: Json = {"streams": -1, "memory": -1, "schedule": []}
         if simulated is not None:
             pictures["streams"] = self.words.number(timeline_html(simulated))
@@ -202,8 +202,8 @@ def _functions(program: Program) -> dict[str, Program]:
 def _rail(
     program: Program, stats: ProgramStats, simulated: Simulated
 ) -> Iterator[tuple[str, str, float]]:
-    """Names, texts and numbers of the rail at a moment; the numbers are compared, as text has units
-    that depend on them."""
+    """Yield (name, text, number) for the page's side rail at a moment. The page compares numbers,
+    since the units in the texts vary."""
     ops = sum(stats.ops.values())
     yield "ops", f"{ops:,}", ops
     reshards = sum(isinstance(op, ReshardOp) for op in program.ops)
