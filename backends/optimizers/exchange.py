@@ -23,7 +23,7 @@ Index = tuple[range | tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class Layout:
-    """The shards of a tensor. shards: by rank, its indices along each dim; other ranks have none."""
+    """The shards of a tensor. shards: by rank, its indices along each dim; others have none."""
 
     shape: tuple[int, ...]
     shards: dict[int, Index]

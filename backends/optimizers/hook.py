@@ -80,7 +80,7 @@ def _is_ours(parameter: Tensor) -> bool:
 def _before(
     optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Prepare a step; returns the arguments with which torch calls it, a stand-in optimizer first."""
+    """Prepare a step; returns the arguments for torch to call it with, a stand-in first."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if not any(map(_is_ours, parameters)):
         check_not_replaced(parameters)

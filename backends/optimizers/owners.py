@@ -134,7 +134,7 @@ def _state_key(state: Any) -> tuple[Any, ...]:
 
 
 def _keeps_only_states(optimizer: Optimizer) -> bool:
-    """Whether an optimizer keeps tensors only in its parameters' states, and no other optimizers."""
+    """Whether an optimizer keeps tensors only in its parameters' states, and no optimizers."""
     own = {k: v for k, v in vars(optimizer).items() if k not in ("param_groups", "state", "step")}
     groups = [{**group, "params": None} for group in optimizer.param_groups]
     return not instances_in((own, groups), (Tensor, Optimizer))

@@ -19,8 +19,8 @@ def repoint(
 ) -> None:
     """Let optimizers update new parameters, by the id of the old ones; moves their states too.
 
-    placed: maps a state tensor of the parameter's shape, and the new parameter, to a tensor placed
-    as the parameter."""
+    placed: converts a state tensor of a parameter's shape to the new parameter's placements.
+    """
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["params"][:] = [new.get(id(old), old) for old in group["params"]]

@@ -147,7 +147,7 @@ class Spread(_Seen):
 
 class Whole(_Seen):
     """A state of another shape than its parameter's, equal on all ranks. A result computed only
-    from such states that has the parameter's shape, such as an outer product, becomes a `Spread`."""
+    from such states that has the parameter's shape, as an outer product has, becomes a `Spread`."""
 
     @staticmethod
     def __new__(cls: type[Whole], value: Tensor, like: DTensor) -> Whole:
@@ -235,7 +235,7 @@ class _Call:
     # Reductions
 
     def _reduced(self, kind: str) -> Tensor | None:
-        """Reduce over all ranks; None for a norm whose order is not a positive number. Collective."""
+        """Reduce over all ranks; None if a norm's order is not a positive number. Collective."""
         names = [argument.name for argument in schema_of(self.func).arguments]
         given = dict(zip(names, self.args, strict=False)) | self.kwargs
         order = given.get("ord", given.get("p", 2)) if kind == "norm" else 1

@@ -62,7 +62,7 @@ class StandIns:
         return self._keep(real, made)
 
     def _for(self, value: Any, key: Any = None) -> Any:
-        """Copy a value with stand-ins in place of real objects. key: its key in the state, if any."""
+        """Copy a value with stand-ins for real objects. key: its key in the state, if any."""
         take = self.plain.state_of(key) if isinstance(key, Tensor) else None
 
         def change(x: Any) -> Any:
@@ -81,7 +81,7 @@ class StandIns:
         return made
 
     def _real(self, made: Any, key: Any = None) -> Any:
-        """Copy a value with real objects in place of stand-ins. key: its key in the state, if any."""
+        """Copy a value with real objects for stand-ins. key: its key in the state, if any."""
         give = self.plain.stored_state_of(key) if isinstance(key, Tensor) else None
 
         def change(x: Any) -> Any:
@@ -94,7 +94,7 @@ class StandIns:
         return mapped(made, change)
 
     def give_back(self) -> None:
-        """Write the results of the step from the stand-ins to the real optimizers and parameters."""
+        """Copy the results of the step from the stand-ins to the real optimizers and parameters."""
         self.plain.give_parameters()
         self.plain.give_gradients()
         for object_, made, key in self._objects:

@@ -360,7 +360,7 @@ class Step(ShardedState):
         """Return the indices of this rank's rows of a global input, for a sampler.
 
         name: the input's name in the model's forward. num_rows: of the global input; by default as
-        in the batch that the step was compiled with. Raises ValueError for an unknown name.
+        in the example batch. Raises ValueError for an unknown name, or too few rows.
         """
         first, known = self._programs.first, self._programs.names()
         slot = first.slots.get(("input", name))
