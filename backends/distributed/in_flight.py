@@ -103,7 +103,7 @@ class InFlight:
     arrive: Callable[[], Tensor]
 
     def wait(self) -> Tensor:
-        """Wait for the tensor and return it. On a GPU the current stream waits, else this thread."""
+        """Wait for the tensor and return it. The current stream waits on a GPU, else the thread."""
         if self.work is not None:
             self.work.wait()
         return self.arrive()

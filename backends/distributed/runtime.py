@@ -284,7 +284,7 @@ class Runtime:
         return Group(device_mesh.get_group(axis.name), ranks, order)
 
     def mesh_at(self, places: Sequence[int]) -> DeviceMesh:
-        """Return the DeviceMesh of devices at `places` on the stage axis. Collective at first use."""
+        """Return the DeviceMesh of the devices at `places`. Collective at first use."""
         assert self.device_mesh is not None
         axis = self.mesh.stage_axis
         if axis is None or len(places) == axis.size:

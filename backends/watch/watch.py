@@ -186,7 +186,7 @@ class Watch:
                 self._compare_trails(rank, *record.trail)
 
     def _compare_trails(self, rank: int, call: int, trail: _Trail) -> None:
-        """Record a problem if ranks have run different programs: the next call of a step raises."""
+        """Record a problem if ranks ran different programs; the next call of a step raises it."""
         own = self._trails.get(call, {})
         if not self.problem and any(
             own.get(key, number) != number for key, number in trail.items()
@@ -198,7 +198,7 @@ class Watch:
             )
 
     def _cause(self, silence_s: float) -> tuple[int, str] | None:
-        """Return a rank that failed, or was silent for `silence_s`, and the reason; None if none."""
+        """Return a rank that failed, or was silent for `silence_s`, and the reason; else None."""
         with self._lock:
             everyone = sorted(self._seen.items())
         for rank, seen in everyone:
@@ -348,7 +348,7 @@ class Watch:
 
     @contextmanager
     def asking(self, at: str) -> Iterator[None]:
-        """Within it the main thread makes requests to the store; only a silent store ends this rank.
+        """Within it the main thread asks the store, and only a silent store ends this rank.
 
         at: describes where it waits, or waited before the requests.
         """

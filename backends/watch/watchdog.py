@@ -133,7 +133,7 @@ def asking() -> AbstractContextManager[None]:
 
 
 def begin(program: int) -> None:
-    """Record that the entered call's program begins to run. program: its number, as on all ranks."""
+    """Record that the entered call's program begins. program: its number, equal on all ranks."""
     watch = _Process.watch
     if watch is not None:
         watch.begin(program)
