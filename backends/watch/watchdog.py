@@ -109,8 +109,8 @@ def approach(call: object) -> None:
 def meet(what: str, text: str, advice: str = "let every rank do the same") -> None:
     """Raises AgreementError on every rank unless all come here with the same text. Collective.
 
-    what: names the operation. Under a watch it raises too if ranks are in different operations, one
-    of them a call of a step; without one their messages would be mixed up.
+    what: names the operation. Under a watch it raises too if ranks are in different operations,
+    such as a call of a step; without a watch their messages would be mixed up.
     """
     if _Process.watch is None or not _is_watched():
         require_same(what, text, advice)
