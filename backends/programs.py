@@ -1,4 +1,4 @@
-"""Facts that backends read off a program: how it is held, when values die, and names for them."""
+"""Facts that backends read from a program: shardings held, last uses of values, unique names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def sharding_held(program: Program, slot: Slot) -> Sharding:
 
 
 def last_uses(program: Program) -> dict[Operation, list[SSAValue]]:
-    """For each op the values that can be freed after it; none that the caller of all holds."""
+    """Return, for each op, the values to free after it; never the step's arguments or results."""
     kept = {slot.value for slot in program.results}
     kept |= {slot.value for slot in program.arguments if slot.kind not in STAGE_KINDS}
     dying: dict[Operation, list[SSAValue]] = {}
@@ -35,7 +35,7 @@ def last_touches(program: Program) -> dict[SSAValue, Operation]:
 
 
 def free_name(word: str, taken: set[str], joint: str = "") -> str:
-    """The word, or the word and a number, that is not taken yet; it is from now on."""
+    """Return `word`, or `word` + `joint` + a number, if that is in `taken`; adds it to `taken`."""
     name, count = word, 1
     while name in taken:
         count += 1

@@ -1,6 +1,6 @@
-"""The backends by name: what makes one, and what its programs go through.
+"""Registry of the backends by name: their constructors, and the passes for their programs.
 
-Nothing heavy is imported: the command line lists the names.
+It imports nothing slow, since the command line lists the names.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ MakeBackend = Callable[..., "Backend"]
 class BackendKind:
     """A backend that `sw.compile(backend=)` knows.
 
-    has_processes: each device of the mesh is a process of torch.distributed; else one process runs
-    all of them. passes: a spec of passes that put ops into the regions which it compiles; they run
-    last, unless the program has regions.
+    make: constructor of the backend. has_processes: whether each device of the mesh is a process of
+    torch.distributed; else one process runs all devices. passes: pipeline of passes that group ops
+    into the regions that the backend compiles; they run last, unless the program has regions.
     """
 
     make: MakeBackend
@@ -40,7 +40,7 @@ def _reference(program: Program, device: torch.device, **options: object) -> Bac
 
 
 def _distributed(compiler: Compiler | None = None) -> MakeBackend:
-    """Return a maker of the backend of real processes, whose fused regions `compiler` compiles."""
+    """Return a constructor of the distributed backend, whose fused regions `compiler` compiles."""
 
     def make(
         program: Program,
@@ -69,11 +69,11 @@ BACKENDS: dict[str, BackendKind] = {
 def register_backend(
     name: str, make: MakeBackend, *, has_processes: bool = True, passes: str = ""
 ) -> None:
-    """Make a backend known by a name to `sw.compile`.
+    """Register a backend under a name for `sw.compile(backend=)`.
 
     make: takes a program, the device of this rank and, by name, `cuda_graph` and `reduce_dtype`;
-    returns a `Backend`. has_processes, passes: as in `BackendKind`. Registering it again is
-    allowed. Raises ValueError if another backend has the name.
+    returns a `Backend`. has_processes, passes: as in `BackendKind`. The same backend may be
+    registered again. Raises ValueError if another backend has the name.
     """
     if name in BACKENDS and BACKENDS[name].make is not make:
         raise ValueError(f"there is a backend '{name}' already; give {make} another name.")

@@ -1,1 +1,1 @@
-"""Batches that ranks give: one that all give alike, or the rows of each."""
+"""Batches that ranks give: the same global batch on all ranks, or each rank's own rows."""

@@ -1,5 +1,5 @@
-"""Ranks compare what they are to hold alike: inputs on the first calls of a step, and with
-SHARDWEAVE_CHECK=1 everything on every call."""
+"""Checks that replicas are equal on all ranks: of inputs in the first calls of a step, and with
+SHARDWEAVE_CHECK=1 of inputs, state and scalar outputs in every call."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from shardweave.backends.watch.agreement import (
 from shardweave.backends.watch.watch import CHECK
 
 FIRST_CALLS = 3
-"""Of a step, whose inputs are compared unless the environment says otherwise."""
+"""Number of calls of a step whose inputs are compared, unless SHARDWEAVE_CHECK is set."""
 
 
 class _Part(NamedTuple):
-    """A rank's part of a tensor. shard: its index; ranks with the same shard must hold the same."""
+    """A rank's shard of a tensor. shard: its index; shards of equal index must be equal."""
 
     name: str
     shard: tuple[int, ...]
@@ -34,12 +34,12 @@ class _Part(NamedTuple):
 
 
 def are_checked() -> bool:
-    """Whether the environment asks for it."""
+    """Whether SHARDWEAVE_CHECK asks to compare every call."""
     return os.environ.get(CHECK, "0") not in ("", "0")
 
 
 def inputs_are_checked(num_calls: int) -> bool:
-    """Whether the inputs of a call are compared, before which a step had so many."""
+    """Whether the inputs of a call are compared, after `num_calls` earlier calls of the step."""
     return num_calls < FIRST_CALLS and os.environ.get(CHECK, "") == ""
 
 
@@ -52,8 +52,8 @@ ADVICE = (
 def check_call(
     call: str, inputs: Mapping[str, Tensor], state: Mapping[Key, Tensor], advice: str = ADVICE
 ) -> None:
-    """Raises AgreementError on every rank unless all make the same call, and hold the same inputs,
-    parameters and buffers where they hold the same part. Collective."""
+    """Raises AgreementError on every rank unless all make the same call, and replicas of inputs,
+    parameters and buffers are equal. call: describes the call. Collective."""
     watchdog.meet("the call", call)
     check_inputs(inputs, advice)
     stored = {f"{kind} '{name}'": tensor for (kind, name), tensor in state.items()}
@@ -61,19 +61,19 @@ def check_call(
 
 
 def check_inputs(inputs: Mapping[str, Tensor], advice: str = ADVICE) -> None:
-    """Raises AgreementError on every rank unless all give the same inputs. Collective."""
+    """Raises AgreementError on every rank unless replicas of inputs are equal. Collective."""
     named = {f"input '{name}'": tensor for name, tensor in inputs.items()}
     check_replicas(named, advice)
 
 
 def check_gradients(gradients: Mapping[str, Tensor]) -> None:
-    """Raises AgreementError on every rank unless all give outputs equal gradients. Collective."""
+    """Raises AgreementError on every rank unless gradients of outputs are equal. Collective."""
     named = {f"the gradient of output '{name}'": tensor for name, tensor in gradients.items()}
     check_replicas(named, "compute the loss of the same global batch on every rank")
 
 
 def check_outputs(outputs: Mapping[str, Tensor]) -> None:
-    """The same for what a call returns, as far as it is scalars. Collective."""
+    """Raises AgreementError on every rank unless scalar outputs are equal. Collective."""
     scalars = {f"output '{name}'": x for name, x in outputs.items() if x.ndim == 0}
     check_replicas(
         scalars, "all ranks have summed the same terms: this is a defect, or of a device"
@@ -81,8 +81,8 @@ def check_outputs(outputs: Mapping[str, Tensor]) -> None:
 
 
 def check_replicas(tensors: Mapping[str, Tensor], advice: str) -> None:
-    """Raises AgreementError on every rank unless ranks with the same part of a tensor have the same
-    values. Collective."""
+    """Raises AgreementError on every rank unless ranks with the same shard of a tensor have equal
+    values. advice: ends the message. Collective."""
     parts = [_Part(name, place_of_part(x), _digest(x)) for name, x in tensors.items()]
     everyone = gathered_from_ranks(parts)
     for number, (name, _, _) in enumerate(parts):

@@ -1,8 +1,8 @@
-"""Global batches whose rows the ranks give, each its own, as `DistributedSampler` deals them out.
+"""Global batches of which each rank gives its own rows, such as from a `DistributedSampler`.
 
-Ranks tell each other before each call how many rows they have, since the program depends on it.
-As in DDP, what a rank computes from its own rows of an output is its own: it differentiates its own
-loss, and gradients are the mean over ranks, here by their rows.
+Ranks exchange their numbers of rows before each call, since the program depends on them. As in DDP,
+each rank computes a loss of its own rows of an output, and differentiates that; gradients are the
+mean over ranks, here weighted by their numbers of rows.
 """
 
 from __future__ import annotations
@@ -34,31 +34,31 @@ from shardweave.ir.mesh.placement import Sharding, contiguous
 from shardweave.planners.plan.zero import BATCH_AXES
 
 LOCAL, GLOBAL = "local", "global"
-"""The two kinds of inputs: a rank's own rows, or the batch that all ranks give alike."""
+"""The two kinds of inputs: a rank's own rows, or the global batch, the same on all ranks."""
 
 _SAME_ROWS = ("tensor", "context")
-"""Axes whose ranks share the work on the same rows, beside those of stages."""
+"""Mesh axes whose ranks work on the same rows, besides the stage axis."""
 
 _ADVICE = "pad inputs to one length on all ranks, as only the number of rows may differ"
 
 
 def axes_of_rows(mesh: Mesh, cut: Collection[str] = ()) -> tuple[str, ...]:
-    """The axes along which ranks have different rows: `replica` and `data`, and of those over which
-    a plan cuts inputs along dim 0, `cut`, all but `tensor`, `context` and stages."""
+    """Return the mesh axes along which ranks have different rows: `replica`, `data`, and those of
+    `cut`, axes over which a plan shards dim 0 of inputs, except `tensor`, `context` and stages."""
     chosen = {*BATCH_AXES, *cut}.difference(_SAME_ROWS)
     space = [axis for axis in mesh.device_axes if axis.kind == "space" and axis.size > 1]
     return tuple(axis.name for axis in space if axis.name in chosen)
 
 
 def names_of_rows(inputs: Mapping[str, Tensor]) -> frozenset[str]:
-    """The inputs that hold rows: those as long as most are. Others are the same on every rank."""
+    """Return the inputs that hold rows: plain tensors with the most common length of dim 0."""
     lengths = {n: t.shape[0] for n, t in inputs.items() if t.ndim and not isinstance(t, DTensor)}
     most = Counter(lengths.values()).most_common(1)
     return frozenset(name for name, length in lengths.items() if length == most[0][0])
 
 
 def grown(call: StepCall, mesh: Mesh) -> StepCall:
-    """The call of the global batch, where each rank gives as many rows as this call has."""
+    """Make the call of the global batch, if every rank gives as many rows as this call has."""
     count, rows = math.prod(mesh.size(axis) for axis in axes_of_rows(mesh)), {}
     for name in names_of_rows(call.inputs):
         tensor = call.inputs[name]
@@ -69,9 +69,9 @@ def grown(call: StepCall, mesh: Mesh) -> StepCall:
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of a global batch that each rank provides.
+    """Numbers of rows of a global batch that ranks provide along `axes`.
 
-    counts: number of rows per rank, in row order. place: index of this rank among them.
+    counts: by position along `axes`, in row order. place: position of this rank.
     """
 
     runtime: Runtime
@@ -81,27 +81,27 @@ class Rows:
 
     @property
     def total(self) -> int:
-        """The rows of the global batch."""
+        """Number of rows of the global batch."""
         return sum(self.counts)
 
     @property
     def own(self) -> int:
-        """The rows of this rank."""
+        """Number of rows of this rank."""
         return self.counts[self.place]
 
     @property
     def share(self) -> float:
-        """This rank's part of the rows."""
+        """This rank's fraction of the rows."""
         return self.own / self.total
 
     @property
     def is_even(self) -> bool:
-        """Whether all ranks have as many."""
+        """Whether all ranks have equally many rows."""
         return len(set(self.counts)) == 1
 
     def joined(self, tensor: Tensor) -> Tensor:
-        """The global tensor, given this rank's rows: a DTensor that needs no message; where ranks
-        have different numbers, whole on every rank. Collective."""
+        """Make the global tensor from this rank's rows: a DTensor, without a message; if ranks have
+        different numbers of rows, a whole tensor, by gathering. Collective."""
         return _Joined.apply(tensor, self) if tensor.requires_grad else self._joined(tensor)  # pyright: ignore[reportReturnType]
 
     def _joined(self, tensor: Tensor) -> Tensor:
@@ -117,7 +117,7 @@ class Rows:
         return torch.cat([p[:n] for p, n in zip(padded.split(most), self.counts, strict=True)])
 
     def own_of(self, tensor: Tensor) -> Tensor:
-        """This rank's rows of a global tensor, plain. Collective."""
+        """Return this rank's rows of a global tensor as a plain tensor. Collective."""
         if isinstance(tensor, DTensor) and self.is_even:
             names = tensor.device_mesh.mesh_dim_names
             assert names is not None
@@ -128,17 +128,17 @@ class Rows:
         return tensor.narrow(0, sum(self.counts[: self.place]), self.own)
 
     def hold(self, tensor: Tensor) -> bool:
-        """Whether a global tensor has the rows of the batch."""
+        """Whether dim 0 of a global tensor is the rows of the batch, judged by its size."""
         return tensor.ndim > 0 and tensor.shape[0] == self.total
 
     def joined_gradient(self, gradient: Tensor) -> Tensor:
-        """The global gradient of an output, from the ranks' gradients of their own losses.
-        Collective."""
+        """Make the global gradient of an output from the ranks' gradients of their own losses, each
+        weighted by its `share`. Collective."""
         return self.joined(gradient * self.share)
 
     def split(self, count: int) -> Rows:
-        """The rows of each of `count` micro-batches. Raises ValueError where ranks have different
-        numbers of them."""
+        """Return the `Rows` of each of `count` micro-batches. Raises ValueError if ranks have
+        different numbers of rows."""
         if not self.is_even:
             raise ValueError(
                 f"accumulate={count} needs equally many rows on every rank, but ranks have "
@@ -148,7 +148,7 @@ class Rows:
 
 
 class _Joined(torch.autograd.Function):
-    """Rows of a rank that require a gradient, in the global batch."""
+    """Joins rows that require a gradient; its backward returns the gradient of this rank's rows."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, rows: Rows) -> Tensor:
@@ -162,10 +162,10 @@ class _Joined(torch.autograd.Function):
 
 
 class LocalRows:
-    """Makes calls of a global batch of the calls that each rank makes with its own rows.
+    """Makes the call of the global batch from the calls that ranks make with their own rows.
 
-    axes: along which ranks have different rows. names: the inputs that hold rows, of those that
-    the example has. Making one is collective.
+    axes: mesh axes along which ranks have different rows. example: the example inputs, which show
+    the inputs that hold rows.
     """
 
     def __init__(
@@ -184,8 +184,8 @@ class LocalRows:
         self._numbers: dict[Any, int] = {}
 
     def joined(self, call: StepCall) -> StepCall:
-        """The call of the global batch. Raises AgreementError on every rank if calls differ in more
-        than the number of rows, or ranks that share rows have different numbers. Collective."""
+        """Make the call of the global batch. Raises AgreementError on every rank if calls differ in
+        more than the number of rows, or ranks that share rows differ in it. Collective."""
         names, new = self._names(call.inputs)
         lengths = {call.inputs[name].shape[0] for name in names}
         if len(lengths) > 1:
@@ -222,15 +222,15 @@ class LocalRows:
         return f"ranks that do not differ along {axes} are to give the same rows"
 
     def _names(self, inputs: Mapping[str, Tensor]) -> tuple[frozenset[str], list[str]]:
-        """The inputs that hold rows, and those that the example lacks, which hold rows if they are
-        as long on every rank."""
+        """Return the inputs that hold rows, and those that the example lacks, which hold rows if on
+        every rank they are as long as the others."""
         plain = {n: t for n, t in inputs.items() if t.ndim and not isinstance(t, DTensor)}
         names = frozenset(name for name in plain if self._known.get(name))
         new = [name for name in plain if name not in self._known]
         return (names, new) if names else (names_of_rows({n: plain[n] for n in new}), [])
 
     def _number(self, call: StepCall, names: Collection[str]) -> int:
-        """A number for all of a call but how many rows there are."""
+        """Digest a call, except for its number of rows, to a number; cached by `call.key`."""
         key = call.key
         if key not in self._numbers:
             words = _words(call, names, self._names(call.inputs)[1])
@@ -239,7 +239,7 @@ class LocalRows:
 
 
 def _words(call: StepCall, names: Collection[str], new: Collection[str]) -> str:
-    """A call in words, without the number of its rows."""
+    """Describe a call without its number of rows. names, new: as from `LocalRows._names`."""
     tensors = [
         f"{name} {_form_of_row(tensor) if name in names or name in new else form_of(tensor)}"
         for name, tensor in call.inputs.items()

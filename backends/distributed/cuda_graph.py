@@ -1,4 +1,4 @@
-"""Replaying a whole step as one CUDA graph, so that no launch waits for Python."""
+"""Capture and replay of a whole step as one CUDA graph, so that no launch waits for Python."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WARM_UP_CALLS = 3
 
 
 def check_graph(program: Program, mesh: Mesh, *, is_joint: bool) -> None:
-    """Raises ValueError for a step with messages, or with copies to the host."""
+    """Raises ValueError for a step with messages between ranks, or with copies to the host."""
     if is_joint:
         raise ValueError(
             f"cuda_graph=True: a step on mesh {mesh} sends messages, and a graph of those is not "
@@ -38,11 +38,11 @@ def check_graph(program: Program, mesh: Mesh, *, is_joint: bool) -> None:
 class GraphedStep:
     """A step function that captures its first call on a GPU and replays it from then on.
 
-    Inputs are copied into the memory that the graph reads. Parameters and buffers are read where
-    they are: they may change in place; where one is given in other memory, the step is captured
-    again. Gradients are handed out in the memory that the graph writes, and not copied: before the
-    next replay, what is still held of them moves to memory of its own. So those that are set to
-    None between steps are never copied. Other results are. Raises ValueError off the GPU.
+    Inputs are copied into the memory that the graph reads. Parameters and buffers are not copied:
+    they may change in place, but if one has moved to other memory, the step is captured again.
+    Gradients are returned in the memory that the graph writes: before the next replay, those still
+    in use are copied to memory of their own. Thus gradients that are set to None between steps are
+    never copied. Other results are always copied. Raises ValueError if not on a GPU.
     """
 
     def __init__(self, run: StepFunction) -> None:
@@ -51,10 +51,10 @@ class GraphedStep:
         self._given: dict[Key, Tensor] = {}
         self._results: dict[Key, Tensor] = {}
         self._users: dict[Key, int] = {}
-        """Of the memory of each result, before it was handed out."""
+        """Number of users of each result's memory before it was returned."""
         self._handed: dict[Key, weakref.ref[Tensor]] = {}
         self._copied: set[Key] = set()
-        """Gradients of which views were held when they were due to change: they are copied."""
+        """Results to copy at each call: they share memory, or had views in use at a replay."""
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self, runtime: Any, given: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
@@ -83,7 +83,7 @@ class GraphedStep:
         return handed
 
     def _is_free(self) -> bool:
-        """Move what is held of the last gradients out of the graph's memory; whether all could."""
+        """Move gradients still in use out of the graph's memory; returns whether all could move."""
         stuck: set[Key] = set()
         for key, reference in self._handed.items():
             num_others = num_users(self._results[key]) - self._users[key]
@@ -118,5 +118,5 @@ class GraphedStep:
 
 
 def _stays(key: Key) -> bool:
-    """Whether an argument is in the same memory at each call."""
+    """Whether an argument stays in the same memory from call to call, so it is not copied."""
     return key[0] in ("param", "buffer")

@@ -1,4 +1,4 @@
-"""torch.distributed: each rank of a mesh is a process that holds its shards."""
+"""The backend on torch.distributed: each rank of a mesh is a process that holds its shards."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from shardweave.ir.torch_private import dtensor_spec, local_part
 
 
 class EmittedRunner(JoinedRunner):
-    """The Python module that runs a program, loaded. source: the module."""
+    """Runs a program by its emitted Python module. source: text of the module."""
 
     def __init__(
         self,
@@ -54,13 +54,13 @@ class EmittedRunner(JoinedRunner):
 
     def results_of(self, given: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
         given = self._parts.padded(given)
-        if isinstance(self._run, GraphedStep):  # replays in memory of its own
+        if isinstance(self._run, GraphedStep):  # it writes gradients to its own memory
             given = {key: tensor for key, tensor in given.items() if key[0] != "grad"}
         return self._parts.held(self._run(self.runtime, given))
 
 
 def _by_layer(source: str) -> list[str]:
-    """The statements of emitted source, each with its layer."""
+    """Return the statements of emitted source, each with its layer in parentheses."""
     layer, lines = "", list[str]()
     for line in source.splitlines():
         if line.startswith("    # "):
@@ -73,11 +73,11 @@ class DistributedBackend(Backend):
     """Tensors are DTensors that hold this rank's shard; on one device they are plain tensors.
 
     compiler: "triton" runs fused regions as our generated kernels; on the CPU, and where no
-    template fits, they run on ATen, as `explain()` says. "inductor" has them compiled by
-    PyTorch's compiler. None: their ops run one by one. cuda_graph: whether a whole program is
-    captured on the GPU at its first call, and replayed then. holders: by kind and name of
-    parameters and buffers, the coordinates on the stage axis that have them; all, if they are none.
-    reduce_dtype: in which gradients that are pending sums are added up; None: their own.
+    template fits, they run on ATen, as `explain()` says. "inductor" compiles them with PyTorch's
+    compiler. None: their ops run one by one. cuda_graph: whether a whole program is captured on the
+    GPU at its first call, and replayed afterwards. holders: by kind and name of parameters and
+    buffers, the coordinates on the stage axis that have them; without it all coordinates do.
+    reduce_dtype: dtype in which unreduced gradients are reduced; None: their own.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class DistributedBackend(Backend):
         if self.is_joint:
             for places in sorted(set(self.holders.values())):
                 runtime.mesh_at(places)
-        self.adds_pending = not cuda_graph  # which replays in memory of its own
+        self.adds_pending = not cuda_graph  # a graph writes gradients to its own memory
 
     def check(self, program: Program) -> None:
         mesh = self.runtime.mesh
@@ -129,8 +129,8 @@ class DistributedBackend(Backend):
         )
 
     def _check_holders(self, program: Program) -> None:
-        """Raises ValueError for a gradient that other stages make than have the parameter: the
-        example's call did not read it."""
+        """Raises ValueError if a parameter's gradient is computed on other stages than those that
+        hold it: the example call did not read the parameter."""
         trained = {slot.name for slot in program.results if slot.kind == "grad"}
         for key, places in holders_of(program).items():
             is_guessed = self.holders and key not in self.holders
@@ -142,8 +142,8 @@ class DistributedBackend(Backend):
                 )
 
     def _places(self, key: Key) -> tuple[int, ...] | None:
-        """The stages that have a tensor, None for all: one that the first program does not read is
-        where the last of those is whose modules it shares most of."""
+        """Return the stages that have a tensor; None for all. A tensor that the first program does
+        not read is on the stages of the tensor that is nearest in the module tree."""
         if not self.holders or key in self.holders:
             return self.holders.get(key)
         module = key[1].rpartition(".")[0]
@@ -160,7 +160,7 @@ class DistributedBackend(Backend):
         return of_mesh(as_dtensor(self._copied(tensor, sharding), sharding, self.runtime))
 
     def _copied(self, tensor: Tensor | Source, sharding: Sharding) -> Tensor:
-        """This rank's shard, in memory of its own: training a step must not change the model."""
+        """Copy this rank's shard, since training a step must not change the original model."""
         if isinstance(tensor, Source):
             return tensor.part(sharding, self.runtime.coordinates, self.device)
         shard = take_shard(tensor.detach(), sharding, self.runtime.coordinates)
@@ -169,7 +169,7 @@ class DistributedBackend(Backend):
     def _stored_at(
         self, tensor: Tensor | Source, sharding: Sharding, places: tuple[int, ...]
     ) -> Tensor:
-        """A tensor that only some stages have: elsewhere its local part is empty."""
+        """Store a tensor that only the stages `places` have; elsewhere its shard is empty."""
         local = torch.empty(0, dtype=tensor.dtype, device=self.device)
         if self.runtime.place in places:
             local = self._copied(tensor, sharding)
@@ -207,7 +207,7 @@ class DistributedBackend(Backend):
         return whole(self.local(tensor).detach().clone(), sharding, self.runtime)
 
     def _whole_of_stage(self, tensor: DTensor, sharding: Sharding) -> Tensor:
-        """A tensor that only some stages have, from the first of these on all ranks."""
+        """Gather a tensor that only some stages have; broadcasts it from the first. Collective."""
         axis = self.runtime.mesh.stage_axis
         assert axis is not None
         ranks = tensor.device_mesh.mesh.flatten().tolist()
@@ -258,7 +258,7 @@ class DistributedBackend(Backend):
         first, last = held[0], held[-1]
         return range(first, last + 1) if last - first + 1 == len(held) else held
 
-    # Gradients that are pending sums
+    # Unreduced gradients
 
     def pending(self, local: Tensor, sharding: Sharding) -> Tensor:
         return as_dtensor(local, sharding, self.runtime)
@@ -286,7 +286,7 @@ class DistributedBackend(Backend):
 def distributed_backend(
     program: Program, device: torch.device, *, compiler: Compiler | None, **options: Any
 ) -> DistributedBackend:
-    """The backend of a program on the processes of its mesh. Collective."""
+    """Make the backend of a program on the processes of its mesh. Collective."""
     mesh = program.mesh if program.is_local else None
     return DistributedBackend(
         Runtime(mesh, device, program.devices),
@@ -305,9 +305,9 @@ def step_of(
     cuda_graph: bool = False,
     sync: bool = True,
 ) -> CompiledModule:
-    """Let a model run one program, a local one or a global one on one device, as this rank.
+    """Let a model run one program on this rank: a local one, or a global one on one device.
 
-    The model is sharded in place, and returned. sync: as in `Step`. Collective. Raises ValueError
+    Shards the model in place and returns it. sync: as in `Step`. Collective. Raises ValueError
     if model, program and mesh do not fit together.
     """
     runtime = runtime or _runtime_for(program, model)

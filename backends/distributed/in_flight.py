@@ -1,4 +1,4 @@
-"""Collectives that are started and waited for apart."""
+"""Asynchronous collectives: started by one call, and waited for by another."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ from shardweave.ir.mesh.shards import merge_blocks
 
 
 def as_ordered_integers(x: Tensor) -> Tensor:
-    """Whole numbers, of the same shape, that compare as the floating-point ones do.
+    """Map floating-point numbers to integers that compare in the same order; NaN is the largest.
 
-    Negative numbers are counted from the end, since their bits hold a magnitude.
+    The bits of negative numbers are inverted except for the sign, as they hold a magnitude.
     """
-    wide = x if x.dtype == torch.float64 else x.float()  # backends know no whole numbers of 16 bits
+    wide = x if x.dtype == torch.float64 else x.float()  # backends reduce no 16-bit integers
     dtype = torch.int64 if x.dtype == torch.float64 else torch.int32
     numbers = _turned(wide.contiguous().view(dtype))
     return numbers.masked_fill_(wide.isnan(), torch.iinfo(dtype).max)
 
 
 def from_ordered_integers(numbers: Tensor, dtype: torch.dtype) -> Tensor:
-    """Inverse of `as_ordered_integers`, for numbers of a dtype."""
+    """Inverse of `as_ordered_integers`; returns numbers of `dtype`."""
     wide = torch.float64 if numbers.dtype == torch.int64 else torch.float32
     return _turned(numbers).view(wide).to(dtype)
 
 
 def _turned(bits: Tensor) -> Tensor:
-    """Turn over all bits of negative numbers but the sign; its own inverse."""
+    """Invert all bits but the sign of negative numbers; its own inverse."""
     info = torch.iinfo(bits.dtype)
     return bits ^ ((bits >> (info.bits - 1)) & info.max)
 
 
 @dataclass(frozen=True)
 class Group:
-    """The ranks that a collective over some axes joins with this one.
+    """The ranks of a collective over some axes, this one included.
 
-    ranks: their global ranks by position along the axes, the first axis slowest.
-    order: for each position the rank within `process_group`, which torch sorts by global rank.
+    ranks: global ranks by position along the axes, the first axis slowest.
+    order: by position, the rank within `process_group`, which torch sorts by global rank.
     """
 
     process_group: dist.ProcessGroup
@@ -55,7 +55,7 @@ class Group:
 
     @cached_property
     def own(self) -> int:
-        """This rank's number within `process_group`."""
+        """This rank within `process_group`."""
         return dist.get_rank(self.process_group)
 
     @cached_property
@@ -63,13 +63,13 @@ class Group:
         return self.order == tuple(range(self.size))
 
     def by_position(self, by_group_rank: Tensor) -> list[Tensor]:
-        """Entries of dim 0, which stand by rank within the process group, by position."""
+        """Return the entries of dim 0, given by rank within the process group, by position."""
         return [by_group_rank[rank] for rank in self.order]
 
     def block_cyclic(self, x: Tensor, dim: int, block: int) -> Tensor:
-        """The part of each rank in a block-cyclic cut of `dim`, by rank within the process group.
+        """Split `dim` block-cyclically into a shard for each rank within the process group.
 
-        It is `take_blocks` for every index at once, stacked in a contiguous dim 0.
+        Returns the shards (`take_blocks` of each index), stacked along a new contiguous dim 0.
         """
         shape = list(x.shape)
         rounds = shape[dim] // (self.size * block)
@@ -93,32 +93,32 @@ _REDUCTIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 
 @dataclass(slots=True)
 class InFlight:
-    """One tensor that a collective is bringing.
+    """The future result of a collective that has been started.
 
-    work: torch's handle, None if nothing has to be waited for. arrive: gives the tensor once
-    the work is done. The buffers of the message live as long as this does.
+    work: torch's handle; None if there is nothing to wait for. arrive: returns the tensor once
+    the work is done. The buffers of the message live as long as this object.
     """
 
     work: Any
     arrive: Callable[[], Tensor]
 
     def wait(self) -> Tensor:
-        """The tensor, arrived. On a GPU the current stream waits, on the CPU this thread."""
+        """Wait for the tensor and return it. The current stream waits on a GPU, else the thread."""
         if self.work is not None:
             self.work.wait()
         return self.arrive()
 
 
 def here(x: Tensor) -> InFlight:
-    """A tensor that needs no message."""
+    """Wrap a tensor that is available already."""
     return InFlight(None, lambda: x)
 
 
 def start_copy(x: Tensor, target: torch.device) -> InFlight:
-    """A copy of a tensor, without gaps, between a GPU and the pinned memory of its host, on a
-    stream of its own; between others, as from the CPU to the CPU, made at once.
+    """Start a contiguous copy of a tensor between a GPU and pinned host memory, on a stream of its
+    own. If neither device is a GPU, the copy is made at once.
 
-    Pinned memory is torch's, which keeps it for the next step.
+    Torch's allocator keeps pinned memory for the next step.
     """
     gpu = next((place for place in (x.device, target) if place.type == "cuda"), None)
     if gpu is None:
@@ -139,9 +139,9 @@ def _copy_stream(device: torch.device) -> torch.cuda.Stream:
 
 
 def start_all_reduce(x: Tensor, group: Group, op: str = "sum", in_place: bool = False) -> InFlight:
-    """The sum (or maximum) of `x` over the group, on every rank.
+    """Start an all-reduce of `x` over the group. op: "sum" or "max".
 
-    in_place: whether it may be written where `x` is.
+    in_place: whether the result may overwrite `x`.
     """
     if _is_ordered(x, op):
         return start_maximum(x, group.process_group)
@@ -153,19 +153,19 @@ def start_all_reduce(x: Tensor, group: Group, op: str = "sum", in_place: bool = 
 
 
 def _is_ordered(x: Tensor, op: str) -> bool:
-    """Whether a tensor is reduced as whole numbers in its order."""
+    """Whether a tensor is reduced by `as_ordered_integers`: a floating-point maximum."""
     return op == "max" and x.is_floating_point()
 
 
 def start_maximum(x: Tensor, group: dist.ProcessGroup | None = None) -> InFlight:
-    """The maximum of floating-point numbers over a group, by default all ranks; NaN if one is."""
+    """Start a maximum of floating-point numbers over a group (None: all ranks); keeps NaN."""
     numbers = as_ordered_integers(x)
     work = dist.all_reduce(numbers, dist.ReduceOp.MAX, group=group, async_op=True)
     return InFlight(work, lambda: from_ordered_integers(numbers, x.dtype))
 
 
 def start_all_reduces(tensors: Sequence[Tensor], group: Group, op: str) -> list[InFlight]:
-    """`start_all_reduce` of several tensors, one message per dtype."""
+    """Call `start_all_reduce` on several tensors, in one message per dtype."""
     if any(_is_ordered(x, op) for x in tensors):
         return _start_maxima(tensors, group)
     transfers: list[InFlight] = [here(x) for x in tensors]
@@ -184,7 +184,7 @@ def start_all_reduces(tensors: Sequence[Tensor], group: Group, op: str) -> list[
 
 
 def _start_maxima(tensors: Sequence[Tensor], group: Group) -> list[InFlight]:
-    """`start_all_reduces` of maxima, with floating-point numbers as whole ones in their order."""
+    """Start the maxima of several tensors, floating-point ones as ordered integers."""
     numbers = [as_ordered_integers(x) if x.is_floating_point() else x for x in tensors]
     started = start_all_reduces(numbers, group, "max")
 
@@ -199,12 +199,12 @@ def _start_maxima(tensors: Sequence[Tensor], group: Group) -> list[InFlight]:
 
 
 SMALL_BYTES = 2**16
-"""Up to here a tensor travels with others: a message takes longer than copying it does."""
+"""Up to this size tensors share a message: a message of their own takes longer than a copy."""
 
 
 def all_reduce_in_place(tensors: Sequence[Tensor], group: Group, op: str = "sum") -> None:
-    """Make dense tensors their sums (or maxima) over the group. Small ones travel together."""
-    # What is reduced as other numbers is no less copied alone.
+    """All-reduce dense tensors in place ("sum" or "max"). Small ones share a message."""
+    # Tensors reduced as ordered integers are copied in any case, so they join the small ones.
     are_small = [x.nbytes <= SMALL_BYTES or _is_ordered(x, op) for x in tensors]
     small = [x for x, is_small in zip(tensors, are_small, strict=True) if is_small]
     large = [x for x, is_small in zip(tensors, are_small, strict=True) if not is_small]
@@ -221,7 +221,7 @@ def all_reduce_in_place(tensors: Sequence[Tensor], group: Group, op: str = "sum"
 
 
 def start_all_gather(x: Tensor, group: Group, dim: int, block: int) -> InFlight:
-    """The shards of all ranks along `dim`, `block` elements in turn."""
+    """Start an all-gather along `dim`, interleaving `block` elements of each rank in turn."""
     flat = x.new_empty(group.size * x.numel())
     work = _gather(x.contiguous().view(-1), flat, group)
 
@@ -234,15 +234,15 @@ def start_all_gather(x: Tensor, group: Group, dim: int, block: int) -> InFlight:
 
 
 STEPWISE_BYTES = 2**20
-"""From here on a shard goes to several other ranks in messages of its own: as long a time as in
-gloo's gather, without that one's second buffer. Smaller ones are gathered sooner by gloo."""
+"""From this size on, on the CPU, ranks send shards to each other directly: as fast as gloo's
+gather, without its second buffer. Gloo gathers smaller shards faster."""
 
 
 def _gather(shard: Tensor, flat: Tensor, group: Group) -> Any:
-    """Bring the shards of all ranks to `flat`, by rank.
+    """Gather the shards of all ranks into `flat`, by rank within the process group.
 
-    On the CPU each rank sends its own to every other: gloo's own gather goes through a second
-    buffer as large as `flat`, for as long as that travels, and copies it.
+    On the CPU each rank sends large shards to every other rank: gloo's own gather would hold a
+    second buffer as large as `flat` during the transfer, and copy it.
     """
     size, own = shard.numel(), group.own
     is_small = group.size > 2 and shard.nbytes < STEPWISE_BYTES
@@ -264,7 +264,7 @@ def _gather(shard: Tensor, flat: Tensor, group: Group) -> Any:
 
 
 class _Works(list[Any]):
-    """Handles of torch's that are waited for together."""
+    """Torch's handles of several messages, waited for together."""
 
     def wait(self) -> None:
         for work in self:
@@ -272,7 +272,7 @@ class _Works(list[Any]):
 
 
 def start_reduce_scatter(x: Tensor, group: Group, dim: int, block: int) -> InFlight:
-    """This rank's shard along `dim` of the sum over the group."""
+    """Start a reduce-scatter: this rank gets its shard along `dim` of the sum over the group."""
     if dim == 0 and group.is_sorted and group.size * block == x.shape[0]:
         parts = x.contiguous()
         shape = (block, *x.shape[1:])
@@ -287,10 +287,10 @@ def start_reduce_scatter(x: Tensor, group: Group, dim: int, block: int) -> InFli
 
 
 def _exchange_and_add(parts: Tensor, group: Group, shape: Sequence[int]) -> InFlight:
-    """The sum of the ranks' terms of this rank's part; row i is rank i's term.
+    """Reduce-scatter by an all-to-all and a local sum. parts: row i is this rank's term for rank i.
 
-    They are sent, and added here: gloo's own reduce-scatter is an all-reduce, which sends twice
-    the bytes. Where a rank's own part is the first or the last, it stays out of the message.
+    Gloo's own reduce-scatter is an all-reduce, which sends twice the bytes. If the row of this
+    rank is the first or the last, it is left out of the message.
     """
     own, (ranks, size) = group.own, parts.shape
     is_at_end = own in (0, ranks - 1)
@@ -313,7 +313,7 @@ def _exchange_and_add(parts: Tensor, group: Group, shape: Sequence[int]) -> InFl
 def start_all_to_all(
     x: Tensor, group: Group, dim: int, block: int, from_dim: int, from_block: int
 ) -> InFlight:
-    """Gather `from_dim` over the group while `dim` is split over it."""
+    """Start an all-to-all that gathers `from_dim` over the group and shards `dim` over it."""
     parts = group.block_cyclic(x, dim, block)
     received = torch.empty_like(parts)
     work = dist.all_to_all_single(received, parts, group=group.process_group, async_op=True)

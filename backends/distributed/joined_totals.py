@@ -1,4 +1,4 @@
-"""Totals of micro-batches, where a stage is at several coordinates of the stage axis."""
+"""Totals over micro-batches of a stage that runs at several coordinates of the stage axis."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from shardweave.ir.program.program import Program
 from shardweave.ir.program.staged import StageFunction, StagePlaces, micro_axis
 
 TOTALS = ("sum", "part")
-"""Kinds of slots that differ between the coordinates of a stage."""
+"""Kinds of slots whose totals differ between the coordinates of a stage."""
 
 
 @dataclass(frozen=True)
 class JoinedTotals:
-    """Combines the totals of the coordinates of one stage. Collective among them.
+    """Combines the totals of all coordinates of one stage. Collective among them.
 
-    group: the ranks of this one's other coordinates there. place: this rank's coordinate. sums: by
-    name, `sum` or `max`. parts: names of what is joined. at: by micro-batch, who has its part.
+    group: the ranks at `places`, the stage's coordinates, that equal this rank otherwise. place:
+    its own coordinate. sums: by name, `sum` or `max`. parts: names of values that are gathered. at:
+    for each micro-batch, the coordinate that has its part.
     """
 
     group: Group
@@ -34,11 +35,11 @@ class JoinedTotals:
     at: tuple[int, ...]
 
     def reduce(self, totals: Sequence[Tensor], reduction: str) -> None:
-        """Make contiguous totals those of all coordinates, in place."""
+        """All-reduce contiguous totals over the coordinates, in place."""
         all_reduce_in_place(totals, self.group, reduction)
 
     def gathered(self, parts: Sequence[Tensor]) -> list[Tensor]:
-        """The parts of all micro-batches, in order; those of this coordinate are given."""
+        """Gather the parts of all micro-batches, in order. parts: those of this coordinate."""
         own = iter(parts)
         return [
             self._sent(
@@ -56,9 +57,9 @@ class JoinedTotals:
 def joined_totals(
     program: Program, functions: Iterable[StageFunction], runtime: Runtime
 ) -> dict[str, JoinedTotals]:
-    """By the function of this rank before which it is done, what its stage puts together.
+    """Return the totals to join, by the name of this rank's function before which they are joined.
 
-    functions: this rank's, in the order in which they run first. Only stages at several coordinates
+    functions: this rank's, in the order of their first runs. Only stages at several coordinates
     have totals to join. Collective among all ranks.
     """
     places, axis = StagePlaces.of(program), micro_axis(program)

@@ -1,4 +1,4 @@
-"""Between shardings and DTensor's placements, and from shards back to whole tensors."""
+"""Conversions of shardings to DTensor's placements, and of shards to whole tensors."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ take_strided_shards_as_they_are()
 
 
 def placements_of(sharding: Sharding, shape: Sequence[int], mesh: Mesh) -> tuple[Placement, ...]:
-    """DTensor's placements for a value of global `shape`: one per device axis, in mesh order.
+    """Return DTensor's placements of a value of global `shape`, one per device axis, in mesh order.
 
-    DTensor applies placements in mesh order, each to what the earlier ones left. A placement
-    of ours is a digit of the index; where its digit does not come next, as in a strided shard
-    or in an axis that is major to an earlier one, it is a `StridedShard`, which first cuts
-    the dim in `split_factor` parts and then cuts each part over the axis. A dim that is cut
-    unevenly has to be cut as `torch.chunk` does, over one axis (`Sharding.is_chunked`).
+    DTensor applies placements in mesh order, each to the shard that the earlier ones left. Our
+    placement is a digit of the index. If its digit is not the next one, as in a strided shard, or
+    for an axis that is major to an earlier one, it becomes a `StridedShard`, which splits the dim
+    into `split_factor` parts and shards each part over the axis. Raises ValueError unless uneven
+    dims are sharded as `torch.chunk` does, over one axis (`Sharding.is_chunked`).
     """
     if not sharding.is_chunked(shape):
         layout = ShardingAttr.of(sharding, tuple(shape))
@@ -74,18 +74,18 @@ def as_dtensor(
     device_mesh: DeviceMesh | None = None,
     shape: Sequence[int] | None = None,
 ) -> Tensor:
-    """The DTensor whose local part is `local`; `local` itself where there is one device.
+    """Make the DTensor whose shard on this rank is `local`; returns `local` itself on one device.
 
-    device_mesh: the devices that have the tensor; all by default. shape: of the whole tensor, which
-    a rank that is not among them cannot tell from its own, empty part.
+    device_mesh: the devices that have the tensor; all by default. shape: of the whole tensor;
+    needed on ranks outside of `device_mesh`, whose shard is empty.
     """
     device_mesh = device_mesh or runtime.device_mesh
     if device_mesh is None:
         return local
     shape = torch.Size(sharding.global_shape(local.shape) if shape is None else shape)
     if not shape and local.ndim:
-        # Torch takes the shape of a scalar for none, and tells it from the local part, which it
-        # makes empty itself.
+        # Torch takes a scalar's shape () for a missing one, and infers it from the local tensor,
+        # which it makes empty itself.
         local = local.new_empty(())
     placements = placements_of(sharding, shape, runtime.mesh)
     tensor = DTensor.from_local(
@@ -104,13 +104,13 @@ def as_dtensor(
 
 
 def whole(local: Tensor, sharding: Sharding, runtime: Runtime) -> Tensor:
-    """The global tensor of which this rank holds `local`, with padding or without. Collective."""
+    """Gather the global tensor from the ranks' `local` shards, padded or not. Collective."""
     shape = sharding.global_shape(local.shape)
     local = resized(local, sharding.local_shape(shape))
     for axis in sharding.unreduced:
         local = runtime.all_reduce(local, (axis,), sharding.reduction)
     for dim, placements in enumerate(sharding.dims):
-        # Minor axes first: what is left is then gathered in larger blocks.
+        # Minor axes first, so that major ones are gathered in larger blocks.
         for index in reversed(range(len(placements))):
             placement = placements[index]
             block = block_of(placements[: index + 1], placement)
@@ -119,7 +119,7 @@ def whole(local: Tensor, sharding: Sharding, runtime: Runtime) -> Tensor:
 
 
 _READS = ("item", "tolist", "__bool__", "__int__", "__float__", "__index__", "__complex__")
-"""Methods of tensors that read Python numbers."""
+"""Methods of tensors that return Python numbers."""
 
 
 def _reading_whole_value(name: str) -> Any:
@@ -135,6 +135,6 @@ def _reading_whole_value(name: str) -> Any:
     return read_whole_value
 
 
-# The norm of a DTensor is unreduced, and torch 2.13 reads the rank's own part out of it.
+# The norm of a DTensor is unreduced, and torch 2.13 reads only the rank's own term of it.
 for _name in _READS:
     setattr(DTensor, _name, _reading_whole_value(_name))

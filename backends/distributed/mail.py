@@ -1,7 +1,7 @@
-"""Messages between stages: each rank with the ranks of its own coordinates in other stages.
+"""Messages between stages: each rank exchanges them with its counterparts in other stages.
 
-Both sides know from the schedule in which order messages go from one rank to another. So receives
-are posted ahead, before they are asked for, and sends are not waited for until the end of a step.
+The schedule tells both ranks the order of the messages between them. Therefore receives are posted
+ahead of their use, and most sends are not waited for until the end of a step.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Address = tuple[int, int, str, int | None]
 
 @dataclass(frozen=True)
 class ExpectedMessage:
-    """A message that comes. shape, dtype: of its tensor. seen: as of `ComingMessage`."""
+    """A message to be received. shape, dtype: of its tensor. seen: as in `ComingMessage`."""
 
     address: Address
     shape: tuple[int, ...]
@@ -34,7 +34,8 @@ class ExpectedMessage:
 
 @dataclass(eq=False)
 class _Inbox:
-    """Messages from one other rank: those expected, in order, and those posted."""
+    """Messages from one other rank. expected: not posted yet, in order. posted: by address, the
+    handle, buffer and `seen` of each posted receive."""
 
     rank: int
     expected: deque[ExpectedMessage]
@@ -44,10 +45,10 @@ class _Inbox:
 class Mail:
     """The messages of one rank in one step.
 
-    inbox: by sending rank what it sends, in its order. groups: the process groups of messages, by
-    their two ranks, the sender's first; the default group for others. NCCL runs what two ranks send
-    each other in one group on one stream, in order: were both directions in it, two ranks that both
-    wait to receive would hang. Within one direction both sides have the same order.
+    inbox: by sending rank, its messages in order. groups: process groups by (sender, receiver); for
+    other pairs the default group. In one group, NCCL runs all messages between two ranks on one
+    stream, in order: with both directions in it, two ranks that both wait to receive would hang.
+    Within one direction both ranks have the same order.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class Mail:
             self._post_one(inbox)
 
     def send(self, x: Tensor, rank: int, address: Address) -> None:
-        """Send a tensor, which nobody may change before the end of the step."""
+        """Send a tensor, which must not change before the end of the step."""
         if rank == self.rank:
             self._here[address] = x
             return
@@ -90,11 +91,11 @@ class Mail:
         self._sent.setdefault(rank, deque()).append((work, x))
 
     def receive(self, rank: int, address: Address) -> Tensor:
-        """Wait for a tensor. Raises RuntimeError, saying for what, where its sender is gone."""
+        """Wait for a tensor. Raises RuntimeError, naming the message, if the sender is gone."""
         if rank == self.rank:
             return self._here.pop(address)
         inbox = self._inbox[rank]
-        while address not in inbox.posted:  # messages are read far out of their order
+        while address not in inbox.posted:  # messages are read far out of order
             self._post_one(inbox)
         work, buffer, seen = inbox.posted.pop(address)
         self._post(inbox)
@@ -109,9 +110,9 @@ class Mail:
         return buffer
 
     def _forget(self, rank: int, count: int) -> None:
-        """Free the messages to a rank that have arrived there.
+        """Free the first `count` messages to a rank, which it has received, if not freed yet.
 
-        Gloo does not tell whether a message has left before it is waited for.
+        Gloo does not say that a message has left until it is waited for.
         """
         for _ in range(count - self._arrived[rank]):
             work, _ = self._sent[rank].popleft()
@@ -127,7 +128,7 @@ class Mail:
         inbox.posted[message.address] = work, buffer, message.seen
 
     def close(self) -> None:
-        """End a step: wait until all that was sent has left."""
+        """End a step: wait until all sends are complete."""
         for rank, sent in self._sent.items():
             self._forget(rank, self._arrived[rank] + len(sent))
 

@@ -1,7 +1,7 @@
-"""Parts of tensors as a step keeps them, and as its programs compute on them.
+"""Conversion between the shards that a step keeps, and the padded ones that programs compute on.
 
-A step keeps what DTensor keeps: of a dim that is cut unevenly the last ranks have less, or nothing.
-In a program every rank's part has the same shape, with padding at its end.
+A step keeps DTensor's shards: if a dim is sharded unevenly, the last ranks have fewer elements, or
+none. In a program every rank's shard has the same shape, with padding at its end.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Shape = tuple[int, ...]
 
 
 class Parts:
-    """Between both, for the arguments and results of a program on the rank at `coordinates`."""
+    """Pads a program's arguments, and unpads its results, on the rank at `coordinates`."""
 
     def __init__(self, program: Program, coordinates: Mapping[str, int]) -> None:
         self._padded = {
@@ -32,8 +32,8 @@ class Parts:
         }
 
     def padded(self, given: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
-        """The arguments with zeros as padding. Gradients to add to are left out where they have
-        none: a program adds to what has the shape of its own."""
+        """Pad the arguments with zeros. Leaves out gradients to add to that lack padding, since a
+        program adds only to tensors of the padded shape."""
         own = dict(given)
         for key in self._held:
             own.pop(key, None)
@@ -42,7 +42,7 @@ class Parts:
         return own
 
     def held(self, results: dict[Key, Tensor]) -> dict[Key, Tensor]:
-        """The results without their padding."""
+        """Remove the padding of the results."""
         if not self._held:
             return results
         return results | {
@@ -51,12 +51,12 @@ class Parts:
 
 
 def is_uneven(program: Program, slot: Slot) -> bool:
-    """Whether an argument or result of a local program is cut unevenly."""
+    """Whether an argument or result of a local program is sharded unevenly."""
     return any(True for _ in _uneven(program, [slot]))
 
 
 def _uneven(program: Program, slots: Sequence[Slot]) -> Iterator[tuple[Slot, Shape]]:
-    """The slots that are cut unevenly, and their global shapes."""
+    """Yield the slots that are sharded unevenly, with their global shapes."""
     for slot in slots:
         sharding = sharding_held(program, slot)
         shape = sharding.global_shape(shape_of(slot.value))

@@ -1,4 +1,4 @@
-"""Staged programs on torch.distributed: what one rank runs of a schedule, and what it holds."""
+"""Staged programs on torch.distributed: the functions that one rank runs, and values it holds."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ from shardweave.ir.program.staged import (
 from shardweave.ir.program.storage import is_unshared
 
 Place = tuple[int, str, int | None]
-"""A stage, a name and a micro-batch: what is held there; None: of all micro-batches."""
+"""Key of a held value: its stage, name and micro-batch (None: of all micro-batches)."""
 
 Cut = tuple[int, int, int]
-"""A dim, into how many parts it is cut for micro-batches, and in blocks of which length."""
+"""Split of a value into micro-batches: the dim, the number of micro-batches, the block length."""
 
 
 @dataclass(frozen=True)
 class _Loaded:
     """A function of a stage of this rank, ready to run.
 
-    cuts: of its inputs and parts, by slot. maxima: names of its sums that are maxima. unshared: of
-    those that are in memory of their own.
+    cuts: by slot, the split into micro-batches. maxima: names of values that are combined by
+    maximum. unshared: names of sums that are in memory of their own.
     """
 
     stage: int
@@ -59,7 +59,7 @@ class _Loaded:
 
     @cached_property
     def given(self) -> tuple[Key, ...]:
-        """The arguments that are the step's as they are."""
+        """Keys of the arguments that are passed on from the step's unchanged."""
         return tuple(
             (slot.kind, slot.name)
             for slot in self.arguments
@@ -68,7 +68,7 @@ class _Loaded:
 
     @cached_property
     def made(self) -> tuple[Slot, ...]:
-        """The other arguments, except those that are kept for one micro-batch."""
+        """Slots of the other arguments, except those that are kept for one micro-batch."""
         given = {*self.given, *(("kept", name) for name in self.kept)}
         return tuple(slot for slot in self.arguments if (slot.kind, slot.name) not in given)
 
@@ -78,7 +78,7 @@ class _Loaded:
 
     @cached_property
     def adding(self) -> tuple[Key, ...]:
-        """The results that a function adds to what there is of them."""
+        """Keys of the results that the function can add to an earlier total in place."""
         return tuple(
             (slot.kind, slot.name)
             for slot in self.results
@@ -87,13 +87,13 @@ class _Loaded:
 
 
 _OF_STEP = ("param", "buffer", "tangent", "input")
-"""Kinds of arguments that are the step's."""
+"""Kinds of slots that are arguments of the whole step."""
 
 
 class StagedRunner(JoinedRunner):
-    """Runs what the ranks of one coordinate on the stage axis run of a step.
+    """Runs the functions of this rank's stages in a step, in the order of the schedule.
 
-    sources: the modules of its functions, by their names.
+    sources: source of the Python module of each function, by name.
     """
 
     def __init__(self, program: Program, runtime: Runtime, compiler: Compiler | None) -> None:
@@ -167,14 +167,14 @@ class StagedRunner(JoinedRunner):
 
 
 def _place_of(slot: Slot, stage: int, micro_batch: int | None) -> Place:
-    """Return the place that holds a function's argument or result until it is read."""
+    """Return the key under which a function's argument or result is held until it is read."""
     return stage, slot.name, micro_batch if slot.kind == "kept" else None
 
 
 def _last_reads(
     runs: Sequence[Run], functions: Mapping[str, _Loaded]
 ) -> Sequence[frozenset[Place]]:
-    """For each run, what no later one reads."""
+    """Return for each run the held values that it reads and no later run does."""
     read: set[Place] = set()
     reads: list[frozenset[Place]] = []
     for run in reversed(runs):
@@ -190,8 +190,8 @@ def _last_reads(
 
 
 def homes_of(program: Program) -> dict[str, int]:
-    """By name of an output of one or more dims, the coordinate on the stage axis where it is:
-    elsewhere there is nothing of it."""
+    """Return, by name of each output of one or more dims, the one coordinate on the stage axis that
+    has it."""
     homes: dict[str, int] = {}
     functions = functions_of(program)
     for _, run in runs_of(program):
@@ -202,10 +202,10 @@ def homes_of(program: Program) -> dict[str, int]:
 
 
 def holders_of(program: Program) -> dict[Key, tuple[int, ...]]:
-    """By kind and name of parameters and buffers, the coordinates on the stage axis that read them,
-    or that write a buffer.
+    """Return the coordinates on the stage axis that read or write each parameter and buffer, by
+    kind and name.
 
-    What nobody does either with is at the first one.
+    An unused parameter or buffer is at coordinate 0.
     """
     holders: dict[Key, set[int]] = {
         (slot.kind, slot.name): set()
@@ -222,7 +222,7 @@ def holders_of(program: Program) -> dict[Key, tuple[int, ...]]:
 
 
 def _inbox(program: Program, runtime: Runtime) -> dict[int, Sequence[ExpectedMessage]]:
-    """By sending rank, its messages to this rank in a step, in its order."""
+    """Return, by sending rank, its messages to this rank in a step, in the order it sends them."""
     expected_by_rank: dict[int, Sequence[ExpectedMessage]] = {}
     for place, messages in coming_messages(program, runtime.place).items():
         expected: list[ExpectedMessage] = []
@@ -237,7 +237,7 @@ def _inbox(program: Program, runtime: Runtime) -> dict[int, Sequence[ExpectedMes
 
 @dataclass(frozen=True)
 class _MicroBatchMail:
-    """The messages of one run."""
+    """Sends and receives the messages of one run of a function."""
 
     mail: Mail
     runner: StagedRunner
@@ -256,11 +256,11 @@ class _MicroBatchMail:
 
 
 class StagedStep:
-    """One step of one rank: what its stages hold between their runs.
+    """One step of one rank, with the values that its stages hold between runs.
 
-    kept: what is kept for one micro-batch, or for the whole step. totals: what micro-batches gave,
-    put together, or (of parts) one by one; owned: those of them in memory of their own, to which
-    more may be added in place.
+    kept: values of one micro-batch, or of the whole step. totals: combined results of the
+    micro-batches so far, or (of slots of kind `part`) a list with one of each; owned: keys of
+    totals in memory of their own, which may be added to in place.
     """
 
     def __init__(self, runner: StagedRunner, given: Mapping[Key, Tensor], mail: Mail) -> None:
@@ -298,7 +298,7 @@ class StagedStep:
     ) -> dict[Key, Tensor]:
         """Return a function's arguments, with the buffers that it adds gradients and sums to.
 
-        The function takes its arguments out of it, so that each is freed after its last use.
+        The function removes arguments from the dict, so that each is freed after its last use.
         """
         stage, kept, given = loaded.stage, self.kept, self.given
         arguments = {key: given[key] for key in loaded.given}
@@ -334,14 +334,14 @@ class StagedStep:
         return parts[0]
 
     def _part(self, slot: Slot, tensor: Tensor, loaded: _Loaded, number: int | None) -> Tensor:
-        """Return the part of a value of the whole batch that a micro-batch reads."""
+        """Return the slice of a whole batch's value that micro-batch `number` reads."""
         if number is not None:
             for dim, size, block in loaded.cuts.get((slot.kind, slot.name), ()):
                 tensor = take_blocks(tensor, dim, size, block, number)
         return tensor
 
     def _join(self, stage: int, joined: JoinedTotals) -> None:
-        """Put together what the coordinates of a stage have of all micro-batches."""
+        """Combine a stage's totals over its coordinates. Collective among them."""
         by_reduction: dict[str, list[Tensor]] = {}
         for name, reduction in joined.sums.items():
             place = stage, name, None
@@ -357,7 +357,7 @@ class StagedStep:
             self.totals[stage, name, None] = joined.gathered(self.totals[stage, name, None])
 
     def _keep(self, slot: Slot, tensor: Tensor, loaded: _Loaded) -> None:
-        """Hold what a function leaves of all micro-batches."""
+        """Hold a result of a function, or combine it with that of earlier micro-batches."""
         place = loaded.stage, slot.name, None
         if slot.kind == "whole":
             self.kept[place] = tensor

@@ -1,7 +1,7 @@
-"""Rows that are sent to the ranks that need them, of as many as the routing says.
+"""Fetches of rows of a sharded table, and sums into them, by messages between ranks.
 
-From `routes` (`dist.row_routes`), which all ranks hold, each knows the sizes of all messages. Rows
-travel in the order of their numbers, each once to a rank.
+All ranks have `routes` (`dist.row_routes`), which tells each the sizes of all messages. Rows are
+sent in the order of their indices, and at most once to a rank.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from shardweave.backends.distributed.in_flight import Group, InFlight
 def start_fetch(
     table: Tensor, numbers: Tensor, routes: Tensor, group: Group, position: int
 ) -> InFlight:
-    """Rows of a table by their numbers. table: this rank's shard. position: of this rank."""
+    """Start fetching rows by index. table: this rank's shard. position: this rank's in `group`."""
     asked, counts = _counted(routes, group, position)
     sent = table.index_select(0, asked.nonzero()[:, 1])
     received = _start_exchange(sent, counts[0], counts[1], group)
@@ -29,7 +29,7 @@ def start_fetch(
 def start_add(
     rows: Tensor, numbers: Tensor, routes: Tensor, group: Group, position: int
 ) -> InFlight:
-    """This rank's shard of a table of zeros, with the rows of all ranks added by their numbers."""
+    """Start adding all ranks' rows, by index, into a table of zeros; gives this rank's shard."""
     asked, counts = _counted(routes, group, position)
     sent = rows.new_zeros((sum(counts[1]), *rows.shape[1:]))
     sent.index_add_(0, _places(routes[position], numbers), rows)
@@ -40,7 +40,7 @@ def start_add(
 
 
 def _counted(routes: Tensor, group: Group, position: int) -> tuple[Tensor, list[list[int]]]:
-    """Masks of this rank's rows that each rank needs, with counts of rows to send and receive."""
+    """Return masks of this rank's rows that each rank needs, and [counts to send, to receive]."""
     size = routes.shape[1] // group.size
     asked = routes[:, position * size : (position + 1) * size]
     needed = routes[position].view(group.size, size)
@@ -48,15 +48,15 @@ def _counted(routes: Tensor, group: Group, position: int) -> tuple[Tensor, list[
 
 
 def _places(needed: Tensor, numbers: Tensor) -> Tensor:
-    """Positions of rows among the rows that this rank needs, which are in the order of numbers."""
+    """Map row indices to positions among the rows that this rank needs, sorted by index."""
     return (needed.cumsum(0) - 1)[numbers]
 
 
 def _start_exchange(
     x: Tensor, sent: Sequence[int], received: Sequence[int], group: Group
 ) -> InFlight:
-    """Rows from all ranks by position, given those for all ranks by position."""
-    # torch sorts the ranks of a process group by number.
+    """Start an all-to-all of rows. sent, received: numbers of rows by position of the peer."""
+    # torch sorts the ranks of a process group by global rank.
     positions = [group.order.index(rank) for rank in range(group.size)]
     counts, given = [received[at] for at in positions], x.new_empty((sum(received), *x.shape[1:]))
     if not group.is_sorted:

@@ -1,8 +1,8 @@
 """Functions that an emitted module calls: collectives over named mesh axes on torch.distributed.
 
-A collective gives a new tensor and leaves its operand as it was, unless it is told that nobody
-reads that any more (`in_place`). Over axes of size 1 it does nothing, so that a program for one
-device needs no process group.
+A collective returns a new tensor and leaves its operand unchanged, unless `in_place` says that the
+operand is not read any more. Over axes of size 1 it does nothing, so that a program for one device
+needs no process group.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _over_axes(start: Callable[Concatenate[Tensor, Group, _P], InFlight]) -> _St
 def _waited(
     start: Callable[Concatenate[Runtime, _P], InFlight],
 ) -> Callable[Concatenate[Runtime, _P], Tensor]:
-    """The collective that waits at once for what `start` starts."""
+    """Make the collective that calls `start` and waits for its result at once."""
 
     @wraps(start)
     def collective(self: Runtime, *args: _P.args, **kwargs: _P.kwargs) -> Tensor:
@@ -71,8 +71,8 @@ class Runtime:
 
     mesh: the mesh that the program is for; None or a mesh of one device needs no
     torch.distributed. device: where this rank computes; by default the current GPU under
-    NCCL and else the CPU. processes: the process of each rank of the mesh, by number; as the mesh
-    numbers its ranks, if none are given.
+    NCCL and else the CPU. processes: for each rank of the mesh, the global rank of its process; by
+    default the same number.
 
     Making one is collective: every rank makes its runtimes in the same order. Raises
     ValueError if the process group is missing or is not of the mesh's size.
@@ -91,7 +91,7 @@ class Runtime:
         self._message_groups: dict[tuple[int, int], Any] = {}
         self._host: Any = None
         self.messages: Messages | None = None
-        """Sends and receives while a function of a stage runs."""
+        """The messages of the stage function that runs; None outside of one."""
         if self.mesh.num_devices == 1:
             self.rank = 0
             self.device = torch.device(device or "cpu")
@@ -116,7 +116,7 @@ class Runtime:
         return watch(DeviceMesh(self.device.type, ranks, mesh_dim_names=names))
 
     def prepare(self, program: Program) -> None:
-        """Make the process groups that a program needs, which is slow, before it runs."""
+        """Create the process groups that a program needs before it runs, since this is slow."""
         for part in parts_of(program):
             for op in part.ops:
                 if isinstance(op, CollectiveOp):
@@ -125,7 +125,7 @@ class Runtime:
                     self.group(self._axes_in_stage)
 
     def group(self, axes: Sequence[str]) -> Group | None:
-        """The group that `axes` join, made on first use by all ranks; None if it is one rank."""
+        """Return this rank's group over `axes`; None if it is one rank. Collective at first use."""
         wide = tuple(axis for axis in axes if self.mesh.size(axis) > 1)
         if not wide:
             return None
@@ -152,7 +152,7 @@ class Runtime:
         order = tuple(sorted(mine).index(rank) for rank in mine)
         return Group(process_group, tuple(mine), order)
 
-    # Collectives: each starts a message, and gives what `wait` turns into the tensor
+    # Collectives: each starts a message, and returns an `InFlight` for `wait`
 
     start_all_reduce = _over_axes(in_flight.start_all_reduce)
     start_all_gather = _over_axes(in_flight.start_all_gather)
@@ -162,7 +162,7 @@ class Runtime:
     def start_all_reduce_coalesced(
         self, tensors: Sequence[Tensor], axes: Sequence[str], op: str = "sum"
     ) -> list[InFlight]:
-        """`start_all_reduce` of several tensors, one message per dtype."""
+        """Call `start_all_reduce` on several tensors, in one message per dtype."""
         group = self.group(axes)
         if group is None:
             return [here(x) for x in tensors]
@@ -171,7 +171,7 @@ class Runtime:
     def start_fetch_rows(
         self, table: Tensor, numbers: Tensor, routes: Tensor, axes: Sequence[str]
     ) -> InFlight:
-        """Rows of a table, whose shards are on the ranks of `axes`, by their numbers."""
+        """Start fetching rows, by index, of a table that is sharded over `axes`."""
         group = self.group(axes)
         if group is None:
             return here(table[numbers])
@@ -180,7 +180,7 @@ class Runtime:
     def start_add_rows(
         self, x: Tensor, numbers: Tensor, routes: Tensor, axes: Sequence[str]
     ) -> InFlight:
-        """This rank's shard of a table of zeros to whose rows, by their numbers, rows are added."""
+        """Start adding rows `x`, by index, into a table of zeros; gives this rank's shard of it."""
         group = self.group(axes)
         if group is None:
             return here(x.new_zeros((routes.shape[1], *x.shape[1:])).index_add_(0, numbers, x))
@@ -189,7 +189,7 @@ class Runtime:
     def start_collective(
         self, kind: str, x: Tensor, axes: Sequence[str], **arguments: Any
     ) -> InFlight:
-        """Start a collective of a user's, registered under this kind (`CollectiveOp.on_group`)."""
+        """Start a user's collective that is registered as `kind` (`CollectiveOp.on_group`)."""
         group = self.group(axes)
         if group is None:
             return here(x)
@@ -197,16 +197,16 @@ class Runtime:
         return started if isinstance(started, InFlight) else here(started)
 
     def start_to_host(self, x: Tensor) -> InFlight:
-        """Start to copy a value to the memory of the host."""
+        """Start copying a tensor to the host's memory."""
         return in_flight.start_copy(x, torch.device("cpu"))
 
     def start_to_device(self, x: Tensor) -> InFlight:
-        """Start to copy a value back from the memory of the host."""
+        """Start copying a tensor from the host's memory back to this rank's device."""
         return in_flight.start_copy(x, self.device)
 
     wait = staticmethod(InFlight.wait)
 
-    # The same, waited for
+    # The same collectives, waited for at once
 
     all_reduce = _waited(start_all_reduce)
     all_gather = _waited(start_all_gather)
@@ -218,7 +218,7 @@ class Runtime:
     to_device = _waited(start_to_device)
 
     def collective(self, kind: str, x: Tensor, axes: Sequence[str], **arguments: Any) -> Tensor:
-        """`start_collective`, waited for."""
+        """Run `start_collective` and wait for its result."""
         return self.start_collective(kind, x, axes, **arguments).wait()
 
     def all_reduce_coalesced(
@@ -227,7 +227,7 @@ class Runtime:
         return [transfer.wait() for transfer in self.start_all_reduce_coalesced(tensors, axes, op)]
 
     def all_reduce_in_place(self, tensors: Sequence[Tensor], axes: Sequence[str]) -> None:
-        """Make dense tensors the sums over `axes`, without a second copy of large ones."""
+        """Sum dense tensors over `axes` in place, without a second copy of large ones."""
         group = self.group(axes)
         if group is not None:
             in_flight.all_reduce_in_place(tensors, group)
@@ -257,11 +257,11 @@ class Runtime:
         return cast("_T", chosen[0])
 
     def rank_at(self, place: int) -> int:
-        """The process of this one's other coordinates at a coordinate on the stage axis."""
+        """Return the global rank at `place` on the stage axis that equals this one otherwise."""
         return self._of_places[place]
 
     def _processes_of_places(self) -> tuple[int, ...]:
-        """`rank_at` of each coordinate, which every message asks for."""
+        """Compute `rank_at` of each coordinate on the stage axis."""
         axis = self.mesh.stage_axis
         if axis is None:
             return (self.rank,)
@@ -269,9 +269,9 @@ class Runtime:
         return tuple(self.processes[self.mesh.rank(at)] for at in own)
 
     def group_at(self, places: Sequence[int]) -> Group | None:
-        """This rank and those of its other coordinates at some coordinates on the stage axis.
+        """Return the group of ranks at `places` on the stage axis that equal this one otherwise.
 
-        None for one of them, and on ranks of others. Collective when first asked for.
+        None if `places` is one coordinate, or lacks this rank's. Collective at first use.
         """
         axis = self.mesh.stage_axis
         if axis is None or len(places) == 1:
@@ -284,7 +284,7 @@ class Runtime:
         return Group(device_mesh.get_group(axis.name), ranks, order)
 
     def mesh_at(self, places: Sequence[int]) -> DeviceMesh:
-        """The devices at some coordinates on the stage axis. Collective when first asked for."""
+        """Return the DeviceMesh of the devices at `places`. Collective at first use."""
         assert self.device_mesh is not None
         axis = self.mesh.stage_axis
         if axis is None or len(places) == axis.size:
@@ -304,10 +304,10 @@ class Runtime:
         return self.device_mesh is not None and "nccl" in dist.get_backend()
 
     def message_groups(self, places: Iterable[tuple[int, int]]) -> dict[tuple[int, int], Any]:
-        """The groups of messages between this rank and others, by sender and receiver.
+        """Return the process groups of this rank's messages, by (sender, receiver).
 
-        places: of coordinates on the stage axis those that send, and those that they send to, in
-        the same order on all ranks. None where the default group will do. Collective.
+        places: pairs of coordinates on the stage axis (sender, receiver), in the same order on all
+        ranks. Empty if the default group suffices. Collective.
         """
         if not self.groups_messages:
             return {}
@@ -326,18 +326,18 @@ class Runtime:
         return {pair: group for pair, group in self._message_groups.items() if self.rank in pair}
 
     def send(self, x: Tensor, to: int, name: str) -> None:
-        """Send a value to the same rank of another stage."""
+        """Send a tensor to this rank's counterpart in stage `to`."""
         assert self.messages is not None
         self.messages.send(x, to, name)
 
     def recv(self, source: int, name: str) -> Tensor:
-        """Receive what the same rank of another stage sends."""
+        """Receive the tensor `name` from this rank's counterpart in stage `source`."""
         assert self.messages is not None
         return self.messages.recv(source, name)
 
     @staticmethod
     def added(given: Mapping[tuple[str, str], Tensor], key: tuple[str, str], x: Tensor) -> Tensor:
-        """A gradient, added to the one that the caller has, if it gives one."""
+        """Add a gradient in place to the caller's under `key` in `given`; return `x` if none."""
         into = given.get(key)
         return x if into is None else into.add_(x)
 
@@ -345,17 +345,17 @@ class Runtime:
     def added_product(
         given: Mapping[tuple[str, str], Tensor], key: tuple[str, str], left: Tensor, right: Tensor
     ) -> Tensor:
-        """`added` of a product of two matrices."""
+        """Compute `added` of the product of two matrices."""
         into = given.get(key)
         return torch.mm(left, right) if into is None else into.addmm_(left, right)
 
     @staticmethod
     def rows(x: Tensor) -> int:
-        """Number of rows of a ragged value on this rank."""
+        """Return the number of rows of a ragged value on this rank."""
         return x.shape[0]
 
     def numbers_of_ranks(self, own: Sequence[int]) -> list[list[int]]:
-        """Numbers of all ranks, by process, sent from memory of the hosts. Collective."""
+        """Gather the numbers of all ranks, by global rank, in host memory. Collective."""
         if self._host is None and "nccl" in dist.get_backend():
             self._host = dist.new_group(backend="gloo")
         sent = torch.tensor(own, dtype=torch.int64)
@@ -363,18 +363,18 @@ class Runtime:
         dist.all_gather(told, sent, group=self._host)
         return [numbers.tolist() for numbers in told]
 
-    # What a rank knows of itself
+    # This rank's position
 
     def position(self, axes: Sequence[str]) -> int:
-        """This rank's position among the ranks of `axes`, the first axis slowest."""
+        """Return this rank's position among the ranks of `axes`, the first axis slowest."""
         return self.mesh.position(axes, self.coordinates)
 
     def slice(self, x: Tensor, axes: Sequence[str], dim: int, block: int) -> Tensor:
-        """This rank's shard along `dim` of a value that every rank of `axes` holds whole."""
+        """Return this rank's shard along `dim` of a tensor that is replicated over `axes`."""
         return cut_out(x, dim, self.mesh.sizes(axes), block, self.position(axes))
 
     def shard_index(self, axes: Sequence[str], device: str | None = None) -> Tensor:
-        """`position` as a scalar int64 tensor, where this rank computes if no device is named."""
+        """Return `position` as a scalar int64 tensor, by default on this rank's device."""
         index = self.position(axes)
         return torch.full((), index, dtype=torch.int64, device=device or self.device)
 

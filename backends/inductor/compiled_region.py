@@ -1,4 +1,4 @@
-"""A `kernel.fused` as a function that Inductor compiles, from the program and not by tracing."""
+"""Compilation of a `kernel.fused` by Inductor, from the program and not by tracing."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ Results = Sequence[Tensor]
 Strides = tuple[tuple[int, ...], ...]
 
 COMPILED: dict[tuple[str, torch.device, Strides], Callable[..., Results]] = {}
-"""Functions that Inductor has made, by the text of a region: equal layers share them."""
+"""Functions that Inductor has compiled, by a region's text, device and strides."""
 
 
 class CompiledRegion:
-    """A region as a function of tensors, compiled at its first call for the strides that they have.
+    """A fused region as a function of tensors, compiled at the first call with given strides.
 
-    One that Inductor does not compile runs op by op, with a note; `reason` says why.
+    If Inductor does not compile it, it runs op by op, with a warning; `reason` says why.
 
-    agreed: gives what the first of the ranks that run this region makes of it; called once. So it
-    is compiled by one rank, the others read it from Inductor's cache, and all compute the same.
+    agreed: calls its argument, which compiles the region, on one rank, and returns its result on
+    all. The other ranks then read the region from Inductor's cache, so that all compute the same.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class CompiledRegion:
         return run(*tensors)
 
     def _problem_with(self, tensors: Sequence[Tensor], strides: Strides) -> str:
-        """Return the reason that Inductor does not compile the region; empty if it does."""
+        """Compile the region; returns the reason if Inductor fails, empty if it succeeds."""
         try:
             self._compiled_for(tensors, strides)
         except (RuntimeError, AssertionError) as error:
@@ -93,7 +93,7 @@ class CompiledRegion:
         return f"{len(self.op.fused_ops)} ops of {layer_of(self.op) or 'the model'}"
 
     def explain(self, device: torch.device) -> str:
-        """Say in one line what computes the region."""
+        """Describe in one line how the region is computed: by Inductor or ATen, and its ops."""
         del device
         names = ", ".join(op.name.removeprefix("aten.") for op in self.op.fused_ops)
         if self.reason:
@@ -109,7 +109,7 @@ def _compiled(graph: fx.GraphModule, tensors: Sequence[Tensor]) -> Callable[...,
 
 
 def text_of(op: FusedOp) -> str:
-    """The computation of a region as text, the same for equal layers."""
+    """Return the computation of a region as text, the same for equal layers."""
     numbers: dict[SSAValue, int] = {}
     for argument in op.block.args:
         numbers[argument] = len(numbers)
@@ -125,7 +125,7 @@ def text_of(op: FusedOp) -> str:
 
 
 def graph_of(op: FusedOp, device: torch.device) -> fx.GraphModule:
-    """The ATen calls of a region as a graph of torch.fx, which returns a tuple."""
+    """Build a torch.fx graph of the region's ATen calls, which returns a tuple."""
     graph = fx.Graph()
     nodes: dict[SSAValue, fx.Node] = {}
     for number, argument in enumerate(op.block.args):
@@ -139,7 +139,7 @@ def graph_of(op: FusedOp, device: torch.device) -> fx.GraphModule:
 def _calls(
     graph: fx.Graph, op: AtenOp, nodes: dict[SSAValue, fx.Node], device: torch.device
 ) -> list[fx.Node]:
-    """The call of an op, and a node for each of its results."""
+    """Add the call of an op to the graph; returns a node for each of its results."""
 
     def given(value: SSAValue) -> fx.Node:
         node = nodes[value]

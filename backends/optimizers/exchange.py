@@ -1,4 +1,4 @@
-"""Messages by which owners of matrices get full values from shards, and give shards back."""
+"""Messages that send shards of matrices to the ranks that own them, and shards of results back."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from shardweave.backends.optimizers.shards import divided_dim, part_along
 from shardweave.ir.capture.update.owners import senders_of
 
 _ALIGNED = 16
-"""Messages begin at multiples of so many bytes, that any dtype may be read there."""
+"""Alignment of messages in a buffer, in bytes, so that a view of any dtype may begin there."""
 
 Index = tuple[range | tuple[int, ...], ...]
-"""For each dim the elements of a shard; a range, if they follow each other."""
+"""For each dim, the indices that a shard has; a range if they are consecutive."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The shards of a tensor: by rank its elements along each dim. Others have none."""
+    """The shards of a tensor. shards: by rank, its indices along each dim; others have none."""
 
     shape: tuple[int, ...]
     shards: dict[int, Index]
@@ -33,12 +33,12 @@ class Layout:
         return len(set(self.shards.values())) == 1
 
     def sources(self, goal: int) -> list[int]:
-        """For each different shard a rank that sends it to `goal`."""
+        """Return one rank for each distinct shard, which sends it to the rank `goal`."""
         return senders_of(self.shards, goal)
 
 
 def layout_of(tensor: DTensor) -> Layout:
-    """Find the elements of each rank's shard of a DTensor."""
+    """Compute the indices of each rank's shard of a DTensor."""
     mesh = tensor.device_mesh
     ranks = tuple(mesh.mesh.flatten().tolist())
     return _layout(ranks, tuple(mesh.shape), tuple(tensor.placements), tuple(tensor.shape))
@@ -70,7 +70,7 @@ def _elements(positions: list[int]) -> range | tuple[int, ...]:
 
 
 def take(full: Tensor, index: Index) -> Tensor:
-    """The elements of a shard."""
+    """Return the shard of `full` at `index`."""
     full = _narrowed(full, index)
     for dim, elements in _apart(index):
         full = full.index_select(dim, torch.tensor(elements, device=full.device))
@@ -78,7 +78,7 @@ def take(full: Tensor, index: Index) -> Tensor:
 
 
 def put(full: Tensor, index: Index, shard: Tensor) -> None:
-    """Write the elements of a shard."""
+    """Write a shard into `full` at `index`."""
     full, apart = _narrowed(full, index), _apart(index)
     if not apart:
         full.copy_(shard)
@@ -106,7 +106,7 @@ def _apart(index: Index) -> list[tuple[int, tuple[int, ...]]]:
 
 @dataclass(frozen=True)
 class Message:
-    """A tensor that goes from one rank to another; `value` is known where it starts."""
+    """A tensor sent from rank `source` to rank `goal`; `value` is None except on `source`."""
 
     source: int
     goal: int
@@ -120,14 +120,14 @@ class Message:
 
     @property
     def taken(self) -> int:
-        """Bytes in a buffer."""
+        """Bytes that the message takes in a buffer, with padding."""
         return -(-self.num_bytes // _ALIGNED) * _ALIGNED
 
 
 def exchanged(messages: Sequence[Message], device: torch.device) -> list[Tensor | None]:
-    """Send messages by one all-to-all; give those that arrive here, None for the others.
+    """Send messages by one all-to-all; return the tensors that arrive here, None for the others.
 
-    Collective: all ranks give the same messages in the same order.
+    Collective: all ranks pass the same messages in the same order.
     """
     rank, size = dist.get_rank(), dist.get_world_size()
     arrived: list[Tensor | None] = [

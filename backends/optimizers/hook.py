@@ -1,7 +1,7 @@
-"""Steps of torch's optimizers on sharded parameters, by hooks that every optimizer calls.
+"""Hooks that run the steps of torch's optimizers on the shards of sharded parameters.
 
-Without them DTensor would run an optimizer's code, op by op: slowly, with errors for some, and for
-some on other values than one process computes (`torch.optim.Muon`).
+Without these hooks DTensor would run an optimizer's code op by op: slowly, with errors for some
+optimizers, and with results that differ from one process's for others (`torch.optim.Muon`).
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ class OptimizerNote(UserWarning):
 
 
 class _Known(NamedTuple):
-    """The reads of an optimizer's last step, and the settings that they depend on."""
+    """The reads of an optimizer's last step. key: the settings that they depend on."""
 
     key: tuple[Any, ...]
     reads: Reads
 
 
 class _Running(NamedTuple):
-    """A step that runs. random: what gives this rank its own random numbers back."""
+    """The step that is running. random: restores this rank's own random state after it."""
 
     stand_ins: StandIns
     random: Callable[[], None] | None
@@ -56,13 +56,13 @@ class _Running(NamedTuple):
 
 _MESHES: dict[int, ref[DeviceMesh]] = {}
 _RUNNING: list[_Running] = []
-"""Those whose step runs; one at most."""
+"""The step that is running, if any; at most one."""
 
 _KNOWN: WeakKeyDictionary[Optimizer, _Known] = WeakKeyDictionary()
 
 
 def watch(mesh: DeviceMesh) -> DeviceMesh:
-    """From now on run the steps of optimizers whose parameters are on this mesh; returns it."""
+    """Handle the steps of optimizers with parameters on this mesh from now on; returns the mesh."""
     if not _MESHES:
         register_optimizer_step_pre_hook(_before)
         register_optimizer_step_post_hook(_after)
@@ -80,7 +80,7 @@ def _is_ours(parameter: Tensor) -> bool:
 def _before(
     optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """The arguments with which torch calls the step, the optimizer first."""
+    """Prepare a step; returns the arguments for torch to call it with, a stand-in first."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if not any(map(_is_ours, parameters)):
         check_not_replaced(parameters)
@@ -120,8 +120,8 @@ def _after(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 
 def _check_not_nested(optimizer: Optimizer) -> None:
-    """Raises ValueError if the step of another optimizer calls this one's, which would change
-    parameters of which the other has copies."""
+    """Raises ValueError if another optimizer's running step calls this optimizer's step, since both
+    would update parameters that the other has copied."""
     frame = inspect.currentframe() if _RUNNING else None
     while frame is not None:
         if frame.f_locals.get("self") is _RUNNING[0].stand_ins.first:
@@ -134,7 +134,7 @@ def _check_not_nested(optimizer: Optimizer) -> None:
 
 
 def _have_gradients(parameters: Sequence[Tensor], *, has_closure: bool) -> list[bool]:
-    """Say of each parameter whether it has a gradient, on the ranks of its stage."""
+    """Return for each parameter whether it has a gradient on any rank. Collective with stages."""
     has = [has_closure or parameter.grad is not None for parameter in parameters]
     sharded = [parameter for parameter in parameters if isinstance(parameter, DTensor)]
     if has_closure or all(is_everywhere(parameter.device_mesh) for parameter in sharded):
@@ -154,7 +154,7 @@ def _reads(
     *,
     has_closure: bool,
 ) -> Reads:
-    """The reads of the next step. Those of torch's own classes depend on their settings alone."""
+    """Find the reads of the next step; cached for torch's own optimizers while settings stay."""
     sharded = frozenset(i for i, p in enumerate(parameters) if isinstance(p, DTensor))
     is_known = is_torchs(optimizer)
     if has_closure and not is_known:
@@ -196,7 +196,7 @@ _NOTED: WeakSet[Optimizer] = WeakSet()
 
 
 def _note(optimizer: Optimizer) -> None:
-    """Warn once of an optimizer that needs full values."""
+    """Warn once, on rank 0, if an optimizer's step has gathered full values."""
     if GATHERED and optimizer not in _NOTED and dist.get_rank() == 0:
         warn(
             f"{type(optimizer).__name__} reads full values of parameters, which each rank gathers "

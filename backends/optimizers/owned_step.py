@@ -1,4 +1,4 @@
-"""The step of updates that have owners: two all-to-alls, and the owners' computing between them."""
+"""The step of updates that have owners: two all-to-alls, and the owners' updates between them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from shardweave.ir.torch_private import local_part, pytree
 
 @torch.no_grad()
 def run_owned(optimizer: Optimizer, owned: Sequence[Owned]) -> None:
-    """Update parameters and states. Collective."""
+    """Update the parameters and the optimizer states of `owned`. Collective."""
     rank = dist.get_rank()
     given = [_given(optimizer, each) for each in owned]
     read = [each.parts.before(*x, *each.numbers) for each, x in zip(owned, given, strict=True)]
@@ -41,7 +41,7 @@ def _computes(owned: Owned, rank: int) -> bool:
 
 
 def _given(optimizer: Optimizer, owned: Owned) -> list[Tensor]:
-    """This rank's parts of the parameter, its gradient and its state."""
+    """Return this rank's shards of the parameter, its gradient and its state tensors."""
     parameter = owned.parameter
     gradient = parameter if parameter.grad is None else parameter.grad  # None: on other stages
     states = [x for x in pytree.tree_leaves(optimizer.state.get(parameter)) if is_array(x)]
@@ -58,7 +58,7 @@ def _own(value: Tensor, parameter: DTensor) -> Tensor:
 def _gathered(
     owned: Sequence[Owned], read: Sequence[Sequence[Tensor]], device: torch.device
 ) -> list[list[Tensor]]:
-    """The full values that each update of this rank reads."""
+    """Gather the values that each update reads: full ones on its owner. Collective."""
     rank = dist.get_rank()
     messages = [
         Message(
@@ -108,7 +108,7 @@ def _sizes(layout: Layout, rank: int) -> tuple[int, ...]:
 def _returned(
     owned: Sequence[Owned], results: Sequence[Sequence[Tensor] | None], device: torch.device
 ) -> list[list[Tensor]]:
-    """This rank's shards of the owners' results; whole values go to every rank."""
+    """Send the owners' results; returns this rank's shards of them, or whole values. Collective."""
     messages: list[Message] = []
     for each, values in zip(owned, results, strict=True):
         for position, sent in enumerate(each.parts.results):
@@ -132,7 +132,7 @@ def _returned(
 
 
 def _routes(owned: Owned, sent: Sent) -> list[tuple[int, int]]:
-    """From where to where a result goes, to those that compute it themselves too."""
+    """Return the (source, goal) ranks of a result's messages; equal if a rank computes its own."""
     ranks = list(owned.layout.shards) if sent.is_sharded else list(range(dist.get_world_size()))
     first = min(owned.layout.shards)
     if owned.owner is not None:
@@ -143,7 +143,7 @@ def _routes(owned: Owned, sent: Sent) -> list[tuple[int, int]]:
 def _store(
     optimizer: Optimizer, owned: Owned, given: Sequence[Tensor], results: Sequence[Tensor]
 ) -> None:
-    """Write the new parameter and states; the others stay as they are."""
+    """Write the new parameter and states; states that the update leaves stay the same objects."""
     parameter = owned.parameter
     given[0].copy_(results[0])
     arrays = iter(results[1:])
@@ -169,7 +169,7 @@ def _is_like(leaf: Tensor, parameter: Tensor) -> bool:
 
 
 def _stored(value: Tensor, before: Any, like: DTensor | None) -> Tensor:
-    """A new state, in the memory of the one before if it fits; a shard as a DTensor."""
+    """Store a state tensor in the memory of `before` if it fits; `like`: make it a DTensor."""
     kept = local_part(before) if isinstance(before, DTensor) else before
     is_kept = isinstance(before, DTensor) == (like is not None) and isinstance(kept, Tensor)
     if is_kept and like is not None:

@@ -1,7 +1,7 @@
 """Updates that need full values of one parameter, each computed by the rank that owns it.
 
-What is computed element by element runs on shards. What an owner reads goes to it by one
-all-to-all of all its matrices, and what it computes back by another.
+Elementwise ops run on shards. One all-to-all sends the owners the shards that they read, of all
+matrices together, and another returns shards of the results.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _Key = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class _Cut:
-    """An update that was captured. numbers: None if they stand in its parts."""
+    """A captured update. has_numbers: whether numbers are arguments, not constants in `parts`."""
 
     parts: CutUpdate
     has_numbers: bool
@@ -44,8 +44,8 @@ _CALLS: WeakKeyDictionary[Optimizer, tuple[_Key, dict[int, Calls]]] = WeakKeyDic
 
 @dataclass(frozen=True)
 class Owned:
-    """The next update of one parameter. owner: None if each rank that has the full values computes
-    it. state: as the step leaves it; tensors that `parts` computes are on the meta device."""
+    """The next update of one parameter. owner: rank that computes it; None if each rank with full
+    values does. state: the state after it, where tensors that `parts` computes are on meta."""
 
     parameter: DTensor
     parts: CutUpdate
@@ -62,10 +62,10 @@ def owned_updates(
     reads: Reads,
     has_gradient: Sequence[bool],
 ) -> dict[int, Owned]:
-    """The updates that owners compute, by index; the same on all ranks.
+    """Find the updates that owners compute, by index of the parameter; the same on all ranks.
 
-    An update that reads other tensors than its parameter's, that an optimizer computes jointly with
-    others, or that cannot be captured, is left out: its parameter is gathered.
+    Left out are updates that read tensors of other parameters, that the optimizer computes jointly
+    with others, or that cannot be captured: their parameters are gathered.
     """
     wanted = [i for i in sorted(reads.full - reads.joint) if has_gradient[i]]
     if reads.may_draw or not wanted or not _keeps_only_states(optimizer):
@@ -100,8 +100,8 @@ def _calls_alike(
     sizes: Sequence[Sizes],
     has_gradient: Sequence[bool],
 ) -> dict[int, Calls]:
-    """The calls of the next step of a class of torch's. It updates parameters of the same group,
-    shape and state alike, so that one of them is looked at, and only when something changes."""
+    """Find the calls of the next step of one of torch's optimizers. It treats parameters of equal
+    group settings, shape and state alike, so one of each is examined; cached until these change."""
     groups = [
         tuple((k, v) for k, v in group.items() if k != "params")
         for group in optimizer.param_groups
@@ -129,19 +129,19 @@ def _calls_alike(
 
 
 def _state_key(state: Any) -> tuple[Any, ...]:
-    """Shapes and dtypes of a state's tensors, and the values of all else."""
+    """Return the shapes and dtypes of a state's tensors with dims, and its other leaves."""
     return tuple((tuple(x.shape), x.dtype) if is_array(x) else x for x in pytree.tree_leaves(state))
 
 
 def _keeps_only_states(optimizer: Optimizer) -> bool:
-    """Say whether all tensors that an optimizer keeps are in the states of its parameters."""
+    """Whether an optimizer keeps tensors only in its parameters' states, and no optimizers."""
     own = {k: v for k, v in vars(optimizer).items() if k not in ("param_groups", "state", "step")}
     groups = [{**group, "params": None} for group in optimizer.param_groups]
     return not instances_in((own, groups), (Tensor, Optimizer))
 
 
 def _holds_in_objects(state: Any) -> bool:
-    """Say whether objects in a state hold tensors."""
+    """Whether a state has tensors inside objects that pytree does not traverse."""
     leaves = pytree.tree_leaves(state)
     return len(instances_in(state, Tensor)) > sum(isinstance(x, Tensor) for x in leaves)
 
@@ -193,5 +193,5 @@ def _is_worth_sending(parts: CutUpdate, device: torch.device) -> bool:
 
 
 def is_array(leaf: Any) -> bool:
-    """Say whether a leaf of a state is a tensor with dims."""
+    """Whether a leaf of a state is a tensor of one or more dims."""
     return isinstance(leaf, Tensor) and leaf.ndim > 0

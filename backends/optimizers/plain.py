@@ -1,7 +1,7 @@
-"""Plain tensors that stand for the DTensor parameters of an optimizer during one step.
+"""Plain tensors that replace the DTensor parameters of an optimizer during one step.
 
-They are shards, which share memory with those of the DTensors, also where the step sees them as
-tensors of full shape (`spread`).
+They share memory with the DTensors' shards, even those that the step sees as tensors of full
+shape (`spread`).
 """
 
 from __future__ import annotations
@@ -26,25 +26,24 @@ from shardweave.ir.torch_private import local_part
 class PlainParameters:
     """The plain tensors of one step.
 
-    parameters: those of the optimizer, in order; those that are no DTensors stand for themselves.
-    full: by index, those of which a step reads more than single elements. has_gradient: the same
-    on all ranks.
+    parameters: the optimizer's, in order; only DTensors are replaced. full: indices of parameters
+    whose update is not elementwise. has_gradient: for each parameter, the same on all ranks.
     """
 
     def __init__(
         self, parameters: Sequence[Tensor], full: Collection[int], has_gradient: Sequence[bool]
     ) -> None:
         self.made: dict[int, Tensor] = {}
-        """Plain tensors by the identity of those that they stand for."""
+        """Plain tensors by the id of the real tensors."""
         self.of: dict[int, Tensor] = {}
-        """Those that they stand for, by the identity of the plain tensors."""
+        """Real tensors by the id of the plain tensors."""
         self._full = frozenset(full)
         self._has_gradient = has_gradient
         self._sharded: dict[int, DTensor] = {}
         self._plain: dict[int, nn.Parameter] = {}
         self._index: dict[int, int] = {}
         self._given: dict[int, Tensor | None] = {}
-        """The gradients as the step finds them."""
+        """Plain gradients before the step, by index of the parameter."""
         for index, real in enumerate(parameters):
             if isinstance(real, DTensor):
                 self._sharded[index] = real
@@ -78,8 +77,8 @@ class PlainParameters:
     # State beside parameters
 
     def state_of(self, parameter: Tensor) -> Callable[[Tensor], Tensor] | None:
-        """A function from a tensor of a parameter's state to its plain value; None for parameters
-        that are no DTensors."""
+        """Return a function that maps a tensor of the parameter's state to a plain one; None if the
+        parameter is not a DTensor."""
         index = self._index.get(id(parameter))
         if index is None:
             return None
@@ -98,8 +97,8 @@ class PlainParameters:
         return plain
 
     def stored_state_of(self, plain: Tensor) -> Callable[[Tensor], Tensor] | None:
-        """The reverse of `state_of`, for a plain parameter: values of its shape are stored in its
-        shards."""
+        """Return the inverse of `state_of` for a plain parameter: tensors of its shape become
+        DTensors placed as the real parameter; None if it replaces no DTensor."""
         parameter = self.of.get(id(plain))
         index = None if parameter is None else self._index.get(id(parameter))
         if index is None:
@@ -129,7 +128,7 @@ class PlainParameters:
     # Closures, and the end of the step
 
     def closure(self, closure: Callable[[], Any]) -> Callable[[], Any]:
-        """A closure over the real parameters, for a step on plain ones."""
+        """Wrap a closure on the real parameters for a step on plain ones: sync before and after."""
 
         def called() -> Any:
             self.give_parameters()
@@ -145,7 +144,7 @@ class PlainParameters:
 
     @torch.no_grad()
     def give_parameters(self) -> None:
-        """Write the plain values to the real parameters."""
+        """Write the plain values to the real parameters, unless they share memory."""
         for index, plain in self._plain.items():
             real = self._sharded[index]
             local = local_of(plain, real) if index in self._full else plain.detach()
@@ -154,7 +153,7 @@ class PlainParameters:
 
     @torch.no_grad()
     def give_gradients(self) -> None:
-        """Write gradients that the step has changed, or taken away, to the real parameters."""
+        """Write gradients that the step has replaced, or set to None, to the real parameters."""
         for index, plain in self._plain.items():
             real, gradient = self._sharded[index], plain.grad
             if gradient is None:

@@ -1,4 +1,4 @@
-"""Random numbers that ranks draw alike while an optimizer's step runs."""
+"""Random numbers that are equal on all ranks while an optimizer's step runs."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import torch.distributed as dist
 
 
 def shared_random_state(device: torch.device) -> Callable[[], None]:
-    """Give every rank the generator state of rank 0; collective.
+    """Give every rank the generator state of rank 0. Collective.
 
-    Returns a function for after the step: a rank whose state was another gets that back.
+    Returns a function to call after the step, which restores this rank's state if it differed.
     """
     cuda = torch.device("cuda", torch.cuda.current_device()) if device.type == "cuda" else None
     own = [torch.get_rng_state(), *([] if cuda is None else [torch.cuda.get_rng_state(cuda)])]

@@ -1,4 +1,4 @@
-"""Rates of products and messages on this machine, measured once: send results, or compute them."""
+"""Measured rates of matrix products and messages, to choose between sending and computing."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import torch.distributed as dist
 _SIZE = 512
 _MESSAGE_BYTES = 1 << 22
 _LATENCY_S = 50e-6
-"""Seconds of a message. Every rank computes for itself what takes less."""
+"""Latency of a message. Every rank computes an update itself if that takes less."""
 
 
 def is_worth_sending(
     flops: int, result_bytes: int, dtype: torch.dtype, device: torch.device
 ) -> bool:
-    """Say whether one rank is to compute for all that have the same values; collective.
+    """Whether replicas should split updates and send results, rather than all compute. Collective.
 
-    Of P ranks each saves (P-1)/P of the time of computing, and receives as much of the results.
+    Each of P ranks then saves (P-1)/P of the compute time, and receives (P-1)/P of the results.
     """
     flops_per_s, bytes_per_s = _rates(dtype, device)
     return flops / flops_per_s > max(result_bytes / bytes_per_s, _LATENCY_S)
@@ -28,7 +28,7 @@ def is_worth_sending(
 
 @cache
 def _rates(dtype: torch.dtype, device: torch.device) -> tuple[float, float]:
-    """FLOPs and bytes per second of a product and an all-to-all, as rank 0 measures them."""
+    """Measure on rank 0 the FLOP/s of a product, and the bytes/s of an all-to-all. Collective."""
     x = torch.ones(_SIZE, _SIZE, dtype=dtype, device=device)
     message = torch.zeros(_MESSAGE_BYTES, dtype=torch.uint8, device=device)
     size = dist.get_world_size()
@@ -43,7 +43,7 @@ def _rates(dtype: torch.dtype, device: torch.device) -> tuple[float, float]:
 
 
 def _seconds(run: Callable[[], object], device: torch.device) -> float:
-    """The shortest of three runs after a first one."""
+    """Return the seconds of the shortest of three runs after a warm-up."""
     seconds: list[float] = []
     for _ in range(4):
         start = time.perf_counter()

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 REPLACED = "_shardweave_replaced"
-"""The attribute by which a parameter says under which name another one took its place."""
+"""Attribute of a replaced parameter: its name in the model, where another one is now."""
 
 
 def repoint(
@@ -17,9 +17,9 @@ def repoint(
     new: Mapping[int, Tensor],
     placed: Callable[[Tensor, Tensor], Tensor],
 ) -> None:
-    """Let optimizers update new parameters, by the id of those they have; states move along.
+    """Let optimizers update new parameters, by the id of the old ones; moves their states too.
 
-    placed: a state tensor of a parameter's shape, and the new parameter -> the tensor in its form.
+    placed: converts a state tensor of a parameter's shape to the new parameter's placements.
     """
     for optimizer in optimizers:
         for group in optimizer.param_groups:
@@ -44,7 +44,7 @@ def _placed(
 
 
 def check_not_replaced(parameters: Iterable[Tensor]) -> None:
-    """Raises ValueError for a parameter in whose place sw.compile has put another one."""
+    """Raises ValueError if sw.compile has replaced one of these parameters by another."""
     for parameter in parameters:
         name = getattr(parameter, REPLACED, None)
         if name is not None:

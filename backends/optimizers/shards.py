@@ -1,4 +1,4 @@
-"""Full values of DTensors, and the shards of full values."""
+"""Conversions between DTensors, their full values and their shards."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shardweave.ir.torch_private import StridedShard, dtensor_spec, local_part, 
 
 
 def full_value(tensor: DTensor) -> Tensor:
-    """The value of a DTensor, on every rank. Collective, on ranks that hold no part of it too."""
+    """Gather a DTensor on every rank. Collective, also on ranks outside of its device mesh."""
     mesh = tensor.device_mesh
     if mesh.size() == dist.get_world_size():
         return tensor.full_tensor()
@@ -29,7 +29,7 @@ def full_value(tensor: DTensor) -> Tensor:
 
 
 def shard_of(full: Tensor, like: DTensor) -> Tensor:
-    """This rank's shard of a full value, in the placements of a DTensor of its shape."""
+    """Return this rank's shard of `full`, placed as `like`, a DTensor of its shape."""
     coordinate = like.device_mesh.get_coordinate()
     if coordinate is None:
         return full.new_empty(local_shape(like))
@@ -42,12 +42,12 @@ def shard_of(full: Tensor, like: DTensor) -> Tensor:
 
 
 def divided_dim(placement: Placement) -> int | None:
-    """The dim that a placement divides; None if it divides none."""
+    """Return the dim that a placement shards; None if it shards none."""
     return placement.dim if isinstance(placement, Shard | StridedShard) else None  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def part_along(x: Tensor, dim: int, placement: Placement, size: int, at: int) -> Tensor:
-    """The part of `x` at a position of a mesh axis of `size`, divided along `dim`."""
+    """Return the shard of `x` along `dim` at coordinate `at` of a mesh axis of `size`."""
     if isinstance(placement, StridedShard):
         factor: int = placement.split_factor  # pyright: ignore[reportAttributeAccessIssue]
         parts = x.unflatten(dim, (factor, size, -1)).select(dim + 1, at)
@@ -57,7 +57,7 @@ def part_along(x: Tensor, dim: int, placement: Placement, size: int, at: int) ->
 
 
 def local_shape(tensor: DTensor) -> tuple[int, ...]:
-    """The shape of this rank's shard, which has the dims of the tensor even if it is empty."""
+    """Return the shape of this rank's shard, with all dims of the tensor even if it is empty."""
     local = local_part(tensor)
     if not local.numel() and tensor.ndim and tensor.device_mesh.get_coordinate() is None:
         return (0, *tensor.shape[1:])
@@ -65,9 +65,9 @@ def local_shape(tensor: DTensor) -> tuple[int, ...]:
 
 
 def shapes_of_shards(tensor: DTensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The shapes of the largest and of the smallest shard, the same on all ranks.
+    """Return the shapes of the largest and of the smallest shard, the same on all ranks.
 
-    Ranks of other stages have an empty one.
+    For a tensor of only some stages the smallest is empty.
     """
     largest, smallest = list(tensor.shape), list(tensor.shape)
     if smallest and not is_everywhere(tensor.device_mesh):
@@ -81,7 +81,7 @@ def shapes_of_shards(tensor: DTensor) -> tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def beside(local: Tensor, parameter: DTensor) -> DTensor:
-    """The DTensor of this local part, in the placements of a parameter of the same shape."""
+    """Make a DTensor of this rank's shard `local`, placed as a parameter of the same shape."""
     if local.dtype == parameter.dtype:
         return DTensor(local, dtensor_spec(parameter), requires_grad=False)
     mesh, placements = parameter.device_mesh, parameter.placements
@@ -98,7 +98,7 @@ def beside(local: Tensor, parameter: DTensor) -> DTensor:
 
 
 def in_placements_of(tensor: Tensor, parameter: DTensor) -> DTensor:
-    """A tensor of a parameter's shape, whole or sharded otherwise, sharded as the parameter is."""
+    """Place a tensor of a parameter's shape, whole or a DTensor, as the parameter. Collective."""
     if not isinstance(tensor, DTensor):
         # A copy: fused steps take states for contiguous, and a view would keep the full value.
         local = shard_of(tensor, parameter).clone(memory_format=torch.contiguous_format)
@@ -109,5 +109,5 @@ def in_placements_of(tensor: Tensor, parameter: DTensor) -> DTensor:
 
 
 def is_everywhere(mesh: DeviceMesh) -> bool:
-    """Say whether a mesh has every process."""
+    """Whether a mesh contains every process."""
     return mesh.size() == dist.get_world_size()

@@ -1,8 +1,8 @@
 """Tensors of full shape, sharded over ranks, for updates that owners cannot compute.
 
-An optimizer's own code runs on them, op by op: element by element on shards; sums, means, norms and
-extremes of shards are put together over all ranks, so that scalars and vectors travel and not
-matrices. What any other op reads is gathered for it. All ranks run the same ops.
+An optimizer's own code runs on them op by op. Elementwise ops run on shards. Sums, means, norms and
+extremes are reduced on each shard, then all-reduced, so that no matrix is sent. For any other op
+its operands are gathered. All ranks run the same ops.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from shardweave.ir.torch_private import (
 )
 
 GATHERED: list[str] = []
-"""The ops for which full values were gathered in the step that runs."""
+"""Names of the ops for which the running step has gathered full values."""
 
 
 class Home:
-    """This rank's shard of a tensor. like: the parameter whose shards it has.
+    """This rank's shard of a tensor. like: the parameter with the same shape and placements.
 
-    A view of other geometry is one of a full value, which is kept: what is written to either is
-    written to the other, at the next op that reads it.
+    Views of other geometry are taken of a gathered full value, which is kept: writes to the views
+    reach the shard at the next op that reads it, and writes to the shard reach the views.
     """
 
     def __init__(self, local: Tensor, like: DTensor) -> None:
@@ -52,14 +52,14 @@ class Home:
         self.is_first = rank in firsts.values() and local.numel() > 0
 
     def full(self, op: str) -> Tensor:
-        """The full value. Collective."""
+        """Gather the full value, or return the kept one. op: the name to record. Collective."""
         if self._full is not None:
             return self._full
         GATHERED.append(op)
         return full_value(beside(self.local, self.like))
 
     def view(self, func: OpOverload[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Views of the full value. Collective."""
+        """Call a view op on the full value, which is kept from then on. Collective."""
         self._full = self.full(str(func))
         views = func(self._full, *args, **kwargs)
         self._views += pytree.tree_leaves(views)
@@ -67,24 +67,24 @@ class Home:
         return views
 
     def write(self, full: Tensor) -> None:
-        """Take the shard of a full value."""
+        """Overwrite the shard by that of `full`."""
         self.local.copy_(take(full, self.index))
 
     def read_views(self) -> None:
-        """Take what was written to views."""
+        """Update the shard if views of the full value were written to."""
         versions = [version_of(view) for view in self._views]
         if self._full is not None and versions != self._versions:
             self._versions = versions
             self.write(self._full)
 
     def write_views(self) -> None:
-        """Let views have what was written here. Collective, if there are any."""
+        """Update the full value, and so its views, from the shards. Collective if it is kept."""
         if self._full is not None:
             self._full.copy_(full_value(beside(self.local, self.like)))
 
 
 class _Seen(Tensor):
-    """A tensor whose ops are run by this module. value: the tensor that they run on, or None."""
+    """A tensor whose ops this module runs. value: the full tensor that they run on, or None."""
 
     value: Any
     like: DTensor
@@ -122,8 +122,8 @@ class _Seen(Tensor):
 
 
 class Spread(_Seen):
-    """A tensor in the shards of a parameter, whose full shape it has. value: its full value, once
-    an op has given the tensor itself another geometry."""
+    """A tensor of a parameter's full shape, sharded as it is. value: its full value, once an
+    in-place view op (such as `t_`) has changed the tensor's own geometry."""
 
     home: Home
 
@@ -136,7 +136,7 @@ class Spread(_Seen):
         self.home, self.like, self.value = home, home.like, None
 
     def turned(self, func: OpOverload[..., Any], *args: Any, **kwargs: Any) -> Spread:
-        """This tensor, after an op that changes its sizes and strides. Collective."""
+        """Run an in-place view op on this tensor; returns the tensor. Collective."""
         if self.value is None:
             self.value = self.home.view(torch.ops.aten.alias.default)
         func(self.value, *args, **kwargs)
@@ -146,8 +146,8 @@ class Spread(_Seen):
 
 
 class Whole(_Seen):
-    """A state of another shape than its parameter's, the same on all ranks. What is computed of
-    such states alone and has the parameter's shape, as a product of rows and columns, is spread."""
+    """A state of another shape than its parameter's, equal on all ranks. A result computed only
+    from such states that has the parameter's shape, as an outer product has, becomes a `Spread`."""
 
     @staticmethod
     def __new__(cls: type[Whole], value: Tensor, like: DTensor) -> Whole:
@@ -158,7 +158,7 @@ class Whole(_Seen):
 
 
 class _Call:
-    """A call of an op with spread tensors."""
+    """A call of an op with `Spread` tensors among its operands."""
 
     def __init__(
         self, func: OpOverload[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -215,7 +215,7 @@ class _Call:
         return self._spread(result)
 
     def _part(self, x: Tensor) -> Tensor:
-        """Return the part of an operand that a shard reads."""
+        """Return the slice of an operand that an elementwise op on this rank's shard reads."""
         if isinstance(x, Spread):
             return x.home.local
         behind = len(self.shape) - x.ndim
@@ -226,7 +226,7 @@ class _Call:
         return Spread(Home(local, self.home.like))
 
     def _new(self) -> Tensor:
-        """A new tensor, of this shape spread too."""
+        """Run a `new_*` op: a `Spread` if the result has this shape, else a `Whole`."""
         local, (_, size, *rest) = self.home.local, self.args
         if tuple(size) == self.shape:
             return self._spread(self.func(local, local.shape, *rest, **self.kwargs))
@@ -235,7 +235,7 @@ class _Call:
     # Reductions
 
     def _reduced(self, kind: str) -> Tensor | None:
-        """The result of a reduction on all ranks; None for a norm of another kind."""
+        """Reduce over all ranks; None if a norm's order is not a positive number. Collective."""
         names = [argument.name for argument in schema_of(self.func).arguments]
         given = dict(zip(names, self.args, strict=False)) | self.kwargs
         order = given.get("ord", given.get("p", 2)) if kind == "norm" else 1
@@ -257,7 +257,7 @@ class _Call:
         return whole if given.get("keepdim") else whole.squeeze(dims)
 
     def _joined(self, local: Tensor, dims: list[int], *, is_max: bool) -> Tensor:
-        """Sums or maxima over some dims, to which each different shard adds its own."""
+        """Sum, or maximize, over `dims`, taking each distinct shard once. Collective."""
         shape = [1 if dim in dims else size for dim, size in enumerate(self.shape)]
         whole = local.new_full(shape, -math.inf if is_max else 0.0)
         if self.home.is_first:
@@ -304,7 +304,7 @@ class _Call:
 
 
 def local_of(value: Tensor, like: DTensor) -> Tensor:
-    """The shard of a value, spread or full, with what was written to its views."""
+    """Return this rank's shard of a value, a `Spread` or full; includes writes to its views."""
     if isinstance(value, Spread):
         value.home.read_views()
         return value.home.local

@@ -1,4 +1,4 @@
-"""A stand-in for an optimizer of DTensors: of the same class and state, on plain tensors."""
+"""Stand-ins for optimizers of DTensors: of the same class and state, on plain tensors."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _OWN = ("param_groups", "state", "step")
 
 
 class StandIns:
-    """Stand-ins for an optimizer, and for those that it holds and calls, during one step."""
+    """Stand-ins for an optimizer, and for optimizers that it holds, during one step."""
 
     def __init__(self, optimizer: Optimizer, plain: PlainParameters) -> None:
         self.plain = plain
         self._made: dict[int, Any] = plain.made
-        """Stand-ins by the identity of the real: tensors, lists of groups, and optimizers."""
+        """Stand-ins by the id of the real object: tensors, groups, states, optimizers, others."""
         self._of: dict[int, Any] = plain.of
         self._pairs: list[tuple[Optimizer, Optimizer]] = []
         self._objects: list[tuple[Any, Any, Any]] = []
-        """Objects that hold tensors, their stand-ins, and the key of the state that they are in."""
+        """Objects that hold tensors, their stand-ins, and the state's key under which they are."""
         self.first = self._stand_in(optimizer)
 
     def _stand_in(self, real: Optimizer) -> Optimizer:
@@ -62,7 +62,7 @@ class StandIns:
         return self._keep(real, made)
 
     def _for(self, value: Any, key: Any = None) -> Any:
-        """A value that holds stand-ins. key: of the state that it is in, perhaps a parameter."""
+        """Copy a value with stand-ins for real objects. key: its key in the state, if any."""
         take = self.plain.state_of(key) if isinstance(key, Tensor) else None
 
         def change(x: Any) -> Any:
@@ -81,7 +81,7 @@ class StandIns:
         return made
 
     def _real(self, made: Any, key: Any = None) -> Any:
-        """The reverse of `_for`; key: that of the stand-in's state."""
+        """Copy a value with real objects for stand-ins. key: its key in the state, if any."""
         give = self.plain.stored_state_of(key) if isinstance(key, Tensor) else None
 
         def change(x: Any) -> Any:
@@ -94,7 +94,7 @@ class StandIns:
         return mapped(made, change)
 
     def give_back(self) -> None:
-        """Give the optimizers and their parameters what the step has left on the stand-ins."""
+        """Copy the results of the step from the stand-ins to the real optimizers and parameters."""
         self.plain.give_parameters()
         self.plain.give_gradients()
         for object_, made, key in self._objects:

@@ -1,1 +1,1 @@
-"""All ranks of a virtual mesh in one process."""
+"""The reference backend, which runs all ranks of a virtual mesh in one process."""

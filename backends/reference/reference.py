@@ -1,8 +1,8 @@
 """The reference backend: every rank of a virtual mesh in one process, on plain torch.
 
-It runs a local program op by op on lists that hold one tensor per rank, so that a program for
-64 ranks can be compared with the model on a laptop; a staged one function by function, in the order
-of its schedule.
+It runs a local program op by op on lists of one tensor per rank, and a staged program function by
+function in the order of its schedule. So a program for 64 ranks can be compared with the model on a
+laptop.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ def run_reference(program: Program, values: Mapping[Key, Tensor]) -> dict[Key, T
     its shard. A program that is not local runs on one device; fused regions run op by op.
 
     Raises ValueError for a missing tensor or one of another shape or dtype, and
-    ReplicaMismatchError (a ValueError) if ranks that should hold the same part of a result
+    ReplicaMismatchError (a ValueError) if ranks that should hold the same shard of a result
     differ, which means that the program was partitioned wrongly.
 
-    Of a part of a step (`split_step`), what the forward part keeps is a tensor for each rank.
+    Values that `split_step` passes from the forward to the backward part have a tensor per rank.
     """
     program = without_regions(program)
     if is_staged(program):
@@ -74,10 +74,10 @@ def run_reference(program: Program, values: Mapping[Key, Tensor]) -> dict[Key, T
 def values_of(
     program: Program, model: nn.Module, batch: Mapping[str, Tensor], seed: int = 0
 ) -> dict[Key, Tensor]:
-    """The arguments of a program: parameters and buffers of `model`, inputs of `batch` by name.
+    """Collect a program's arguments: parameters and buffers of `model`, inputs of `batch` by name.
 
-    seed: of the random numbers that the program draws. Raises ValueError naming what the model or
-    the batch lacks.
+    seed: of the random numbers that the program draws. Raises ValueError, naming the argument, if
+    the model or the batch lacks one.
     """
     sources: dict[str, Mapping[str, Tensor]] = {
         "param": dict(model.named_parameters(remove_duplicate=False)),
@@ -98,7 +98,7 @@ def values_of(
 
 
 class VirtualRunner(Runner):
-    """Runs every rank of a program's mesh, op by op, and gives global results."""
+    """Runs every rank of a program's mesh, op by op, and returns global results."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -108,7 +108,7 @@ class VirtualRunner(Runner):
 
 
 class VirtualBackend(Backend):
-    """Plain whole tensors; what is sharded is sharded while a program runs."""
+    """Stores plain whole tensors on the CPU; they are sharded only while a program runs."""
 
     device = torch.device("cpu")
 

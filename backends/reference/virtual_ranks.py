@@ -1,7 +1,6 @@
-"""One program on all ranks of a virtual mesh: its values, a tensor for each rank.
+"""Execution of a program on all ranks of a virtual mesh; each value has one tensor per rank.
 
-Ranks that hold the same tensor share the object, and what is computed from shared tensors is
-computed once.
+Ranks with equal tensors share one object, and an op on shared operands is computed once.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from shardweave.ir.sharding.ragged import ragged_values
 def run_collective(
     op: dist.DistOp, operands: Sequence[Sequence[Tensor]], mesh: Mesh
 ) -> list[list[Tensor]]:
-    """The results of a `dist` op on every rank; groups of the same tensors share their results."""
+    """Run a `dist` op on every rank. operands, returned results: per value, a tensor per rank."""
     if isinstance(op, (dist.WaitOp, dist.ReshardOp)):  # a global program has whole values
         return [list(tensors) for tensors in operands]
     if isinstance(op, dist.CollectiveOp) and op.JOINS_OPERANDS:
@@ -69,16 +68,16 @@ PerRank = list[Tensor]
 """One value on every rank, by rank number."""
 
 Messages = Callable[[dist.DistOp, list[PerRank]], list[PerRank]]
-"""The results of a send or a receive, given its operands."""
+"""A function that runs a send or a receive on its operands, and returns its results."""
 
 _T = TypeVar("_T")
 
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}
-"""By dtype, the largest difference between replicas, relative to the largest element."""
+"""Allowed difference between replicas by dtype, relative to the largest element."""
 
 
 class ReplicaMismatchError(ValueError):
-    """Two ranks that should hold the same part of a result hold different values."""
+    """Two ranks that should hold the same shard of a result hold different values."""
 
 
 def run_ops(
@@ -87,7 +86,7 @@ def run_ops(
     mesh: Mesh,
     messages: Messages | None = None,
 ) -> None:
-    """Run the ops of a program without regions: add their results, drop values read last."""
+    """Run a program without fused regions: add results to `environment`, remove dead values."""
     dying, ragged = last_uses(program), ragged_values(program.ops)
     for op in program.ops:
         if messages is not None and isinstance(op, (dist.SendOp, dist.RecvOp)):
@@ -101,7 +100,7 @@ def run_ops(
 
 
 def virtual_mesh(program: Program) -> Mesh:
-    """The mesh of a local program, sub-batches not unrolled yet as ranks, too; else one device."""
+    """Return the mesh of a local program, where sub-batch axes count as ranks; else one device."""
     if program.mesh is None or not program.is_local:
         return Mesh()
     check_virtual(program.mesh)
@@ -109,7 +108,7 @@ def virtual_mesh(program: Program) -> Mesh:
 
 
 def global_argument(program: Program, slot: Slot, values: Mapping[Key, Tensor]) -> Tensor:
-    """The global tensor given for an argument."""
+    """Return an argument's global tensor. Raises ValueError for a missing or misshapen one."""
     shape = sharding_held(program, slot).global_shape(shape_of(slot.value))
     dtype = dtype_of_value(slot.value)
     tensor = values.get((slot.kind, slot.name))
@@ -131,9 +130,9 @@ def global_argument(program: Program, slot: Slot, values: Mapping[Key, Tensor]) 
 def scatter_shards(
     tensor: Tensor, sharding: Sharding, mesh: Mesh, also: Mapping[str, int] | None = None
 ) -> PerRank:
-    """The shard of each rank, with its padding; ranks with equal shards share one tensor.
+    """Shard a tensor over the ranks, with padding; ranks with equal shards share one tensor.
 
-    also: where all of them stand on axes that the mesh does not have.
+    also: coordinates of all ranks on axes that the mesh lacks.
     """
     also = also or {}
     shape = sharding.local_shape(tensor.shape)
@@ -147,14 +146,14 @@ def scatter_shards(
 
 
 def _shard_key(sharding: Sharding, coordinates: Mapping[str, int]) -> tuple[int, ...]:
-    """Equal for the ranks that hold the same part of a value."""
+    """Return a key that is equal for ranks that hold the same shard of a value."""
     return tuple(coordinates[axis] for axis in sorted(sharding.axes))
 
 
 def once_per_key(
     ranks: range, key_of: Callable[[int], Any], compute: Callable[[int], _T]
 ) -> list[_T]:
-    """`compute(rank)` for each rank, computed once for ranks of equal key."""
+    """Return `compute(rank)` for each rank, computed once for ranks of equal key."""
     computed: dict[Any, _T] = {}
     results: list[_T] = []
     for rank in ranks:
@@ -201,7 +200,7 @@ def _call(
 
 
 def collect(slot: Slot, tensors: PerRank, program: Program, mesh: Mesh) -> Tensor:
-    """The global value of a result, after checking that its replicas agree."""
+    """Assemble a result's global value. Raises ReplicaMismatchError if its replicas differ."""
     sharding = sharding_held(program, slot)
     shape = sharding.global_shape(shape_of(slot.value))
     parts = [held(x, sharding, shape, mesh.coordinates(r)) for r, x in enumerate(tensors)]
@@ -219,7 +218,8 @@ def collect(slot: Slot, tensors: PerRank, program: Program, mesh: Mesh) -> Tenso
 
 
 def relative_difference(a: Tensor, b: Tensor) -> float:
-    """Largest difference of two tensors, relative to the largest element; inf for odd ones."""
+    """Return the largest difference relative to the largest element; inf if tensors differ in
+    shape, in non-finite elements, or are unequal and not floating-point."""
     if a is b or torch.equal(a, b):
         return 0.0
     if a.shape != b.shape or not a.is_floating_point():

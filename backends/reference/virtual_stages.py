@@ -1,4 +1,4 @@
-"""Staged programs on a virtual mesh: the ranks of all stages in one process, run by run."""
+"""Execution of staged programs on a virtual mesh: all stages' ranks in one process, run by run."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ _STATE = ("param", "buffer", "input", "tangent")
 def run_staged(program: Program, values: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
     """Run a staged program on all ranks of its mesh; returns the global results by kind and name.
 
-    The program has no fused regions. `values` is as for `run_reference`, which says what is raised.
-    A result that several stages return must be the same on all of them.
+    The program has no fused regions. `values` and errors are as for `run_reference`. A result that
+    several stages return must be equal on all of them.
     """
     return _StagedRun(program, values).run()
 
 
 class _StagedRun:
-    """Values that the stages hold.
+    """A run of a staged program, with the values that the stages hold.
 
-    kept: by stage, name and micro-batch (None: of the whole step). totals: by stage and name what
-    micro-batches gave so far, put together, or (of parts, which are joined at the end) one by one.
+    kept: by stage, name and micro-batch (None: of the whole step). totals: by stage and name, the
+    combined results of micro-batches so far, or (of slots of kind `part`) a list with one of each.
     """
 
     def __init__(self, program: Program, values: Mapping[Key, Tensor]) -> None:
@@ -88,7 +88,7 @@ class _StagedRun:
         return {(slot.kind, slot.name): returned[slot.value] for slot in self.program.results}
 
     def _run(self, run: Run) -> list[PerRank]:
-        """Run a function; returns what the step returns of it."""
+        """Run a function; returns those of its results that the step returns."""
         function, stage = self.functions[run.function], self.stages[run.function]
         environment = {
             slot.value: self._argument(slot, function, stage, run.micro_batch)
@@ -112,7 +112,7 @@ class _StagedRun:
                 self._keep(slot, tensors, function, stage, run.micro_batch)
         return results
 
-    # What a function takes
+    # Arguments of a function
 
     def _argument(self, slot: Slot, function: Program, stage: int, number: int | None) -> PerRank:
         sharding = sharding_held(function, slot)
@@ -131,7 +131,7 @@ class _StagedRun:
         return self._total(slot, stage)
 
     def _part(self, whole: PerRank, sharding: Sharding, number: int | None) -> PerRank:
-        """Return the part of a value of the whole batch that a micro-batch reads."""
+        """Return the slice of a whole batch's value that micro-batch `number` reads."""
         seat = sharding.seat_of(self.axis.name) if self.axis is not None else None
         if seat is None or number is None:
             return whole
@@ -161,7 +161,7 @@ class _StagedRun:
         dim, placement = seat
         return merge_blocks(parts, dim, block_of(sharding.dims[dim], placement))
 
-    # What it leaves
+    # Results of a function
 
     def _keep(
         self, slot: Slot, tensors: PerRank, function: Program, stage: int, number: int | None
@@ -183,7 +183,7 @@ class _StagedRun:
 
 
 def _check_same(slot: Slot, first: tuple[int, Tensor], other: tuple[int, Tensor]) -> None:
-    """Stages that all have a parameter, or the loss, must have the same."""
+    """Raises ReplicaMismatchError if two stages return different values for a result."""
     error = relative_difference(first[1], other[1])
     if error > TOLERANCES.get(first[1].dtype, 0.0):
         raise ReplicaMismatchError(
@@ -194,7 +194,7 @@ def _check_same(slot: Slot, first: tuple[int, Tensor], other: tuple[int, Tensor]
 
 
 def _combined(total: PerRank, terms: PerRank, sharding: Sharding) -> PerRank:
-    """The sum, or maximum, of the total so far and new tensors, on every rank."""
+    """Add new tensors to the total so far, or take the maximum, on every rank."""
     combine = torch.maximum if sharding.reduction == "max" else torch.add
     return once_per_key(
         range(len(total)),

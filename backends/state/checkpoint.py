@@ -1,8 +1,8 @@
-"""Strided shards in torch.distributed.checkpoint, and checkpoints that are read as data alone.
+"""Support for strided shards in torch.distributed.checkpoint, and safe reading of metadata.
 
-A checkpoint describes each rank's part of a tensor as boxes. Torch gives every DTensor one box,
-which a strided shard (three fused projections, each sharded by head) does not fill: it has one
-box for each run of consecutive indices.
+A checkpoint describes each rank's shard of a tensor as boxes. Torch gives every DTensor one box.
+A strided shard (of three fused projections, each sharded by head) is not one box: it needs one for
+each run of consecutive indices.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _T = TypeVar("_T")
 
 
 def checkpointable(state: _T) -> _T:
-    """Teach the DTensors of a nested state their boxes; returns the state.
+    """Make the strided shards in a nested state saveable, in place; returns the state.
 
-    `Step.state_dict` has done so. The state of an optimizer whose parameters are strided shards
-    needs it before `torch.distributed.checkpoint` saves or loads it:
+    The model's `state_dict` does so itself. The state of an optimizer whose parameters are strided
+    shards needs it before `torch.distributed.checkpoint` saves or loads it:
     `dcp.save({"optimizer": checkpointable(optimizer.state_dict())})`.
     """
     if isinstance(state, DTensor):
@@ -51,7 +51,7 @@ def checkpointable(state: _T) -> _T:
 
 
 class _Run(NamedTuple):
-    """Consecutive indices of one dim: where they start in the whole, here, and how many."""
+    """Consecutive indices of one dim: offset in the whole tensor, start in the shard, length."""
 
     offset: int
     start: int
@@ -60,7 +60,7 @@ class _Run(NamedTuple):
 
 @dataclass(frozen=True)
 class _Boxes:
-    """The boxes of one local tensor, as torch's checkpoint protocol asks for them."""
+    """The boxes of one local tensor, with the methods of torch's checkpoint protocol."""
 
     local: Tensor
     shape: torch.Size
@@ -87,7 +87,7 @@ class _Boxes:
         ]
 
     def shard(self, index: MetadataIndex) -> Tensor:
-        """The box at an index's offset, sharing memory with the local tensor."""
+        """Return the box at `index.offset`, a view of the local tensor; ValueError if none."""
         for box in product(*self.runs):
             if index.offset == torch.Size(run.offset for run in box):
                 return self.local[tuple(slice(r.start, r.start + r.length) for r in box)]
@@ -95,7 +95,7 @@ class _Boxes:
 
 
 def _attach(tensor: DTensor) -> None:
-    # DTensor hands these calls on to a local tensor that has them.
+    # DTensor forwards these calls to a local tensor that has these attributes.
     local: Any = local_part(tensor)
     coordinates = tensor.device_mesh.get_coordinate()
     assert coordinates is not None
@@ -110,7 +110,7 @@ def _attach(tensor: DTensor) -> None:
 
 
 def _runs(tensor: DTensor, dim: int, coordinates: Sequence[int]) -> tuple[_Run, ...]:
-    """The indices along `dim` that this rank holds; plain shards need not be of equal size."""
+    """Return the runs of indices along `dim` that this rank holds; plain shards may be uneven."""
     held = torch.arange(tensor.shape[dim])
     for mesh_dim, placement in enumerate(tensor.placements):
         if getattr(placement, "dim", None) == dim:
@@ -129,7 +129,7 @@ def _runs(tensor: DTensor, dim: int, coordinates: Sequence[int]) -> tuple[_Run, 
 
 
 class DataReader(FileSystemReader):
-    """Reads a checkpoint's metadata as data: torch unpickles what is there, be it code."""
+    """Reads a checkpoint's metadata without running code in it, which torch's unpickling would."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         del args, kwargs
@@ -153,7 +153,7 @@ _RECORDS = {
         "_MEM_FORMAT_ENCODING",
     ),
 }
-"""By module, what the metadata of a checkpoint is made of, beside dtypes."""
+"""Names that a checkpoint's metadata may refer to, by module; dtypes are allowed too."""
 
 
 class _Unpickler(pickle.Unpickler):

@@ -1,4 +1,4 @@
-"""Values of a model in files: safetensors, or a checkpoint. Each rank reads its part."""
+"""First values of a model from files: safetensors, or a checkpoint. Each rank reads its shards."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from shardweave.ir.mesh.shards import take_shard
 from shardweave.ir.suggest import did_you_mean
 
 PREFIXES = ("", "model.")
-"""Before the model's names in files, as in a checkpoint of {"model": model.state_dict()}."""
+"""Prefixes of names in files, such as in a checkpoint of {"model": model.state_dict()}."""
 
 
 class _InFile(Source):
-    """A tensor of a file, under a name."""
+    """A tensor's values in the file `path`, under `name`."""
 
     def __init__(self, tensor: Tensor, path: Path, name: str) -> None:
         super().__init__(tensor)
@@ -35,7 +35,7 @@ class _InFile(Source):
 
     @abstractmethod
     def box(self, spans: tuple[slice, ...]) -> Tensor:
-        """Part of the tensor."""
+        """Read the elements of the tensor in a slice of each dim."""
 
     def part(
         self, sharding: Sharding, coordinates: Mapping[str, int], device: torch.device
@@ -55,7 +55,7 @@ class _InFile(Source):
         return part.to(device, self.dtype, copy=True)
 
     def check_shape(self, shape: tuple[int, ...]) -> None:
-        """Raises ValueError for another shape than the model's."""
+        """Raises ValueError if `shape`, the one in the file, is not the model's."""
         if shape != tuple(self.shape):
             raise ValueError(
                 f"'{self.name}' has shape {shape} in {self.path}, and {tuple(self.shape)} in the "
@@ -96,7 +96,7 @@ class _InCheckpoint(_InFile):
 
 
 class _BoxPlanner(DefaultLoadPlanner):
-    """Reads what fills one tensor, a box of a larger one."""
+    """Plans the reads that fill one tensor, a box of a larger saved one."""
 
     def __init__(self, box: Tensor, items: list[ReadItem]) -> None:
         super().__init__(flatten_state_dict=False)
@@ -111,10 +111,10 @@ class _BoxPlanner(DefaultLoadPlanner):
 
 
 def values_in_files(model: nn.Module, path: Path) -> dict[int, Source]:
-    """The tensors of a model that files have, by their ids.
+    """Return sources of the tensors of a model that files have, by the id of the tensor.
 
-    path: a safetensors file, a folder of such files, or that of a checkpoint. Raises ValueError
-    for another path, and for files without some parameter or persistent buffer.
+    path: a safetensors file, a folder of such files, or the folder of a checkpoint. Raises
+    ValueError for another path, and if files lack a parameter or persistent buffer.
     """
     known, kind = _known_tensors(path)
     sources: dict[int, Source] = {}
@@ -135,7 +135,7 @@ def values_in_files(model: nn.Module, path: Path) -> dict[int, Source]:
 
 
 def _known_tensors(path: Path) -> tuple[Mapping[str, Path], Any]:
-    """Return the file of each tensor under a path, by name, and the kind of source that it is."""
+    """Return the file of each tensor under a path, by name, and the `Source` class to read it."""
     if (path / ".metadata").is_file():
         saved = DataReader(path).read_metadata().state_dict_metadata.items()
         names = [name for name, entry in saved if isinstance(entry, TensorStorageMetadata)]
@@ -156,7 +156,7 @@ def _known_tensors(path: Path) -> tuple[Mapping[str, Path], Any]:
 
 
 def _tensors_of(model: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
-    """Each parameter and buffer under each of its names, and whether a state_dict has it."""
+    """Yield each parameter and buffer under each name, and whether a state_dict contains it."""
     for path, module in model.named_modules(remove_duplicate=False):
         dot = f"{path}." if path else ""
         for held in (module._parameters, module._buffers):

@@ -1,10 +1,10 @@
 # pyright: basic
 # The dispatch modes of torch are only partly typed.
-"""First values of a model on the meta device, made parameter by parameter.
+"""First values of a model on the meta device, computed parameter by parameter.
 
-What the model's own functions do to its tensors (`reset_parameters`, `init_weights`, ..) is
-recorded on fake tensors, and carried out for one parameter at a time; where it is elementwise, for
-this rank's shard alone. Random numbers are those of `sw.seeded`, the same on every mesh.
+The ops of the model's own functions (`reset_parameters`, `init_weights`, ..) are recorded on fake
+tensors, and replayed for one parameter at a time; if all are elementwise, for this rank's shard
+alone. Random numbers are those of `sw.seeded`, the same on every mesh.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _ELEMENTWISE = (*_FILLING, "mul_", "add_", "sub_", "div_", "erfinv_", "clamp_", 
 """Ops that compute a shard of a tensor from the same shard of others of its shape."""
 
 _READ = "aten._local_scalar_dense"
-"""The op that reads a number, as a loop does that draws until all numbers are in bounds."""
+"""The op that reads a Python number, such as in a loop that redraws until all are in bounds."""
 
 
 class Source(ABC):
-    """Source of a tensor's first values; each rank makes or reads its own part."""
+    """Source of a tensor's first values; each rank computes or reads its own shard."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.shape, self.dtype, self.ndim = tensor.shape, tensor.dtype, tensor.ndim
@@ -53,12 +53,12 @@ class Source(ABC):
     def part(
         self, sharding: Sharding, coordinates: Mapping[str, int], device: torch.device
     ) -> Tensor:
-        """The shard of the rank at some coordinates, in memory of its own."""
+        """Make the shard of the rank at `coordinates`, in memory of its own."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Op:
-    """An op that was recorded. draw: how many random draws there were before it, if it draws."""
+    """A recorded op. draw: number of random draws before it; None if it draws none."""
 
     func: OpOverload[..., Any]
     args: tuple[Any, ...]
@@ -73,7 +73,7 @@ class _Op:
 
     @cached_property
     def made(self) -> set[int]:
-        """The memory that it makes, writes, or gives views of."""
+        """Keys of the memory of its results: new, written in place, or viewed."""
         return {memory_key(x) for x in pytree.tree_leaves(self.result) if _is_fake(x)}
 
     @cached_property
@@ -83,7 +83,7 @@ class _Op:
 
     @property
     def fills(self) -> int | None:
-        """The memory that it fully overwrites, without reading any."""
+        """Key of the memory that it overwrites completely without reading; None if it does not."""
         if self.name not in _FILLING or len(self.operands) != 1:
             return None
         (operand,) = self.operands
@@ -96,7 +96,7 @@ def _is_fake(value: Any) -> bool:
 
 
 class _Recorder(TorchDispatchMode):
-    """Records ops on fake tensors; ops on others run, and draw random numbers as usual."""
+    """Records ops on fake tensors; other ops run, drawing random numbers as under `sw.seeded`."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ class _Recorder(TorchDispatchMode):
 
 
 class _Recorded(Source):
-    """A tensor that recorded ops have filled."""
+    """A tensor whose values come from replaying recorded ops."""
 
     def __init__(self, tensor: Tensor, ops: Sequence[_Op], seed: int) -> None:
         super().__init__(tensor)
@@ -138,7 +138,7 @@ class _Recorded(Source):
 
     @property
     def is_filled(self) -> bool:
-        """Whether some op has written it."""
+        """Whether some recorded op has written the tensor in place."""
         return any(op.name.endswith("_") for op in self._ops)
 
     def part(
@@ -152,7 +152,7 @@ class _Recorded(Source):
 
 
 def _slice_of(tensor: Tensor, ops: Sequence[_Op]) -> list[_Op]:
-    """The ops that the values of a tensor come from, in order."""
+    """Return the ops that a tensor's values depend on, in order. Takes time linear in the ops."""
     needed, chosen = {memory_key(tensor)}, list[_Op]()
     for op in reversed(ops):
         if op.made & needed:
@@ -163,7 +163,7 @@ def _slice_of(tensor: Tensor, ops: Sequence[_Op]) -> list[_Op]:
 
 
 class _Replay:
-    """Runs recorded ops on real tensors: whole ones, or this rank's shards."""
+    """Runs recorded ops on real tensors: on whole ones, or on `shard` of each if it is given."""
 
     def __init__(
         self, tensor: Tensor, seed: int, device: torch.device, shard: Shard | None = None
@@ -172,7 +172,7 @@ class _Replay:
         self._memory: dict[int, Any] = {}
 
     def run(self, ops: Sequence[_Op]) -> Tensor:
-        """The tensor, after the ops."""
+        """Run the ops and return the tensor."""
         for op in ops:
             args, kwargs = pytree.tree_map(self._real, (op.args, dict(op.kwargs)))
             if op.draw is None:
@@ -210,14 +210,14 @@ class _Replay:
 def initial_values(
     model: nn.Module, seed: int, read: Mapping[int, Source] | None = None
 ) -> dict[int, Source]:
-    """First values for the tensors that a model has on the meta device, by their id.
+    """Return sources of first values for a model's tensors on the meta device, by tensor id.
 
-    read: those of tensors that are read from files, which are kept.
+    read: sources of tensors that files have, which are returned unchanged.
 
-    The model's own functions fill them, as if under `sw.seeded(seed)`: each module's
-    `reset_parameters`, a module's after those of the modules in it, then the model's
-    `init_weights` or `_init_weights`. Raises ValueError for tensors that none of these fills, and
-    for functions that need values where a number alone does not do.
+    The model's own functions fill the other tensors, as if under `sw.seeded(seed)`: first
+    `reset_parameters` of each module, inner modules before outer ones, then the model's
+    `init_weights` or `_init_weights`. Raises ValueError if none of these fills a tensor, or if a
+    function fails on fake tensors, such as by reading values.
     """
     read = read or {}
     with _fakes_in(model) as fakes:
@@ -242,9 +242,9 @@ def initial_values(
 
 @contextmanager
 def _fakes_in(model: nn.Module) -> Iterator[dict[int, tuple[str, Tensor]]]:
-    """Meanwhile fake tensors stand in for those of a model: of those on the meta device, their
-    names and the fakes, by their ids. What the model's functions put in their place stays there,
-    if it has values."""
+    """Within it, fake tensors replace a model's tensors. Yields, by id of each tensor on the meta
+    device, its name and fake. Afterwards the tensors are put back, except for those on the meta
+    device that the model's functions have replaced by tensors with values."""
     fakes: dict[int, Tensor] = {}
     absent: dict[int, tuple[str, Tensor]] = {}
     mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -285,8 +285,8 @@ def _fake_of(tensor: Tensor, mode: FakeTensorMode) -> Tensor:
 
 
 def _fill(model: nn.Module) -> None:
-    """Call what fills the tensors of a model."""
-    for module in model.modules():  # transformers' mark of what has values
+    """Call the functions of a model and its modules that fill their tensors."""
+    for module in model.modules():  # transformers' mark of modules that have values
         vars(module).pop("_is_hf_initialized", None)
 
     filled: set[int] = set()

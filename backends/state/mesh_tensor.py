@@ -1,10 +1,10 @@
 """Tensors on a mesh that users hold: parameters, buffers, gradients and outputs.
 
-Norms and infinities are known on every rank, and they mix with plain tensors.
+Every rank knows their norms, and whether they have infinities; and they mix with plain tensors.
 
 Torch reduces over the mesh of the first DTensor alone. Gradients of pipeline stages are on
-different meshes, and different ones are sharded over different axes: ranks would clip, or leave
-steps out, each in its own way and in silence.
+different meshes, and may be sharded over different axes: without this module, each rank would
+silently clip gradients, or skip steps, in its own way.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ UNSCALE = torch.ops.aten._amp_foreach_non_finite_check_and_unscale_
 NORMS = (torch.linalg.vector_norm, torch.norm, Tensor.norm)
 
 _OF_AUTOGRAD = (torch.autograd.grad, torch.autograd.backward, Tensor.backward)
-"""Functions that take tensors of both kinds as they are."""
+"""Functions that accept DTensors and plain tensors together."""
 
 
 class MeshTensor(DTensor):
     """A parameter, a buffer, a gradient or an output on the mesh of a step, or of some stages.
 
-    Its norm on some stages, and the infinities of gradients, are known on all ranks, so that
-    `torch.nn.utils.clip_grad_norm_` and `torch.amp.GradScaler` work as on one device. Both are
-    collective over all ranks: a rank of another stage has the tensor too, with an empty part.
-    Functions of several tensors at once, such as `torch._foreach_lerp_`, run mesh by mesh. A
-    function of plain tensors too runs on whole ones (`on_whole`).
+    All ranks get its norm, even if only some stages have it, and learn of infinite gradients, so
+    that `torch.nn.utils.clip_grad_norm_` and `torch.amp.GradScaler` work as on one device. Both are
+    collective over all ranks: a rank of another stage has the tensor with an empty shard.
+    Functions of lists of tensors, such as `torch._foreach_lerp_`, run mesh by mesh. A function that
+    also takes plain tensors runs on whole tensors (`on_whole`).
     """
 
     @classmethod
@@ -71,7 +71,7 @@ class MeshTensor(DTensor):
         return of_mesh(result)
 
     def full_tensor(self, *, grad_placements: Sequence[Placement] | None = None) -> Tensor:
-        """The whole tensor, on ranks of other stages too. Collective."""
+        """Gather the whole tensor on every rank, also those of other stages. Collective."""
         if is_everywhere(self.device_mesh):
             return super().full_tensor(grad_placements=grad_placements)
         return whole_tensor(self)
@@ -89,7 +89,7 @@ class MeshTensor(DTensor):
 
 
 def copy_of_tensor(tensor: Tensor) -> Tensor:
-    """A copy of a parameter, with its attributes and gradient, or of another tensor."""
+    """Copy a tensor; of a parameter, its attributes and gradient too."""
     made = tensor.detach().clone()
     if not isinstance(tensor, nn.Parameter):
         return made
@@ -101,7 +101,7 @@ def copy_of_tensor(tensor: Tensor) -> Tensor:
 
 
 def of_mesh(value: Any) -> Any:
-    """The same value, in which the DTensors are MeshTensors."""
+    """Change DTensors in a value, or in tuples and lists, to MeshTensors in place; returns it."""
     if isinstance(value, DTensor):
         if type(value) is DTensor:
             cast("Any", value).__class__ = MeshTensor
@@ -121,7 +121,7 @@ def full_tensor(outputs: Any) -> Any:
 
 
 def _by_mesh(run: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Run a function of lists of tensors for the tensors of each mesh by themselves."""
+    """Run a function of lists of tensors once per mesh; returns all results in order."""
     meshes: dict[DeviceMesh | None, list[int]] = {}
     for index, tensor in enumerate(args[0]):
         mesh = tensor.device_mesh if isinstance(tensor, DTensor) else None
@@ -139,14 +139,14 @@ def _by_mesh(run: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any
 
 
 def _unscale(gradients: Sequence[Tensor], is_infinite: Tensor, inverse: Tensor) -> None:
-    """Unscale gradients, and tell all ranks if any of one is infinite or NaN."""
+    """Unscale gradients; set `is_infinite` on all ranks if any is infinite or NaN. Collective."""
     parts = [local_part(g) if isinstance(g, DTensor) else g for g in gradients]
     UNSCALE([part for part in parts if part.numel()], is_infinite, inverse)
     dist.all_reduce(is_infinite, dist.ReduceOp.MAX)
 
 
 def _is_of_infinity(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    """Whether a call is the infinity norm of reduced tensors."""
+    """Whether a call computes the infinity norm of DTensors, none of them unreduced."""
     tensors: Any = args[0] if isinstance(args[0], list | tuple) else [args[0]]
     return (
         args[1:] == (math.inf,)
@@ -157,7 +157,7 @@ def _is_of_infinity(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
 
 
 def _largest(given: DTensor | Sequence[DTensor]) -> Any:
-    """The largest magnitude of each tensor; NaN if there is one, which torch's maximum loses."""
+    """Return the infinity norm of each tensor; NaN if it has one (torch loses it). Collective."""
     tensors = [given] if isinstance(given, DTensor) else given
     parts = [local_part(tensor) for tensor in tensors]
     own = [part.abs().amax() if part.numel() else part.new_zeros(()) for part in parts]
@@ -166,7 +166,7 @@ def _largest(given: DTensor | Sequence[DTensor]) -> Any:
 
 
 def _on_all_ranks(scalar: DTensor) -> Tensor:
-    """A scalar on the ranks of some stages, on all of them."""
+    """Broadcast a scalar DTensor to all ranks if only some stages have it. Collective."""
     ranks = scalar.device_mesh.mesh.flatten().tolist()
     if len(ranks) == dist.get_world_size():
         return scalar

@@ -1,9 +1,9 @@
-"""Functions that mix plain tensors with tensors on a mesh: computed on whole tensors, by each rank.
+"""Functions of plain tensors and tensors on a mesh together: each rank computes on whole tensors.
 
-A plain tensor is the same on every rank, as inputs are. So `F.linear(x, model.up.weight)` gathers
-the weight, and gives a plain tensor; `DTensor` by itself refuses it. Gradients of any order flow
-back into the shards. Where ranks give rows of their own (`batch="local"`), they are the mean over
-these ranks, as in DDP.
+A plain tensor is taken to be the same on every rank, as inputs are. `F.linear(x, model.up.weight)`
+gathers the weight, and returns a plain tensor; `DTensor` itself raises an error. Gradients of any
+order flow back into the shards. If ranks give rows of their own (`batch="local"`), gradients are
+averaged over these ranks, as in DDP.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from shardweave.backends.optimizers.shards import full_value, shard_of
 from shardweave.ir.torch_private import dtensor_spec, local_part, pytree, version_of
 
 ROW_AXES: set[str] = set()
-"""The axes along which ranks give rows of their own, of any step of this process."""
+"""Mesh axes along which ranks give rows of their own, in any step of this process."""
 
 
 def are_mixed(tensors: Sequence[Tensor]) -> bool:
-    """Whether DTensor would refuse a function of these tensors, of two meshes or plain beside some
-    on a mesh, or send gradients on a mesh to what made the plain ones. It takes a plain scalar."""
+    """Whether a function of these tensors has to run on whole tensors: they are on several meshes,
+    or plain ones are among them (a plain scalar without gradient does not count)."""
     on_mesh = [tensor for tensor in tensors if isinstance(tensor, DTensor)]
     plain = [tensor for tensor in tensors if not isinstance(tensor, DTensor)]
     if len({tensor.device_mesh for tensor in on_mesh}) > 1:
@@ -36,15 +36,15 @@ def are_mixed(tensors: Sequence[Tensor]) -> bool:
 
 
 def whole_tensor(tensor: DTensor) -> Tensor:
-    """The plain tensor of a DTensor's value, through which gradients flow back. Collective."""
+    """Gather a DTensor into a plain tensor; gradients flow back to the DTensor. Collective."""
     if tensor.requires_grad and torch.is_grad_enabled():
         return _Whole.apply(tensor)  # pyright: ignore[reportReturnType]
     return full_value(_plain(tensor)).detach()
 
 
 def on_whole_tensors(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Call a function with whole tensors. What it changes in place changes in the shards too.
-    Collective."""
+    """Call a function with whole tensors in place of DTensors. Copies in-place changes back into
+    the shards. Collective."""
     leaves, tree = pytree.tree_flatten((list(args), kwargs))
     given = {id(leaf): leaf for leaf in leaves if isinstance(leaf, DTensor)}
     values = {key: whole_tensor(tensor) for key, tensor in given.items()}
@@ -63,7 +63,7 @@ def on_whole_tensors(func: Callable[..., Any], args: Sequence[Any], kwargs: dict
 
 
 def _write(value: Tensor, into: DTensor) -> None:
-    """Give a DTensor a value. Of a sum that is pending, the first rank has all of it."""
+    """Write a whole value into a DTensor's shards; if it is unreduced, to the first rank's term."""
     coordinate = into.device_mesh.get_coordinate()
     if coordinate is None:
         return
@@ -77,19 +77,19 @@ def _version(tensor: Tensor) -> int:
 
 
 def _writes(func: Callable[..., Any], value: Tensor) -> bool:
-    """Whether a function writes to its first argument, under inference mode: nothing is counted."""
+    """Whether a function writes to its first argument, if that has no version counter."""
     name = getattr(func, "__name__", "")
     is_method = name.endswith("_") and not name.endswith("__")
     return value.is_inference() and (is_method or name.startswith(("__i", "__setitem__")))
 
 
 def _plain(tensor: DTensor) -> DTensor:
-    """The same DTensor, of torch's own class."""
+    """Return the same shard as torch's own DTensor, detached."""
     return DTensor(local_part(tensor).detach(), dtensor_spec(tensor), requires_grad=False)
 
 
 def _reduced(tensor: DTensor) -> DTensor:
-    """The same DTensor, reduced: so its gradient is placed."""
+    """Reduce a DTensor if it is unreduced; its placements are then those of its gradient."""
     if not any(placement.is_partial() for placement in tensor.placements):
         return tensor
     goal = [Replicate() if placement.is_partial() else placement for placement in tensor.placements]
@@ -97,7 +97,7 @@ def _reduced(tensor: DTensor) -> DTensor:
 
 
 class _Whole(torch.autograd.Function):
-    """A tensor on a mesh as a plain one. Its derivative is `_Sharded`."""
+    """Gathers a DTensor into a plain tensor. Its backward is `_Sharded`."""
 
     @staticmethod
     def forward(ctx: Any, tensor: DTensor) -> Tensor:
@@ -110,7 +110,7 @@ class _Whole(torch.autograd.Function):
 
 
 class _Sharded(torch.autograd.Function):
-    """The gradient of a whole tensor, in its shards. Its derivative is `_Whole`."""
+    """Shards the gradient of a whole tensor, placed as `like`. Its backward gathers."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, like: DTensor, kind: type[DTensor]) -> Tensor:

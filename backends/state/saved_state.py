@@ -1,7 +1,7 @@
 """Contents of a checkpoint of a training run: sharded tensors and a tree of plain values.
 
-Tensors have keys of their own, `entry/name` or, of an optimizer, `entry/parameter/name`. Optimizer
-state is kept by the names of parameters, so that it moves between meshes as they do.
+Tensors have the key `entry/name` or, in an optimizer, `entry/parameter/name`. Optimizer state is
+saved under the names of parameters, so that it can be loaded on another mesh.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from shardweave.ir.torch_private import pytree
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that cannot be saved, or not be read, or does not fit what it is loaded into."""
+    """A checkpoint that cannot be saved or read, or does not fit the state it is loaded into."""
 
 
 class Part(NamedTuple):
-    """Place of a tensor in its entry: its path there, and its key in the checkpoint."""
+    """A saved tensor: its path in the tree of its entry, and its key in the checkpoint."""
 
     path: tuple[Any, ...]
     key: str
@@ -38,17 +38,17 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class SavedState:
-    """A state in two halves. values: by entry, what is no tensor in shards; parts: by entry, where
-    the tensors belong."""
+    """A state split in two. tensors: by key. values: by entry, the tree without these tensors;
+    parts: by entry, the path and key of each tensor."""
 
     tensors: dict[str, Tensor]
     values: dict[str, Any]
     parts: dict[str, list[Part]]
 
     def index(self) -> bytes:
-        """Values and parts, as a file.
+        """Serialize values and parts with torch.save.
 
-        Raises CheckpointError for values of which torch.load could not be sure that they are data.
+        Raises CheckpointError for values that torch.load(weights_only=True) would not load.
         """
         parts = {entry: [tuple(part) for part in parts] for entry, parts in self.parts.items()}
         for entry, value in self.values.items():
@@ -57,7 +57,7 @@ class SavedState:
 
 
 def take_apart(state: Mapping[str, Any]) -> SavedState:
-    """The halves of a state: of modules, optimizers, what else has a `state_dict`, and values."""
+    """Split a state, by entry a module, optimizer, object with `state_dict`, or plain value."""
     saved = SavedState({}, {}, {})
     for entry, content in state.items():
         if not isinstance(entry, str) or not entry or "/" in entry:
@@ -75,7 +75,7 @@ _Parts = list[tuple[tuple[Any, ...], Tensor]]
 
 
 def _taken_apart(entry: str, content: Any, state: Mapping[str, Any]) -> tuple[Any, _Parts]:
-    """Split content into the tree without its sharded tensors, and these tensors by path."""
+    """Split an entry into the tree without the tensors saved by key, and these tensors by path."""
     if isinstance(content, nn.Module):
         own = content.state_dict()
         tensors = [((name,), x) for name, x in own.items() if isinstance(x, Tensor)]
@@ -94,7 +94,7 @@ def _taken_apart(entry: str, content: Any, state: Mapping[str, Any]) -> tuple[An
 
 
 def is_stateful(content: Any) -> bool:
-    """Whether an object gives and takes its state, as schedulers do."""
+    """Whether an object has `state_dict` and `load_state_dict`, as schedulers do."""
     return callable(getattr(content, "state_dict", None)) and callable(
         getattr(content, "load_state_dict", None)
     )
@@ -121,7 +121,7 @@ def _packed(what: str, value: Any) -> bytes:
 
 
 def _names(entry: str, optimizer: Optimizer, state: Mapping[str, Any]) -> list[list[str]]:
-    """The names of an optimizer's parameters by group, among the modules of the state."""
+    """Return the names of an optimizer's parameters by group, from the modules of the state."""
     modules = {name: module for name, module in state.items() if isinstance(module, nn.Module)}
     known: dict[int, str] = {}
     for owner, module in modules.items():
@@ -154,7 +154,7 @@ def _optimizer_apart(optimizer: Optimizer, names: list[list[str]]) -> tuple[Any,
 
 
 def _entry_apart(path: tuple[Any, ...], value: Any, parameter: Tensor, tensors: _Parts) -> Any:
-    """The value with None for the tensors in it, which are added to `tensors`."""
+    """Return the value with None for tensors saved by key; appends these to `tensors`."""
     if _is_saved_in_shards(path[-1], value, parameter):
         tensors.append((path, value))
         return None
@@ -168,7 +168,7 @@ def _entry_apart(path: tuple[Any, ...], value: Any, parameter: Tensor, tensors: 
 
 
 def _entry_with(value: Any, path: Sequence[Any], tensor: Tensor) -> Any:
-    """The value with a tensor at a path in it."""
+    """Return a copy of the value with `tensor` at `path`."""
     if not path:
         return tensor
     key, *rest = path
@@ -181,7 +181,7 @@ def _entry_with(value: Any, path: Sequence[Any], tensor: Tensor) -> Any:
 
 
 def _is_saved_in_shards(key: Any, value: Any, parameter: Tensor) -> bool:
-    """Whether a value is a tensor beside its parameter, rather than a count of steps."""
+    """Whether a value of optimizer state is a tensor saved by key, not a plain scalar or "step"."""
     if not isinstance(value, Tensor) or key == "step":
         return False
     return isinstance(value, DTensor) or value.ndim > 0 or value.shape == parameter.shape
@@ -195,14 +195,14 @@ def _parameters(optimizer: Optimizer) -> list[Tensor]:
 
 
 class SavedIndex(NamedTuple):
-    """The values and parts of a checkpoint that is read."""
+    """The index of a checkpoint: `values` and `parts` of its `SavedState`."""
 
     values: dict[str, Any]
     parts: dict[str, list[Part]]
 
 
 def read_index(text: bytes, keys: Iterable[str]) -> SavedIndex:
-    """The index of a checkpoint that holds tensors of these keys. Raises CheckpointError."""
+    """Parse an index. keys: of the saved tensors. Raises CheckpointError if it is damaged."""
     try:
         read = torch.load(io.BytesIO(text), weights_only=True)
         parts = {
@@ -219,8 +219,8 @@ def read_index(text: bytes, keys: Iterable[str]) -> SavedIndex:
 
 
 def check_entries(index: SavedIndex, state: Mapping[str, Any]) -> None:
-    """Raises CheckpointError unless the checkpoint has an entry for each of the state's, which is
-    an optimizer's for optimizers alone."""
+    """Raises CheckpointError unless the checkpoint has every entry of the state, and those of
+    optimizers, and only those, were saved of optimizers."""
     for entry, content in state.items():
         if entry not in index.values:
             raise CheckpointError(
@@ -237,7 +237,7 @@ def check_entries(index: SavedIndex, state: Mapping[str, Any]) -> None:
 
 
 def targets(index: SavedIndex, state: Mapping[str, Any], saved: Metadata) -> dict[str, Tensor]:
-    """Tensors to load into, by key: those of modules themselves, new ones for optimizers."""
+    """Return the tensors to load into, by key: modules' own tensors, new ones for optimizers."""
     tensors: dict[str, Tensor] = {}
     for entry, content in state.items():
         rows = index.parts.get(entry, [])
@@ -287,7 +287,7 @@ def _module_targets(
 
 
 def _beside(parameter: Tensor, saved: TensorStorageMetadata) -> Tensor:
-    """A new tensor of optimizer state: in the parameter's shards, if it has its shape."""
+    """Make an empty tensor for optimizer state, placed as the parameter if it has its shape."""
     parameter = parameter.detach()
     dtype = saved.properties.dtype
     if tuple(saved.size) == tuple(parameter.shape):
@@ -300,7 +300,7 @@ def _beside(parameter: Tensor, saved: TensorStorageMetadata) -> Tensor:
 
 
 def put_together(index: SavedIndex, state: Mapping[str, Any], loaded: Mapping[str, Tensor]) -> None:
-    """Give each module, optimizer and other object of the state what was loaded for it."""
+    """Load each entry's values and tensors into its module, optimizer or other object."""
     for entry, content in state.items():
         value, rows = index.values[entry], index.parts.get(entry, [])
         if isinstance(content, nn.Module):

@@ -23,7 +23,7 @@ from shardweave.ir.mesh.placement import Sharding
 from shardweave.ir.torch_private import memory_key, without_overrides
 
 STEP = "_shardweave_step"
-"""The attribute in which a compiled model keeps its step."""
+"""The attribute of a compiled model that holds its step."""
 
 
 _COPY = (
@@ -33,7 +33,7 @@ _COPY = (
 
 
 class _Place(NamedTuple):
-    """A parameter or buffer of a module: its path, the dict and the key. memory: `_memory_of`."""
+    """A parameter or buffer `value` at `path`, held as `held[name]`. memory: its `_memory_of`."""
 
     path: str
     held: dict[str, Any]
@@ -43,12 +43,12 @@ class _Place(NamedTuple):
 
 
 def _memory_of(value: Any) -> int:
-    """A number for the memory of a DTensor, another once its `.data` is set; 0 for the rest."""
+    """Return an id of a DTensor's memory, which changes if `.data` is set; 0 for other values."""
     return memory_key(value) if isinstance(value, DTensor) else 0
 
 
 def _are_own(place: _Place) -> bool:
-    """False for a parameter that another tensor stands for; raises ValueError for other changes."""
+    """Return False if a plain tensor replaces a parameter; raises ValueError for other changes."""
     now = place.held.get(place.name)
     is_other = isinstance(now, Tensor) and not isinstance(now, nn.Parameter)
     if is_other and isinstance(place.value, nn.Parameter):
@@ -65,12 +65,12 @@ def _are_own(place: _Place) -> bool:
 
 
 def state_of(module: Any) -> ShardedState | None:
-    """The sharded state of a compiled model; None for another module or object."""
+    """Return the sharded state of a compiled model; None for any other object."""
     return getattr(module, "__dict__", {}).get(STEP) if isinstance(module, nn.Module) else None
 
 
 def own_tensors(model: nn.Module) -> dict[Key, Tensor]:
-    """A model's parameters and buffers by kind and first name, in the order of its modules."""
+    """Return a model's parameters and buffers by kind and first name, in order of its modules."""
     tensors: dict[Key, Tensor] = {}
     seen: set[int] = set()
     for path, module in model.named_modules():
@@ -85,17 +85,17 @@ def own_tensors(model: nn.Module) -> dict[Key, Tensor]:
 
 
 class ShardedState:
-    """The parameters and buffers of a model, put in the model as a backend keeps them.
+    """The parameters and buffers of a model, replaced in the model by a backend's stored ones.
 
     On a mesh of several devices they become DTensors that hold this rank's shard, so that torch's
     optimizers, `clip_grad_norm_` and `torch.distributed.checkpoint` work on them. On one device the
-    model keeps its own tensors. All ranks start with the values of rank 0's model.
+    model keeps its own tensors. Making it is collective.
 
-    shardings: of parameters and buffers by kind and name; others are replicated. sync: False sends
-    no values, and raises AgreementError on every rank if they differ. sources: by the ids of
-    tensors whose values are not those that they have: each rank makes or reads its part.
-    optimizers: those that have the model's parameters go on with the new ones. Making it is
-    collective.
+    shardings: of parameters and buffers by kind and name; others are replicated. sync: whether all
+    ranks get the values of rank 0's model; if False, raises AgreementError on every rank unless
+    values are equal. sources: by tensor id, first values to use instead of the tensor's own, of
+    which each rank computes or reads its shard. optimizers: those that hold parameters of the
+    model, which they then replace by the new ones.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class ShardedState:
         model.register_load_state_dict_pre_hook(_fit)
 
     def _put(self, key: Key, tensor: Tensor, value: Tensor | Source) -> Tensor:
-        """The tensor for one of the model's: itself on one device, else a DTensor."""
+        """Store `value`; returns the model's new tensor: a DTensor, or on one device `tensor`."""
         sharding = self._shardings.setdefault(key, Sharding.replicated(tensor.ndim))
         made = self._backend.stored(value, sharding, key)
         if isinstance(made, DTensor) or tensor.is_inference() or tensor.is_meta:
@@ -147,7 +147,7 @@ class ShardedState:
         return tensor
 
     def _parameter(self, made: Tensor, like: Tensor) -> nn.Parameter:
-        """A new parameter, whose gradients take the backend's form as autograd adds them."""
+        """Make a parameter; a hook converts gradients of autograd to the backend's form."""
         parameter = nn.Parameter(made, like.requires_grad)
         if parameter.requires_grad:
             parameter.register_post_accumulate_grad_hook(self._backend.take_gradient)
@@ -163,7 +163,7 @@ class ShardedState:
                         held[name] = new[id(tensor)]
 
     def _look(self) -> None:
-        """Note where the tensors that programs work on are."""
+        """Record the places of the stored tensors in the model, to detect replacements."""
         self._keys = {id(tensor): key for key, tensor in self._stored.items()}
         self._places = [
             _Place(f"{path}.{name}".lstrip("."), held, name, value, _memory_of(value))
@@ -174,16 +174,16 @@ class ShardedState:
         ]
 
     def _placed(self, value: Tensor, parameter: Tensor) -> Tensor:
-        """A value for each element of a parameter, in the shards of that."""
+        """Shard a tensor of a parameter's shape as the parameter is."""
         key = self._keys[id(parameter)]
         return self._backend.stored(value, self._shardings[key], key)
 
     def has_own_tensors(self) -> bool:
-        """Whether the model has its own parameters now, not others, that
-        `torch.func.functional_call` has given it, or weights computed from parameters.
+        """Whether the model's parameters are the stored ones now. False if plain tensors replace
+        them, such as under `torch.func.functional_call`, or weights computed from parameters.
 
-        Raises ValueError if another parameter or buffer stands in the place of one: programs would
-        go on with the old one.
+        Raises ValueError if another parameter or buffer has replaced a stored one, or if it was
+        deleted: programs would go on with the old one.
         """
         with without_overrides():
             for place in self._places:
@@ -193,7 +193,7 @@ class ShardedState:
         return True
 
     def copied(self, model: nn.Module, memo: Mapping[int, Any]) -> Self:
-        """The state of a deep copy of the model, made with this memo; it runs the same programs."""
+        """Copy the state for `model`, a deep copy made with `memo`."""
         new = copy.copy(self)
         new._model = model
         new._modules = list(model.modules())
@@ -207,7 +207,7 @@ class ShardedState:
 
     @property
     def model(self) -> nn.Module:
-        """The model whose tensors they are."""
+        """The model that has the tensors."""
         return self._model
 
     @property
@@ -227,13 +227,13 @@ class ShardedState:
 
     @property
     def modes(self) -> Sequence[nn.Module]:
-        """The modules in the order of `model.modules()`."""
+        """The modules whose modes count, in the order of `model.modules()`."""
         return self._modules
 
     def draw_from(self, seed: int) -> None:
-        """Begin to draw random numbers: from now on the model has a buffer `random_state`.
+        """Register a buffer `random_state` on the model, from which programs draw.
 
-        Raises ValueError if the model has something else of that name.
+        Raises ValueError if the model has an attribute of that name already.
         """
         model = self._model
         if hasattr(model, STATE):
@@ -250,20 +250,20 @@ class ShardedState:
     # Checkpoints
 
     def full_state_dict(self) -> dict[str, Any]:
-        """The model's `state_dict` with whole plain tensors on every rank. Collective."""
+        """Return the model's `state_dict` with whole plain tensors on every rank. Collective."""
         if self._backend.is_joint:
             watchdog.meet("step.full_state_dict", "the state")
         own = self._model.state_dict(keep_vars=True)
         return {name: self._whole(tensor, tensor) for name, tensor in own.items()}
 
     def full_gradients(self) -> dict[str, Tensor]:
-        """The gradients of all parameters, zeros without one, whole on every rank. Collective."""
+        """Gather the gradients of all parameters by name; zeros for None. Collective."""
         return {
             name: self._whole(self._gradient(p), p) for name, p in self._model.named_parameters()
         }
 
     def full_buffers(self) -> dict[str, Tensor]:
-        """All buffers, whole on every rank. Collective."""
+        """Gather all buffers on every rank, by name. Collective."""
         return {name: self._whole(buffer, buffer) for name, buffer in self._model.named_buffers()}
 
     def _gradient(self, parameter: Tensor) -> Tensor:
@@ -275,15 +275,15 @@ class ShardedState:
 
     def _whole(self, tensor: Tensor, stored: Tensor) -> Tensor:
         key = self._keys.get(id(stored))
-        if key is None:  # registered on the step, whose programs do not know it
+        if key is None:  # registered after compile: programs do not know it
             return tensor.detach().clone()
         return self._backend.whole(tensor.detach(), self._shardings[key])
 
     def fit(self, state_dict: dict[str, Any], prefix: str) -> None:
-        """Bring the entries of a state to be loaded into the form of the stored tensors.
+        """Convert the entries of a `state_dict` to be loaded to the form of the stored tensors.
 
-        A state of random numbers is taken over even if no program has drawn any yet; one without
-        it leaves the model's own as it is. Raises ValueError for a tensor of another shape.
+        If it has a random state, the model gets one even if no program draws; if it lacks one, the
+        model keeps its own. Raises ValueError for a tensor of another shape.
         """
         if prefix + STATE in state_dict and ("buffer", STATE) not in self._stored:
             self.draw_from(0)
@@ -295,7 +295,7 @@ class ShardedState:
                 state_dict[prefix + path] = held[name]
 
     def _fitted(self, name: str, value: Tensor, stored: Tensor) -> Tensor:
-        """A given tensor in the form of the stored one."""
+        """Convert a tensor to the form of the stored one. Raises ValueError for another shape."""
         if not isinstance(value, DTensor) and tuple(value.shape) != tuple(stored.shape):
             raise ValueError(
                 f"load_state_dict: '{name}' has shape {tuple(value.shape)}, expected the global "
@@ -305,7 +305,7 @@ class ShardedState:
 
 
 def with_attributes_of(old: Tensor, new: nn.Parameter) -> nn.Parameter:
-    """A parameter, given the attributes and hooks of an old one."""
+    """Copy the attributes and hooks of the tensor `old` to a new parameter; returns `new`."""
     vars(new).update(vars(old))
     for hook in (old._backward_hooks or {}).values():
         new.register_hook(hook)
@@ -322,7 +322,7 @@ def _checkpointable(module: nn.Module, state_dict: Any, prefix: str, metadata: A
 def _fit(
     module: nn.Module, state_dict: dict[str, Any], prefix: str, metadata: Any, *rest: Any
 ) -> None:
-    """Fit a state that is about to be loaded; raises ValueError for `assign=True`."""
+    """Fit a state dict before it is loaded; raises ValueError for `assign=True`."""
     del rest
     state = state_of(module)
     if state is None:

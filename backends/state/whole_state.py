@@ -1,4 +1,4 @@
-"""State dicts with whole plain tensors in place of shards, for what saves files of rank 0's."""
+"""State dicts with whole plain tensors in place of shards, for code that saves files on rank 0."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ def is_first() -> bool:
 class WholeValues:
     """Gathers DTensors one after another. Rank 0 keeps the values, on the CPU.
 
-    Where every rank has all of a DTensor, nothing is sent.
+    Replicated DTensors need no message.
     """
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[Tensor, Tensor]] = {}
 
     def of(self, tensor: Tensor) -> Tensor:
-        """A plain tensor for a tensor, the same for the same: on rank 0 its value, on others, which
-        save nothing, their part of it."""
+        """Return a plain tensor for a tensor, always the same one: its whole value on rank 0, this
+        rank's shard on others, which save nothing. Collective for a sharded tensor."""
         known = self._known.get(id(tensor))
         if known is None:
             value = tensor.detach()
@@ -46,7 +46,7 @@ class WholeValues:
 
 
 def is_replicated(tensor: Tensor) -> bool:
-    """Whether this rank has all of a tensor."""
+    """Whether every rank has all of a tensor."""
     if not isinstance(tensor, DTensor):
         return True
     everywhere = tensor.device_mesh.size() == dist.get_world_size()
@@ -54,16 +54,16 @@ def is_replicated(tensor: Tensor) -> bool:
 
 
 _GATHERED: set[int] = set()
-"""By identity, the models whose state dicts are whole now."""
+"""Ids of the models whose state dicts are whole now."""
 
 
 @contextmanager
 def whole_state_dicts(state: ShardedState, *, random: bool = False) -> Iterator[None]:
-    """Meanwhile the `state_dict` of a compiled model has whole plain tensors on rank 0, tied ones
-    as one.
+    """Within it, the `state_dict` of a compiled model has whole plain tensors on rank 0; tied ones
+    stay one tensor.
 
-    Collective, unless every rank has all of every tensor. random: keep the state of random numbers,
-    for a run to go on from.
+    Collective, unless every rank has all of every tensor. random: keep the random state, with which
+    a run can be resumed.
     """
     model = state.model
     if id(model) in _GATHERED or not state.backend.is_joint:
@@ -96,9 +96,9 @@ def whole_state_dicts(state: ShardedState, *, random: bool = False) -> Iterator[
 
 @contextmanager
 def whole_optimizer_states(optimizers: Sequence[Optimizer]) -> Iterator[None]:
-    """Meanwhile `optimizer.state_dict()` has whole plain tensors on rank 0. Collective.
+    """Within it, `optimizer.state_dict()` has whole plain tensors on rank 0. Collective.
 
-    Loading such a state on every rank needs nothing: the next step of the optimizer shards it.
+    Every rank can load such a state directly: the next step of the optimizer shards it.
     """
     with ExitStack() as stack:
         for optimizer in optimizers:

@@ -1,8 +1,8 @@
-"""Gradients of a step's parameters: added where they are made, and reduced once.
+"""Gradients of a step's parameters: accumulated in `.grad`, and reduced over ranks once.
 
-Under `no_sync`, and for the micro-batches of one call, programs leave gradients as pending sums
-where they can: `.grad` is then a DTensor that says over which axes (`Partial`). The first call
-outside reduces them, in place.
+Under `no_sync`, and for the micro-batches of one call, programs leave gradients unreduced where
+they can: `.grad` is then a DTensor with a `Partial` placement on each mesh axis that is still to be
+summed over. The first call outside of `no_sync` reduces all of them, in place.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shardweave.ir.mesh.placement import Sharding
 
 
 class Gradients:
-    """The `.grad` of the parameters of a state."""
+    """Adds programs' gradients to the `.grad` of a state's parameters; tracks unreduced ones."""
 
     def __init__(self, state: ShardedState) -> None:
         self.backend = state.backend
@@ -39,14 +39,14 @@ class Gradients:
 
     @property
     def are_pending(self) -> bool:
-        """Whether some gradient is a pending sum; those that were set to None are not."""
+        """Whether some `.grad` is unreduced; a `.grad` that was set to None no longer counts."""
         for name in [name for name in self._pending if self._by_name[name].grad is None]:
             del self._pending[name]
         return bool(self._pending)
 
     @property
     def are_unfinished(self) -> bool:
-        """Whether they are of calls under `no_sync` alone, which others are to follow."""
+        """Whether gradients exist and the last call was under `no_sync`, so more are to come."""
         return not self._is_synced and any(p.grad is not None for p in self.parameters)
 
     def _unreduced(self, name: str) -> frozenset[str]:
@@ -54,9 +54,9 @@ class Gradients:
         return frozenset(pending.unreduced if pending else ())
 
     def program_of(self, bound: BoundProgram, *, is_last: bool) -> BoundProgram:
-        """The form of a call's program that treats pending sums as is due.
+        """Choose the variant of a call's program: reducing, `pending` or `closing`.
 
-        is_last: whether everything is to be reduced after the call.
+        is_last: whether every gradient is to be reduced after the call.
         """
         if not self.are_pending:
             return bound if is_last else bound.pending
@@ -68,9 +68,9 @@ class Gradients:
         return closing if held.items() <= added.items() else bound.pending
 
     def into(self, bound: BoundProgram) -> dict[Key, Tensor]:
-        """The gradients that a program may add its own to, as soon as these are made.
+        """Return the local `.grad` tensors that a program may add its new gradients to, by key.
 
-        Pending sums that it adds to are replaced by what it returns.
+        Those that the program also reduces have the kind "pending"; its results replace them.
         """
         self._closed = bound.adds.keys() & self._pending.keys()
         buffers: dict[Key, Tensor] = {}
@@ -89,8 +89,8 @@ class Gradients:
         return buffers
 
     def take(self, results: Mapping[Key, Tensor], bound: BoundProgram) -> None:
-        """Add the new gradients among a program's results. Collectives on gradients, as those of
-        their norm, need all ranks: of a parameter of another stage a rank has an empty part."""
+        """Add the gradients among a program's results to `.grad`. A parameter of another stage gets
+        an empty `.grad`, since collectives on gradients (such as their norm) need all ranks."""
         for key, sharding in bound.results.items():
             if key[0] != "grad":
                 continue
@@ -101,11 +101,11 @@ class Gradients:
                 parameter.grad = self.elsewhere(parameter)
 
     def elsewhere(self, parameter: Tensor) -> Tensor:
-        """The gradient, on this rank, of a parameter of another stage."""
+        """Return the empty gradient that this rank holds for a parameter of another stage."""
         return self.backend.gradient(torch.empty_like(self.backend.local(parameter)), parameter)
 
     def add(self, name: str, gradient: Tensor, sharding: Sharding) -> None:
-        """Add a new gradient in these shards; its memory is ours."""
+        """Add a gradient, sharded by `sharding`, to a parameter's `.grad`; may keep its memory."""
         parameter = self._by_name[name]
         if not parameter.requires_grad:
             return
@@ -114,7 +114,7 @@ class Gradients:
             return
         held, new = self._unreduced(name), frozenset(sharding.unreduced)
         local = self.backend.local(parameter.grad)
-        # What is whole counts once in a sum over ranks.
+        # A reduced tensor counts once in a sum over ranks: on the first rank.
         if not self.backend.is_first(sorted(new - held)):
             local.zero_()
         if self.backend.is_first(sorted(held - new)):
@@ -133,7 +133,7 @@ class Gradients:
                 self._pending.pop(name, None)
 
     def finish(self, *, is_synced: bool) -> None:
-        """After a call: reduce what is pending, if it is to be, and call the parameters' hooks."""
+        """After a call: reduce gradients if `is_synced`, and call post-accumulate hooks."""
         if is_synced and self.are_pending:
             pending: dict[str, Pending] = {}
             for name, sharding in self._pending.items():
@@ -151,15 +151,15 @@ class Gradients:
                     hook(parameter)
 
     def note_sync(self, *, is_synced: bool) -> None:
-        """Note whether a call whose gradients have arrived was the last before an update."""
+        """Record whether the call whose gradients have just arrived was outside of `no_sync`."""
         self._is_synced = is_synced
 
 
 def micro_batches(inputs: Mapping[str, Tensor], count: int) -> list[dict[str, Tensor]]:
-    """The inputs split along dim 0 into `count` parts; scalars are in each.
+    """Split the inputs along dim 0 into `count` micro-batches; each gets all scalars.
 
-    Of inputs that are each rank's rows, each rank's rows are split. Raises ValueError for inputs
-    that cannot be split alike.
+    If an input is sharded along dim 0, each rank splits its own rows. Raises ValueError if inputs
+    differ in rows or sharding, or `count` does not divide the rows.
     """
     if type(count) is not int or count < 1:
         raise ValueError(f"accumulate={count!r}; give a number of micro-batches, 1 or more.")
@@ -173,7 +173,7 @@ def micro_batches(inputs: Mapping[str, Tensor], count: int) -> list[dict[str, Te
             f"accumulate={count} splits every input along dim 0, but they differ in their rows, or "
             f"in who holds them: {sizes}; give all in one form, {again}."
         )
-    # Of uneven parts the first rank's, which every rank knows.
+    # Of uneven shards the first rank's rows, which every rank can compute.
     local_rows = {_most_rows(tensor) for tensor in inputs.values() if tensor.ndim}
     local_rows |= {tensor.shape[0] for tensor in inputs.values() if tensor.ndim}
     for size in sorted(local_rows):
@@ -190,7 +190,7 @@ def micro_batches(inputs: Mapping[str, Tensor], count: int) -> list[dict[str, Te
 
 
 def _cut(tensor: Tensor) -> str:
-    """Describe how rows are sharded over ranks."""
+    """Describe the placements that shard a DTensor's dim 0; empty for a tensor with all rows."""
     if not isinstance(tensor, DTensor):
         return ""
     cuts = [(i, str(p)) for i, p in enumerate(tensor.placements) if p.is_shard(0)]
@@ -198,7 +198,7 @@ def _cut(tensor: Tensor) -> str:
 
 
 def _most_rows(tensor: Tensor) -> int:
-    """The rows that the first rank has of an input."""
+    """Return the number of rows in the first rank's shard of an input."""
     rows = tensor.shape[0]
     if isinstance(tensor, DTensor):
         for dim, placement in enumerate(tensor.placements):
@@ -224,7 +224,7 @@ def _part(tensor: Tensor, index: int, count: int) -> Tensor:
 
 
 def merged(outputs: Sequence[Mapping[str, Tensor]]) -> dict[str, Any]:
-    """The outputs of micro-batches: the mean of floating-point scalars, and lists of the others."""
+    """Merge the outputs of micro-batches: floating-point scalars as means, the others as lists."""
     combined: dict[str, Any] = {}
     for name, first in outputs[0].items():
         parts = [output[name] for output in outputs]

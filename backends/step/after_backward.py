@@ -1,7 +1,7 @@
-"""Outputs of a step in training mode: tensors that raise, asked for gradients: backward has run.
+"""Outputs of a step that has run backward already: differentiating them raises an error.
 
-In eager PyTorch they would hang on parameters and inputs. So these do, by a graph of one node that
-raises when autograd comes to it, whichever way it is asked: `backward`, or `torch.autograd.grad`.
+In eager PyTorch, outputs depend on parameters and inputs in autograd's graph. These do too, through
+one node whose backward raises, under `backward` as under `torch.autograd.grad`.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _OF_OUTPUT = (
 
 
 class BackwardRan:
-    """Marks what calls of a step return, for its parameters."""
+    """Attaches a node to a step's outputs that raises when they are differentiated."""
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self._parameters = parameters
         self._trained: tuple[bool, ...] = ()
         self._anchor: Tensor | None = None
-        """A scalar that hangs on all parameters that require a gradient; None if none does."""
+        """A scalar computed from all parameters that require a gradient; None if none does."""
 
     def mark(
         self,
@@ -45,8 +45,8 @@ class BackwardRan:
         inputs: Collection[Tensor],
         trained: tuple[bool, ...],
     ) -> dict[str, Any]:
-        """The outputs, tensors or lists of them, of which the loss and those that are
-        differentiable hang on parameters and inputs, as far as these require gradients."""
+        """Return the outputs; make the loss and the `differentiable` ones depend, for autograd, on
+        the inputs and parameters that require gradients. trained: a flag for each parameter."""
         names = [loss, *(name for name in outputs if name in differentiable and name != loss)]
         leaves, tree = pytree.tree_flatten([outputs[name] for name in names])
         anchors = [tensor for tensor in inputs if tensor.requires_grad]
@@ -59,7 +59,7 @@ class BackwardRan:
         return outputs | dict(zip(names, pytree.tree_unflatten(marked, tree), strict=True))
 
     def _anchor_for(self, trained: tuple[bool, ...]) -> Tensor | None:
-        """Made once, as it takes time for each parameter."""
+        """Return the anchor, made anew only if `trained` changes: it takes time per parameter."""
         if trained != self._trained:
             self._trained = trained
             leaves = [parameter for parameter in self._parameters if parameter.requires_grad]
@@ -68,7 +68,7 @@ class BackwardRan:
 
 
 class _Anchor(torch.autograd.Function):
-    """A scalar that hangs on some tensors. No gradient comes here: what hangs on it raises."""
+    """A scalar that depends on some tensors. Its backward never runs: `_Returned` raises before."""
 
     @staticmethod
     def forward(ctx: Any, *tensors: Tensor) -> Tensor:
@@ -82,12 +82,12 @@ class _Anchor(torch.autograd.Function):
 
 
 class _Returned(torch.autograd.Function):
-    """The first of some tensors, the loss before others, which from now on hang on the rest."""
+    """Returns the first `count` tensors, the loss first, as results that depend on all of them."""
 
     @staticmethod
     def forward(ctx: Any, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
-        # Not views of what comes in: those could not be changed in place.
+        # Not views of the arguments: those could not be changed in place.
         return tuple([tensor.detach() for tensor in tensors[:count]])
 
     @staticmethod

@@ -1,7 +1,7 @@
-"""A compiled model run as it is written, on whole tensors on every rank.
+"""Eager runs of a compiled model, on whole tensors on every rank.
 
-So gradients of gradients are computed (`create_graph=True`), of which programs have none, and calls
-with other tensors than the model's own (`torch.func.functional_call`).
+They serve two cases that compiled programs do not: gradients of gradients (`create_graph=True`),
+and calls with other tensors than the model's own (`torch.func.functional_call`).
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ def differentiable_gradients(
     kept: Mapping[Key, Any],
     targets: Sequence[Tensor],
 ) -> list[Tensor | None]:
-    """Gradients of a call's outputs, which have a graph themselves. Collective.
+    """Compute gradients with a graph of their own, by an eager run of the call. Collective.
 
-    given: the gradients of outputs that come in, by name. kept: buffers as they were in the call.
-    targets: what is differentiated by.
+    given: the incoming gradients of outputs, by name. kept: the buffers' values before the call.
+    targets: the tensors to differentiate with respect to, inputs last.
     """
     inputs = {name: _whole(tensor) for name, tensor in call.inputs.items()}
     state = kept.get(("buffer", STATE))
@@ -66,13 +66,13 @@ def differentiable_gradients(
 
 
 def _whole(tensor: Tensor) -> Tensor:
-    """A tensor that is plain and whole. Collective."""
+    """Gather a DTensor into a plain, whole tensor; return others as they are. Collective."""
     return whole_tensor(tensor) if isinstance(tensor, DTensor) else tensor
 
 
 @contextmanager
 def _as_in_call(step: ShardedState, call: StepCall, kept: Mapping[Key, Any]) -> Iterator[None]:
-    """Meanwhile modules are in the modes of a call, and have whole tensors, copies for buffers."""
+    """Within it, modules have the call's modes, whole parameters, and whole copies of buffers."""
     modes = [module.training for module in step.modes]
     wholes: dict[int, Tensor] = {}
     for key, tensor in step.stored.items():

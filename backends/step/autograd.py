@@ -1,13 +1,13 @@
 """Calls of a step as nodes of autograd's graph: `backward()` runs the backward part of the program.
 
-A call runs the forward part and keeps what the backward part reads. Autograd then comes with the
-gradients of outputs, whichever way it is asked, and takes away those of parameters and inputs.
+A call runs the forward part and keeps the values that the backward part reads. Autograd then passes
+in the gradients of outputs, and receives those of parameters and inputs.
 
-- A program of stages, of sub-batches that cross passes, or of a loss in chunks, has no such parts.
+- A program of stages, of sub-batches that cross passes, or of a loss in chunks, cannot be split.
   If it takes the gradient of the loss, it runs in the call, and its gradients wait for
   `backward()`. Else the call runs forward alone, and `backward()` runs the whole program.
-- Where other outputs have gradients than the program takes, `backward()` runs one that takes these;
-  the next such call begins with it.
+- If gradients arrive for other outputs than the program expects, `backward()` runs a program that
+  takes exactly these; the next call with the same key begins with that program.
 """
 
 from __future__ import annotations
@@ -66,12 +66,12 @@ class AutogradCalls:
     def __init__(self, step: Step) -> None:
         self.step = step
         self._tangents: dict[Any, tuple[int, ...]] = {}
-        """By key of a call: the outputs whose gradients were asked for last."""
+        """By key of a call: positions of the outputs whose gradients arrived last."""
         self._scale: float | Tensor = 1.0
-        """The gradient of the loss that came in last, for a loss in float16."""
+        """The last incoming gradient of the loss, by which a loss in float16 is scaled."""
 
     def run(self, call: StepCall, *, is_synced: bool, is_checked: bool) -> _Recorded:
-        """Run a call. Its outputs have no graph yet. Collective."""
+        """Run a call and return its record, whose outputs have no graph yet. Collective."""
         step = self.step
         call = replace(call, tangents=self._tangents.get(call.key, ()))
         bound = step.program_for(call)
@@ -94,18 +94,18 @@ class AutogradCalls:
         return recorded
 
     def expect(self, call: StepCall, tangents: tuple[int, ...]) -> None:
-        """Let further calls begin with the program of these outputs' gradients."""
+        """Let later calls of the same key use the program that takes these outputs' gradients."""
         self._tangents[replace(call, tangents=None).key] = tangents
 
     def scale_by(self, gradient: Tensor) -> None:
-        """Let losses in float16 be multiplied by a gradient in the next call."""
+        """Scale losses in float16 by `gradient` from the next call on."""
         self._scale = gradient
 
 
 class _Recorded:
     """The record that a call leaves for `backward()`.
 
-    made: gradients that were made in the call, for a loss times `scale`. outputs: by name.
+    made: gradients, computed in the call, of the loss times `scale`; else None. outputs: by name.
     """
 
     def __init__(
@@ -137,14 +137,14 @@ class _Recorded:
         self._versions: list[int] = []
 
     def take(self, results: dict[Key, Tensor], program: BoundProgram) -> dict[str, Tensor]:
-        """Give the outputs among a program's results; what is kept of them stays here."""
+        """Return the outputs among a program's results, and keep those of kind `KEPT` here."""
         assert self._kept is not None
         self._kept |= {key: result for key, result in results.items() if key[0] == KEPT}
         results = {key: result for key, result in results.items() if key[0] in ("output", "buffer")}
         return self.calls.step.taken(results, program, self.call)
 
     def note_versions(self) -> None:
-        """Note the versions of what `backward()` reads, to notice changes in place."""
+        """Record the version counters of the tensors that `backward()` reads."""
         if self.made is not None:
             return
         reader = self.bound if self.bound.parts is None else self.bound.parts[1]
@@ -154,7 +154,7 @@ class _Recorded:
         self._versions = versions_of(self._watched)
 
     def attached(self) -> dict[str, Tensor]:
-        """The outputs, those that are differentiable as results of autograd."""
+        """Return the outputs by name; the differentiable ones are results of this record's node."""
         returned = self.bound.returned
         chosen = self.bound.tangents if returned is None else returned.differentiable
         names = [name for name in self.outputs if name in chosen]
@@ -173,7 +173,7 @@ class _Recorded:
     # Backward
 
     def backward(self, incoming: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Compute the gradients of parameters and inputs from those of the outputs."""
+        """Return the gradients of trained parameters, then of inputs, from those of the outputs."""
         pairs = zip(self.names, incoming, strict=True)
         given = {name: gradient for name, gradient in pairs if gradient is not None}
         num_inputs = sum(tensor.requires_grad for tensor in self.call.inputs.values())
@@ -197,7 +197,7 @@ class _Recorded:
             return self._run(self.bound if parts is None else parts[1], given, kept)
 
     def differentiable(self, incoming: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """The gradients of `backward`, with a graph of their own."""
+        """Compute the gradients that `backward` gives, with a graph of their own."""
         pairs = zip(self.names, incoming, strict=True)
         given = {name: gradient for name, gradient in pairs if gradient is not None}
         targets = [x for x in self.call.inputs.values() if x.requires_grad]
@@ -218,7 +218,7 @@ class _Recorded:
         )
 
     def _joined(self, name: str, gradient: Tensor) -> Tensor:
-        """The global gradient of an output, given this rank's gradient of its own rows."""
+        """Return an output's global gradient; `gradient` may be of this rank's own rows only."""
         if not self.calls.step.are_own_rows(name, self.bound, self.call):
             return gradient
         return self.call.rows.joined_gradient(gradient)
@@ -238,7 +238,7 @@ class _Recorded:
     def _by_another_program(
         self, given: Mapping[str, Tensor], kept: dict[Key, Any]
     ) -> list[Tensor | None]:
-        """Run a program that takes the gradients of just these outputs, forward and backward."""
+        """Run forward and backward by a program that takes gradients of exactly these outputs."""
         positions: dict[str, int] = {}
         for position, leaf in enumerate(self.bound.returned.leaves):
             if leaf.name in given and leaf.is_differentiable:
@@ -267,7 +267,7 @@ class _Recorded:
         return self._given(results, program, is_added=pending)
 
     def _scaled(self, made: dict[Key, Tensor], gradient: Tensor) -> dict[Key, Tensor]:
-        """The gradients that were made in the call, times that of the loss."""
+        """Multiply the gradients computed in the call by the incoming gradient of the loss."""
         if self.call.autocast == torch.float16:
             self.calls.scale_by(gradient.detach().clone())
         factor = gradient / self.scale
@@ -283,7 +283,7 @@ class _Recorded:
     def _given(
         self, results: Mapping[Key, Tensor], bound: BoundProgram, *, is_added: bool = False
     ) -> list[Tensor | None]:
-        """The gradients for autograd, or, while some wait for their sums, added here."""
+        """Return the gradients for autograd; while some are unreduced, add them to `.grad` here."""
         step = self.calls.step
         is_added = is_added or not self.is_synced or step.gradients.are_pending
         given: list[Tensor | None] = []
@@ -313,13 +313,13 @@ def _gives_gradient(key: Key) -> bool:
 
 
 class _Call(torch.autograd.Function):
-    """Outputs of a step, which from now on hang on its parameters and inputs."""
+    """Autograd node of a call, from its parameters and inputs to its differentiable outputs."""
 
     @staticmethod
     def forward(ctx: Any, recorded: _Recorded, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
         ctx.recorded, ctx.count = recorded, count
-        # Not views of what comes in: those could not be changed in place.
+        # Not views of the arguments: those could not be changed in place.
         return tuple([tensor.detach() for tensor in tensors[:count]])
 
     @staticmethod
@@ -331,7 +331,7 @@ class _Call(torch.autograd.Function):
 
 
 def versions_of(tensors: Iterable[Tensor]) -> list[int]:
-    """Version counters of tensors: the number of writes to each."""
+    """Return the version counter of each tensor: the number of in-place writes to it."""
     with without_overrides():
         return list(map(version_of, tensors))
 
@@ -350,8 +350,8 @@ def check_required(results: Iterable[Slot], batch: Mapping[str, Tensor]) -> None
 
 
 def give(gradients: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> None:
-    """Add gradients to the inputs that require one, by name, and go on from those that are results
-    of autograd, such as of a module in front of the step, as the backward pass does in eager."""
+    """Add gradients, by name of input, to `.grad` of the leaf inputs in `batch` that require one;
+    run backward from inputs that are results of autograd, such as outputs of a module before."""
     rest: dict[str, Tensor] = {}
     for name, gradient in gradients.items():
         tensor = batch[name]

@@ -1,4 +1,4 @@
-"""A backend: where the tensors of a step are, and what runs its programs, on one rank."""
+"""The interface of a backend, which stores a step's tensors and runs its programs on one rank."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ Compiler = Literal["triton", "inductor"]
 
 
 class Runner(ABC):
-    """A program, ready to be run on this rank's parts of its arguments."""
+    """A loaded program, called with this rank's shards of its arguments."""
 
     @abstractmethod
     def __call__(self, given: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
-        """The results by kind and name.
+        """Run the program; returns this rank's results by kind and name.
 
-        A gradient under whose key `given` has a tensor may be added to that, and be it.
+        If `given` has a tensor under a gradient's key, the runner may add to it and return it.
         """
 
 
@@ -42,9 +42,9 @@ class Pending:
 class Backend(ABC):
     """Places tensors by their shardings, and loads programs.
 
-    device: where this rank computes. is_joint: whether ranks are processes of their own, which are
-    to agree. adds_pending: whether programs can add gradients to pending sums that they are given,
-    and reduce both.
+    device: where this rank computes. is_joint: whether each rank is a process of its own, so that
+    ranks must agree on calls. adds_pending: whether programs can take unreduced gradients, add
+    their own to them, and reduce the sums.
     """
 
     device: torch.device
@@ -57,14 +57,14 @@ class Backend(ABC):
 
     @abstractmethod
     def load(self, program: Program, pending: Collection[str] = ()) -> Runner:
-        """The program, ready to run. Collective.
+        """Load a program. Collective.
 
-        pending: names of gradients whose terms are to be added to pending sums (`adds_pending`).
+        pending: names of gradients that the program adds to given unreduced ones (`adds_pending`).
         """
 
     @abstractmethod
     def stored(self, tensor: Tensor | Source, sharding: Sharding, key: Key) -> Tensor:
-        """A copy of this rank's part of a whole tensor, in the form that a step keeps."""
+        """Copy this rank's shard of a whole tensor into the form that a step keeps."""
 
     @abstractmethod
     def local(self, tensor: Tensor) -> Tensor:
@@ -86,46 +86,46 @@ class Backend(ABC):
 
     @abstractmethod
     def whole(self, tensor: Tensor, sharding: Sharding) -> Tensor:
-        """A copy of a stored tensor that is whole, and plain, on every rank. Collective."""
+        """Gather a stored tensor into a plain, whole copy on every rank. Collective."""
 
     @abstractmethod
     def like(self, local: Tensor, stored: Tensor) -> Tensor:
-        """A part of a tensor that is placed as `stored` is, in the form that a step keeps."""
+        """Wrap this rank's shard `local`, placed as `stored` is, in the form that a step keeps."""
 
     @abstractmethod
     def fitted(self, value: Tensor, stored: Tensor, sharding: Sharding) -> Tensor:
-        """A given tensor, whole or in any shards, in the form of the stored one. Collective."""
+        """Convert `value`, whole or sharded in any way, to the form of `stored`. Collective."""
 
     @abstractmethod
     def batch(self, local: Tensor, sharding: Sharding) -> Tensor:
-        """The global input, given this rank's part."""
+        """Make the global input from this rank's shard."""
 
     @abstractmethod
     def rows(self, num_rows: int, sharding: Sharding) -> Sequence[int]:
-        """The rows, of so many, that are this rank's."""
+        """Return the indices of this rank's rows of an input with `num_rows` rows."""
 
     def gradient(self, local: Tensor, parameter: Tensor) -> Tensor:
-        """A rank's part of a gradient, in the form that the parameter's `.grad` has."""
+        """Wrap this rank's shard of a gradient in the form that the parameter's `.grad` has."""
         return self.like(local, parameter)
 
     def take_gradient(self, parameter: Tensor) -> None:
-        """Bring the gradient that autograd has added into the form that `gradient` gives."""
+        """Convert the `.grad` that autograd has set to the form that `gradient` returns."""
         with without_overrides():
             if parameter.grad is not None:
                 parameter.grad = self.gradient(parameter.grad, parameter)
 
-    # Gradients that are pending sums
+    # Unreduced gradients
 
     def pending(self, local: Tensor, sharding: Sharding) -> Tensor:
-        """The form of a gradient that is a pending sum; it is whole where one process has it."""
+        """Wrap an unreduced gradient for `.grad`; in a single process it is a plain tensor."""
         del sharding
         return local
 
     def reduced(self, gradients: Mapping[str, Pending]) -> dict[str, Tensor]:
-        """The sums of pending gradients, each in its own memory. Collective."""
+        """Reduce unreduced gradients, by name; each sum is in memory of its own. Collective."""
         return {name: pending.gradient for name, pending in gradients.items()}
 
     def is_first(self, axes: Sequence[str]) -> bool:
-        """Whether this rank is the one of `axes` that holds what all of them hold."""
+        """Whether this rank has coordinate 0 on all `axes`, so that it alone adds a replica."""
         del axes
         return True

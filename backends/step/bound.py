@@ -32,8 +32,8 @@ _K = TypeVar("_K")
 
 
 class _Held(NamedTuple):
-    """Parts of a state that a program reads: this rank's parts of parameters and buffers, and
-    `with_versions` of the parameters."""
+    """Tensors of a state that a program reads. local: this rank's shards of parameters and buffers.
+    versioned: the parameters, and their shards, whose version counters are watched."""
 
     local: Mapping[Key, Tensor]
     versioned: list[Tensor]
@@ -42,10 +42,10 @@ class _Held(NamedTuple):
 class BoundProgram:
     """A program that a backend has loaded. Making one is collective.
 
-    returned: how what the model returns is made of the outputs; None for a program that a person
-    gives, whose outputs are returned as they are. adds: the gradients that the program adds to
-    pending sums, of these shardings, before it reduces both. is_split: it runs as a forward and a
-    backward part, `parts`, where it has such parts.
+    returned: builds the model's return value from the outputs; None for a program that a user
+    gives, whose outputs are returned as they are. adds: by name, the shardings of the unreduced
+    gradients that the program takes, adds its own to, and reduces. is_split: whether the program
+    runs as a forward and a backward part, `parts`, if it can be split.
     """
 
     def __init__(
@@ -75,13 +75,13 @@ class BoundProgram:
 
     @property
     def inputs(self) -> list[str]:
-        """The inputs of the model."""
+        """Names of the model's inputs, leaving out gradients of outputs."""
         names = (name for kind, name in self.slots if kind == "input")
         return [name for name in names if not name.startswith(TANGENT)]
 
     @cached_property
     def tangents(self) -> dict[str, Key]:
-        """The outputs whose gradients the program takes, and the arguments that these are."""
+        """The outputs whose gradients the program takes: by name, the key of the argument."""
         names = {key: key[1].removeprefix(TANGENT) for key in self.slots if key[0] == "input"}
         cut = {name: key for key, name in names.items() if name != key[1]}
         loss = LOSS if self.returned is not None else "0"
@@ -90,7 +90,7 @@ class BoundProgram:
 
     @property
     def takes_loss(self) -> bool:
-        """Whether the program takes the gradient of the loss, and of nothing else."""
+        """Whether the program takes the gradient of the loss as a `tangent` argument."""
         return any(kind == "tangent" for kind, _ in self.slots)
 
     @cached_property
@@ -99,16 +99,16 @@ class BoundProgram:
         return self.backend.load(self.program, tuple(self.adds))
 
     def home(self, name: str) -> int | None:
-        """The stage that has an output, by name, if only one does."""
+        """Return the stage that has the output `name`, if only one stage does; else None."""
         return None if self.parts is not None else getattr(self.runner, "homes", {}).get(name)
 
     @property
     def runners(self) -> list[Any]:
-        """Runners of the program: one of all of it, or one of each part."""
+        """Runners of the program: one for the whole program, or one for each part."""
         return [self.runner] if self.parts is None else [part.runner for part in self.parts]
 
     def _split(self) -> tuple[BoundProgram, BoundProgram] | None:
-        """The forward and the backward part; None for a program that runs as one. Collective."""
+        """Load the forward and the backward part; None if it cannot be split. Collective."""
         split = split_step(self.program)
         if split is None:
             return None
@@ -118,7 +118,7 @@ class BoundProgram:
 
     @cached_property
     def overwritten(self) -> list[Key]:
-        """The buffers that the program writes, and from whose old values it makes other results."""
+        """Keys of buffers that the program writes, while other results depend on the old values."""
         if is_staged(self.program):
             return [key for key in self.results if key[0] == "buffer"]
         read = {slot.value for slot in self.program.results if slot.kind != "buffer"}
@@ -134,7 +134,7 @@ class BoundProgram:
 
     @cached_property
     def output_shapes(self) -> dict[str, tuple[int, ...]]:
-        """The global shapes of the outputs."""
+        """The global shapes of the outputs, by name."""
         return {
             slot.name: self.results["output", slot.name].global_shape(shape_of(slot.value))
             for slot in self.program.results
@@ -148,7 +148,7 @@ class BoundProgram:
 
     @property
     def state_shardings(self) -> dict[Key, Sharding]:
-        """Of the model's parameters and buffers that the program reads."""
+        """Shardings of the model's parameters and buffers that the program reads."""
         return {
             key: s
             for key, s in self.shardings.items()
@@ -157,7 +157,7 @@ class BoundProgram:
 
     @cached_property
     def shared(self) -> list[Key]:
-        """The results that, as far as the program says, may share memory with others."""
+        """Keys of results that may share memory with other results or with arguments."""
         program = self.program
         roots = [storage_of(slot.value, program.mesh) for slot in program.results]
         counts = Counter(roots)
@@ -171,7 +171,7 @@ class BoundProgram:
 
     @cached_property
     def pending(self) -> BoundProgram:
-        """The program that leaves gradients as pending sums where it can."""
+        """Variant of the program that leaves gradients unreduced where it can. Collective."""
         program = self.program.clone()
         if not program.is_local or not leave_gradients_pending(program):
             return self
@@ -179,9 +179,9 @@ class BoundProgram:
 
     @cached_property
     def closing(self) -> BoundProgram | None:
-        """The program that adds its gradients to those that are pending, and reduces both.
+        """Variant of the program that adds its gradients to unreduced ones, and reduces the sums.
 
-        They travel during the backward pass, as without accumulation. None where some cannot.
+        Reductions overlap the backward pass. None if the backend or a gradient does not allow it.
         """
         left = {
             name: sharding
@@ -191,7 +191,7 @@ class BoundProgram:
         if not self.backend.adds_pending or not left.keys() <= pending_terms(self.program).keys():
             return None
         if any(is_uneven(self.program, slot) for slot in self.program.results if slot.name in left):
-            return None  # a program adds to tensors that have padding, as its own do
+            return None  # the program's own gradients have padding, those in `.grad` have none
         return BoundProgram(self.program, self.backend, self.returned, left)
 
     def run(
@@ -202,13 +202,13 @@ class BoundProgram:
         into: Mapping[Key, Tensor] | None = None,
         kept: dict[Key, Any] | None = None,
     ) -> dict[Key, Tensor]:
-        """The results by kind and name, each in memory of its own. Collective.
+        """Run the program; returns results by kind and name, in memory of their own. Collective.
 
-        batch: the inputs, and the gradients of outputs that the program takes, by the names of
-        inputs. scale: what the loss is multiplied by for its gradients. into: gradients to add to,
-        where the runner can; what it has added is left out. kept: what the forward part left, and
-        buffers as they were then; it is taken out of the dict, and freed after its last use.
-        Results of kind `kept` may share memory with others.
+        batch: the inputs, and the gradients of outputs that the program takes, by input name.
+        scale: factor of the loss for its gradients. into: gradients that the runner may add to in
+        place; results that it has added so are left out. kept: the forward part's kept values and
+        the buffers' values before it; they are removed from the dict and freed after their last
+        use. Results of kind `kept` may share memory with others.
         """
         given: dict[Key, Any] = dict(self.held_by(state).local)
         for key in self._inputs:
@@ -232,12 +232,12 @@ class BoundProgram:
 
     @cached_property
     def _inputs(self) -> list[Key]:
-        """The arguments that a batch has, gradients of outputs among them."""
+        """Keys of the arguments that a batch provides: inputs, and gradients of outputs."""
         return [key for key in self.slots if key[0] == "input"]
 
     def held_by(self, state: ShardedState) -> _Held:
-        """Return the part of a state that the program reads. Its own state has the same tensors in
-        each call."""
+        """Return the tensors of a state that the program reads; cached until another state is
+        given, or the number of its stored tensors changes."""
         stored, (of, number, held) = state.stored, self._held
         if of() is not state or number != len(stored):
             read = {key: stored[key] for key in self.slots if key in stored}
@@ -257,8 +257,8 @@ class BoundProgram:
     # Checks
 
     def check_model(self, model: nn.Module) -> None:
-        """Raises ValueError unless a model has what the program reads, and the program writes back
-        what it has read in the same shards."""
+        """Raises ValueError unless the model has the parameters and buffers that the program reads,
+        and gradients and new buffers are sharded as the tensors that they update."""
         tensors: dict[Key, Tensor] = {("param", name): p for name, p in model.named_parameters()}
         tensors |= {("buffer", name): b for name, b in model.named_buffers()}
         missing = [f"{k} '{n}'" for k, n in self.state_shardings if (k, n) not in tensors]
@@ -311,17 +311,17 @@ def device_of(model: nn.Module) -> torch.device:
 
 
 def with_versions(values: Iterable[Any]) -> list[Tensor]:
-    """The tensors among some values that count how often they were written to in place, and the
-    parts that this rank has of DTensors."""
+    """Return the tensors among `values` that have version counters (all but inference tensors),
+    followed by this rank's shards of the DTensors among them."""
     tensors = [x for x in values if isinstance(x, Tensor) and not x.is_inference()]
     return tensors + [local_part(x) for x in tensors if isinstance(x, DTensor)]
 
 
 def owned(results: Mapping[_K, Tensor], held: Iterable[Tensor]) -> dict[_K, Tensor]:
-    """The results, each contiguous and in memory that no other one nor any of `held` shares.
+    """Make results contiguous, and copy those that share memory with another or with `held`.
 
     A program may return a value twice, or a view of an argument; but gradients and buffers
-    are changed in place. What shares memory is copied; disjoint parts of one buffer are not.
+    are changed in place. Results in disjoint parts of one buffer are not copied.
     """
     tensors = {key: tensor.contiguous() for key, tensor in results.items()}
     held_storages = {tensor.untyped_storage().data_ptr() for tensor in held if tensor.numel()}

@@ -1,4 +1,4 @@
-"""The class of a compiled model: the model's own, whose calls run compiled programs."""
+"""The class of a compiled model, a subclass of the model's own whose calls run programs."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ _CONVERT = "Convert the model before sw.compile, or compile with precision= or d
 class CompiledModule(nn.Module):
     """A model that `sw.compile` has sharded in place.
 
-    It is the model: its modules, names, hooks and settings are its own, its parameters and buffers
-    are DTensors on a mesh of several devices. A call runs compiled programs, see `Step`, whose
-    public methods and properties are the model's too. Where the model has an attribute of the same
-    name, that comes first, and `Step.of(model)` has the other one.
+    It is the same object, with its own modules, names, hooks and settings; on a mesh of several
+    devices its parameters and buffers are DTensors. A call runs compiled programs, see `Step`. The
+    model also has the public methods and properties of its `Step`; an attribute of the model hides
+    one of the same name, which `Step.of(model)` still has.
     """
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -67,9 +67,9 @@ class CompiledModule(nn.Module):
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Copy the model with tensors of its own; the copy runs the same programs.
+        """Copy the model and its tensors; the copy runs the same programs.
 
-        So `torch.optim.swa_utils.AveragedModel(model)` averages its weights.
+        `torch.optim.swa_utils.AveragedModel(model)` relies on it.
         """
         new = type(self).__new__(type(self))
         memo[id(self)] = new
@@ -91,14 +91,14 @@ class CompiledModule(nn.Module):
 
 
 def make_compiled(model: nn.Module, state: ShardedState) -> None:
-    """Let calls of a model run the programs of a state, its step."""
+    """Change a model's class in place, so that its calls run the programs of `state`, a `Step`."""
     vars(model)[STEP] = state
     model.__class__ = _class_of(type(model))
 
 
 @functools.cache
 def _class_of(kind: type[nn.Module]) -> type[nn.Module]:
-    """The class of compiled models of a class, as FSDP2 makes such classes."""
+    """Derive the class of compiled models from the model's class, as FSDP2 does."""
 
     @functools.wraps(kind.forward)
     def forward(self: CompiledModule, *args: Any, **kwargs: Any) -> Any:
@@ -116,10 +116,10 @@ def _class_of(kind: type[nn.Module]) -> type[nn.Module]:
 
 
 def _saving_whole_tensors(save: Callable[..., Any]) -> Callable[..., Any]:
-    """Hugging Face's `save_pretrained` of a model, from the shards of all ranks, written by rank 0.
+    """Wrap Hugging Face's `save_pretrained`, so that rank 0 writes whole tensors.
 
-    All ranks call it, unless each has all of the model: then rank 0 may do so alone. The settings
-    that it changes for the file are as they were afterwards.
+    All ranks call it; rank 0 may call it alone if no tensor is sharded. Afterwards the model's
+    config is as it was before.
     """
     signature = inspect.signature(save)
 
@@ -145,7 +145,7 @@ def _saving_whole_tensors(save: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def as_written(model: nn.Module) -> Iterator[None]:
-    """Meanwhile a compiled model has the class and the attributes that its author wrote."""
+    """Within it, a compiled model has its original class, and no step."""
     kind, step = type(model), vars(model).pop(STEP, None)
     try:
         if step is not None:
@@ -159,11 +159,11 @@ def as_written(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def as_plain(model: nn.Module, *, with_hooks: bool) -> Generator[None]:
-    """Meanwhile a model can be captured: it is as written, and its tensors are plain ones.
+    """Within it, a model can be captured: it has its original class, and plain tensors.
 
-    Sharded tensors are stood for by empty ones of the global shape, which take no memory on a CPU
-    until they are written. with_hooks: keep the gradient hooks of parameters, for the program to
-    run; without, autograd runs them.
+    Empty tensors of the global shape replace sharded ones; on a CPU they take no memory until they
+    are written. with_hooks: keep the gradient hooks of parameters, for the program to run; without,
+    autograd runs them.
     """
     plain = {
         id(module._buffers[name]): constant

@@ -45,27 +45,27 @@ AUTOGRAD, IN_CALL = "autograd", "in_call"
 class Step(ShardedState):
     """A model's training step on a mesh: its tensors, sharded in place, and its programs.
 
-    Calling the model, or this, runs forward, updates buffers, and returns what the model returns,
-    with a graph for `backward()` (see `backends.step.autograd`). With backward="in_call" a call in
-    training mode runs backward of the model's own loss too, and adds to `.grad`. In evaluation mode
-    (`model.eval()`), or under `torch.no_grad()`, it means what it means for the model. Calls are
-    collective, and so are their backward passes: every rank makes the same ones.
+    Calling the model, or this step, runs forward, updates buffers, and returns the model's outputs,
+    with a graph for `backward()` (see `backends.step.autograd`). With backward="in_call", a call in
+    training mode also runs backward of the model's own loss, and adds to `.grad`. `model.eval()`
+    and `torch.no_grad()` have their usual meaning. Calls are collective, and so are their backward
+    passes: every rank makes the same ones.
 
     Inputs are the global batch, the same on every rank; `local_batch` makes it from each rank's
-    rows. On a mesh of several devices, outputs of one or more dims are DTensors in the shards that
-    the program leaves them in (`.full_tensor()` gathers); scalars are plain tensors.
+    rows. On a mesh of several devices, outputs of one or more dims are DTensors, sharded as the
+    program leaves them (`.full_tensor()` gathers them); scalars are plain tensors.
 
-    accumulate: of a call with backward in it: split the batch into so many micro-batches, run one
-    after another; the gradients are those of the mean of their losses. loss_scale: what the loss is
-    multiplied by for the gradients (1 by default), a number, a tensor or a GradScaler; the loss
-    that is returned is not.
+    A call with backward="in_call" takes two options. accumulate: number of micro-batches to split
+    the batch into, which run one after another; gradients are those of the mean of their losses.
+    loss_scale: a number, a tensor or a GradScaler, which scales the loss for the gradients (1 by
+    default), but not the returned loss.
 
-    first: the program by which the tensors are sharded. make_programs: makes the source of the
-    programs of calls, once the tensors are sharded. sync: parameters and buffers start with the
-    values of rank 0's model; with False, ranks compare digests of theirs, and all raise
+    first: the program by whose shardings the tensors are sharded. make_programs: called once they
+    are; makes the `Programs` that find the program of each call. sync: whether rank 0 sends its
+    values of parameters and buffers; with False, ranks compare digests of theirs, and all raise
     AgreementError if they differ. The caller makes sure that the ranks' models are the same except
-    for values (`agreement.require_same_model`). sources, optimizers: as in
-    `ShardedState`. backward: `AUTOGRAD` or `IN_CALL`, where gradients arrive.
+    for values (`agreement.require_same_model`). sources, optimizers: as in `ShardedState`.
+    backward: whether gradients arrive at `backward()` (`AUTOGRAD`) or in the call (`IN_CALL`).
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Step(ShardedState):
 
     @staticmethod
     def of(model: nn.Module) -> Step:
-        """The step of a compiled model. Raises ValueError for another one."""
+        """Return the step of a compiled model. Raises ValueError for a model not compiled."""
         step = state_of(model)
         if not isinstance(step, Step):
             raise ValueError(
@@ -108,7 +108,7 @@ class Step(ShardedState):
         return step
 
     def copied(self, model: nn.Module, memo: Mapping[int, Any]) -> Step:
-        """The step of a deep copy of the model, made with this memo; it runs the same programs."""
+        """Copy the step for `model`, a deep copy made with `memo`; it runs the same programs."""
         new = super().copied(model, memo)
         new._programs = self._programs.copied(model)
         new._gradients = Gradients(new)
@@ -119,7 +119,7 @@ class Step(ShardedState):
 
     @property
     def programs(self) -> Programs:
-        """The programs that were compiled, by mode and shapes."""
+        """The source of programs, which finds or compiles the one for each call."""
         return self._programs
 
     @property
@@ -153,7 +153,7 @@ class Step(ShardedState):
         words = f"{call}, accumulate={count}, loss_scale={scale}" if is_checked else ""
         are_compared = self.backend.is_joint and self._compare(call, words)
         recorded = None
-        # Programs have the casts in them; they are not to be cast once more.
+        # Programs contain autocast's casts already.
         with torch.no_grad(), torch.autocast(self.backend.device.type, enabled=False):
             if autograd is not None:
                 recorded = autograd.run(call, is_synced=self._is_synced, is_checked=are_compared)
@@ -171,8 +171,8 @@ class Step(ShardedState):
         return self._returned(call, outputs)
 
     def _compare(self, call: StepCall, words: str) -> bool:
-        """Compare what ranks give to one of the first calls, or to every call, whose words are
-        given then; says whether that was done."""
+        """Compare the ranks' calls and inputs: in every call if `words` is given, else in the first
+        calls. Returns whether they were compared. words: a description of the call, or empty."""
         number, self._num_calls = self._num_calls, self._num_calls + 1
         if words:
             replicas.check_call(words, call.inputs, self.stored, self._programs.advice)
@@ -186,8 +186,8 @@ class Step(ShardedState):
         return True
 
     def call_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> StepCall:
-        """A call with these arguments, in the modes that the step is in now. Raises ValueError
-        under a transform of torch.func."""
+        """Make a `StepCall` of these arguments and the current modes. Raises ValueError under a
+        transform of torch.func."""
         if is_under_transform():
             raise ValueError(
                 "a compiled model runs programs, which torch.func (vmap, grad, jvp, ..) does not "
@@ -207,7 +207,7 @@ class Step(ShardedState):
         )
 
     def program_for(self, call: StepCall) -> BoundProgram:
-        """The program of a call, which becomes the last call. Collective."""
+        """Find the program of a call, which becomes `bound`. Collective."""
         if self.backend.is_joint:
             watchdog.enter(call)
         bound = self._bound = self._programs.find(call, self.shardings)
@@ -235,7 +235,7 @@ class Step(ShardedState):
     def taken(
         self, results: Mapping[Key, Tensor], bound: BoundProgram, call: StepCall
     ) -> dict[str, Any]:
-        """The outputs of a program's results; new values of buffers go to where these are."""
+        """Return the outputs among a program's results, by name; copy new values into buffers."""
         outputs: dict[str, Any] = {}
         for key in bound.results:  # in the order that all ranks have
             if key not in results:
@@ -257,23 +257,23 @@ class Step(ShardedState):
         return outputs
 
     def are_own_rows(self, name: str, bound: BoundProgram, call: StepCall) -> bool:
-        """Whether a call returns this rank's rows of an output."""
+        """Whether a call returns only this rank's rows of an output."""
         if call.rows is None or not self._programs.own_rows:
             return False
         return bound.output_shapes[name][:1] == (call.rows.total,)
 
     def _is_on_all(self, output: DTensor) -> bool:
-        """Whether all stages have an output."""
+        """Whether an output's device mesh has the devices of all stages."""
         return output.device_mesh.size() == self._mesh.num_devices
 
     def _full(self, output: DTensor, sharding: Sharding) -> Tensor:
-        """An output gathered on every rank, one of a single stage too."""
+        """Gather an output on every rank, even if only one stage has it."""
         if self._is_on_all(output):
             return output.full_tensor()
         return self.backend.whole(output, sharding)
 
     def of_input(self, gradient: Tensor, bound: BoundProgram, name: str, like: Tensor) -> Tensor:
-        """The gradient of an input in the form of the input."""
+        """Convert a gradient to the form of its input: on its device, a DTensor if it is one."""
         name = INPUT_GRADIENT + name
         sharding, shape = bound.results["output", name], bound.output_shapes[name]
         returned = self.backend.returned(gradient, sharding, bound.home(name), shape)
@@ -296,7 +296,7 @@ class Step(ShardedState):
         return merged(outputs)
 
     def _returned(self, call: StepCall, outputs: dict[str, Any]) -> Any:
-        """Return the model's outputs, built from these, with the note that backward has run."""
+        """Build the model's return value from outputs that raise if they are differentiated."""
         returned = self._bound.returned
         loss = "0" if returned is None else LOSS
         if self._bound.has_gradients:
@@ -307,10 +307,10 @@ class Step(ShardedState):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Calls meanwhile add to `.grad` without reducing it over ranks where that can wait.
+        """Calls within it add to `.grad` without reducing it over ranks, where that can wait.
 
-        The first call after it reduces everything, once. Until then such a `.grad` is a DTensor
-        with a `Partial` placement.
+        The first call after it reduces all gradients, once. Until then an unreduced `.grad` is a
+        DTensor with a `Partial` placement.
         """
         before, self._is_synced = self._is_synced, False
         try:
@@ -321,14 +321,13 @@ class Step(ShardedState):
     # Inputs
 
     def local_batch(self, *args: Any, **kwargs: Any) -> Any:
-        """The global batch, put together from each rank's own rows, as many on each.
+        """Make the global batch from each rank's own rows, as DTensors.
 
-        Where the rows that the step was compiled with are not as many on each rank, `rows` of them
-        are taken for such a batch.
-
-        `step(**step.local_batch(x=x, y=y))`, or `step(*step.local_batch(x, y))`: DTensors, in the
-        form in which the tensors are given. `rows` says which rows are a rank's. Raises ValueError
-        for inputs of which some are given by position, some by keyword.
+        Call `step(**step.local_batch(x=x, y=y))`, or `step(*step.local_batch(x, y))`; tuples, lists
+        and dicts around tensors are kept. Every rank gives equally many rows; if the step was
+        compiled with a batch that does not divide evenly, a rank may instead give its rows of such
+        a batch (`rows`). Raises ValueError if some inputs are given by position and some by
+        keyword.
         """
         if args and kwargs:
             raise ValueError("local_batch: give all inputs by position, or all by keyword.")
@@ -345,7 +344,7 @@ class Step(ShardedState):
         return self.backend.batch(tensor, Sharding(dims))
 
     def _num_rows(self, name: str, axes: Sequence[str], own: int) -> int:
-        """Number of rows of a global input, given `own` rows on this rank."""
+        """Return the number of rows of the global input, given `own` rows on this rank."""
         first = self._programs.first
         slot = first.slots.get(("input", name))
         even = own * self._mesh.sizes(axes)
@@ -358,10 +357,10 @@ class Step(ShardedState):
         return num_rows if is_uneven and own == given else even
 
     def rows(self, name: str, num_rows: int | None = None) -> Sequence[int]:
-        """The rows of a global input that are this rank's, for a sampler: a range, if it is one.
+        """Return the indices of this rank's rows of a global input, for a sampler.
 
-        name: as in the model's forward. num_rows: of the global input; by default as many as the
-        step was compiled with. Raises ValueError for too few rows.
+        name: the input's name in the model's forward. num_rows: of the global input; by default as
+        in the example batch. Raises ValueError for an unknown name, or too few rows.
         """
         first, known = self._programs.first, self._programs.names()
         slot = first.slots.get(("input", name))
@@ -385,10 +384,10 @@ class Step(ShardedState):
     def compile_for(
         self, *args: Any, train: bool | None = None, grad: bool | None = None, **kwargs: Any
     ) -> None:
-        """Compile the program of calls with such inputs ahead. Collective.
+        """Compile the program of calls with inputs of these shapes in advance. Collective.
 
-        train: as after `step.train(train)`; by default the modes are those of now. grad: as under
-        `torch.set_grad_enabled(grad)`; by default as it is now.
+        train: compile as after `model.train(train)`; by default in the current modes. grad: compile
+        as under `torch.set_grad_enabled(grad)`; by default as currently set.
         """
         modes = [module.training for module in self.modes]
         try:
@@ -405,21 +404,21 @@ class Step(ShardedState):
 
     @property
     def plan(self) -> Plan | None:
-        """The plan that is followed; None on one device without one, and for a given program."""
+        """The plan that programs follow; None for a given program, or on one device without one."""
         return self._programs.plan
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Notes on the plan: what it leaves replicated, or idle."""
+        """Notes on the plan, such as values that it leaves replicated, and on how the step runs."""
         return (*self._programs.notes, *self._notes)
 
     def note(self, text: str) -> None:
-        """Keep a note on how the step runs."""
+        """Add a note on how the step runs, unless it is there already."""
         if text not in self._notes:
             self._notes.append(text)
 
     def summary(self) -> str:
-        """Mesh, parameters, programs and notes, in a few lines."""
+        """Summarize mesh, parameters, programs and notes, in a few lines of text."""
         return summary_of(self._mesh, self._gradients.parameters, self._programs.kept(), self.notes)
 
     @property
@@ -429,53 +428,53 @@ class Step(ShardedState):
 
     @property
     def source(self) -> str:
-        """The Python module that runs it; of a program in two parts, both modules."""
+        """Source of the Python module that runs `program`; of both modules if it is split."""
         return "\n\n".join(runner.source for runner in self._bound.runners)
 
     @property
     def kernels(self) -> list[Any]:
-        """Its fused regions, as kernels."""
+        """Kernels of the fused regions of `program`."""
         return [kernel for runner in self._bound.runners for kernel in runner.kernels]
 
     def recompile(self) -> None:
-        """Forget all programs; the next call of each form captures the model anew.
+        """Forget all programs, so that the next calls capture the model anew. Call it on all ranks.
 
-        Changes of attributes, hooks and modules are followed without it. It is for what else code
-        reads, such as a global, or a value in a large list. Call it on all ranks.
+        Changes of attributes, hooks and modules are noticed without it. Call it after a change of
+        anything else that the model's code reads, such as a global, or a value in a large list.
         """
         self._programs.forget()
 
     @property
     def device_mesh(self) -> DeviceMesh | None:
-        """The mesh as torch.distributed has it, with our axes' names; None on one device."""
+        """The mesh as a DeviceMesh of torch.distributed, with named dims; None on one device."""
         return getattr(self.runtime, "device_mesh", None)
 
     @property
     def runtime(self) -> Any:
-        """This rank's process groups."""
+        """The runtime of the last program: this rank's device, coordinates and process groups."""
         return self._bound.runners[0].runtime
 
     def explain(self) -> str:
-        """A line for each fused region: the kernel that runs it, or ATen and why."""
+        """Describe each fused region in a line: the kernel that runs it, or ATen and why."""
         return "\n".join(runner.explain() for runner in self._bound.runners)
 
 
 def _loss_scale(given: Any, device: torch.device) -> float | Tensor:
-    """A loss scale as a number or a scalar; that of a GradScaler, which hears that it is used."""
+    """Return a loss scale as a number or a scalar tensor; a GradScaler's `scale` gives its own."""
     if isinstance(given, torch.amp.GradScaler):
         return given.scale(torch.ones((), device=device))
     return 1.0 if given is None else given
 
 
 def _built(bound: BoundProgram, outputs: dict[str, Any]) -> Any:
-    """Return the model's outputs, built from these."""
+    """Build the model's return value from the outputs by name."""
     if bound.returned is not None:
         return bound.returned.build(outputs)
     return next(iter(outputs.values())) if len(outputs) == 1 else tuple(outputs.values())
 
 
 def _check_no_options(options: Mapping[str, Any]) -> None:
-    """Raises ValueError for options of calls that run backward."""
+    """Raises ValueError if a call has options, which need backward="in_call"."""
     if options:
         raise ValueError(
             f"{', '.join(options)}: gradients arrive at backward(): scale the loss, and call the "

@@ -1,4 +1,4 @@
-"""A call of a step: its inputs, and the modes that it is made in."""
+"""A call of a step: its inputs, and the modes in which it runs."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from shardweave.ir.dialects.types import dtype_word, form_of
 
 @dataclass(frozen=True)
 class StepCall:
-    """One call of a step: its inputs by name, the form that held them, and the modes it is made in.
+    """One call of a step: its inputs by name, the form that held them, and the modes it runs in.
 
     grad: whether gradients are computed. modes: whether each module is in training mode.
-    trained: whether each parameter requires a gradient. autocast: in which dtype, if any,
-    torch.autocast has the model compute. tangents: the outputs whose gradients the backward pass
-    takes, as in `Kind`; None where backward runs in the call, of the loss. rows: which of the rows
-    each rank has given, if these are its own (a `batch.rows.Rows`).
+    trained: whether each parameter requires a gradient. autocast: the dtype of torch.autocast, if
+    it is on. tangents: the outputs whose gradients the backward pass takes, as in `Kind`; None if
+    the call itself runs backward, of the loss. rows: the numbers of rows that ranks have given, a
+    `batch.rows.Rows`, if each gives its own.
     """
 
     form: Form
@@ -41,7 +41,7 @@ class StepCall:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """Equal for calls that the same program runs."""
+        """A hashable key, equal for calls that the same program runs."""
         trained = self.trained if self.grad else ()
         tangents = self.tangents if self.grad else None
         return self.form, self.shapes, self.grad, self.modes, trained, self.autocast, tangents
@@ -51,7 +51,7 @@ class StepCall:
 
     @property
     def mode(self) -> str:
-        """The mode, in words."""
+        """The mode, as text: training or evaluation, and the dtype of autocast."""
         cast = f" in {dtype_word(self.autocast)}" if self.autocast else ""
         if self.grad:
             return f"training{cast}"
@@ -62,12 +62,12 @@ class StepCall:
 
     @property
     def shapes_text(self) -> str:
-        """`x (4, 8) float32`, for each input."""
+        """The inputs as text, such as `x (4, 8) float32`, and the constants."""
         tensors = [f"{name} {form_of(tensor)}" for name, tensor in self.inputs.items()]
         constants = [f"{name}={value!r}" for name, value in self.form.constants]
         return ", ".join([*tensors, *constants]) or "no inputs"
 
 
 def autocast_dtype(device: str) -> torch.dtype | None:
-    """The dtype of the torch.autocast that is on for a device type; None if none is."""
+    """Return the dtype of torch.autocast for a device type; None if it is off."""
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None

@@ -21,7 +21,7 @@ from shardweave.ir.mesh.placement import Sharding
 from shardweave.planners.plan.plan import Plan
 
 OPTIONS = ("accumulate", "loss_scale")
-"""Arguments of a call that are the step's own, unless the model's forward has one of the name."""
+"""Arguments of a call that the step takes, unless the model's forward has one of the same name."""
 
 
 Stored = Mapping[Key, Sharding]
@@ -31,11 +31,11 @@ Stored = Mapping[Key, Sharding]
 class Programs(ABC):
     """Finds the program of a call.
 
-    first: the program by which parameters are sharded. options: the arguments of a call that are
-    the step's own. plan, notes: what is followed, and notes on it. autocast: the dtype in which the
-    model computes where no torch.autocast around the call says another. seed: of random numbers.
-    full_outputs: whether outputs are gathered on every rank. rows: puts the rows together that each
-    rank gives, where a batch is made of these; own_rows: whether each takes its own of outputs.
+    first: the program by whose shardings parameters are sharded. options: names of call arguments
+    that the step takes itself. plan, notes: the plan that programs follow, and notes on it.
+    autocast: the dtype of autocast for calls outside of torch.autocast. seed: of random numbers.
+    full_outputs: whether outputs are gathered on every rank. rows: joins the rows of all ranks, if
+    each rank gives its own; own_rows: whether each rank then gets only its rows of outputs.
     """
 
     autocast: torch.dtype | None = None
@@ -52,27 +52,27 @@ class Programs(ABC):
     def taken_apart(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], *, is_whole: bool = True
     ) -> tuple[Form, dict[str, Tensor]]:
-        """The arguments of a call, or some of them, as the programs name them."""
+        """Split arguments into their form and tensors by name. is_whole: none may be missing."""
 
     @abstractmethod
     def find(self, call: StepCall, stored: Stored) -> BoundProgram:
-        """The program that runs a call, made if it has to be. Collective."""
+        """Return the program that runs a call; compile it if there is none yet. Collective."""
 
     def in_eager(self, call: StepCall, inputs: Mapping[str, Tensor]) -> Any:
-        """Run the model as it is written, with these inputs. Raises ValueError for a program that
-        was given."""
+        """Run the model's own code eagerly, with these inputs. Raises ValueError if the step runs a
+        given program."""
         raise ValueError(
             "the model runs one given program, which has no gradients of gradients and no other "
             "tensors; leave `program` out of sw.compile."
         )
 
     def copied(self, model: nn.Module) -> Programs:
-        """Those of a deep copy of the model, with settings of its own: the same ones as yet."""
+        """Return the programs for a deep copy of the model; they share those compiled so far."""
         del model
         return self
 
     def joined(self, call: StepCall) -> StepCall:
-        """The call of the global batch, of one that is made with a rank's rows. Collective."""
+        """Make the call of the global batch from a call with this rank's rows. Collective."""
         return call if self.rows is None else self.rows.joined(call)
 
     @property
@@ -81,29 +81,29 @@ class Programs(ABC):
         return ADVICE if self.rows is None else self.rows.advice
 
     def say_rows(self) -> None:
-        """Say what inputs were taken for, which all ranks have given alike."""
+        """Tell the user that inputs, equal on all ranks, were taken for the global batch."""
         return
 
     def compile_ahead(self, call: StepCall, stored: Stored) -> BoundProgram:
-        """`find` for a call that is to come."""
+        """Call `find` for a call that will be made later."""
         return self.find(call, stored)
 
     def forget(self) -> None:
-        """Drop the programs, to make them anew. Raises ValueError for one that was given."""
+        """Drop the compiled programs. Raises ValueError if the step runs a given program."""
         raise ValueError("the model runs one given program, which recompile() cannot make anew.")
 
     def names(self) -> list[str]:
-        """The inputs as the model's forward names them."""
+        """Return the names of the inputs in the model's forward."""
         return self.first.inputs
 
     def kept(self) -> list[tuple[str, BoundProgram]]:
-        """The programs there are, and what each is for."""
+        """Return the programs, each with a text that says which calls it runs."""
         return [("every call", self.first)]
 
     def row_axes(self, name: str) -> tuple[str, ...]:
-        """The mesh axes that cut the rows of an input, of a name in programs.
+        """Return the mesh axes that shard dim 0 of an input, given its name in programs.
 
-        Those of an input that the first program does not have are those of the others.
+        For an input that the first program lacks, these are the axes of all its inputs.
         """
         inputs = {n: s for (kind, n), s in self.first.shardings.items() if kind == "input"}
         chosen = [inputs[name]] if name in inputs else list(inputs.values())
@@ -121,7 +121,7 @@ class GivenProgram(Programs):
     def taken_apart(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], *, is_whole: bool = True
     ) -> tuple[Form, dict[str, Tensor]]:
-        del is_whole  # what is missing is named by the program's check
+        del is_whole  # the program's check names missing inputs
         named = named_arguments(self._signature, args, kwargs, is_whole=False)
         return taken_apart(*named)
 

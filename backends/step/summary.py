@@ -20,7 +20,7 @@ def summary_of(
     programs: Sequence[tuple[str, BoundProgram]],
     notes: Sequence[str],
 ) -> str:
-    """The mesh, the bytes of parameters, each program with its collectives, and the notes."""
+    """Describe the mesh, the bytes of parameters, each program's collectives, and the notes."""
     tensors = list(parameters)
     whole = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     here = sum(_local(tensor).nbytes for tensor in tensors)

@@ -1,4 +1,4 @@
-"""Agreement of ranks that must hold the same values, and the messages where they differ."""
+"""Checks that ranks hold the same values, and error messages that say where they differ."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from shardweave.ir.dialects.types import form_of
 T = TypeVar("T")
 
 MESSAGE_BYTES = 25 * 2**20
-"""Tensors travel together in messages of about so many bytes, as in DDP."""
+"""Tensors are packed into messages of about this size, as in DDP."""
 
 ALIGNMENT = 16
-"""Tensors of any dtype begin at a multiple of so many bytes of a message."""
+"""Alignment of tensors in a message, in bytes, which suits any dtype."""
 
 
 class AgreementError(ValueError):
-    """Ranks differ in what must be the same on all; raised on every one, and names them."""
+    """Ranks differ in a value that must be equal on all; raised on every rank, and names them."""
 
 
 def is_alone() -> bool:
@@ -34,7 +34,7 @@ def is_alone() -> bool:
 
 
 def gathered_from_ranks(here: T) -> list[T]:
-    """The values of all ranks, by rank. They must be ones that pickle takes. Collective."""
+    """Return the values of all ranks, by rank. Values must be picklable. Collective."""
     if is_alone():
         return [here]
     values: list[Any] = [None] * dist.get_world_size()
@@ -47,8 +47,8 @@ def require_same(
 ) -> None:
     """Raises AgreementError on every rank unless all have the same text. Collective.
 
-    Digests travel, and the text only where they differ. lines_of: the text as lines, of which the
-    first that differs is shown.
+    Ranks exchange digests, and texts only if those differ. what: names the text in the error.
+    lines_of: splits it into lines, so that the error shows the first line that differs.
     """
     if is_alone() or len({*gathered_from_ranks(digest_of(text.encode()))}) == 1:
         return
@@ -57,14 +57,14 @@ def require_same(
 
 
 def first_difference(texts: Sequence[Sequence[str]]) -> str:
-    """The first line in which texts by rank differ, and who has it how."""
+    """Describe the first line in which texts differ, rank by rank. texts: lines by rank."""
     rows = zip_longest(*texts, fillvalue="nothing")
     row = next((row for row in rows if len({*row}) > 1), tuple("" for _ in texts))
     return who_has_what(dict(enumerate(row)))
 
 
 def who_has_what(lines: Mapping[int, str]) -> str:
-    """`rank 0 has a, ranks 1-3 have b`, of texts by rank."""
+    """Describe texts by rank, such as `rank 0 has a, ranks 1-3 have b`."""
     by_line: dict[str, list[int]] = {}
     for rank, line in sorted(lines.items()):
         by_line.setdefault(line, []).append(rank)
@@ -75,7 +75,7 @@ def who_has_what(lines: Mapping[int, str]) -> str:
 
 
 def ranks_text(ranks: Iterable[int]) -> str:
-    """`rank 3`, or `ranks 0-2, 5`."""
+    """Format ranks, such as `rank 3`, or `ranks 0-2, 5`."""
     numbers = sorted(ranks)
     runs = [
         [number for _, number in run]
@@ -90,7 +90,7 @@ def digest_of(content: bytes) -> str:
 
 
 def tensor_digest(tensor: Tensor) -> str:
-    """A digest of the bytes of a tensor, in the order of its elements."""
+    """Compute the SHA-256 digest of a tensor's bytes, in the order of its elements."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     return hashlib.sha256(flat.view(torch.uint8).numpy().data).hexdigest()
 
@@ -99,7 +99,7 @@ SAMPLED = 256
 
 
 def place_of_part(tensor: Tensor) -> tuple[int, ...]:
-    """The place of this rank's part of a tensor among the others; `()` for all of it."""
+    """Return the index of this rank's shard of a tensor, by sharded mesh dim; `()` if whole."""
     if not isinstance(tensor, DTensor):
         return ()
     coordinate = tensor.device_mesh.get_coordinate()
@@ -109,10 +109,10 @@ def place_of_part(tensor: Tensor) -> tuple[int, ...]:
 
 
 def sample_numbers(tensors: Mapping[str, Tensor], *, of_gpus: bool) -> dict[str, int]:
-    """Numbers that stand for some elements of the tensors, by the place of this rank's parts: equal
-    places are to have the same.
+    """Digest some elements of the tensors to a number for each index of this rank's shards. Ranks
+    whose shards have an equal index must get the same number.
 
-    of_gpus: take those in the memory of a GPU too, for which a rank waits.
+    of_gpus: include tensors on a GPU, for which the rank waits.
     """
     digests: dict[str, list[str]] = {}
     for _, tensor in sorted(tensors.items()):
@@ -128,7 +128,7 @@ def sample_numbers(tensors: Mapping[str, Tensor], *, of_gpus: bool) -> dict[str,
 
 
 def describe_model(model: nn.Module) -> str:
-    """A model's modules, parameters and buffers, a line for each."""
+    """Describe a model's modules, parameters and buffers, in a line each."""
     lines = [
         f"module '{path}': {type(module).__name__}({module.extra_repr()})"
         f"{'' if module.training else ' in evaluation mode'}"
@@ -145,18 +145,18 @@ def describe_model(model: nn.Module) -> str:
 
 
 def without_addresses(text: str) -> str:
-    """Text in which no object is told by its place in the memory of one process."""
+    """Remove memory addresses, which differ between processes, from a text."""
     return re.sub(r"\bat 0x[0-9a-f]+", "", text)
 
 
 def require_same_model(model: nn.Module) -> None:
-    """Raises AgreementError on every rank unless models have the same modules and tensors, which
-    may have other values. Collective."""
+    """Raises AgreementError on every rank unless models have the same modules and tensors; the
+    values of tensors may differ. Collective."""
     require_same("the model", describe_model(model), "make the same model on every rank")
 
 
 def require_same_values(tensors: Mapping[str, Tensor]) -> None:
-    """Raises AgreementError on every rank unless the tensors of a name are equal. Collective."""
+    """Raises AgreementError on every rank unless tensors, by name, are equal. Collective."""
     if is_alone():
         return
     digests = [f"{name} with digest {tensor_digest(t)[:8]}" for name, t in tensors.items()]
@@ -165,9 +165,9 @@ def require_same_values(tensors: Mapping[str, Tensor]) -> None:
 
 
 def broadcast_from_rank_0(tensors: Sequence[Tensor], device: torch.device) -> Iterator[Tensor]:
-    """The values that tensors have on rank 0, one after the other, in a few messages. Collective.
+    """Yield rank 0's values of the tensors, one by one, broadcast in a few messages. Collective.
 
-    On rank 0 they are the tensors themselves. All are to be taken.
+    On rank 0 they are the tensors themselves. Callers must exhaust the iterator.
     """
     for group in _messages(tensors):
         offsets, end = [], 0

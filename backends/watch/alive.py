@@ -1,6 +1,6 @@
-"""Whether a process of this machine runs: one whose core others take says nothing for a while.
+"""Checks of whether a process on this machine is running, read from Linux's /proc.
 
-A heartbeat that stays away may be a process that was killed or stopped, or one that waits for its
+A missing heartbeat may mean that a process was killed or stopped, or only that it waits for its
 core, or for the interpreter's lock. Linux tells them apart, on the machine of the process.
 """
 
@@ -13,17 +13,17 @@ _ENDED = "ZX"
 """States of processes that have ended (proc(5))."""
 
 _STOPPED = f"Tt{_ENDED}"
-"""States of processes that have ended, or go on only when somebody lets them."""
+"""States of processes that have ended, or are stopped until a signal or debugger resumes them."""
 
 
 def own_identity() -> str:
-    """Identity of this process, unlike any other; empty where the system does not give one."""
+    """Return a unique identity of this process; empty if the system does not give one."""
     started = _state_and_start(os.getpid())
     return "" if started is None else f"{_boot()} {os.getpid()} {started[1]}"
 
 
 def is_running(identity: str) -> bool:
-    """Whether the process of an `own_identity` is one of this machine, and is not stopped."""
+    """Whether the process with this `own_identity` runs on this machine, and is not stopped."""
     if not identity:
         return False
     boot, pid, start = identity.split()
@@ -32,7 +32,7 @@ def is_running(identity: str) -> bool:
 
 
 def is_gone(identity: str) -> bool | None:
-    """Whether the process of an `own_identity` has ended; None if it ran where nobody here sees."""
+    """Whether the process with this `own_identity` has ended; None if it is not on this machine."""
     boot, _, process = identity.partition(" ")
     if boot != _boot():
         return None
@@ -42,7 +42,7 @@ def is_gone(identity: str) -> bool | None:
 
 
 def _boot() -> str:
-    """Identity of this boot of the machine and of this container's processes."""
+    """Return the identity of this boot of the machine, and of this PID namespace."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot}/{Path('/proc/self/ns/pid').readlink()}"
@@ -51,10 +51,10 @@ def _boot() -> str:
 
 
 def _state_and_start(pid: int) -> tuple[str, str] | None:
-    """A process's state, and when it was started; None if there is none, or nobody says."""
+    """Return a process's state and start time; None if it does not exist, or /proc is missing."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return None
-    fields = text.rpartition(")")[2].split()  # behind the name, which may have any sign in it
+    fields = text.rpartition(")")[2].split()  # after the name, which may have any character
     return fields[0], fields[19]

@@ -1,4 +1,4 @@
-"""Calls after one that failed while its program ran, on a rank among others."""
+"""A guard that refuses further calls of a step after its program failed on this rank."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from shardweave.backends.watch.watchdog import is_broken
 from shardweave.ir.torch_private import default_store
 
 _numbers = count()
-"""Of steps, which all ranks make in the same order."""
+"""Numbers of steps, which all ranks make in the same order."""
 
 
 class FailureGuard:
-    """Stands around what ranks run together. After an error in there it refuses the next call,
-    unless all ranks failed at the same line.
+    """Context of the code that ranks run together. After an error in it, `check` refuses the next
+    call, unless all ranks failed at the same line.
 
-    The others may wait in the message that a failed rank would have sent next. What this rank
-    sent then would be taken for it, and added up, in silence. Where all ranks failed at the same
-    line, they have sent the same messages. is_joint: whether there are others.
+    Other ranks may be waiting for the next message of a failed rank. They would silently take a
+    later message of it for that one, and use its values. If all ranks failed at the same line,
+    they have sent the same messages. is_joint: whether there are other ranks.
     """
 
     def __init__(self, *, is_joint: bool) -> None:
@@ -51,10 +51,10 @@ class FailureGuard:
             self._tell(self._line)
 
     def check(self) -> None:
-        """Raises RuntimeError if the last run failed, and not at the same line on all ranks.
+        """Raises RuntimeError if the last run failed, unless all ranks failed at the same line.
 
-        Waits some seconds for the others to fail. It sends nothing that could be taken for a
-        message of theirs.
+        Waits some seconds for other ranks to fail. It uses the store alone, and sends no message
+        that a rank could mistake for another.
         """
         if not self._error:
             return
@@ -67,7 +67,7 @@ class FailureGuard:
         self._error = self._line = ""
 
     def _is_on_all_ranks(self) -> bool:
-        """Whether all have failed at this rank's line. Once they have not, they never have."""
+        """Whether all ranks have failed at this rank's line. If not, later calls say so too."""
         until_s = time.monotonic() + SILENCE_S
         if not self._line:
             return False
@@ -81,7 +81,7 @@ class FailureGuard:
         return False
 
     def _told(self, rank: int, until_s: float) -> str | None:
-        """Wait for a rank to report its failure; None if it has not by then."""
+        """Wait for the line where a rank failed; None if it reports none before `until_s`."""
         store, key = self._store(), str(rank)
         while not store.check([key]):
             if time.monotonic() > until_s:
@@ -90,7 +90,7 @@ class FailureGuard:
         return store.get(key).decode()
 
     def _tell(self, line: str) -> None:
-        """Tell the others where this rank failed; empty: where none can have failed with it."""
+        """Report the line where this rank failed; empty if no other rank's failure can match it."""
         self._store().set(str(dist.get_rank()), line)
 
     def _store(self) -> Any:

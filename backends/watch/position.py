@@ -1,4 +1,4 @@
-"""Position of a rank, read off its main thread from outside; a step only notes its micro-batch."""
+"""Position of a rank, read from its main thread's stack; a step records only its micro-batch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _WAITING = tuple(
     for name in ("in_flight.py", "mail.py", "runtime.py")
 )
 _NOT_OURS = (*_OWN, _TORCH, "<")
-"""Prefixes of names of files that are no user's: `<` begins those of no file."""
+"""Prefixes of file names that are not user code; `<` begins names of code without a file."""
 
 
 class _Emitted(NamedTuple):
@@ -41,14 +41,14 @@ class _Emitted(NamedTuple):
 
 
 _emitted: dict[str, _Emitted] = {}
-"""Programs of emitted functions, by the file names that tracebacks give to their source."""
+"""Programs of emitted functions, by the file names that tracebacks show for their source."""
 
 _MOST_EMITTED = 64
-"""So many are remembered, the last ones: others have been dropped by their steps."""
+"""Number of emitted programs remembered, the latest; older ones are mostly unused by now."""
 
 
 class _Now:
-    """The micro-batch on which the main thread runs a function of a stage, if it runs one."""
+    """The micro-batch of the stage function that the main thread runs; None outside of one."""
 
     micro_batch: int | None = None
 
@@ -58,7 +58,7 @@ def at_micro_batch(number: int | None) -> None:
 
 
 def register(code_name: str, program: Program, *, kernels: bool) -> None:
-    """Remember which program an emitted function runs."""
+    """Remember the program that an emitted function runs, by the file name of its code."""
     _emitted.pop(code_name, None)
     _emitted[code_name] = _Emitted(program, kernels)
     if len(_emitted) > _MOST_EMITTED:
@@ -67,9 +67,9 @@ def register(code_name: str, program: Program, *, kernels: bool) -> None:
 
 @dataclass(frozen=True)
 class Position:
-    """Position of a thread. text: in words. is_waiting: whether it may wait there for other ranks.
+    """Position of a thread. text: describes it. is_waiting: whether it may wait for other ranks.
 
-    frame: the innermost one; it keeps what it holds in memory.
+    frame: the innermost frame, which keeps its local variables alive.
     """
 
     text: str
@@ -83,7 +83,7 @@ def main_position() -> Position:
 
 
 def position_of(frame: FrameType | None) -> Position:
-    """Position of the thread that runs a frame: its op of a step, or function of torch."""
+    """Return the position of the thread of a frame: an op of a step, or a user's line."""
     function = ""
     for each in _outward(frame):
         name = each.f_code.co_filename
@@ -100,10 +100,10 @@ def position_of(frame: FrameType | None) -> Position:
 
 
 def computing_line(traceback: TracebackType | None) -> str:
-    """The line of a whole step's emitted source through which an error came, if it calls ATen.
+    """Return the `file:line` of a step's emitted source that raised an error, if it calls ATen.
 
-    Ranks that have come to the same such line have sent the same messages. Empty for lines that
-    send any themselves, for those of stages, which differ from rank to rank, and for other code.
+    Ranks that have reached the same such line have sent the same messages. Empty for lines that
+    send messages, for functions of stages, which differ between ranks, and for other code.
     """
     while traceback is not None:
         name, line = traceback.tb_frame.f_code.co_filename, traceback.tb_lineno
@@ -133,7 +133,7 @@ def _in_step(op: Operation | None, line: int) -> str:
 
 
 def _in_stage(program: Program) -> str:
-    """The function of a stage that runs, and on which micro-batch; empty for a whole step."""
+    """Describe the stage function that runs, and its micro-batch; empty for a whole step."""
     if not isinstance(program, StageFunction):
         return ""
     number = _Now.micro_batch
@@ -142,7 +142,7 @@ def _in_stage(program: Program) -> str:
 
 
 def _op_at(name: str, number: int) -> Operation | None:
-    """The op of a line; of a wait, the collective that it waits for."""
+    """Return the op of a line of emitted source; for a wait, the collective that it waits for."""
     targets = linecache.getline(name, number).strip().partition(" = ")[0].rstrip(",").split(", ")
     op = next((op for op in map(_variables(name).get, targets) if op is not None), None)
     if isinstance(op, WaitOp) and isinstance(op.operands[0].owner, Operation):
@@ -157,7 +157,7 @@ def _variables(name: str) -> dict[str, Operation]:
 
 
 def _in_code(frame: FrameType | None, function: str) -> str:
-    """The function of torch.distributed that is called, and the user's line."""
+    """Describe the user's line, and `function`, the function of torch.distributed it calls."""
     called = f"torch.distributed.{function}, called at " if function else ""
     for each in _outward(frame):
         name = each.f_code.co_filename

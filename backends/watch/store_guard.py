@@ -1,7 +1,7 @@
-"""A guard of the store that torch.distributed was joined by.
+"""A guard that detects when the store of torch.distributed does not answer.
 
-The store is kept by one process, torchrun's or that of rank 0. If that is stopped, or its machine
-is gone, a question to it never returns; so another thread has to notice.
+One process keeps the store, torchrun or rank 0. If that is stopped, or its machine is gone, a
+request to it never returns; so another thread has to notice.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from types import TracebackType
 
 
 class StoreGuard:
-    """Questions to the store are asked `with` it; it tells if one is not answered.
+    """Context for requests to the store; a thread reports a request that is not answered.
 
-    ended: set when there is nothing to guard any more. beat_s: seconds from one look to the next.
-    silent: called at each look as long as one question stands, with the seconds since it was asked.
-    They are counted in looks: to a process that was asleep itself no answer is late.
+    ended: set when the guard is to stop. beat_s: returns the seconds between checks. silent: called
+    at each check while the same request is open, with the seconds that it has been open. Seconds
+    are counted in checks, so that time in which this process itself was suspended does not count.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class StoreGuard:
 
 
 def keeper() -> str:
-    """The process that keeps the store, in words."""
+    """Describe the process that keeps the store."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         return "torchrun, which keeps torch.distributed's store,"
     return "rank 0, which keeps torch.distributed's store,"

@@ -1,4 +1,4 @@
-"""This rank's part of the watchdog: a thread that tells where it is, and looks at the others."""
+"""This rank's part of the watchdog: a thread that reports its position, and reads the others'."""
 
 from __future__ import annotations
 
@@ -27,37 +27,37 @@ from shardweave.backends.watch.position import main_position, position_of
 from shardweave.backends.watch.store_guard import StoreGuard, keeper
 
 SILENCE_S = 10.0
-"""After so many seconds without a record a process is taken to be dead, or stopped, unless it is
-one of this machine that is seen to run: on a core that many share one was silent for 13 s."""
+"""Seconds without a new record after which a process is taken to be dead or stopped, unless it is
+seen to run on this machine: on an overloaded core, one was silent for 13 s."""
 
 BEAT_S = 1.0
 
 MEETING_S = 0.05
-"""Ranks that meet look for the others so often."""
+"""Longest pause between a rank's checks of whether others have come to a meeting."""
 
 TRAIL_CALLS = 16
-"""After each so many calls, ranks can tell by a number whether they have run the same programs."""
+"""Number of calls after which ranks compare, by a number, whether they ran the same programs."""
 
 CHECK = "SHARDWEAVE_CHECK"
 """Environment variable: 1 compares replicas on every call, which takes time; 0 never."""
 
 GPU_CALLS = 256
-"""After each so many, inputs in the memory of GPUs are sampled too, for which a rank waits."""
+"""Number of calls after which inputs on GPUs are sampled too, for which a rank waits."""
 
 NUM_TRAILS = 1024
-"""So many of these numbers are kept: the others compare within a second."""
+"""Number of trails that are kept: other ranks compare them within a second."""
 
 _PROGRAMS = "programs"
-"""The key of a trail's number of all programs that have run."""
+"""Key in a trail of the number that stands for all programs that have run."""
 
 NUM_WATCHED = 8
-"""Ranks that each one watches: the store answers so many questions a second for each."""
+"""Number of ranks that each rank watches; the store gets as many requests per rank and beat."""
 
 EXIT_CODE = 1
 
 
 class LostRankError(ConnectionError):
-    """A rank died, stalled or failed; the message names it, and where this one waited for it."""
+    """A rank died, stalled or failed; the message names it, and says where this rank waited."""
 
 
 _Trail = Mapping[str, int]
@@ -65,11 +65,11 @@ _Trail = Mapping[str, int]
 
 @dataclass(frozen=True)
 class SignOfLife:
-    """Status sent to other ranks. beat: its number. state: "running", "left", "cut off" by the
-    failure of another, or "failed: .."; entered, started: calls of steps that it has begun, and of
-    which the program runs; call: the last one in words; at: where its main thread is; trail: one of
-    its calls, and numbers that stand for all programs that have run up to it, and for its inputs,
-    by the place of a rank's part (`sample_numbers`). identity: see `own_identity`."""
+    """Status sent to other ranks. beat: its number. state: "running", "left", "cut off" by another
+    rank's failure, or "failed: .."; entered: number of calls of steps begun; started: number of the
+    last call whose program ran; call: describes the last call; at: position of the main thread;
+    trail: number of a call, and by key the numbers that stand for all programs run until then, and
+    for inputs by shard (`sample_numbers`). identity: see `own_identity`."""
 
     beat: int
     state: str
@@ -83,14 +83,14 @@ class SignOfLife:
 
     @property
     def place(self) -> str:
-        """Last position of the rank, in words."""
+        """Description of the rank's last position."""
         call = f" in call {self.entered} ({self.call})" if self.entered else ""
         return f"{self.at}{call}"
 
 
 @dataclass
 class _Seen:
-    """The last record of another rank, and when it changed."""
+    """The last record of another rank, and the local time when it changed."""
 
     record: SignOfLife
     since_s: float
@@ -98,7 +98,7 @@ class _Seen:
 
 @dataclass
 class _Waiting:
-    """A wait of the main thread. frame: the innermost one, once it has waited for long."""
+    """A wait of the main thread. key: its position. frame: the innermost, after a long wait."""
 
     key: tuple[Any, ...]
     since_s: float
@@ -108,8 +108,8 @@ class _Waiting:
 class Watch:
     """This rank's watchdog. Making one is collective.
 
-    timeout_s: how long a rank may wait in one collective. last_words: told why this rank ends.
-    on_gpu: whether collectives run on GPUs, where a rank waits wherever it waits for its device.
+    timeout_s: longest wait in one collective. last_words: called with the reason when this rank
+    ends. on_gpu: whether collectives run on GPUs, so that any wait for the device may be for them.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class Watch:
         self._thread.start()
 
     def set_timeout(self, timeout_s: float) -> None:
-        """Let ranks wait for so long."""
+        """Set the longest wait in one collective."""
         self.timeout_s = timeout_s
         self.silence_s = min(SILENCE_S, timeout_s)
         self.beat_s = min(BEAT_S, self.silence_s / 5)
@@ -179,14 +179,14 @@ class Watch:
         for rank in ranks:
             text = self._read(f"rank/{rank}")
             if text is None:
-                continue  # it has not come so far
+                continue  # the rank has written no record yet
             record, seen = SignOfLife(**json.loads(text)), self._seen.get(rank)
             if seen is None or record.beat != seen.record.beat:
                 self._seen[rank] = _Seen(record, time.monotonic())
                 self._compare_trails(rank, *record.trail)
 
     def _compare_trails(self, rank: int, call: int, trail: _Trail) -> None:
-        """Note that ranks have run different programs: the next call of a step raises it."""
+        """Record a problem if ranks ran different programs; the next call of a step raises it."""
         own = self._trails.get(call, {})
         if not self.problem and any(
             own.get(key, number) != number for key, number in trail.items()
@@ -198,7 +198,7 @@ class Watch:
             )
 
     def _cause(self, silence_s: float) -> tuple[int, str] | None:
-        """The rank that keeps others from going on, and why, if it is one of those looked at."""
+        """Return a rank that failed, or was silent for `silence_s`, and the reason; else None."""
         with self._lock:
             everyone = sorted(self._seen.items())
         for rank, seen in everyone:
@@ -221,7 +221,7 @@ class Watch:
         last_s = time.monotonic()
         while not self._ended.wait(self.beat_s):
             late_s = time.monotonic() - last_s - self.beat_s
-            if late_s > self.beat_s:  # this process was asleep itself
+            if late_s > self.beat_s:  # this process itself was suspended
                 for seen in self._seen.values():
                     seen.since_s += late_s
             last_s = time.monotonic()
@@ -241,7 +241,7 @@ class Watch:
         return [(self.rank + n) % self.size for n in range(1, min(self.size, NUM_WATCHED + 1))]
 
     def _judge(self) -> None:
-        """End this process if it waits for what will not come."""
+        """End this process if it waits for a message that will not come."""
         waited_s = self._waited_s()
         if waited_s is None or self._asks_at is not None:
             return
@@ -262,7 +262,7 @@ class Watch:
             return [rank for rank, seen in self._seen.items() if seen.record.state == "left"]
 
     def _ended_program(self, ranks: Sequence[int]) -> str:
-        """Name the ranks that ended the program, and those that made fewer calls than this one."""
+        """Describe `ranks`, which ended the program, and those that made fewer calls than this."""
         text = f"{ranks_text(ranks)} ended the program"
         counts = {rank: self._seen[rank].record.entered for rank in ranks}
         fewer = [rank for rank, count in counts.items() if count < self.entered]
@@ -272,14 +272,14 @@ class Watch:
         return f"{text} after {made}, and rank {self.rank} is in call {self.entered}"
 
     def _is_stale(self, rank: int, waited_s: float) -> bool:
-        """Whether what broke with a rank had the time to reach the main thread as an error."""
+        """Whether a broken connection to `rank` had time to raise an error in the main thread."""
         is_failed = self._seen[rank].record.state.startswith("failed")
         return waited_s > (3 * self.beat_s if is_failed else self.beat_s)
 
     def _waited_s(self) -> float | None:
-        """For how long the main thread has been in a collective; None if it is in none.
+        """Return the seconds that the main thread has been in a collective; None if in none.
 
-        On a GPU it waits wherever it waits for the device, so anywhere, if it stays for long.
+        On a GPU it may wait for the device on any line, so a long stay on any line counts.
         """
         position, now_s = main_position(), time.monotonic()
         if not position.is_waiting and not (self.on_gpu and self.entered):
@@ -290,13 +290,13 @@ class Watch:
         if was is None or was.key != key or was.frame not in (None, position.frame):
             was = self._waiting = _Waiting(key, now_s)
         elif now_s - was.since_s > 3 * self.beat_s:
-            # Held, its place in memory goes to no other frame; but so does what it holds.
+            # A held frame's id is not reused; but its local variables stay alive too.
             was.frame = position.frame
         waited_s = now_s - was.since_s
         return waited_s if position.is_waiting or waited_s > self.silence_s else None
 
     def _who_is_late(self) -> str:
-        """Give positions of the ranks that do not wait for others, or of all."""
+        """Describe the positions of the ranks that are behind or not waiting; of all if none is."""
         self._look_at(rank for rank in range(self.size) if rank != self.rank)
         own = self.entered, self.started
         late = {
@@ -316,7 +316,7 @@ class Watch:
             self._end(f"{keeper()} does not answer: {first_line(error)}", waited_s)
 
     def _unanswered(self, silent_s: float) -> None:
-        """The store has not answered for so long. Called on a thread of its own."""
+        """End this rank if the store has been silent for too long. Runs on the guard's thread."""
         waited_s = self._waited_s() if self._asks_at is None else silent_s
         if silent_s > self.silence_s and waited_s is not None and waited_s > 3 * self.beat_s:
             gone = "it was stopped, or its machine is gone"
@@ -324,9 +324,9 @@ class Watch:
             self._end(cause, waited_s, tell=False)
 
     def _end(self, cause: str, waited_s: float, tell: bool = True) -> None:
-        """Say why, and end this process: its main thread waits in C++, and would for ever.
+        """Print the cause and end this process, whose main thread would wait in C++ for ever.
 
-        tell: the others too, by the store.
+        tell: whether to tell the other ranks through the store.
         """
         at = main_position().text if self._asks_at is None else self._asks_at
         text = f"{cause}. Rank {self.rank} waited for {waited_s:.0f} s at {at}"
@@ -348,9 +348,9 @@ class Watch:
 
     @contextmanager
     def asking(self, at: str) -> Iterator[None]:
-        """Mark that the main thread asks the store: only a silent store then ends this rank.
+        """Within it the main thread asks the store, and only a silent store ends this rank.
 
-        at: where it waits, in words, or waited before it came to ask.
+        at: describes where it waits, or waited before the requests.
         """
         self._asks_at = at
         try:
@@ -359,12 +359,12 @@ class Watch:
             self._asks_at = None
 
     def begin(self, program: int) -> None:
-        """The program of the call that was entered begins to run, or its backward part. program:
-        its number, which is the same on all ranks."""
+        """Record that the program of the entered call begins to run, or its backward part.
+        program: its number, which is the same on all ranks."""
         is_first = self._begun != self.entered
         self._begun = self.started = self.entered
         self._add_to_trail(_PROGRAMS, program)
-        # Once for a call: another rank may have read what stands there before the backward part.
+        # Once per call: another rank may have read the trail before the backward part.
         if is_first and self.started % TRAIL_CALLS == 0:
             call = self.call()
             if call is not None and self.entered and os.environ.get(CHECK) != "0":
@@ -379,7 +379,7 @@ class Watch:
         self._trail[key] = hash((self._trail.get(key, 0), number))
 
     def explain(self, error: BaseException, frame: Any = None) -> LostRankError:
-        """Return the error for a broken connection; it names the rank at fault. Takes seconds."""
+        """Make the error for a broken connection, which names the rank at fault. Takes seconds."""
         position = position_of(frame).text if frame is not None else main_position().text
         self.state = "cut off"
         with self.asking(position):
@@ -390,8 +390,8 @@ class Watch:
         return self._lost(f"{why}. Rank {self.rank} waited for it at {position}.")
 
     def _found_cause(self) -> str | None:
-        """As `_cause`, of all ranks, once one of them has been silent for a few seconds; or the
-        cause that another rank has told."""
+        """Wait until `_cause` finds the reason, among all ranks, or another rank has reported it.
+        Returns None if that takes too long."""
         until_s = time.monotonic() + self.silence_s + 3 * self.beat_s
         while time.monotonic() < until_s:
             try:
@@ -409,12 +409,12 @@ class Watch:
         return None
 
     def _lost(self, text: str) -> LostRankError:
-        """Return the error that the main thread raises, and with which this rank ends."""
+        """Report the last words; returns the error for the main thread to raise."""
         self._last_words(text)
         return LostRankError(text)
 
     def fail(self, error: BaseException) -> None:
-        """Tell the others that this rank ends with an error."""
+        """Tell the other ranks that this rank ends with an error."""
         if self.state == "running":
             self.state = f"failed: {type(error).__name__}: {first_line(error)}"
             with self.asking(main_position().text), self._lock:
@@ -423,8 +423,8 @@ class Watch:
     def meet(self, what: str, text: str, advice: str) -> None:
         """Raises AgreementError on every rank unless all come here with the same text. Collective.
 
-        what: the kind of thing that they are at, which ranks may differ in as well. Unlike a
-        collective of torch's, it does not hang if others run a step instead.
+        what: names the operation; raises too if ranks come with different ones. Unlike torch's
+        collectives, it does not hang if other ranks run a step instead.
         """
         self._num_meetings += 1
         key = f"meet/{self._num_meetings}"
@@ -437,7 +437,7 @@ class Watch:
             raise AgreementError(f"{_difference(entries)}; {advice}.")
 
     def _met(self, rank: int, key: str, what: str, text: str) -> tuple[str, str]:
-        """Return the purpose for which another rank comes to a meeting, and its message."""
+        """Wait for another rank to come to a meeting; returns its `what` and `text`."""
         begin_s, pause_s = time.monotonic(), 0.001
         while (answer := self._read(key)) is None:
             with self._lock:
@@ -464,7 +464,7 @@ class Watch:
         return what, text
 
     def stop(self) -> None:
-        """End the thread, and say that this rank has left."""
+        """End the thread, and record that this rank has left."""
         if self._ended.is_set():
             return
         self._ended.set()
@@ -481,12 +481,12 @@ class Watch:
 
 
 def first_line(error: BaseException) -> str:
-    """First line of an error's message, or its kind if it has none."""
+    """Return the first line of an error's message, or its class name if it has none."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _difference(entries: Mapping[int, tuple[str, str]]) -> str:
-    """The difference between ranks that have met, by the purpose and the message of each."""
+    """Describe the difference between ranks that have met. entries: `what` and `text` by rank."""
     kinds = {what for what, _ in entries.values()}
     if len(kinds) == 1:
         lines = {rank: text for rank, (_, text) in entries.items()}

@@ -1,10 +1,10 @@
 """A watchdog: ranks tell each other that they are alive, and stop when one of them is not.
 
-A thread of each rank writes a record to the store by which torch.distributed was joined, once a
-second, and reads those of the ranks after it. If one falls silent, or fails, those that wait for
-it end with a message that says which rank it is, and in which collective, layer and line of the
-model they waited. The thread reads the position of the main thread off its stack, so that running
-a step costs nothing.
+Once a second, a thread of each rank writes a record to the store of torch.distributed, and reads
+the records of the ranks after it. If a rank falls silent, or fails, the ranks that wait for it end
+with a message that names it, and the collective, layer and line of the model where they waited.
+The thread reads the position of the main thread from its stack, so that running a step costs
+nothing.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ TIMEOUT = "SHARDWEAVE_TIMEOUT"
 """Environment variable: seconds that a rank may wait for others; 0 for no watchdog."""
 
 DEFAULT_TIMEOUT_S = 1500.0
-"""A little less than torch's own time-out of gloo, whose message names no rank."""
+"""A little less than torch's own timeout for gloo, whose message names no rank."""
 
 _BROKEN = ("gloo/", "NCCL", "Connection closed", "Connection reset", "Broken pipe", "Timed out")
 
 
 class _Process:
-    """The one watch of a process, and what else its last words report."""
+    """The one watch of this process, its store, and listeners to its last words."""
 
     watch: Watch | None = None
     store: Any = None
@@ -47,12 +47,12 @@ class _Process:
 
 
 def timeout_of(timeout_s: float | None) -> float:
-    """Seconds that a rank may wait: as given, else as the environment says, else 25 minutes."""
+    """Return the longest wait in seconds: `timeout_s`, else SHARDWEAVE_TIMEOUT, else 25 minutes."""
     return _seconds(os.environ.get(TIMEOUT)) if timeout_s is None else timeout_s
 
 
 def start_before(store: Any, rank: int, size: int, timeout_s: float, *, on_gpu: bool) -> None:
-    """Watch ranks that have this store, and will have a process group. Collective."""
+    """Watch the ranks that share `store`, before there is a process group. Collective."""
     stop()
     if timeout_s > 0:
         _Process.watch = Watch(store, rank, size, timeout_s, last_words, on_gpu=on_gpu)
@@ -60,10 +60,10 @@ def start_before(store: Any, rank: int, size: int, timeout_s: float, *, on_gpu: 
 
 
 def start(timeout_s: float | None = None) -> Watch | None:
-    """Watch the ranks of the default process group, if nobody does so far. Collective.
+    """Watch the ranks of the default process group, unless a watch does already. Collective.
 
-    timeout_s: how long a rank may wait in one collective; by default what the environment's
-    SHARDWEAVE_TIMEOUT says, else 25 minutes. 0 starts no watch.
+    timeout_s: longest wait in one collective; by default the environment variable
+    SHARDWEAVE_TIMEOUT, else 25 minutes. 0 starts no watch.
     """
     store = default_store()
     if _Process.store is store or (_Process.store is None and _Process.watch is not None):
@@ -79,14 +79,14 @@ def start(timeout_s: float | None = None) -> Watch | None:
 
 
 def stop() -> None:
-    """Tell the others that this rank leaves, and watch no more."""
+    """Tell the other ranks that this rank leaves, and stop watching."""
     if _Process.watch is not None:
         _Process.watch.stop()
     _Process.watch = _Process.store = None
 
 
 def enter(call: object) -> None:
-    """A call of a step begins. call: says in words what it is called with.
+    """Record that a call of a step begins. call: a `StepCall`, whose str describes it.
 
     Raises AgreementError if ranks have run different programs so far.
     """
@@ -99,7 +99,7 @@ def enter(call: object) -> None:
 
 
 def approach(call: object) -> None:
-    """Ranks begin to tell each other what they give to a call, before they enter it."""
+    """Record that ranks begin to exchange the row counts of a call, before they enter it."""
     watch = _Process.watch
     if watch is not None:
         watch.call = ref(call)
@@ -109,8 +109,8 @@ def approach(call: object) -> None:
 def meet(what: str, text: str, advice: str = "let every rank do the same") -> None:
     """Raises AgreementError on every rank unless all come here with the same text. Collective.
 
-    what: the kind of thing that they are at. Under a watch ranks that are at different kinds, of
-    which one is a call of a step, are told as well; their messages would cross otherwise.
+    what: names the operation. Under a watch it raises too if ranks are in different operations,
+    such as a call of a step; without a watch their messages would be mixed up.
     """
     if _Process.watch is None or not _is_watched():
         require_same(what, text, advice)
@@ -126,39 +126,39 @@ def _is_watched() -> bool:
 
 
 def asking() -> AbstractContextManager[None]:
-    """Mark that the main thread asks torch's store: as long as a watch gets no answer either, this
-    rank waits for others, and ends as if it were in a collective."""
+    """Within it the main thread makes requests to torch's store: if the store does not answer the
+    watch either, this rank ends as if it waited in a collective."""
     watch = _Process.watch
     return nullcontext() if watch is None else watch.asking(main_position().text)
 
 
 def begin(program: int) -> None:
-    """The program of the call that was entered begins to run; all ranks know it by its number."""
+    """Record that the entered call's program begins. program: its number, equal on all ranks."""
     watch = _Process.watch
     if watch is not None:
         watch.begin(program)
 
 
 def explain(error: RuntimeError) -> None:
-    """Raises LostRankError if an error is that of a connection, once it is known who broke it."""
+    """Raises LostRankError, which names the rank at fault, if `error` is a broken connection."""
     watch = _Process.watch
     if watch is not None and is_broken(error):
         raise watch.explain(error, _innermost(error.__traceback__)) from error
 
 
 def is_broken(error: BaseException) -> bool:
-    """Whether an error is that of a connection between ranks."""
+    """Whether an error comes from a broken connection between ranks."""
     return isinstance(error, RuntimeError) and any(word in str(error) for word in _BROKEN)
 
 
 def listen(listener: Callable[[str], None]) -> None:
-    """Have a function called with the last words of this rank, before its process ends."""
+    """Register a function to call with the reason when this rank ends."""
     if listener not in _Process.listeners:
         _Process.listeners.append(listener)
 
 
 def last_words(text: str) -> None:
-    """Tell torchrun, and who else listens, why this rank ends."""
+    """Report to torchrun, and to all listeners, why this rank ends."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if path is not None:
         more = {"py_callstack": text, "timestamp": str(int(time.time()))}
@@ -187,7 +187,7 @@ def _innermost(traceback: TracebackType | None) -> FrameType | None:
 
 @cache
 def _at_exit() -> None:
-    """Tell the others how this process ends."""
+    """Install hooks, once, that tell the other ranks how this process ends."""
     before = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
