@@ -41,9 +41,9 @@ def sample_values(
 ) -> dict[Key, Tensor]:
     """Draw a random global tensor for each argument of a program; returns them by kind and name.
 
-    Weights are normal, scaled so that products keep their magnitude. Integers are valid indices
-    into the tensor that they index, or 0 and 1 if they are no index (masks, with a 1 first in each
-    row, so that no row is fully masked); a fraction of labels is set to the index to ignore.
+    Matrices are normal, scaled so that products keep their magnitude, vectors and buffers uniform
+    in 0.5 to 1.5. Integers are valid indices into what they index, or 0 and 1 if no index (masks,
+    whose rows begin with a 1, so that none is fully masked); some labels are the index to ignore.
     inputs: tensors to use for inputs of these names instead.
     """
     generator = torch.Generator().manual_seed(seed)

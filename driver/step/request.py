@@ -179,7 +179,7 @@ class Request(CompileOptions):
     def on_mesh_of(self, plan: Plan | None) -> Request:
         """Return the request with the plan's mesh, if the planner was to choose the mesh.
 
-        Raises ValueError if that mesh has fewer devices than there are processes.
+        Raises ValueError if there are processes, but not one for each of that mesh's devices.
         """
         if self.mesh is not None or plan is None:
             return self

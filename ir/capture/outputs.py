@@ -277,7 +277,7 @@ def _detached(tensor: Tensor) -> Tensor:
 
 
 def tree_of(output: Any) -> Any:
-    """Replace each dataclass in a model's output by a dict, since torch's pytree has dicts only."""
+    """Replace each dataclass in a model's output by a dict, as torch does not take those apart."""
     if type(output) is tuple:
         return tuple([tree_of(item) for item in output])
     if type(output) is list:

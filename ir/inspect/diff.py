@@ -137,7 +137,7 @@ def aligned_changes(mine: ProgramTable, others: ProgramTable) -> tuple[list[Chan
     """Return the changes of `structural_diff`, and the positions of all ops in one merged order.
 
     Removed ops stand at their old position, moved ones at their new. `before` and `after` of
-    changed ops are left empty, since most are never read.
+    all ops are left empty, since most are never read.
     """
     with without_gc():
         comparison = _Comparison(match(mine, others), prints=False)

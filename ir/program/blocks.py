@@ -77,7 +77,7 @@ def blocks_of(program: Program) -> Blocks:
 def store_blocks(program: Program, paths: Iterable[str]) -> None:
     """Make the modules at `paths` that have ops in the program its blocks.
 
-    Nothing is stored if the names of layers, which no pass changes, imply the same blocks.
+    Nothing is stored if the numbers in layers' names, which no pass changes, imply these blocks.
     """
     names = _used(Blocks(tuple(paths)), program)
     implied = _derived(program)

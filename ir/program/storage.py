@@ -173,7 +173,7 @@ def view_source(value: SSAValue) -> SSAValue:
 
 
 def later_ops(program: Program) -> set[Operation]:
-    """Ops after the forward pass, which ends, for each sub-batch, at its first backward op."""
+    """Ops from each sub-batch's first backward or recompute op on, which ends its forward pass."""
     later: set[Operation] = set()
     turned: set[Attribute | None] = set()
     for op in program.ops:

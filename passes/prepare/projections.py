@@ -143,7 +143,7 @@ def reads_of_parts(program: Program) -> Iterator[Read]:
 
 
 def _taken(op: AtenOp) -> tuple[int, int, int] | None:
-    """The dim, start and length of a slice or select; None for other ops."""
+    """The dim, start and length of a slice of step 1 or a select; None for other ops."""
     if op.name == "aten.select.int":
         dim, start, length = int(op.value("dim")), int(op.value("index")), 1
     elif op.name == "aten.slice.Tensor" and op.value("step") == 1:

@@ -120,7 +120,7 @@ class Estimator:
         return max(0.0, 1 - 2 / max(1.0, blocks)) * away * self._pieces_kept(point)
 
     def _pieces_kept(self, point: JointPoint) -> float:
-        """Factor from one micro-batch's kept bytes in all blocks to the kept bytes of one stage."""
+        """Factor from the bytes that all blocks keep of one piece to those that one stage keeps."""
         in_flight = float(min(point.stages, point.micro_batches))
         if point.pipeline == "gpipe":
             in_flight = point.micro_batches

@@ -238,7 +238,7 @@ def _with_whole_best(
     that are listed if the model has at most `FEW_LAYERS` blocks.
 
     After `MOST_WHOLE` times as many simulations, other candidates that reach the top are dropped.
-    Plans with stages of more than `MANY_LAYERS` blocks keep their extrapolated predictions.
+    Plans with stages keep extrapolated predictions if the model has more than `MANY_LAYERS` blocks.
     """
     depth = len(search.evaluator.depths.names) if search.evaluator.depths.is_deep else 0
     count = 0 if not depth else max(1, top) if depth <= FEW_LAYERS else 1

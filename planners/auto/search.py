@@ -494,7 +494,7 @@ def _has_bubbles(point: JointPoint) -> bool:
 
 
 def _plainness(point: JointPoint) -> tuple[int, str]:
-    """Sort key for ties: the number of values that differ from the defaults, then the name."""
+    """Sort key for ties: number of values, mesh aside, that differ from defaults; then the name."""
     usual = JointPoint()
     odd = sum(point.value(name) != usual.value(name) for name in DIMENSIONS if name not in MESH)
     return odd, str(point)
