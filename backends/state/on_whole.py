@@ -25,7 +25,7 @@ ROW_AXES: set[str] = set()
 
 def are_mixed(tensors: Sequence[Tensor]) -> bool:
     """Whether a function of these tensors has to run on whole tensors: they are on several meshes,
-    or plain ones are among them (a plain scalar without gradient does not count)."""
+    or plain ones join them (a plain scalar without gradient counts only if all are scalars)."""
     on_mesh = [tensor for tensor in tensors if isinstance(tensor, DTensor)]
     plain = [tensor for tensor in tensors if not isinstance(tensor, DTensor)]
     if len({tensor.device_mesh for tensor in on_mesh}) > 1:

@@ -198,7 +198,7 @@ class Watch:
             )
 
     def _cause(self, silence_s: float) -> tuple[int, str] | None:
-        """Return a rank that failed, or was silent for `silence_s`, and the reason; else None."""
+        """Return a rank that failed, or is gone and silent for `silence_s`, and why; else None."""
         with self._lock:
             everyone = sorted(self._seen.items())
         for rank, seen in everyone:

@@ -143,7 +143,7 @@ def check_steps(
 
 
 def _conditioned(result: CheckResult, own: CheckResult) -> CheckResult:
-    """Raise the bound of a result to `CONDITION` times eager's own error `own`, if larger."""
+    """Raise a result's bound to `CONDITION` times eager's error `own`, at most float32's bound."""
     own_error = max(own.loss_error, own.max_rel_grad_error, own.buffer_error)
     bound = min(CONDITION * own_error, TOLERANCES[torch.float32].bound)
     why = (

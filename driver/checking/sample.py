@@ -41,10 +41,10 @@ def sample_values(
 ) -> dict[Key, Tensor]:
     """Draw a random global tensor for each argument of a program; returns them by kind and name.
 
-    Weights are normal, scaled so that products keep their magnitude. Integers are valid indices
-    into the tensor that they index, or 0 and 1 if they are no index (masks, with a 1 first in each
-    row, so that no row is fully masked); a fraction of labels is set to the index to ignore.
-    inputs: tensors to use for inputs of these names instead.
+    Floats are normal, scaled in weight matrices so that products keep their magnitude; vectors and
+    buffers are near 1. Integers are valid indices into what they index, or 0 and 1 if they are no
+    index (masks, with a 1 first in each row, so that no row is fully masked); a fraction of labels
+    is set to the index to ignore. inputs: tensors to use for inputs of these names instead.
     """
     generator = torch.Generator().manual_seed(seed)
     given = inputs or {}

@@ -147,7 +147,7 @@ def parameter_dtype(program: Program) -> torch.dtype:
 
 
 def batch_of(program: Program) -> int:
-    """Batch size of a step: the size of the inputs' first dims. Raises PlanError without one."""
+    """Batch size of a step: the gcd of the inputs' first dims. Raises PlanError without any."""
     sizes = [
         shape[0]
         for slot in program.arguments

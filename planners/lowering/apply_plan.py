@@ -112,7 +112,7 @@ def _divide_parameters(program: Program, mesh: Mesh, used: Collection[int]) -> N
 
     A parameter stays as it is if it does not divide, has no elements, or its index is in `used`
     (the plan then already says how it is stored and read, for example after `fit_plan`). Raises
-    PlanError for a mesh without an axis to shard over.
+    PlanError for a mesh of several devices without an axis to shard over.
     """
     axes = zero_axes(program)
     if not axes and mesh.num_devices > 1:

@@ -84,7 +84,7 @@ class _AxonnOrder:
         return True
 
     def _shows_gradient(self, op: Operation) -> bool:
-        """Whether an op only reads a reduced parameter gradient, and so can come last."""
+        """Whether an op reads a reduced parameter gradient; no compute does: it can come last."""
         owners = (value.owner for value in op.operands)
         return any(
             isinstance(owner, WaitOp) and owner.operands[0].owner in self.gradients

@@ -117,7 +117,7 @@ class JointPoint:
     @property
     def joins_messages(self) -> bool:
         """Whether weights and gradients travel in buckets and bucket sizes matter: with one stage,
-        several replicas and a schedule in `BUCKETED`."""
+        several replicas or a context axis, and a schedule in `BUCKETED`."""
         summed = self.replicas * self.context
         return self.schedule in BUCKETED and summed > 1 and self.stages == 1
 
