@@ -108,7 +108,7 @@ def virtual_mesh(program: Program) -> Mesh:
 
 
 def global_argument(program: Program, slot: Slot, values: Mapping[Key, Tensor]) -> Tensor:
-    """Return an argument's global tensor. Raises ValueError for a missing or misshapen one."""
+    """Return an argument's global tensor; tangents default to 1. ValueError if missing or unfit."""
     shape = sharding_held(program, slot).global_shape(shape_of(slot.value))
     dtype = dtype_of_value(slot.value)
     tensor = values.get((slot.kind, slot.name))

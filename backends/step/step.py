@@ -360,7 +360,7 @@ class Step(ShardedState):
         """Return the indices of this rank's rows of a global input, for a sampler.
 
         name: the input's name in the model's forward. num_rows: of the global input; by default as
-        in the example batch. Raises ValueError for an unknown name, or too few rows.
+        in the example batch. ValueError for too few rows, or an unknown name without num_rows.
         """
         first, known = self._programs.first, self._programs.names()
         slot = first.slots.get(("input", name))

@@ -142,7 +142,7 @@ class Validator(Observer):
 
 
 def work_of(program: Program) -> float:
-    """FLOPs of a run on all ranks, plus `ELEMENT_FLOPS` for each element of a result."""
+    """FLOPs of a run on all ranks, plus `ELEMENT_FLOPS` per element of results and arguments."""
     elements = sum(math.prod(shape_of(r)) for op in ops_of_parts(program) for r in op.results)
     elements += sum(math.prod(shape_of(slot.value)) for slot in program.arguments)
     ranks = program.mesh.num_devices if program.is_local and program.mesh else 1

@@ -21,10 +21,10 @@ def choose_experts(
     Without a capacity every expert computes every token (`mixture.every_expert`). With one, each
     expert has slots for tokens of each of `groups` equal parts of the batch, such as its sequences
     (`mixture.experts_with_capacity`); a buffer `dropped_choices` of each module of experts counts
-    the tokens without a slot. Experts whose outputs are normalised one by one run as batched_mm.
+    the choices without a slot. Experts whose outputs are normalised one by one run as batched_mm.
     Returns a note on the choice; none for a model without such experts.
 
-    Raises ValueError for a capacity if the model has no experts.
+    Raises ValueError for a capacity if the model has no experts, or normalised ones.
     """
     parts = dict(_experts_of(module))
     is_normed = any(getattr(part, "has_post_expert_norm", False) for part in parts.values())

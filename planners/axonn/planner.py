@@ -171,7 +171,7 @@ def axonn_layers_of(program: Program, pairs: Mapping[SSAValue, Cut]) -> list[Lin
 
 
 def _widest_pairs(program: Program) -> dict[SSAValue, Cut]:
-    """Find the pairs that the smallest possible degree cuts, which are all that can be cut."""
+    """Find the pairs that degree 2 or 3 cuts, whichever cuts more: all that can be cut."""
     return max((parallel_pairs(program, "x", size) for size in (2, 3)), key=len)
 
 

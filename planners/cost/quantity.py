@@ -41,7 +41,7 @@ LEAST_PLAIN_BYTES = 2**20
 
 
 def memory_size(text: str) -> float:
-    """Parse a memory size such as `70GiB` to bytes. Raises ValueError for <= 0 or no unit."""
+    """Parse a size such as `70GiB` to bytes. ValueError for <= 0, or few bytes without a unit."""
     size = quantity(text, "bytes")
     if not size or not math.isfinite(size) or size <= 0:
         raise ValueError(f"memory is '{text}'; give bytes with a unit, as 70GiB.")

@@ -30,7 +30,7 @@ class ProgramBlock:
 
     enters: the value from the block before; for the first block, the input of its first pair, or
     that pair's products. gradient: gradient of the value handed to the next block, which the next
-    block's backward pass computes; None for the last block, or if several values are handed on.
+    block's backward pass computes; None for the last block, or if it cannot be told from others.
     """
 
     name: str

@@ -105,9 +105,9 @@ def simulate_step(
 
     Args:
         cluster: A Cluster, a preset's name or a YAML file.
-        mesh: Of a local program; by default its own. plan: A plan, or a plan's file, for a captured
-        program. A plan without stages whose mesh has a stage axis gets balanced stages, as when it
-        runs.
+        mesh: Of a local program; by default its own.
+        plan: A plan, or a plan's file, for a captured program. A plan without stages whose mesh has
+            a stage axis gets balanced stages, as when it runs.
         optimizer_multiplier: Bytes of optimizer state per byte of parameters (2 for Adam); None:
             those of Adam in the precision.
         precision: As in a plan, "fp32", "bf16-mixed" or "fp16-mixed"; with a plan, the plan's.
