@@ -351,8 +351,14 @@ def _assigning(new: Callable[[Any, Tensor], Any]) -> nn.Module:
         (_shared(), "assigns buffer 'ema', which is also 'sub.twin'.*in place"),
         (_assigning(lambda self, y: None), "removes buffer 'ema'; register it in __init__"),
         (_assigning(lambda self, y: y.mean(0)), r"assigns a buffer that depends .*detach\(\)"),
-        (_assigning(lambda self, y: self.ema.repeat(2)), r"shape \(4,\) .* one of shape \(8,\)"),
-        (_assigning(lambda self, y: self.ema.float()), "torch.float64 one of .*torch.float32"),
+        (
+            _assigning(lambda self, y: self.ema.repeat(2)),
+            r"shape \(4,\) .* a tensor of shape \(8,\)",
+        ),
+        (
+            _assigning(lambda self, y: self.ema.float()),
+            r"torch.float64\) by a tensor of .*torch.float32",
+        ),
         (
             Model(lambda self, x: (self.register_buffer("b", x), self.linear(x).sum())[1]),
             "creates buffer 'b'; register it in __init__",
