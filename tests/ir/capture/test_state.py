@@ -353,7 +353,7 @@ def _assigning(new: Callable[[Any, Tensor], Any]) -> nn.Module:
         (_assigning(lambda self, y: y.mean(0)), r"assigns a buffer that depends .*detach\(\)"),
         (
             _assigning(lambda self, y: self.ema.repeat(2)),
-            r"shape \(4,\) .* a tensor of shape \(8,\)",
+            r"shape \(4,\), .* a tensor of shape \(8,\)",
         ),
         (
             _assigning(lambda self, y: self.ema.float()),
