@@ -117,7 +117,7 @@ class TitanMoE(nn.Module):
         return (self.moe(self.embed(tokens)) - self.embed(labels)).square().mean()
 
 
-def _attention_by_hand(
+def attention_by_hand(
     query: Tensor, key: Tensor, value: Tensor, *, block_mask: Any, scale: float | None,
     return_aux: Any = None, **_: Any,
 ) -> Any:  # fmt: skip
@@ -153,7 +153,7 @@ def _titan() -> Any:
     """torchtitan, with attention that runs on CPUs."""
     import torchtitan.models.common.attention as attention
 
-    attention.FlexAttention._compiled_flex_attn = staticmethod(_attention_by_hand)
+    attention.FlexAttention._compiled_flex_attn = staticmethod(attention_by_hand)
     import torchtitan.models.deepseek_v3 as deepseek_v3
     import torchtitan.models.gpt_oss as gpt_oss
     import torchtitan.models.kimi_k2_7 as kimi

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections import defaultdict
 from collections.abc import Iterator
@@ -17,7 +16,9 @@ from shardweave.backends.step.bound import device_of
 from shardweave.backends.step.step_call import StepCall
 from shardweave.backends.watch.agreement import (
     describe_model,
+    digest_of,
     gathered_from_ranks,
+    tensor_digest,
     without_addresses,
 )
 from shardweave.driver.artifact.artifact import Artifact, ArtifactError
@@ -141,9 +142,8 @@ def _code_of(*objects: Any) -> dict[str, str]:
 def _value_text(value: Any) -> str:
     if not isinstance(value, Tensor):
         return repr(value)
-    values = value.detach().cpu()
-    content = values.to_dense() if values.layout != torch.strided else values
-    return f"{form_of(value)} of digest {_short(str(content.tolist()))}"
+    dense = value.detach().to_dense() if value.layout != torch.strided else value
+    return f"{form_of(value)} of digest {tensor_digest(dense)[:12]}"
 
 
 def _is_own(value: Any) -> bool:
@@ -176,4 +176,4 @@ def _digest(code: CodeType) -> str:
 
 
 def _short(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
+    return digest_of(text.encode())[:12]

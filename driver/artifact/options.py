@@ -6,8 +6,10 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from shardweave.backends.registry import BACKENDS
+from shardweave.backends.watch.agreement import digest_of
 from shardweave.driver.artifact.artifact import ANEW, Artifact, ArtifactError
 from shardweave.driver.step.request import DEFAULT_PLAN, CompileOptions
+from shardweave.driver.step.request_text import option_text
 
 Options = TypeVar("Options", bound=CompileOptions)
 
@@ -27,9 +29,6 @@ def options_to_store(options: CompileOptions) -> dict[str, tuple[str, Any]]:
 
 
 def _stored(name: str, value: Any) -> tuple[str, Any]:
-    from shardweave.backends.watch.agreement import digest_of
-    from shardweave.driver.step.request_text import option_text
-
     if name == "reduce_dtype" and value is not None:
         value = str(value).removeprefix("torch.")
     if name == "plan" and value is None:

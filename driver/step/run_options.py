@@ -6,8 +6,9 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Collection
-from dataclasses import dataclass, fields, replace
+from dataclasses import Field, dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 from shardweave.driver.commands.arguments import check_output
 from shardweave.driver.step.request import (
@@ -20,13 +21,22 @@ from shardweave.ir.mesh.mesh import Mesh, check_virtual
 from shardweave.planners.registry import PLANNERS, no_such_plan
 
 
+def _flags(without: Collection[str] = ()) -> list[Field[Any]]:
+    """Options of compile that have a flag on the command line."""
+    return [f for f in fields(CompileOptions) if f.metadata and f.name not in without]
+
+
 def add_compile_options(command: argparse.ArgumentParser, without: Collection[str] = ()) -> None:
     """Declare the flags of `CompileOptions`, all but some."""
-    for option in fields(CompileOptions):
-        if option.metadata and option.name not in without:
-            kind = {"action": "store_true"} if isinstance(option.default, bool) else {}
-            name = "--" + option.name.replace("_", "-")
-            command.add_argument(name, default=option.default, **kind, **option.metadata)
+    for option in _flags(without):
+        kind = {"action": "store_true"} if isinstance(option.default, bool) else {}
+        name = "--" + option.name.replace("_", "-")
+        command.add_argument(name, default=option.default, **kind, **option.metadata)
+
+
+def given_options(options: argparse.Namespace, without: Collection[str] = ()) -> dict[str, Any]:
+    """Options of compile from parsed flags, by name; those in `without` are left out."""
+    return {option.name: getattr(options, option.name) for option in _flags(without)}
 
 
 @dataclass(frozen=True)
@@ -67,8 +77,7 @@ class RunOptions:
             raise ValueError(
                 "--check has no error bound for float16; check with --precision bf16, or without."
             )
-        flags = {f.name: getattr(options, f.name) for f in fields(CompileOptions) if f.metadata}
-        compiled = CompileOptions(**flags, seed=options.seed)
+        compiled = CompileOptions(**given_options(options), seed=options.seed)
         check_given_alone(compiled)
         if compiled.artifact is not None:
             from shardweave.driver.artifact.options import with_artifact

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from xdsl.ir import Operation
 
 from shardweave.ir.dialects.annotations import copy_of, describe
-from shardweave.ir.dialects.dist import HOST_COPIES, STARTS, StartedOp
+from shardweave.ir.dialects.dist import HOST_COPIES, STARTS, HostCopyOp, StartedOp
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.program import Program
 from shardweave.passes.memory.offload_activations import start_host_copies
@@ -60,7 +60,7 @@ def reschedule(
         program.reorder(_best_order(program, ops, cluster_to_order(cluster), memory_cap))
     else:
         program.reorder(_fixed_order(schedule, ops))
-    if schedule != "blocking":
+    if schedule != "blocking" and any(isinstance(op, HostCopyOp) for op in ops):
         start_host_copies(program)
     if memory_cap is not None:
         _check_memory(program, schedule, memory_cap)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import shutil
 import socket
@@ -15,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 import shardweave as sw
+from shardweave.benchmarks.moe_cases import attention_by_hand
 from shardweave.tests.integrations.frameworks import (
     as_launched,
     check_same,
@@ -50,18 +50,6 @@ def on_cpus() -> Any:
 
     attention.FlexAttention._compiled_flex_attn = staticmethod(attention_by_hand)
     return example("torchtitan_trainer")
-
-
-def attention_by_hand(
-    query: Any, key: Any, value: Any, *, block_mask: Any, scale: float | None, **_: Any
-) -> Any:
-    """Compute flex_attention, whose gradient does not run on CPUs."""
-    b, q, k = (torch.arange(n) for n in (query.shape[0], query.shape[2], key.shape[2]))
-    mask = block_mask.mask_mod(b[:, None, None], None, q[None, :, None], k[None, None, :])
-    shared = query.shape[1] // key.shape[1]
-    key, value = (part.repeat_interleave(shared, 1) for part in (key, value))
-    scores = query @ key.mT * (scale or query.shape[-1] ** -0.5)
-    return scores.masked_fill(~mask[:, None], -math.inf).softmax(-1) @ value, None
 
 
 def trains_as_on_one_process(root: str, mesh: str, zero: int, ports: tuple[int, int]) -> None:

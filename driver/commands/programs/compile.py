@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import fields
 from pathlib import Path
 
 from shardweave.driver.commands.arguments import (
@@ -13,8 +12,7 @@ from shardweave.driver.commands.arguments import (
     check_output,
     new_command,
 )
-from shardweave.driver.step.request import CompileOptions
-from shardweave.driver.step.run_options import add_compile_options
+from shardweave.driver.step.run_options import add_compile_options, given_options
 
 OF_A_RUN = ("program", "artifact", "device", "cuda_graph")
 """Options of `run` that do not apply to a step compiled ahead."""
@@ -46,8 +44,7 @@ def compile_command(options: argparse.Namespace) -> int:
     from shardweave.driver.report.text import status
     from shardweave.planners.cost.quantity import bytes_text, seconds_text
 
-    names = [f.name for f in fields(CompileOptions) if f.metadata and f.name not in OF_A_RUN]
-    given = {name: getattr(options, name) for name in names}
+    given = given_options(options, OF_A_RUN)
     with status(f"compiling {options.model}"):
         example = example_to_trace(
             options.model, dtype=getattr(torch, options.dtype), seed=options.seed

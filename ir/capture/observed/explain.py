@@ -93,13 +93,11 @@ def explained(
     """
     text = str(error)
     site = _site(error, observation.failed_in)
-    if in_python is not None:
-        frames = "".join(traceback.format_tb(in_python.__traceback__))
-        later = Site(site.module, *(users_line(frames) or ("", 0)))
-        reads_number = "_local_scalar_dense" in str(in_python)
-        is_placed, site = bool(site.file), site if site.file else later
-        if reads_number and not is_placed:
-            return CaptureError(f"{later}: {_NUMBER}; {_number_remedy(in_python, later)}.")
+    later, number = _in_python(site, in_python)
+    if not site.file:
+        if number is not None:
+            return number
+        site = later
     raised = _RAISED.search(text)
     if raised is not None:
         message = _message_of(raised[2])
@@ -125,12 +123,23 @@ def explained(
     why = f" ({reason.removeprefix('Explanation: ').rstrip('.')})" if reason else ""
     lower = f"{first}{why}".lower()
     remedy = next((do for sign, do in _REMEDIES if sign.lower() in lower), _ELSE)
-    if remedy == _ELSE and in_python is not None and reads_number:
-        return CaptureError(f"{later}: {_NUMBER}; {_number_remedy(in_python, later)}.")
+    if remedy == _ELSE and number is not None:
+        return number
     if remedy == _ELSE and in_python is not None and str(in_python):
         site = later if later.file else site
         why += f", and run by Python: {' '.join(str(in_python).split())[:300]}"
     return CaptureError(f"{site}: torch could not trace the model: {first}{why}; {remedy}.")
+
+
+def _in_python(site: Site, error: Exception | None) -> tuple[Site, CaptureError | None]:
+    """Return the line at which Python itself failed, and the refusal of a number that it read."""
+    if error is None:
+        return site, None
+    frames = "".join(traceback.format_tb(error.__traceback__))
+    later = Site(site.module, *(users_line(frames) or ("", 0)))
+    if "_local_scalar_dense" not in str(error):
+        return later, None
+    return later, CaptureError(f"{later}: {_NUMBER}; {_number_remedy(error, later)}.")
 
 
 def _of_experts(site: Site) -> str:

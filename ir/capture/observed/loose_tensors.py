@@ -7,7 +7,7 @@ non-persistent buffer. A tensor that requires gradients and is no parameter is r
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -62,7 +62,7 @@ def keep_constants(
         place = next(_places(model, tensor), "")
         own = place if _is_attribute(model, place, tensor) else _free_name(model)
         if known is None and own != place:
-            known = next((c for c in earlier if _is_equal(c, tensor)), None)
+            known = equal_constant(earlier, tensor)
         if known is not None:  # each trace makes a tensor of a numpy array
             assign_attribute(known, exported, name)
             continue
@@ -93,8 +93,12 @@ def kept_constants(module: nn.Module) -> Mapping[str, Tensor]:
     return _KEPT.get(module, {})
 
 
-def _is_equal(constant: Tensor, tensor: Tensor) -> bool:
-    return constant.dtype == tensor.dtype and torch.equal(constant.cpu(), tensor.cpu())
+def equal_constant(constants: Iterable[Tensor], tensor: Tensor) -> Tensor | None:
+    """Return the constant with the dtype and values of `tensor`; None if there is none."""
+    if tensor.requires_grad:
+        return None
+    alike = (constant for constant in constants if constant.dtype == tensor.dtype)
+    return next((c for c in alike if torch.equal(c.cpu(), tensor.cpu())), None)
 
 
 def constants_of(model: nn.Module) -> dict[str, Tensor]:

@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointFunction
 
 from shardweave.ir.capture.observed.constant_numbers import REAL, constant_value
-from shardweave.ir.capture.observed.loose_tensors import CONSTANT
+from shardweave.ir.capture.observed.loose_tensors import CONSTANT, equal_constant
 from shardweave.ir.torch_private import FakeTensor, FakeTensorMode, assign_attribute, pytree
 
 _PLAIN = (
@@ -102,7 +102,8 @@ class CallRecorder(TorchFunctionMode):
             raise Unseen("this makes a tensor in a way that is not seen")
         if id(tensor) not in self.fakes:
             # Python makes some constants anew each time.
-            tensor = next((c for c in self.constants if _is_equal(c, tensor)), tensor)
+            constant = equal_constant(self.constants, tensor)
+            tensor = tensor if constant is None else constant
         if id(tensor) not in self.fakes:
             name = f"tensor{len(self.fakes)}"
             assign_attribute(tensor, self.root, name)
@@ -233,11 +234,6 @@ class CallRecorder(TorchFunctionMode):
             yield
         finally:
             self.stack.pop()
-
-
-def _is_equal(constant: Tensor, tensor: Tensor) -> bool:
-    is_alike = constant.dtype == tensor.dtype and not tensor.requires_grad
-    return is_alike and torch.equal(constant, tensor)
 
 
 def _target(func: Any) -> tuple[str, Any]:
