@@ -1,4 +1,4 @@
-"""Global batches of which each rank gives its own rows, such as from a `DistributedSampler`.
+"""Global batches: each rank gives its own rows, such as from a `DistributedSampler`.
 
 Ranks exchange their numbers of rows before each call, since the program depends on them. As in DDP,
 each rank computes a loss of its own rows of an output, and differentiates that; gradients are the
