@@ -128,7 +128,8 @@ class StagedRunner(JoinedRunner):
         return "\n\n".join(f"# {name}\n{text}" for name, text in self.sources.items())
 
     def _loaded(self, function: StageFunction) -> _Loaded:
-        self.sources[function.name], run = self.load(function)
+        emitted = self.load(function)
+        self.sources[function.name] = emitted.source
         axis = micro_axis(function)
         cuts: dict[Key, tuple[Cut, ...]] = {}
         maxima: set[str] = set()
@@ -145,7 +146,7 @@ class StagedRunner(JoinedRunner):
         sums = [slot for slot in function.results if slot.kind == "sum"]
         return _Loaded(
             function.stage,
-            run,
+            emitted,
             tuple(function.arguments),
             tuple(function.results),
             cuts,
@@ -153,14 +154,16 @@ class StagedRunner(JoinedRunner):
             frozenset(slot.name for slot in sums if is_unshared(slot.value)),
         )
 
-    def results_of(self, given: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
+    def results_of(self, given: dict[Key, Tensor]) -> dict[Key, Tensor]:
         mail = Mail(self.runtime.rank, self.inbox, self.runtime.device, self.groups)
         mail.open()
-        step = StagedStep(self, self._parts.padded(given), mail)
+        self._parts.pad(given)
+        step = StagedStep(self, given, mail)
         for run, last_reads in zip(self.runs, self.last_reads, strict=True):
             step.run(run, last_reads)
         mail.close()
-        returned = self._parts.held(step.returned)
+        returned = step.returned
+        self._parts.unpad(returned)
         for key, dtype in self.elsewhere.items():
             returned[key] = torch.empty(0, dtype=dtype, device=self.runtime.device)
         return returned

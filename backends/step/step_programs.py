@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from shardweave.backends.batch.replicas import ADVICE
 from shardweave.backends.batch.rows import LocalRows
@@ -17,7 +18,11 @@ from shardweave.backends.step.autograd import check_required
 from shardweave.backends.step.bound import BoundProgram
 from shardweave.backends.step.step_call import StepCall
 from shardweave.ir.capture.arguments import Form, named_arguments, taken_apart
+from shardweave.ir.inspect.stats import stats
+from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.mesh.placement import Sharding
+from shardweave.ir.program.staged import ops_of_parts
+from shardweave.planners.cost.quantity import bytes_text
 from shardweave.planners.plan.plan import Plan
 
 OPTIONS = ("accumulate", "loss_scale")
@@ -147,3 +152,29 @@ def check_given(bound: BoundProgram, call: StepCall) -> None:
                 "train=False, or leave `program` out so that programs are compiled."
             )
         check_required(bound.program.results, call.inputs)
+
+
+def summary_of(
+    mesh: Mesh,
+    parameters: Iterable[Tensor],
+    programs: Sequence[tuple[str, BoundProgram]],
+    notes: Sequence[str],
+) -> str:
+    """Describe the mesh, the bytes of parameters, each program's collectives, and the notes."""
+    tensors = list(parameters)
+    whole = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    here = sum(_local(tensor).nbytes for tensor in tensors)
+    lines = [
+        f"mesh {mesh}" if mesh.axes else "one device",
+        f"{len(tensors)} parameters of {bytes_text(whole)}, {bytes_text(here)} in this process",
+    ]
+    for what, bound in programs:
+        collectives = stats(bound.program).collectives
+        sent = [f"{c.count} {c.kind} over {', '.join(c.axes)} ({c.phase})" for c in collectives]
+        num_ops = sum(1 for _ in ops_of_parts(bound.program))
+        lines.append(f"{what}: {num_ops} ops; {'; '.join(sent) or 'no collectives'}")
+    return "\n".join([*lines, *(f"note: {note}" for note in notes)])
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
