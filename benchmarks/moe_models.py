@@ -120,6 +120,7 @@ def measure(name: str, build: Callable[[], tuple[nn.Module, Sequence[Mapping[str
         with _wide():
             wide = [run_eager(wide_model, batch) for batch in batches]
         own = compare_steps(eager, wide, torch.float64)
+        products = _grouped_flops(sw.capture(copy.deepcopy(model), kwargs=batches[0]))
     except Exception as error:  # noqa: BLE001 - whatever it is, it is the row's
         yield {"case": name, "on": "eager", "result": "not built", "why": _text(error)}
         return
@@ -143,7 +144,7 @@ def measure(name: str, build: Callable[[], tuple[nn.Module, Sequence[Mapping[str
             steps = [_step(step, batch) for batch in batches]
             check = compare_steps(steps, wide if is_wide else eager, torch.float64)
             row["error"] = _largest(check)
-            row["share"] = _share(model, batches[0], step.program)
+            row["share"] = _grouped_flops(step.program) / (products or 1)
             _judge(row, check)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the row's
             row |= {"result": "crashed", "why": _text(error)}
@@ -177,12 +178,8 @@ def _largest(check: CheckResult) -> float:
     return max(check.loss_error, check.max_rel_grad_error, check.buffer_error)
 
 
-def _share(model: nn.Module, batch: Mapping[str, Tensor], program: Program) -> float:
-    """The part of the products of experts that a rank computes."""
-    return _grouped_flops(program) / (_grouped_flops(sw.capture(model, kwargs=batch)) or 1)
-
-
 def _grouped_flops(program: Program) -> int:
+    """FLOPs of the products of experts, of a rank."""
     return sum(flops_of(op) for op in ops_of_parts(program) if spec_of(op).grouped)
 
 
