@@ -16,7 +16,7 @@ from importlib import import_module
 from typing import NoReturn
 
 from shardweave.__init__ import __version__
-from shardweave.driver.commands.arguments import check_outputs, load_passes
+from shardweave.driver.commands.arguments import check_writable, load_passes
 from shardweave.driver.errors import report_error
 from shardweave.driver.processes.launch import end_process
 from shardweave.ir.plugins import load_plugins
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with heard_by(_print_note):
             load_plugins()
             load_passes(getattr(options, "load", ()))
-            check_outputs(options)
+            check_writable(options)
             code = options.func(options)
         sys.stdout.flush()
         return code

@@ -243,7 +243,7 @@ class Picture(Output):
         new_figure(1, 1)
 
 
-def check_outputs(options: argparse.Namespace) -> None:
+def check_writable(options: argparse.Namespace) -> None:
     """Raise ValueError for a file among a command's arguments that cannot be written."""
     for value in vars(options).values():
         if isinstance(value, Output):
