@@ -157,7 +157,7 @@ def add_output(command: argparse.ArgumentParser, what: str, *names: str, **more:
 
     more: arguments of argparse's `add_argument`.
     """
-    own = {"type": Output, "metavar": "FILE", "help": what}
+    own = {"type": OutputFile, "metavar": "FILE", "help": what}
     command.add_argument(*(names or ("-o", "--output")), **(own | more))
 
 
@@ -211,7 +211,7 @@ def count(expected: str, least: int = 0) -> Callable[[str], int]:
     return number
 
 
-class Output(str):
+class OutputFile(str):
     """The path of a file that a command writes; `-` is standard output. A type of argument."""
 
     def check(self) -> None:
@@ -227,7 +227,7 @@ class Output(str):
             )
 
 
-class Picture(Output):
+class PictureFile(OutputFile):
     """The path of a picture that a command draws. A type of argument."""
 
     def check(self) -> None:
@@ -246,7 +246,7 @@ class Picture(Output):
 def check_writable(options: argparse.Namespace) -> None:
     """Raise ValueError for a file among a command's arguments that cannot be written."""
     for value in vars(options).values():
-        if isinstance(value, Output):
+        if isinstance(value, OutputFile):
             value.check()
 
 

@@ -8,7 +8,7 @@ from shardweave.driver.commands.arguments import (
     DTYPES,
     MODEL_HELP,
     Commands,
-    Picture,
+    PictureFile,
     add_cluster,
     add_flag,
     add_load,
@@ -56,7 +56,7 @@ def add_parser(commands: Commands) -> None:
     )
     add_update(command)
     add_load(command)
-    add_output(command, "draw the best plans there", "--plot", type=Picture)
+    add_output(command, "draw the best plans there", "--plot", type=PictureFile)
     command.add_argument("--dtype", choices=DTYPES, help=f"dtype of a model (default: {DTYPES[0]})")
 
 

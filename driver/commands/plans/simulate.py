@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from shardweave.driver.commands.arguments import (
     Commands,
-    Picture,
+    PictureFile,
     add_cluster,
     add_flag,
     add_load,
@@ -40,7 +40,7 @@ def add_parser(commands: Commands) -> None:
     )
     add_load(command)
     add_output(command, "write a trace for ui.perfetto.dev there", "--trace")
-    add_output(command, "write a picture of the streams there", "--plot", type=Picture)
+    add_output(command, "write a picture of the streams there", "--plot", type=PictureFile)
     add_flag(command, "--json", "print the numbers as JSON instead")
     add_optimizer(command)
     add_update(command)
