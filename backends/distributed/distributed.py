@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from shardweave.backends.distributed.cuda_graph import check_graph
@@ -18,11 +18,6 @@ from shardweave.backends.programs import Key
 from shardweave.backends.state.initial import Source
 from shardweave.backends.state.mesh_tensor import MeshTensor, of_mesh
 from shardweave.backends.step.backend import Backend, Compiler, Pending
-from shardweave.backends.step.bound import BoundProgram, device_of
-from shardweave.backends.step.compiled_module import CompiledModule
-from shardweave.backends.step.step import Step
-from shardweave.backends.step.step_programs import GivenProgram
-from shardweave.backends.watch.agreement import require_same_model
 from shardweave.ir.mesh.placement import Sharding
 from shardweave.ir.mesh.shards import take_shard
 from shardweave.ir.program.blocks import shared_modules
@@ -163,30 +158,6 @@ class DistributedBackend(Backend):
         device_mesh = None if home is None else self.runtime.mesh_at((home,))
         return of_mesh(as_dtensor(result, sharding, self.runtime, device_mesh, shape))
 
-    def whole(self, tensor: Tensor, sharding: Sharding) -> Tensor:
-        if isinstance(tensor, DTensor) and tensor.device_mesh != self.runtime.device_mesh:
-            return self._whole_of_stage(tensor, sharding)
-        return whole(self.local(tensor).detach().clone(), sharding, self.runtime)
-
-    def _whole_of_stage(self, tensor: DTensor, sharding: Sharding) -> Tensor:
-        """Gather a tensor that only some stages have; broadcasts it from the first. Collective."""
-        axis = self.runtime.mesh.stage_axis
-        assert axis is not None
-        ranks = tensor.device_mesh.mesh.flatten().tolist()
-        at = [self.runtime.mesh.coordinates(self.runtime.processes.index(rank)) for rank in ranks]
-        places = sorted({coordinates[axis.name] for coordinates in at})
-        if self.runtime.place in places:
-            tensor_here = tensor.to_local().detach().clone()
-            if not all(placement.is_replicate() for placement in tensor.placements):
-                tensor_here = whole(tensor_here, sharding, self.runtime)
-        else:
-            tensor_here = torch.empty(tensor.shape, dtype=tensor.dtype, device=self.device)
-        group = self.runtime.group((axis.name,))
-        assert group is not None
-        source = self.runtime.rank_at(places[0])
-        torch.distributed.broadcast(tensor_here, src=source, group=group.process_group)
-        return tensor_here
-
     def like(self, local: Tensor, stored: Tensor) -> Tensor:
         # Much faster than `as_dtensor`.
         if isinstance(stored, DTensor):
@@ -256,33 +227,3 @@ def distributed_backend(
         holders=holders_of(program) if is_staged(program) else None,
         **options,
     )
-
-
-def step_of(
-    program: Program,
-    model: nn.Module,
-    runtime: Runtime | None = None,
-    *,
-    compiler: Compiler | None = None,
-    cuda_graph: bool = False,
-    sync: bool = True,
-) -> CompiledModule:
-    """Let a model run one program on this rank: a local one, or a global one on one device.
-
-    Shards the model in place and returns it. sync: as in `Step`. Collective. Raises ValueError
-    if model, program and mesh do not fit together.
-    """
-    runtime = runtime or _runtime_for(program, model)
-    backend = DistributedBackend(runtime, compiler=compiler, cuda_graph=cuda_graph)
-    if backend.is_joint:
-        require_same_model(model)
-    first = BoundProgram(program, backend)
-    Step(model, first, lambda: GivenProgram(model, first), sync=sync)
-    assert isinstance(model, CompiledModule)
-    return model
-
-
-def _runtime_for(program: Program, model: nn.Module) -> Runtime:
-    mesh = program.mesh if program.is_local else None
-    is_wide = mesh is not None and mesh.num_devices > 1
-    return Runtime(mesh, None if is_wide else device_of(model), program.devices)

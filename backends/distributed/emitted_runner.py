@@ -30,7 +30,7 @@ class EmittedRunner(JoinedRunner):
         super().__init__(runtime, compiler)
         self._emitted = self.load(program, pending=pending)
         self.source = self._emitted.source
-        self.agree(self.source, _by_layer)
+        self.agree(self.source)
         self._graphed = GraphedStep(self._emitted) if cuda_graph else None
         self._parts = Parts(program, runtime.coordinates)
         runtime.prepare(program)
@@ -59,13 +59,3 @@ class EmittedRunner(JoinedRunner):
         for _ in self._emitted.in_order(self.runtime, given, results):
             self._parts.unpad(results)
             yield
-
-
-def _by_layer(source: str) -> list[str]:
-    """Return the statements of emitted source, each with its layer in parentheses."""
-    layer, lines = "", list[str]()
-    for line in source.splitlines():
-        if line.startswith("    # "):
-            layer = line.removeprefix("    # ")
-        lines.append(f"{line.strip()} ({layer})" if layer else line.strip())
-    return lines

@@ -141,11 +141,11 @@ class JoinedRunner(Runner):
         functions = [*calls, queue.join] if kernels else None
         return Emitted(program, functions, in_parts=self.compiler == "triton", pending=pending)
 
-    def agree(self, text: str, lines_of: Callable[[str], list[str]] = str.splitlines) -> None:
+    def agree(self, text: str) -> None:
         """Raise AgreementError on every rank unless `text` is equal on all. A collective call."""
         self._number = int(digest_of(text.encode())[:15], 16)
         if self.runtime.mesh.num_devices > 1:
-            require_same("the program", text, "give every rank the same one", lines_of)
+            require_same("the program", text, "give every rank the same one")
 
     def __call__(self, given: dict[Key, Tensor]) -> dict[Key, Tensor]:
         with self._watched():

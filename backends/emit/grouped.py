@@ -62,8 +62,15 @@ def row_bounds(starts: Tensor, ends: Tensor, *, rows: int, blocks: int, parts: i
     """Return the index of each device's first row, and last the number of all rows.
 
     blocks: number of runs of groups. The rows of each run are split into `parts` of equal length.
-    Rows of no group come after all groups and belong to the last device.
+    Rows of no group come after all groups and belong to the last device. Raises ValueError unless
+    groups follow one another from row 0 on.
     """
+    follow = (starts[1:] == ends[:-1]).all() & (starts <= ends).all()
+    if not follow & (starts[0] == 0) & (ends[-1] <= rows):
+        raise ValueError(
+            f"dist.row_bounds: groups start at {starts.tolist()} and end at {ends.tolist()}, but "
+            f"each of {rows} rows is in one group, sorted; correct the operands."
+        )
     firsts = starts.view(blocks, -1)[:, 0].long()
     lasts = ends.view(blocks, -1)[:, -1].long()
     part = torch.arange(parts, device=starts.device)

@@ -100,15 +100,20 @@ def _meta_outer(
 
 
 def _meta_bounds(starts: Tensor, ends: Tensor, *, rows: int, blocks: int, parts: int) -> Tensor:
+    _check(starts, ends, starts.shape[0] if starts.dim() else 0)
     if blocks < 1 or parts < 1 or starts.shape[0] % blocks:
         raise ValueError(f"{blocks} blocks do not divide {starts.shape[0]} groups")
+    if rows < 0:
+        raise ValueError(f"rows = {rows}; give their number")
     return starts.new_empty((blocks * parts + 1,), dtype=torch.int64)
 
 
 def _meta_routes(numbers: Tensor, bounds: Tensor, *, tokens: int, places: list[int]) -> Tensor:
     if len(places) != bounds.shape[0] - 1 or sorted(places) != list(range(len(places))):
         raise ValueError("places are the numbers of all devices that bounds are of, in some order")
-    if numbers.dim() != 1 or tokens % len(places):
+    if numbers.dim() != 1 or numbers.dtype != torch.int64:
+        raise ValueError("numbers of rows are one int64 for each row")
+    if tokens % len(places):
         raise ValueError(f"{len(places)} devices do not divide {tokens} tokens")
     return numbers.new_empty((len(places), tokens), dtype=torch.bool)
 

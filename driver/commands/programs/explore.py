@@ -10,9 +10,9 @@ from shardweave.driver.commands.arguments import (
     Commands,
     add_cluster,
     add_optimizer,
+    add_output,
     add_passes,
     add_program,
-    check_output,
     new_command,
     optimizer_state,
 )
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def add_parser(commands: Commands) -> None:
-    command = new_command(commands, "explore", "Show what each pass does, as an HTML page.")
+    command = new_command(commands, explore_command)
     add_program(command)
     add_passes(command)
     add_cluster(command)
@@ -35,12 +35,12 @@ def add_parser(commands: Commands) -> None:
         help="in place of passes: those of this plan; several are shown beside one another",
     )
     command.add_argument("--mesh", help="such as data=2,tensor=2; default: the program's own")
-    command.add_argument("-o", "--output", metavar="FILE", required=True, help="page to write")
+    add_output(command, "page to write", required=True)
     add_optimizer(command)
-    command.set_defaults(func=explore_command)
 
 
 def explore_command(options: argparse.Namespace) -> int:
+    """Show what each pass does, as an HTML page."""
     from shardweave.driver.commands.read_programs import program_line, read
     from shardweave.driver.report.text import status
     from shardweave.planners.cost.quantity import bytes_text
@@ -50,7 +50,6 @@ def explore_command(options: argparse.Namespace) -> int:
             "--plan says which passes run, and on which mesh; leave --passes and --mesh out, or "
             "name the plan among the passes: --passes 'apply-plan{file=\"plan.json\"},...'."
         )
-    check_output(options.output)
     program = read(options.file)
     with status("running passes, and noting what each does"):
         page = _explored(program, options)
@@ -62,17 +61,20 @@ def explore_command(options: argparse.Namespace) -> int:
 
 def _explored(program: Program, options: argparse.Namespace) -> Exploration:
     from shardweave.driver.explore import explore
+    from shardweave.ir.mesh.mesh import Mesh
     from shardweave.planners.lowering.plan_passes import plan_passes
+    from shardweave.planners.lowering.stages.choose import with_pipeline
     from shardweave.planners.plan.plan import Plan
 
-    passes, mesh, precision = options.passes, options.mesh, ""
+    passes, mesh, plan = options.passes, options.mesh, Plan()
     if len(options.plan) > 1:
         names = {path: Path(path).name for path in options.plan}
         are_distinct = len(set(names.values())) == len(options.plan)
         passes = {names[path] if are_distinct else path: Plan.load(path) for path in options.plan}
     elif options.plan:
         plan = Plan.load(options.plan[0])
-        passes, mesh, precision = plan_passes(plan), plan.mesh, plan.precision
+        mesh = plan.mesh
+        passes = plan_passes(with_pipeline(plan, program, Mesh(**mesh)))
     return explore(
         program,
         passes,
@@ -80,5 +82,6 @@ def _explored(program: Program, options: argparse.Namespace) -> Exploration:
         mesh=mesh,
         title=Path(options.file).name,
         optimizer_multiplier=optimizer_state(options),
-        precision=precision,
+        precision=plan.precision,
+        update=plan.update,
     )
