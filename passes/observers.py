@@ -177,8 +177,8 @@ class DumpFiles(Observer):
         self._folder = Path(folder)
         if self._folder.exists() and not self._folder.is_dir():
             raise ValueError(
-                f"'{folder}' is a file, expected a folder for the program after each pass; give "
-                "another name."
+                f"'{folder}' is a file, but a folder is needed in which to write the program "
+                "after each pass; give another path."
             )
         self._folder.mkdir(parents=True, exist_ok=True)
         # Without its first file a folder is no dump, and nothing in it is ours to remove.

@@ -42,7 +42,7 @@ def parse_passes(spec: str) -> tuple[ModulePass, ...]:
     Raises ValueError, in one line, for what does not parse, unknown passes and unknown options.
     """
     if re.search(r"\d{19}", spec):
-        raise ValueError("the passes have a number of more than 18 digits; no option takes one.")
+        raise ValueError("a number in the passes has over 18 digits, more than any option takes.")
     try:
         specs = list(parse_pipeline(readable_spec(spec)))
     except (ParseError, ArgSpecParseError) as error:  # the latter is no Exception
@@ -233,8 +233,8 @@ def as_mesh(mesh: MeshLike | DeviceMesh, num_devices: int | None = None) -> Mesh
         return _of_device_mesh(cast("DeviceMesh", mesh))
     if not isinstance(mesh, str | Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError(
-            "a mesh is text such as 'data=2,tensor=4', sizes by name, an sw.Mesh or a DeviceMesh, "
-            f"not a {type(mesh).__name__}; ranks are numbered along its axes, the last one fastest."
+            f"mesh is a {type(mesh).__name__}, expected text such as 'data=2,tensor=4', a dict "
+            "of sizes by axis name, an sw.Mesh or a DeviceMesh."
         )
     if not isinstance(mesh, str):
         mesh = ",".join(f"{name}={size}" for name, size in mesh.items())
@@ -245,13 +245,13 @@ def _of_device_mesh(mesh: DeviceMesh) -> Mesh:
     names = mesh.mesh_dim_names
     if names is None:
         raise ValueError(
-            "the DeviceMesh has no names of dims, which are the axes; make it with "
+            "the DeviceMesh has no names for its dims, which become mesh axes; make it with "
             "init_device_mesh(.., mesh_dim_names=('data', 'tensor'))."
         )
     ranks = cast("list[int]", mesh.mesh.flatten().tolist())  # pyright: ignore[reportUnknownMemberType]
     if ranks != list(range(len(ranks))):
         raise ValueError(
-            f"the DeviceMesh has the ranks {ranks}; give one of all ranks in order, as "
+            f"the DeviceMesh has ranks {ranks}; give a DeviceMesh of all ranks in order, as "
             "init_device_mesh makes it."
         )
     return Mesh(**dict(zip(names, mesh.mesh.shape, strict=True)))

@@ -143,8 +143,8 @@ def _check_dtypes_of_products(program: Program) -> None:
         first, second = [dtype_of_value(op.operands[index]) for index in product.factors]
         if first != second and not (is_float8(first) and is_float8(second)):
             raise CaptureError(
-                f"{describe(op)}: the factors of a product must have the same dtype, but are "
-                f"{first} and {second}; cast one of them, such as an input of the batch."
+                f"{describe(op)}: the operands of a matrix product must have one dtype, but have "
+                f"{first} and {second}; cast one of them, for instance an input of the batch."
             )
 
 

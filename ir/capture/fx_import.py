@@ -132,8 +132,9 @@ class _Importer:
         runs = [(key, len(list(run))) for key, run in groupby(elements)]
         if len(runs) > _MAX_RUNS:
             raise CaptureError(
-                f"{site_of_node(next(iter(node.users)))}: the code writes out a constant tensor of "
-                f"{value.numel()} values; register it as a buffer in __init__ instead."
+                f"{site_of_node(next(iter(node.users)))}: forward holds a constant tensor of "
+                f"{value.numel()} different values, too many to write into the program; register "
+                "it as a buffer in __init__ instead."
             )
         build = self.builder
         if len(runs) <= 1:
@@ -176,7 +177,8 @@ class _Importer:
         form = lookup(name)
         if form is None and not is_pure(name):
             raise CaptureError(
-                f"{site_of_node(node)}: {name} {NOT_PURE}; pass its result as input."
+                f"{site_of_node(node)}: {name} {NOT_PURE}; compute its result before the step, "
+                "and pass it as an input."
             )
         arguments = self._bind(node, name) | memory_order(node)
         call = Call(name, arguments, _result_types(node), self.builder)
@@ -194,8 +196,8 @@ class _Importer:
                 return [resolve(item) for item in cast(Sequence[Any], value)]
             if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
                 raise CaptureError(
-                    f"{name} has a symbolic size; call maybe_mark_dynamic on no input: "
-                    "programs have fixed shapes."
+                    f"input or value {name} has a symbolic size, but programs have fixed shapes; "
+                    "do not call maybe_mark_dynamic on inputs."
                 )
             return value
 

@@ -176,7 +176,9 @@ class Wrapped(nn.Module):
         if loss is None:
             raise ValueError(NO_LOSS)
         if loss.ndim:
-            raise ValueError(f"the loss is of shape {tuple(loss.shape)}; make it a scalar.")
+            raise ValueError(
+                f"the loss has shape {tuple(loss.shape)}; reduce it to a scalar (.mean())."
+            )
         returned = loss if self.kind.only_loss else output
         leaves = [leaf for leaf in pytree.tree_leaves(returned) if isinstance(leaf, Tensor)]
         _note_differentiable(tuple([leaf.requires_grad for leaf in leaves]))
@@ -230,8 +232,9 @@ def chosen_loss(output: Any, choice: LossChoice, *, is_needed: bool = True) -> T
             loss = None
     if not isinstance(loss, Tensor):
         raise ValueError(
-            f"loss={choice!r} names no tensor of what forward returns, which is "
-            f"{_described(output)}; give the index or name of its loss, or a function of it."
+            f"loss={choice!r} names no tensor among the outputs of forward, which returns "
+            f"{_described(output)}; give the index or name of the loss, or a function of what "
+            "forward returns."
         )
     return loss
 

@@ -384,7 +384,7 @@ def _input(desc: Any, names: Sequence[str], outputs: Sequence[Any] = ()) -> tupl
         return "input", TANGENT + str(outputs[cast(Any, desc.output).idx])
     if isinstance(desc, aot.PlainAOTInput):
         return "input", names[int(desc.idx)]
-    raise CaptureError(f"input {desc} of the traced graph is of a kind that is not supported.")
+    raise CaptureError(f"the traced graph has an input that is not supported: {desc}.")
 
 
 def _output(desc: Any, names: list[str]) -> tuple[OutputKind, str]:

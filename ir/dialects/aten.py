@@ -163,7 +163,7 @@ class AtenOp(CallOp):
         given, wanted = self.structured_operands, self.signature.tensors
         if len(given) > len(wanted):
             raise VerifyException(
-                f"{self.name} takes {len(wanted)} tensor arguments, found {len(given)}"
+                f"{self.name} takes at most {len(wanted)} tensor arguments, found {len(given)}"
             )
         for parameter, operand in zip_longest(wanted, given):
             _check_operand(self.name, parameter, operand)
@@ -172,7 +172,9 @@ class AtenOp(CallOp):
                 continue
             parameter = self.signature.parameter(name)
             if parameter is None or parameter.is_tensor or name in NOT_STORED:
-                raise VerifyException(f"{self.name} has no argument '{name}' to store")
+                raise VerifyException(
+                    f"{self.name} has no argument '{name}' that a property can hold"
+                )
             try:
                 to_python(attribute)
             except ValueError as error:
@@ -193,8 +195,8 @@ def _check_start(name: str, start: object) -> None:
     """Refuse a negative start: the end of a slice is derived from its start and result type."""
     if start is not None and not (type(start) is int and start >= 0):
         raise VerifyException(
-            f"{name}: start is {start}, expected a whole number that counts from the front; write "
-            "the index of the first element"
+            f"{name}: start is {start}, expected an index >= 0; count the index of the first "
+            "element from the front"
         )
 
 
@@ -203,7 +205,7 @@ def _check_operand(
 ) -> None:
     optional = parameter.has_default or parameter.type.startswith("Optional")
     if operand is None and not optional and not parameter.is_list:
-        raise VerifyException(f"{name} lacks its tensor argument '{parameter.name}'")
+        raise VerifyException(f"{name} is missing its tensor argument '{parameter.name}'")
     if operand is not None and isinstance(operand, list) != parameter.is_list:
         wanted = "a list [..]" if parameter.is_list else "one tensor"
         raise VerifyException(f"{name} expects {wanted} for '{parameter.name}'")

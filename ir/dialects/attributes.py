@@ -251,8 +251,9 @@ def _on_local(attr: ShardingAttr, local: tuple[int, ...], mesh: Mesh) -> Shardin
     sharding = _on(attr, tuple(shape), mesh)
     if sharding.local_shape(shape) != local:
         raise ValueError(
-            f"sharding {attr} does not fit a part of shape {local}: parts of {tuple(shape)} "
-            f"have the shape {sharding.local_shape(shape)}."
+            f"sharding {attr} gives shards of shape {sharding.local_shape(shape)} for a value of "
+            f"global shape {tuple(shape)}, but the shard here has shape {local}; correct the "
+            "sharding or the type."
         )
     return sharding
 
@@ -261,8 +262,8 @@ def _on_local(attr: ShardingAttr, local: tuple[int, ...], mesh: Mesh) -> Shardin
 def _on(attr: ShardingAttr, shape: tuple[int, ...], mesh: Mesh) -> Sharding:
     if len(attr.dims) != len(shape):
         raise ValueError(
-            f"sharding {attr} has {len(attr.dims)} dims, but the value has shape {shape}; "
-            "give one {...} per dim."
+            f"sharding {attr} has {len(attr.dims)} dims, but the value has shape {shape}; write "
+            "one {...} for each dim."
         )
     dims: list[tuple[Placement, ...]] = []
     cuts = zip(attr.dims, attr.strides, attr.lengths, shape, strict=True)
@@ -270,8 +271,8 @@ def _on(attr: ShardingAttr, shape: tuple[int, ...], mesh: Mesh) -> Sharding:
         axes = [name.data for name in names]
         if length.data not in (0, size):
             raise ValueError(
-                f"sharding {attr} is of a dim of size {length.data}, but the value has shape "
-                f"{shape}; write the size that it has, or none."
+                f"sharding {attr} says that a dim has size {length.data}, but the value has "
+                f"shape {shape}; write the dim's size, or leave it out."
             )
         if not any(stride.data for stride in strides):
             dims.append(contiguous(axes, size, mesh))
@@ -281,8 +282,8 @@ def _on(attr: ShardingAttr, shape: tuple[int, ...], mesh: Mesh) -> Sharding:
             dims.append(of_length(ordered(p for p in placements if p.size > 1), size))
         else:
             raise ValueError(
-                f"sharding {attr} gives a stride to some axes of a dim and none to others; give "
-                "one to each, or to none for plain nested shards."
+                f"sharding {attr} gives a stride to some axes of a dim but not to others; give a "
+                "stride to each axis, or to none for contiguous nested shards."
             )
     wide = (axis.data for axis in attr.unreduced if mesh.size(axis.data) > 1)
     unreduced = tuple(sorted(wide, key=mesh.names.index))

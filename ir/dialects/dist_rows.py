@@ -49,7 +49,8 @@ class RowsOp(CollectiveOp):
         rows = (made if self.MAKES_TABLE else sharding).dims[0]
         if written is not None and tuple(placement.axis for placement in rows) != self.axes:
             raise ValueError(
-                f"the table's rows are not in shards over {list(self.axes)}, in this order"
+                f"dim 0 of the table must be sharded over the axes {list(self.axes)}, in this "
+                "order; correct its sharding"
             )
         return made
 

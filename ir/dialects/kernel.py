@@ -101,15 +101,15 @@ class FusedOp(DefinedOp):
     def verify_(self) -> None:
         last = self.block.last_op
         if not isinstance(last, YieldOp):
-            raise VerifyException("the region ends in kernel.yield(..)")
+            raise VerifyException("the region of a fused op must end in kernel.yield(..)")
         odd = [op.name for op in self.block.ops if not isinstance(op, AtenOp) and op is not last]
         if odd:
-            raise VerifyException(f"it holds aten ops only, found {odd[0]}")
+            raise VerifyException(f"a fused region may hold aten ops only, found {odd[0]}")
         _check_types("takes", self.operands, self.block.args)
         _check_types("gives", self.results, last.operands)
         count = sum(1 for _ in self.block.ops) - 1
         if self.at_attr is not None and len(self.places) != count:
-            raise VerifyException(f"at must list {count} places, one for each op of the region")
+            raise VerifyException(f"'at' must list {count} indices, one for each op of the region")
 
 
 def _check_types(verb: str, outside: Sequence[SSAValue], inside: Sequence[SSAValue]) -> None:
@@ -117,7 +117,9 @@ def _check_types(verb: str, outside: Sequence[SSAValue], inside: Sequence[SSAVal
     actual = [value.type for value in inside]
     if wanted != actual:
         words = ", ".join(map(str, actual))
-        raise VerifyException(f"it {verb} {', '.join(map(str, wanted))}, but its region {words}")
+        raise VerifyException(
+            f"the op {verb} {', '.join(map(str, wanted))}, but its region {verb} {words}"
+        )
 
 
 def kernel_dialect() -> Dialect:

@@ -190,12 +190,12 @@ def _meta(
     if distribution not in _FORMS:
         raise ValueError(f"distribution is {distribution!r}, expected one of {', '.join(_FORMS)}")
     if state.shape != (2,) or state.dtype != torch.int64:
-        raise ValueError("state has to be two int64: the seed, and the draws before")
+        raise ValueError("state must be two int64 elements: seed and number of earlier draws")
     for position in positions:
         if position.ndim != 1 or position.dtype != torch.int64:
-            raise ValueError("positions have to be int64 of one dim each")
+            raise ValueError("each tensor of positions must be 1-d and int64")
     if (dtype == torch.int64) != (distribution == "bits"):
-        raise ValueError("bits are int64, and other numbers of a floating-point dtype")
+        raise ValueError("use dtype int64 for 'bits', a floating-point one for other distributions")
     return state.new_empty([position.shape[0] for position in positions], dtype=dtype)
 
 

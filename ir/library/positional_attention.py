@@ -55,16 +55,16 @@ def _check(
     key_positions: Tensor | None,
 ) -> None:
     if query.ndim != 4 or key.ndim != 4 or key.shape != value.shape:
-        raise ValueError("queries have 4 dims, and keys and values too, of one shape")
+        raise ValueError("queries, keys and values must have 4 dims, and keys the shape of values")
     if query.shape[0] != key.shape[0] or query.shape[1] % key.shape[1]:
-        raise ValueError("keys have the samples of queries, and a number of heads that divides")
+        raise ValueError("keys must have the queries' samples, and a divisor of their heads")
     if (query_positions is None) != (key_positions is None):
-        raise ValueError("positions are given of both queries and keys, or of neither")
+        raise ValueError("give positions for both queries and keys, or for neither")
     for positions, tensor in ((query_positions, query), (key_positions, key)):
         if positions is not None and (
             positions.shape != tensor.shape[2:3] or positions.dtype != torch.int64
         ):
-            raise ValueError("positions have to be int64, one for each query or key")
+            raise ValueError("positions must be 1-d int64, one for each query or key")
 
 
 def _meta(
@@ -99,9 +99,9 @@ def _meta_backward(
     del attn_mask, scale
     _check(query, key, value, query_positions, key_positions)
     if grad_out.shape != query.shape or out.shape != query.shape:
-        raise ValueError("the output and its gradient have the shape of the queries")
+        raise ValueError("the output and its gradient must have the shape of the queries")
     if logsumexp.shape != query.shape[:3]:
-        raise ValueError("there is one logsumexp for each query of each head")
+        raise ValueError("logsumexp must have the shape of the queries without the last dim")
     return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
 
 
@@ -109,9 +109,9 @@ def _meta_merge(
     out: Tensor, logsumexp: Tensor, other: Tensor, other_logsumexp: Tensor
 ) -> tuple[Tensor, Tensor]:
     if out.shape != other.shape or logsumexp.shape != other_logsumexp.shape:
-        raise ValueError("the results of two parts have the same shapes")
+        raise ValueError("the two partial results that are merged must have equal shapes")
     if logsumexp.shape != out.shape[:-1]:
-        raise ValueError("there is one logsumexp for each row of an output")
+        raise ValueError("logsumexp must have the shape of the output without the last dim")
     return torch.empty_like(out, dtype=logsumexp.dtype), torch.empty_like(logsumexp)
 
 

@@ -43,7 +43,7 @@ class Axis:
         if not isinstance(self.size, int) or isinstance(self.size, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ValueError(f"mesh axis '{self.name}' has size {self.size!r}; use a whole number.")
         if self.size > MOST_DEVICES:
-            raise ValueError(f"mesh axis '{self.name}' is longer than {MOST_DEVICES:,} devices.")
+            raise ValueError(f"mesh axis '{self.name}' must have at most {MOST_DEVICES:,} devices.")
         if self.size < 1:
             raise ValueError(f"mesh axis '{self.name}' has size {self.size}; use a size >= 1.")
 
@@ -64,7 +64,7 @@ class Mesh:
         if len(set(names)) != len(names):
             raise ValueError(f"mesh axes {names} are not distinct; name each axis once.")
         if sum(axis.kind == "stage" for axis in all_axes) > 1:
-            raise ValueError(f"mesh axes {names}: several are of kind stage; give one at most.")
+            raise ValueError(f"mesh axes {names}: at most one may be of kind stage.")
         if math.prod(axis.size for axis in all_axes) > MOST_DEVICES:
             sizes_text = ",".join(f"{axis.name}={axis.size}" for axis in all_axes)
             raise ValueError(
@@ -172,8 +172,9 @@ class Mesh:
         """
         if self.size(name) != math.prod(sizes):
             raise ValueError(
-                f"mesh axis '{name}' of size {self.size(name)} cannot be factored into "
-                f"{list(sizes)}, which multiply to {math.prod(sizes)}; give factors of its size."
+                f"mesh axis '{name}' has size {self.size(name)} and cannot be factored into "
+                f"{list(sizes)}, whose product is {math.prod(sizes)}; give factors whose product "
+                "is its size."
             )
         axes: list[Axis] = []
         for axis in self.axes:
@@ -237,8 +238,8 @@ def check_virtual(mesh: Mesh) -> None:
     count = math.prod(axis.size for axis in mesh.axes)
     if count > MOST_RANKS:
         raise ValueError(
-            f"the mesh {mesh} has {count:,} ranks, and one process runs {MOST_RANKS:,} at most; "
-            "give a smaller mesh, or run a process for each rank."
+            f"the mesh {mesh} has {count:,} ranks, but one process can run at most "
+            f"{MOST_RANKS:,}; give a smaller mesh, or start one process for each rank."
         )
 
 
@@ -246,11 +247,11 @@ def _rest(text: str, sizes: Sequence[int], num_devices: int) -> int:
     """The devices left for the axis of size -1; 1 without such an axis."""
     count, others = sizes.count(-1), math.prod(size for size in sizes if size != -1)
     if count > 1:
-        raise ValueError(f"mesh '{text}' has {count} axes of size -1; give one of them at most.")
+        raise ValueError(f"mesh '{text}' has {count} axes of size -1; use -1 once at most.")
     if count and (others < 1 or num_devices % others):
         raise ValueError(
-            f"mesh '{text}': {num_devices} devices do not divide by {others}, the product of the "
-            "sizes that are given; start a multiple of it, or give other sizes."
+            f"mesh '{text}': {num_devices} devices are not a multiple of {others}, the product "
+            f"of the given sizes; start a multiple of {others} processes, or give other sizes."
         )
     return num_devices // others if count else 1
 

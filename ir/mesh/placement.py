@@ -110,8 +110,9 @@ def contiguous(axes: Sequence[str], dim_size: int, mesh: Mesh) -> DimSharding:
     dim = ordered(p for p in placements if p.size > 1)
     if not fits(dim, dim_size):
         raise ValueError(
-            f"a dim of size {dim_size} cannot be sharded over axes {list(axes)} of sizes {sizes}: "
-            f"{dim[0].stride} for each shard over '{dim[0].axis}' leave nothing to the others."
+            f"a dim of size {dim_size} is too small to shard over axes {list(axes)} of sizes "
+            f"{sizes}: with {dim[0].stride} indices for each shard over '{dim[0].axis}', some "
+            "ranks would get none; use smaller axes, or leave the dim unsharded."
         )
     return of_length(dim, dim_size)
 

@@ -69,7 +69,9 @@ def blocks_of(program: Program) -> Blocks:
     if not isinstance(stored, builtin.ArrayAttr) or not all(
         isinstance(name, builtin.StringAttr) for name in cast("builtin.ArrayAttr", stored)
     ):
-        raise ValueError(f'{BLOCKS} is {stored}, expected the paths of modules, as ["h.0", "h.1"].')
+        raise ValueError(
+            f'{BLOCKS} is {stored}, expected a list of module paths, as ["h.0", "h.1"].'
+        )
     names = cast("builtin.ArrayAttr[builtin.StringAttr]", stored)
     return Blocks(tuple(name.data for name in names))
 

@@ -98,7 +98,8 @@ class Program:
             text = Path(path).read_text()
         except UnicodeDecodeError as error:
             raise ProgramTextError(
-                f"'{path}' is not text; give a program's, as `shardweave capture` writes it."
+                f"file '{path}' is not text; give the file of a program, as `shardweave capture` "
+                "writes it."
             ) from error
         return Program.parse(text, str(path))
 
@@ -223,8 +224,8 @@ class Program:
         devices = tuple(number for number in numbers if isinstance(number, int) and number >= 0)
         if len(set(devices)) != count or len(numbers) != count:
             raise ValueError(
-                f"{DEVICES} is {attribute}, expected {count} different numbers, one for each rank "
-                f"of the mesh {self.mesh or 'of one device'}."
+                f"the attribute {DEVICES} is {attribute}, expected {count} distinct device "
+                f"numbers, one for each rank of the mesh {self.mesh or 'of one device'}."
             )
         return devices
 

@@ -83,13 +83,13 @@ def check_order(op: Operation, made: Mapping[SSAValue, object], in_flight: set[S
         in_flight.update(op.results)
     if isinstance(op, dist.WaitOp):
         if not in_flight.issuperset(op.operands):
-            raise ProofError(f"{named(op)} waits for what was not started; start it.")
+            raise ProofError(f"{named(op)} waits for no started collective; start one before it.")
         return
     early = [value for value in op.operands if value in in_flight]
     if early:
         raise ProofError(
-            f"{named(op)} reads %{early[0].name_hint} while it is in flight; put a dist.wait "
-            "before it."
+            f"{named(op)} reads %{early[0].name_hint} before its collective has ended; put a "
+            "dist.wait before this op."
         )
 
 

@@ -106,7 +106,9 @@ class Walk:
                 made = self._fused(op, operands)
             elif isinstance(op, dist.RecvOp):
                 if op.results[0] not in self.links:
-                    raise ProofError(f"{describe(op)} stands in no function of a stage; drop it.")
+                    raise ProofError(
+                        f"{describe(op)} must be in a stage function; move it into one."
+                    )
                 made = (self.values[self.links[op.results[0]]],)
             elif isinstance(op, dist.SendOp):
                 continue

@@ -89,8 +89,9 @@ class _Question:
         if not candidates:
             pending = sorted({axis for goal in self.goals if goal for axis in goal.unreduced})
             raise UnreachableSharding(
-                f"its result is wanted unreduced over {pending}, but no sharding of its operands "
-                "makes it such a sum; leave 'unreduced' out of the annotation."
+                f"the result is asked to be unreduced over {pending}, but no sharding of the "
+                "op's operands makes it a sum over these axes; remove 'unreduced' from the "
+                "annotation."
             )
         return min(candidates, key=lambda choice: choice.cost)
 
@@ -228,7 +229,8 @@ def cheapest_version(mesh: Mesh, operand: Operand, wanted: Sharding) -> Sharding
     cheapest = _cheapest(mesh, operand, wanted)
     if cheapest is None:
         raise UnreachableSharding(
-            f"a value that is whole over {list(wanted.unreduced)} cannot become unreduced there."
+            f"the value is fully reduced over {list(wanted.unreduced)} and cannot become an "
+            "unreduced sum again; ask for a sharding without 'unreduced'."
         )
     return operand.versions[cheapest[1]]
 

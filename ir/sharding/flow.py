@@ -200,9 +200,9 @@ def is_propagated(program: Program) -> bool:
     for op in program.ops:
         if sharding_attrs_of(op) is None:
             raise ValueError(
-                f"{describe(op)} has no sharding, but other ops do: `sharding` says in which "
-                "shards a result is, and propagate-shardings writes it on all ops; to ask for a "
-                "sharding, write wanted = [..] and leave sharding out."
+                f"{describe(op)} has no `sharding` property, but other ops do; "
+                "propagate-shardings writes it on all ops. To ask for the sharding of a result, "
+                "write wanted = [..] in place of sharding."
             )
     return True
 
@@ -220,8 +220,9 @@ def aten_ops(program: Program) -> list[AtenOp]:
     for op in program.ops:
         if not isinstance(op, AtenOp):
             raise ValueError(
-                f"{op.name} is in the program already; propagate shardings once, on the global "
-                "program as it was captured (run unfuse-kernels first if kernels are fused)."
+                f"the program holds {op.name}, so that it was partitioned or fused already; run "
+                "propagate-shardings once, on the captured global program (run unfuse-kernels "
+                "first if it has fused kernels)."
             )
         ops.append(op)
     return ops

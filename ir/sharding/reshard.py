@@ -162,11 +162,13 @@ def reshard(
     missing = [axis for axis in goal.unreduced if axis not in source.unreduced]
     if missing:
         raise UnreachableSharding(
-            f"a value that is whole over {missing} cannot become unreduced over them."
+            f"the value is fully reduced over {missing} and cannot become an unreduced sum over "
+            "these axes again; ask for a sharding without 'unreduced'."
         )
     if goal.unreduced and goal.reduction != source.reduction:
         raise UnreachableSharding(
-            f"a {source.reduction} over {list(source.unreduced)} cannot become a {goal.reduction}."
+            f"the value is an unreduced {source.reduction} over {list(source.unreduced)}, and "
+            f"cannot become an unreduced {goal.reduction}; reduce it first."
         )
     if source.dims == goal.dims and source.unreduced == goal.unreduced:
         return ()

@@ -316,8 +316,8 @@ class FuseKernelsPass(PassOnProgram):
         require_no_regions(program)
         if not program.is_local and is_propagated(program):
             raise ValueError(
-                "the program is propagated but not partitioned, and a region of it would have no "
-                "sharding; run insert-collectives first."
+                "the program is propagated but not partitioned, and a fused region would have no "
+                "sharding; run insert-collectives before fuse-kernels."
             )
         growth = Growth(program, matmul=self.matmul)
         growth.grow()

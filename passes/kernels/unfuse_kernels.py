@@ -61,7 +61,7 @@ def has_regions(program: Program) -> bool:
 def require_no_regions(program: Program) -> None:
     """Raise ValueError if the program has fused regions."""
     if has_regions(program):
-        raise ValueError("the program has fused regions already; run unfuse-kernels first.")
+        raise ValueError("the program has fused regions; run unfuse-kernels before this pass.")
 
 
 def without_regions(program: Program) -> Program:

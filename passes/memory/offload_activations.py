@@ -82,9 +82,9 @@ def _within(budget: int, needed: int, candidates: Iterable[_Kept]) -> list[_Kept
         needed -= kept.size
     if needed > budget:
         raise ValueError(
-            f"with all values offloaded that can be, {needed} bytes are still kept for the "
-            f"backward pass, {needed - budget} more than bytes={budget}; give at least {needed}, "
-            "or recompute (rematerialize)."
+            f"bytes={budget} is too small: after offloading all values that can be offloaded, "
+            f"the backward pass still needs {needed} bytes on the device, {needed - budget} "
+            f"more; give at least bytes={needed}, or recompute (rematerialize)."
         )
     return chosen
 
@@ -295,7 +295,9 @@ class OffloadActivationsPass(PassOnProgram):
         if isinstance(program, StageFunction):
             raise ValueError("the program has stages; run this pass before cut-stages.")
         if not program.is_local and program.mesh is not None:
-            raise ValueError("the program is global; run insert-collectives before this pass.")
+            raise ValueError(
+                "the program is global; run insert-collectives before offload-activations."
+            )
         if any(isinstance(op, HostCopyOp) for op in program.ops):
             raise ValueError("the program is offloaded already; offload it once.")
         if not offload(program, self.values, self.least_bytes, self.bytes):

@@ -112,9 +112,9 @@ def recompute_to_fit(program: Program, budget: int) -> int:
     if fewest not in counts:
         least = needed(len(escalations))
         raise ValueError(
-            f"with every block recomputed, {least} bytes are still kept for the backward pass, "
-            f"{least - budget} more than bytes={budget}; give at least {least}, or split the "
-            "batch or shard more."
+            f"bytes={budget} is too small: after recomputing every block, {least} bytes are "
+            f"still kept for the backward pass, {least - budget} more; give at least "
+            f"bytes={least}, split the batch, or shard more."
         )
     return recompute_first(fewest, program)
 
@@ -129,7 +129,7 @@ def recompute(program: Program, policy_of: Callable[[str], str | Policy]) -> int
     weights = set(weight_ops(program))
     again = (op for op in later if phase_of(op) == "recompute" and op not in weights)
     if not all(map(_is_for_attention, again)):
-        raise ValueError("the program recomputes already; rematerialize it once.")
+        raise ValueError("the program recomputes activations already; run rematerialize once only.")
     if any(isinstance(op, HostCopyOp) for op in forward):
         raise ValueError("the program is offloaded; run rematerialize before offload-activations.")
     if any(isinstance(op, FusedOp) for op in forward):
@@ -363,12 +363,12 @@ class RematerializePass(PassOnProgram):
             known = ", ".join(POLICIES)
             raise ValueError(f"policy '{self.policy}' is unknown; use one of {known}.")
         if (self.bytes is not None) != (self.policy == "budget"):
-            raise ValueError("give bytes=N with policy=budget, and only then.")
+            raise ValueError("give bytes=N with policy=budget, and with no other policy.")
         chosen = _chosen_blocks(program, self.blocks)
         if self.bytes is None:
             return recompute(program, lambda block: self.policy if block in chosen else "none")
         if self.blocks:
-            raise ValueError("policy=budget chooses the blocks; leave blocks out.")
+            raise ValueError("policy=budget chooses the blocks itself; remove the option blocks.")
         return recompute_to_fit(program, self.bytes)
 
     def _why_nothing(self, program: Program) -> str:

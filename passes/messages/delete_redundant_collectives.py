@@ -99,12 +99,13 @@ class DeleteRedundantCollectivesPass(PassOnProgram):
     def run(self, program: Program) -> None:
         if self.kind and self.kind not in KINDS:
             known = ", ".join(sorted(KINDS))
-            raise ValueError(f"kind '{self.kind}' is no collective; use one of {known}.")
+            raise ValueError(f"kind '{self.kind}' is not a kind of collective; use one of {known}.")
         if self.budget is not None and self.budget < 0:
             raise ValueError(f"budget={self.budget} bytes; use a budget >= 0.")
         if any(isinstance(op, StartedOp) for op in program.ops):
             raise ValueError(
-                "collectives are started already; delete redundant ones before start-collectives."
+                "the program has started collectives already; run delete-redundant-collectives "
+                "before start-collectives."
             )
         wanted = f"dist.{self.kind}" if self.kind else None
         redundant = [each for each in _find(program) if wanted in (None, each.op.name)]

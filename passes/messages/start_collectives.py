@@ -44,8 +44,8 @@ class StartCollectivesPass(PassOnProgram):
         times = list(program.mesh.time_names) if program.mesh else []
         if times and not isinstance(program, StageFunction):
             raise ValueError(
-                f"the sub-batches of the time axes {times} are not written out; run "
-                "unroll-time-axes first."
+                f"the program still has the time axes {times}, whose sub-batches are not "
+                "unrolled; run unroll-time-axes first."
             )
         blocking = [op for op in program.ops if isinstance(op, DistOp) and type(op) in STARTS]
         for op in blocking:

@@ -56,7 +56,8 @@ def propagate(program: Program, analyses: Analyses | None = None) -> None:
     program.needed_mesh()
     if program.is_local:
         raise ValueError(
-            "the program is local already; propagate shardings once, on the global program."
+            "the program is local, so that it is partitioned already; run propagate-shardings "
+            "once, on the global program."
         )
     if not is_propagated(program):
         analyses = analyses or Analyses(program)

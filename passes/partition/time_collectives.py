@@ -41,8 +41,8 @@ def effect_of(op: dist.DistOp) -> Effect:
     """The effect of a collective over time axes. Raises ValueError if its class defines none."""
     if op.effect is None:
         raise ValueError(
-            f"{describe(op)} is over time axes, but its class does not define `effect`; define "
-            "it, or let the plan have no sub-batches."
+            f"{describe(op)} communicates over a time axis (sub-batches), but its class does not "
+            "define `effect`; define it, or use a plan without sub-batches."
         )
     return op.effect
 

@@ -83,7 +83,9 @@ def with_fewer_blocks(program: Program, count: int) -> Program | None:
     ValueError for a count below 3.
     """
     if count < 3:
-        raise ValueError(f"{count} blocks are kept; keep 3 at least: the ends and one between.")
+        raise ValueError(
+            f"cannot keep {count} blocks; keep at least 3: the first, one between, the last."
+        )
     names = equal_blocks(program)
     if len(names) <= count:
         return None

@@ -72,8 +72,8 @@ class SplitBatchPass(PassOnProgram):
         sizes = Counter(shape_of(slot.value)[self.dim] for slot in slots.values())
         if not sizes:
             raise ValueError(
-                f"no input has a dim {self.dim} to split; give the dim of the inputs that the "
-                "samples lie along, as split-batch{dim=0}."
+                f"no input has a dim {self.dim} to split; give the dim along which inputs hold "
+                "the samples, as split-batch{dim=0}."
             )
         batch = sizes.most_common(1)[0][0]
         return {i: s for i, s in slots.items() if shape_of(s.value)[self.dim] == batch}
@@ -116,7 +116,7 @@ class SplitBatchPass(PassOnProgram):
         if not is_even(placed):
             divisors = [d for d in range(1, smallest + 1) if smallest % d == 0]
             raise ValueError(
-                f"'{name}' has {smallest} samples per device along dim {self.dim}, which do not "
-                f"divide into {self.n} sub-batches; use n in {divisors}."
+                f"input '{name}' has {smallest} samples per device along dim {self.dim}, which "
+                f"do not divide into {self.n} sub-batches; use n in {divisors}."
             )
         return placed

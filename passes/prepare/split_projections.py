@@ -89,7 +89,7 @@ def _check_fits(place: Place, wanted: ShardingAttr | None, name: str, program: P
             wanted.on(place.shape, program.needed_mesh())
         except ValueError as error:
             raise ValueError(
-                f"each of {place.count} parts of parameter '{name}': {error}"
+                f"parameter '{name}' cannot be split into {place.count} projections: {error}"
             ) from error
 
 

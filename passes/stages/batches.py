@@ -115,7 +115,7 @@ class _Walk:
             self.batches.varying.add(result)
         elif result in self.of_weights or not self._is_told(op):
             raise JoinedMicroBatches(
-                f"{describe(op)} reads samples of all micro-batches at once",
+                f"{describe(op)} reads samples of several micro-batches at once",
                 "If the model compares samples with each other, as a contrastive loss does, use a "
                 "plan whose pipeline has micro_batches=1. If a note names an op without a factor "
                 "rule, write its rule. Otherwise give as many rows as divide by the devices and "
@@ -172,8 +172,9 @@ def _gathered(program: Program) -> Iterator[SSAValue]:
 def _check_single(op: dist.DistOp) -> None:
     if len(op.operands) > 1 or isinstance(op, dist.StartedOp):
         raise ValueError(
-            f"{describe(op)} has several operands, or is started already; run merge-collectives "
-            "and start-collectives after cut-stages."
+            f"{describe(op)} has several operands or is a started collective, which cut-stages "
+            "cannot split by micro-batch; run merge-collectives and start-collectives after "
+            "cut-stages."
         )
 
 
@@ -184,9 +185,10 @@ def _check_inputs_alone(value: SSAValue, program: Program) -> None:
         if slot.kind not in _OF_DATA:
             assert isinstance(value.owner, Operation)
             raise JoinedMicroBatches(
-                f"{describe(value.owner)} is a sum over all micro-batches that depends on "
-                f"{slot.kind} '{slot.name}', and each micro-batch needs it to go on, as batch norm "
-                "does in training",
+                f"{describe(value.owner)} sums over all micro-batches, and each micro-batch "
+                "needs the sum to go on, as in batch norm in training; but the sum depends on "
+                f"{slot.kind} '{slot.name}', so that it cannot be computed before the "
+                "micro-batches",
                 "Use one micro-batch, by a plan whose pipeline has micro_batches=1, or another "
                 "norm.",
             )

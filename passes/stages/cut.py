@@ -68,8 +68,8 @@ def cut_into_stages(
     """
     if is_staged(program):
         raise ValueError(
-            "the program has stages already; give cut-stages the program before that, or leave the "
-            "pass out."
+            "the program is cut into stages already; give cut-stages the program from before, or "
+            "remove the pass."
         )
     if not program.is_local:
         raise ValueError("the program is global; run insert-collectives before cut-stages.")

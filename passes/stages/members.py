@@ -168,9 +168,9 @@ class Membership:
         if sender.stage == members.stage:
             maker = cast(Operation, value.owner)
             raise ValueError(
-                f"{maker.name} (%{value.name_hint}) in layer '{layer_of(maker)}' is of the "
-                f"{sender.direction} pass, but the {members.direction} pass reads it, so "
-                "that neither can run first; run cut-stages before the pass that moved it."
+                f"{maker.name} (%{value.name_hint}) in layer '{layer_of(maker)}' belongs to the "
+                f"{sender.direction} pass of its stage, but the {members.direction} pass, which "
+                "runs earlier, reads it; run cut-stages before the pass that moved this op."
             )
         sender.send(value, members.stage)
         members.received[value] = sender.stage

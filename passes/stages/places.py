@@ -82,9 +82,9 @@ def _check_order(places: Places, stages: Mapping[str, int]) -> None:
         if moved and number not in with_ops:
             shown = " .. ".join(dict.fromkeys((moved[0], moved[-1])))
             raise ValueError(
-                f"stage {number} has layers {shown}, and no op: what they read is made in stage "
-                f"{max(places.by_layer[moved[0]])}, so that they would all run there; list the "
-                "stages in the order of the model."
+                f"stage {number} has layers {shown}, but all their ops would run in stage "
+                f"{max(places.by_layer[moved[0]])}, because they read values from there; list "
+                "the stages in the order of the model."
             )
 
 

@@ -24,7 +24,9 @@ def _grouped_mm(call: Call) -> Result:
     """Multiply matrices by groups of rows, of columns, or of the contracted dim."""
     b, left, right, ends = call.builder, call["self"], call["mat2"], call["offs"]
     if call["bias"] is not None:
-        raise CanonicalError("aten._grouped_mm with a bias has no form; add the bias after it.")
+        raise CanonicalError(
+            "aten._grouped_mm cannot have a bias in a program; add it to the result."
+        )
     ranks = len(shape_of(left)), len(shape_of(right))
     if ranks == (3, 3):
         product = b.call("aten.bmm", left, right)

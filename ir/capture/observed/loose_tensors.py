@@ -55,8 +55,9 @@ def keep_constants(
             raise CaptureError(_refusal(model, tensor, site))
         if is_read_as_number(tensor):
             raise CaptureError(
-                f"{site}: this reads a tensor of which a Python number is read elsewhere; keep the "
-                "number in an attribute of its own, so that a change of one is one of both."
+                f"{site}: forward uses this tensor both as a tensor and as a Python number "
+                "(item()), so that a later change of it would reach only one of the two; store "
+                "the number as a separate attribute."
             )
         known = next((b for b in model.buffers() if _is_same_memory(b, tensor)), None)
         place = next(_places(model, tensor), "")

@@ -31,8 +31,8 @@ def assigned_buffers(model: nn.Module, writes: Iterable[Write]) -> dict[str, Sit
             continue
         if "parameters" in registered.groups():
             raise CaptureError(
-                f"{write.site}: forward assigns parameter '{registered[4]}', which the optimizer "
-                "would not see; make it a buffer, or compute it without assigning it."
+                f"{write.site}: forward assigns a new tensor to parameter '{registered[4]}', "
+                "which the optimizer would not see; make it a buffer, or use a local variable."
             )
         path, name = registered[1], registered[4]
         qualified = f"{path}.{name}" if path else name
@@ -115,12 +115,13 @@ def _check_buffer(model: nn.Module, name: str, write: Write) -> None:
     if own is None or write.after is ABSENT or (write.after is not UNKNOWN):
         done = "removes" if own is not None else "creates"
         raise CaptureError(
-            f"{write.site}: forward {done} buffer '{name}'; register it in __init__, in its final "
-            "shape, and only change its value in forward."
+            f"{write.site}: forward {done} buffer '{name}'; register it in __init__, in its "
+            "final shape, and let forward change only its values."
         )
     others = [other for other, buffer in buffers.items() if buffer is own and other != name]
     if others:
         raise CaptureError(
-            f"{write.site}: forward assigns buffer '{name}', which is also '{others[0]}', so that "
-            "the two come apart; change it in place (copy_)."
+            f"{write.site}: forward assigns a new tensor to buffer '{name}', which is also "
+            f"registered as '{others[0]}'; the two names would then hold different tensors. "
+            f"Change the buffer in place: {name}.copy_(..)."
         )

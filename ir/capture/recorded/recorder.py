@@ -99,7 +99,7 @@ class CallRecorder(TorchFunctionMode):
         if id(tensor) in self.nodes:
             return tensor
         if isinstance(tensor, FakeTensor) or type(tensor) not in (Tensor, nn.Parameter, nn.Buffer):
-            raise Unseen("this makes a tensor in a way that is not seen")
+            raise Unseen("the code makes a tensor in a way that recording does not see")
         if id(tensor) not in self.fakes:
             # Python makes some constants anew each time.
             constant = equal_constant(self.constants, tensor)

@@ -53,12 +53,12 @@ class BlockCall:
     @classmethod
     def of(cls, variable: Any, tx: Any, args: Any, kwargs: Any) -> BlockCall:
         if not tx.output.is_root_tracer():
-            raise Unfit("it is called within a higher-order operator")
+            raise Unfit("the block is called within a higher-order operator")
         name = module_name_of(variable)
         if any(
             called == name or called.startswith((f"{name}.", f"{name}[")) for called in tx.num_calls
         ):
-            raise Unfit("it is called again")
+            raise Unfit("the block is called more than once")
         leaves: list[Any] = []
         structure = (
             tuple(structure_of(arg, leaves) for arg in args),
@@ -88,7 +88,7 @@ def structure_of(variable: Any, leaves: list[Any]) -> Any:
         return type(variable.value), repr(variable.value)
     if type(variable) is TupleVariable:
         return tuple(structure_of(item, leaves) for item in variable.items)
-    raise Unfit(f"it is given a {type(variable).__name__.removesuffix('Variable')}")
+    raise Unfit(f"the block's argument is a {type(variable).__name__.removesuffix('Variable')}")
 
 
 def torch_state(tx: Any) -> tuple[Any, ...]:
@@ -139,7 +139,7 @@ def writes_of(tx: Any) -> Writes:
     """Return all writes so far, to objects from outside the trace and to new ones."""
     effects = tx.output.side_effects
     if effects.tensor_hooks:
-        raise Unfit("hooks were registered")
+        raise Unfit("the block registers hooks on tensors")
     written = dict.fromkeys(effects.store_attr_mutations)
     for variable in modified_variables(effects):
         if isinstance(variable.mutation_type, (AttributeMutationExisting, ValueMutationExisting)):
@@ -167,7 +167,7 @@ def _frozen(variable: Any) -> Any:
     if isinstance(variable, BaseListVariable) and not isinstance(variable, RangeVariable):
         return type(variable), tuple(map(_frozen, variable.items))
     if "Iterator" in type(variable).__name__ or "Generator" in type(variable).__name__:
-        raise Unfit("Python state holds an iterator")
+        raise Unfit("the block's Python state holds an iterator")
     return _Same(variable)
 
 
@@ -176,4 +176,4 @@ def check_unwritten(before: Writes, now: Writes) -> None:
     for key, (variable, content) in now.items():
         is_new = isinstance(variable.mutation_type, (AttributeMutationNew, ValueMutationNew))
         if before[key][1] != content if key in before else not is_new:
-            raise Unfit("Python state was written to")
+            raise Unfit("the block writes Python state")

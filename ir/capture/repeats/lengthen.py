@@ -113,7 +113,7 @@ def _entries(graph: fx.Graph, names: Sequence[str]) -> list[Entry]:
         if base not in counts:  # fx numbers the names of Python's own from 1
             counts[base] = firsts[base] = int(name == f"{base}_1")
         if name != numbered(base, counts[base]):
-            raise Irregular(f"{name} is not the next name")
+            raise Irregular(f"traced name {name} is not the next in the sequence of its kind")
         counts[base] += 1
         node = nodes.get(name)
         is_backward = node is not None and bool(node.meta.get("autograd_backward"))
@@ -163,9 +163,9 @@ class _Lengthening:
         spans = [self.all[a:b] for a, b in zip(starts, [*starts[1:], end], strict=True)]
         for path, span in zip(paths, spans, strict=True):
             if any(entry.block not in (path, None) for entry in span):
-                raise Irregular(f"calls of {path} mix with those of others")
+                raise Irregular(f"ops of block {path} are mixed with ops of other blocks")
             if any(entry.node and entry.is_backward != is_backward for entry in span):
-                raise Irregular(f"the backward pass of {path} begins before its forward pass ends")
+                raise Irregular(f"block {path} has backward ops before its last forward op")
         return spans
 
     # Whether the second block and the last but one are alike
@@ -173,9 +173,9 @@ class _Lengthening:
     def _check_alike(self) -> None:
         for spans in (self.forward, self.backward):
             if [e.base for e in spans[1]] != [e.base for e in spans[2]]:
-                raise Irregular("blocks have other calls")
+                raise Irregular("the blocks call different ops in the forward pass")
             if [e.node is None for e in spans[1]] != [e.node is None for e in spans[2]]:
-                raise Irregular("blocks have other calls")
+                raise Irregular("the blocks call different ops in the backward pass")
         self.partner = dict(zip(self.blocks[1], self.blocks[2], strict=True))
         for first, second in self.partner.items():
             self._check_pair(first, second)
@@ -183,9 +183,9 @@ class _Lengthening:
 
     def _check_pair(self, first: fx.Node, second: fx.Node) -> None:
         if first.target != second.target or not _same_meta(first, second, self.chain.kept[1:3]):
-            raise Irregular(f"{first.name} and {second.name} differ")
+            raise Irregular(f"op {first.name} of one block and op {second.name} of the next differ")
         if not self._same_arguments((first.args, first.kwargs), (second.args, second.kwargs)):
-            raise Irregular(f"{first.name} and {second.name} have other operands")
+            raise Irregular(f"{first.name} and {second.name} of two blocks read different operands")
 
     def _same_arguments(self, first: Any, second: Any) -> bool:
         (mine, spec), (theirs, other_spec) = map(pytree.tree_flatten, (first, second))
@@ -228,7 +228,7 @@ class _Lengthening:
                     desc: Any = descs.get(node) if user is output else None
                     name = desc.grad_of.target if is_gradient(desc) else ""
                     if not name.startswith(f"model.{self.chain.kept[index]}."):
-                        raise Irregular(f"{node.name} is read outside of its block")
+                        raise Irregular(f"another block reads the result of {node.name}")
 
     # The long chain
 

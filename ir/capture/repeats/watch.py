@@ -70,7 +70,7 @@ class Repeats:
             self._checked, self._called = set(), set()
         try:
             if id(variable.value) in self._called:
-                raise Unfit("it is called again")
+                raise Unfit("the block is called more than once")
             self._called.add(id(variable.value))
             self._check_outside(tx)
             call = BlockCall.of(variable, tx, args, kwargs)
@@ -120,9 +120,9 @@ class Repeats:
                 try:
                     value = tx.output.resolve_source_value(source)
                 except Exception as error:  # whatever reading an attribute may raise
-                    raise Unfit(f"{name} is read") from error
+                    raise Unfit(f"code outside the blocks reads {name}") from error
                 if _leads_to_blocks(value, self._inner):
-                    raise Unfit(f"{name} is read, which holds blocks")
+                    raise Unfit(f"code outside the blocks reads {name}, which holds blocks")
             self._checked.add(source)
 
     def _say(self, path: str, reason: Any) -> None:

@@ -270,8 +270,9 @@ def _check_one_row(write: fx.Node, table: Tensor, mask: Tensor, rows: Tensor) ->
     is_one = rows.dim() <= num_rest or (rows.dim() == num_rest + 1 and rows.shape[0] == 1)
     if not is_one:
         raise CaptureError(
-            f"{site_of_node(write)}: this writes as many rows as the mask has ones, which depends "
-            "on the data; give a value for every row, and write torch.where(mask, values, x)."
+            f"{site_of_node(write)}: this writes one row for each True in a mask, and their "
+            "number depends on the data; compute a value for every row, and write "
+            "torch.where(mask, values, x)."
         )
 
 

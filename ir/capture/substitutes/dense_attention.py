@@ -159,7 +159,8 @@ def _check_varlen(node: torch.fx.Node) -> None:
     given += [name for name in names if node.kwargs.get(name) is not None]
     if given:
         raise CaptureError(
-            f"{site_of_node(node)}: varlen_attn with {given[0]} is for inference; leave it out."
+            f"{site_of_node(node)}: varlen_attn has the argument {given[0]}, which is for "
+            "inference and cannot be trained; remove the argument."
         )
 
 

@@ -51,7 +51,7 @@ def quantize(self: Any, X: Tensor) -> Tensor:
         scale, zero_point = watching.scale, watching.zero_point
     else:
         raise ValueError(
-            f"a FakeQuantize with a {type(watching).__name__} has no form in a program; give it "
+            f"a program cannot hold a FakeQuantize with a {type(watching).__name__}; give it "
             "observer=MovingAverageMinMaxObserver"
         )
     for held, new in ((self.scale, scale), (self.zero_point, zero_point)):
@@ -135,6 +135,6 @@ def parameters_of(self: Any) -> tuple[Tensor, Tensor]:
 def _check_size(held: Tensor, new: Tensor) -> None:
     if held.numel() != new.numel():
         raise ValueError(
-            "quantization per channel gives its buffers their sizes in the first call; run the "
-            "model once before it is compiled"
+            "quantization per channel sizes its buffers in its first call; run the model once, "
+            "and compile it then"
         )

@@ -210,12 +210,14 @@ def _check(graph: fx.Graph) -> None:
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     for node in list(graph.nodes):
         if node.op == "get_attr":
-            raise CaptureError("its step reads a tensor that is no state of the parameter")
+            raise CaptureError("its step reads a tensor that is not in the parameter's state")
         if node.op != "call_function" or not _writes(node):
             continue
         into = node.args[0]
         if node.users or into not in inputs or into is inputs[1]:
-            raise CaptureError(f"its step changes a gradient, or more, by {node.target}")
+            raise CaptureError(
+                f"its step changes, by {node.target}, more than the parameter and its state"
+            )
         graph.erase_node(node)
     graph.eliminate_dead_code()
 

@@ -114,8 +114,9 @@ def _localize_ragged(local: Localizer) -> Sequence[SSAValue]:
         return local.clone()
     if by_part and math.prod(p.size for p in by_block) < local.sizes[block]:
         raise ValueError(
-            f"parts of rows are spread over '{by_part[0].axis}', but their groups over fewer "
-            f"devices than {local.sizes[block]}; shard the weights of groups over all of them."
+            "a grouped matrix product shards the rows of each group over axis "
+            f"'{by_part[0].axis}', but its {local.sizes[block]} blocks of groups over fewer "
+            f"devices; shard the weights of groups over {local.sizes[block]} devices."
         )
     shards = math.prod(placement.size for placement in (*by_block, *by_part))
     index = local.shard_index((*by_block, *by_part))
