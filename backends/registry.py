@@ -76,5 +76,5 @@ def register_backend(
     registered again. Raises ValueError if another backend has the name.
     """
     if name in BACKENDS and BACKENDS[name].make is not make:
-        raise ValueError(f"there is a backend '{name}' already; give {make} another name.")
+        raise ValueError(f"a backend '{name}' is registered already; give {make} another name.")
     BACKENDS[name] = BackendKind(make, has_processes, passes)

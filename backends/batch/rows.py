@@ -141,8 +141,8 @@ class Rows:
         different numbers of rows."""
         if not self.is_even:
             raise ValueError(
-                f"accumulate={count} needs equally many rows on every rank, but ranks have "
-                f"{list(self.counts)}; call the step for each micro-batch, under no_sync()."
+                f"accumulate={count} needs the same number of rows on every rank, but ranks have "
+                f"{list(self.counts)} rows; call the step for each micro-batch, under no_sync()."
             )
         return replace(self, counts=tuple(number // count for number in self.counts))
 
@@ -190,7 +190,10 @@ class LocalRows:
         lengths = {call.inputs[name].shape[0] for name in names}
         if len(lengths) > 1:
             forms = ", ".join(f"{name} {form_of(call.inputs[name])}" for name in sorted(names))
-            raise ValueError(f'batch="local": inputs differ in their number of rows: {forms}.')
+            raise ValueError(
+                f'batch="local": inputs have different numbers of rows: {forms}; give all one '
+                "number."
+            )
         if not names:
             return call
         (length,) = lengths
@@ -199,19 +202,20 @@ class LocalRows:
         told = self.runtime.numbers_of_ranks([length, self._number(call, names), *as_long])
         if len({number for _, number, *_ in told}) > 1:
             words = dict(enumerate(gathered_from_ranks(_words(call, names, new))))
-            raise AgreementError(f"ranks differ in the call: {who_has_what(words)}; {_ADVICE}.")
+            raise AgreementError(f"ranks differ in their inputs: {who_has_what(words)}; {_ADVICE}.")
         names |= {name for index, name in enumerate(new) if all(each[2 + index] for each in told)}
         counts: dict[int, int] = {}
         for process, (count, *_) in enumerate(told):
             if counts.setdefault(self._places[process], count) != count:
                 words = {rank: f"{number} rows" for rank, (number, *_) in enumerate(told)}
                 raise AgreementError(
-                    f"ranks differ in what they share: {who_has_what(words)}; {self.advice}."
+                    f"ranks that must have the same rows differ: {who_has_what(words)}; "
+                    f"{self.advice}."
                 )
         place = self.runtime.position(self.axes)
         rows = Rows(self.runtime, self.axes, tuple(counts[n] for n in sorted(counts)), place)
         if not rows.total:
-            raise ValueError("no rank has any rows in this call; leave it out.")
+            raise ValueError("all ranks have an empty batch in this call; skip the call.")
         whole = {name: rows.joined(call.inputs[name]) for name in names}
         return replace(call, inputs={**call.inputs, **whole}, rows=rows)
 

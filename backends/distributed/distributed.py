@@ -106,12 +106,13 @@ class DistributedBackend(Backend):
         own = program.mesh
         if program.is_local and own is not None and own.device_axes != mesh.device_axes:
             raise ValueError(
-                f"the program is for mesh {program.mesh}, but the runtime has mesh {mesh}."
+                f"the program is for mesh {program.mesh}, but the runtime has mesh {mesh}; use "
+                "the same."
             )
         if not program.is_local and mesh.num_devices > 1:
             raise ValueError(
-                f"the program is not partitioned for mesh {mesh}; run the passes "
-                "propagate-shardings and insert-collectives on it first."
+                f"the program is not partitioned for mesh {mesh}; first run the passes "
+                "propagate-shardings and insert-collectives on it."
             )
 
     def load(self, program: Program, pending: Collection[str] = ()) -> EmittedRunner | StagedRunner:
@@ -136,9 +137,9 @@ class DistributedBackend(Backend):
             is_guessed = self.holders and key not in self.holders
             if key[1] in trained and is_guessed and self._places(key) != places:
                 raise ValueError(
-                    f"this call trains '{key[1]}' on stage {places[0]}, and other stages have it: "
-                    "the example that sw.compile was given does not read it. Give an example that "
-                    "reads every parameter, or a mesh without stages."
+                    f"this call trains '{key[1]}' on stage {places[0]}, but it is stored on "
+                    "other stages, since the example given to sw.compile does not use it. Give "
+                    "an example that uses every parameter, or a mesh without stages."
                 )
 
     def _places(self, key: Key) -> tuple[int, ...] | None:

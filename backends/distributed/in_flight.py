@@ -325,5 +325,5 @@ def start_all_to_all(
 
 def _reduction(op: str) -> Any:
     if op not in _REDUCTIONS:
-        raise ValueError(f"dist.all_reduce: found op = '{op}', expected 'sum' or 'max'.")
+        raise ValueError(f"dist.all_reduce has op = '{op}'; use 'sum' or 'max'.")
     return _REDUCTIONS[op]

@@ -388,17 +388,17 @@ def _default_device() -> torch.device:
 def _check_world(mesh: Mesh, processes: Sequence[int]) -> None:
     if not (dist.is_available() and dist.is_initialized()):
         raise ValueError(
-            f"mesh {mesh} has {mesh.num_devices} devices, but this process is alone: start one "
-            f"process for each (torchrun --nproc-per-node {mesh.num_devices} ...) and call "
-            "torch.distributed.init_process_group() first."
+            f"mesh {mesh} has {mesh.num_devices} devices, but torch.distributed is not "
+            "initialized here; start one process for each device (torchrun --nproc-per-node "
+            f"{mesh.num_devices} ...) and call torch.distributed.init_process_group() first."
         )
     if dist.get_world_size() != mesh.num_devices:
         raise ValueError(
             f"mesh {mesh} has {mesh.num_devices} devices, but {dist.get_world_size()} processes "
-            "were started; start one for each device."
+            "run; start one process for each device."
         )
     if sorted(processes) != list(range(mesh.num_devices)):
         raise ValueError(
-            f"the program is for devices {list(processes)}, but its processes have the numbers 0 "
-            f"to {mesh.num_devices - 1}; number them so in the plan's 'ranks'."
+            f"the program is for devices {list(processes)}, but the processes are numbered 0 to "
+            f"{mesh.num_devices - 1}; use these numbers in the plan's 'ranks'."
         )

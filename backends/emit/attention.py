@@ -161,4 +161,4 @@ def _scores(
 
 def _check_no_dropout(dropout_p: float) -> None:
     if dropout_p:
-        raise ValueError(f"attention: found dropout {dropout_p}, expected 0; capture without it.")
+        raise ValueError(f"attention has dropout {dropout_p}; capture the model with dropout 0.")

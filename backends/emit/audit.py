@@ -48,7 +48,7 @@ def audit(source: str, header: str, functions: Collection[str]) -> ast.Module:
     if [*map(ast.dump, body[1:-1])] != [*map(ast.dump, statements)] or not (
         _is_text(body[0]) and isinstance(body[-1], ast.FunctionDef)
     ):
-        raise SourceError("emitted source has other statements than its header and `step`.")
+        raise SourceError("emitted source must be its header and `step`, and nothing else.")
     for node in ast.walk(body[-1]):
         if not isinstance(node, _STRUCTURE):
             raise _error(node, f"is a {type(node).__name__}")

@@ -52,7 +52,9 @@ def statement(
         return _aten_statement(op, names, ragged)
     if isinstance(op, dist.DistOp):
         return _dist_statement(op, names)
-    raise ValueError(f"the distributed backend has no Python form for '{op.name}'; lower it first.")
+    raise ValueError(
+        f"the distributed backend has no Python form for op '{op.name}'; lower it first."
+    )
 
 
 def fused_statement(op: FusedOp, names: Mapping[SSAValue, Code], number: int) -> str:

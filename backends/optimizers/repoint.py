@@ -49,7 +49,7 @@ def check_not_replaced(parameters: Iterable[Tensor]) -> None:
         name = getattr(parameter, REPLACED, None)
         if name is not None:
             raise ValueError(
-                f"the optimizer has the parameter '{name}' of before sw.compile, which made a "
-                "DTensor of it: it would train nothing. Make the optimizer after sw.compile, or "
-                "pass it: sw.compile(.., optimizers=optimizer)."
+                "the optimizer was made before sw.compile and holds the old tensor of parameter "
+                f"'{name}', so that it would train nothing. Make the optimizer after sw.compile, "
+                "or pass it: sw.compile(.., optimizers=optimizer)."
             )

@@ -90,8 +90,8 @@ def values_of(
             continue
         if slot.name not in sources[slot.kind]:
             raise ValueError(
-                f"{slot.kind} '{slot.name}' of the program was not given; "
-                f"found {sorted(sources[slot.kind])}."
+                f"the program reads {slot.kind} '{slot.name}', which was not given; give it "
+                f"besides {sorted(sources[slot.kind])}."
             )
         values[slot.kind, slot.name] = sources[slot.kind][slot.name].detach()
     return values

@@ -34,7 +34,7 @@ def run_collective(
     if isinstance(op, dist.CollectiveOp) and op.JOINS_OPERANDS:
         return [_joined(op, operands, mesh)]
     if not isinstance(op, (dist.OverAxesOp, dist.HostCopyOp)):
-        raise ValueError(f"the reference backend does not run '{op.name}'.")
+        raise ValueError(f"the reference backend cannot run op '{op.name}' as a collective.")
     if isinstance(op, dist.ShardIndexOp):
         operands = [[torch.empty(0)] * mesh.num_devices]
     return [_on_groups(op, tensors, mesh) for tensors in operands]
@@ -116,8 +116,8 @@ def global_argument(program: Program, slot: Slot, values: Mapping[Key, Tensor]) 
         if slot.kind == "tangent":
             return torch.ones(shape, dtype=dtype)
         raise ValueError(
-            f"no tensor for {slot.kind} '{slot.name}': give one of shape {shape} and {dtype} "
-            f"under the key ('{slot.kind}', '{slot.name}')."
+            f"no tensor was given for {slot.kind} '{slot.name}'; give a tensor of shape {shape} "
+            f"and {dtype} under the key ('{slot.kind}', '{slot.name}')."
         )
     if tuple(tensor.shape) != shape or tensor.dtype != dtype:
         raise ValueError(
@@ -171,7 +171,7 @@ def _run(
     if isinstance(op, DistOp):
         return run_collective(op, operands, mesh)
     if not isinstance(op, AtenOp):
-        raise ValueError(f"the reference backend does not run '{op.name}'; lower it first.")
+        raise ValueError(f"the reference backend does not run op '{op.name}'; lower it first.")
     per_rank = once_per_key(
         range(mesh.num_devices),
         lambda rank: tuple(id(tensors[rank]) for tensors in operands),
@@ -193,8 +193,9 @@ def _call(
         first = 1 if value in ragged else 0
         if tuple(tensor.shape)[first:] != shape_of(value)[first:]:
             raise ValueError(
-                f"%{value.name_hint or '?'} = {op.name} gave shape {tuple(tensor.shape)}, but its "
-                f"type says {shape_of(value)}; the types of the program do not fit its operands."
+                f"op %{value.name_hint or '?'} = {op.name} computed a tensor of shape "
+                f"{tuple(tensor.shape)}, but its type says {shape_of(value)}; correct the types "
+                "in the program."
             )
     return results
 
@@ -211,8 +212,8 @@ def collect(slot: Slot, tensors: PerRank, program: Program, mesh: Mesh) -> Tenso
         if error > TOLERANCES.get(tensor.dtype, 0.0):
             raise ReplicaMismatchError(
                 f"{slot.kind} '{slot.name}': ranks {owner} and {rank} of mesh {mesh} should hold "
-                f"the same part, but differ by {error:.3g} relative to its largest element; "
-                "the program lacks a collective or has one too many."
+                f"the same shard, but their values differ by {error:.3g} relative to the "
+                "largest; the program lacks a collective or has one too many."
             )
     return assemble(lambda at: tensors[mesh.rank(at)], sharding, mesh)
 

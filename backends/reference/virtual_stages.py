@@ -188,8 +188,8 @@ def _check_same(slot: Slot, first: tuple[int, Tensor], other: tuple[int, Tensor]
     if error > TOLERANCES.get(first[1].dtype, 0.0):
         raise ReplicaMismatchError(
             f"{slot.kind} '{slot.name}' should be equal on stages {first[0]} and {other[0]}, but "
-            f"differs by {error:.3g} relative to its largest element; the program was changed "
-            "after cut-stages, or a pass is wrong (--validate names it)."
+            f"differs by {error:.3g} relative to its largest element; either the program was "
+            "changed after cut-stages, or a pass is wrong (--validate names the pass)."
         )
 
 

@@ -91,7 +91,7 @@ class _Boxes:
         for box in product(*self.runs):
             if index.offset == torch.Size(run.offset for run in box):
                 return self.local[tuple(slice(r.start, r.start + r.length) for r in box)]
-        raise ValueError(f"'{index.fqn}' has no box at {index.offset} on this rank.")
+        raise ValueError(f"'{index.fqn}' has no shard at offset {index.offset} on this rank.")
 
 
 def _attach(tensor: DTensor) -> None:

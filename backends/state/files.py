@@ -58,8 +58,8 @@ class _InFile(Source):
         """Raises ValueError if `shape`, the one in the file, is not the model's."""
         if shape != tuple(self.shape):
             raise ValueError(
-                f"'{self.name}' has shape {shape} in {self.path}, and {tuple(self.shape)} in the "
-                "model; make the model that the file is of."
+                f"'{self.name}' has shape {shape} in {self.path}, but {tuple(self.shape)} in the "
+                "model; use the model from which the file was saved."
             )
 
 
@@ -128,8 +128,9 @@ def values_in_files(model: nn.Module, path: Path) -> dict[int, Source]:
     lacking = [name for key, name in missing.items() if key not in sources]
     if lacking:
         raise ValueError(
-            f"{path} has no '{lacking[0]}'; {did_you_mean(lacking[0], known)}it has "
-            f"{len(known)} tensors. Give files with all parameters of the model, by its names."
+            f"{path} has no tensor '{lacking[0]}'; {did_you_mean(lacking[0], known)}it has "
+            f"{len(known)} tensors. Give files that hold all parameters of the model under its "
+            "names."
         )
     return sources
 
@@ -143,8 +144,8 @@ def _known_tensors(path: Path) -> tuple[Mapping[str, Path], Any]:
     files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
     if not files or not all(file.is_file() and file.suffix == ".safetensors" for file in files):
         raise ValueError(
-            f"weights={str(path)!r} is no safetensors file, nor a folder of such files or of a "
-            "checkpoint of torch.distributed.checkpoint."
+            f"weights={str(path)!r} must be a safetensors file, a folder of safetensors files, "
+            "or a torch.distributed.checkpoint folder."
         )
     from safetensors import safe_open
 

@@ -116,7 +116,9 @@ class _Recorder(TorchDispatchMode):
             return func(made)
         draws = torch.Tag.nondeterministic_seeded in func.tags and not kwargs.get("generator")
         if draws and op_name(func) not in RECIPES:
-            raise ValueError(f"{op_name(func)} draws random numbers otherwise than sw.seeded does")
+            raise ValueError(
+                f"{op_name(func)} draws random numbers differently than sw.seeded does"
+            )
         result = func(*args, **kwargs)
         draw = int(self._seeded.state[1]) if draws else None
         self._seeded.state[1] += int(draws)
@@ -233,9 +235,9 @@ def initial_values(
     unfilled = [fakes[key][0] for key, source in sources.items() if not source.is_filled]
     if unfilled:
         raise ValueError(
-            f"'{unfilled[0]}' is on the meta device, and none of the model's functions fills it: "
-            "write its values in reset_parameters() of its module or in init_weights() of the "
-            "model, make it outside torch.device('meta'), or read it from files, weights=.."
+            f"'{unfilled[0]}' is on the meta device, and no function of the model initializes "
+            "it: set its values in reset_parameters() of its module or init_weights() of the "
+            "model, create it outside torch.device('meta'), or read it from files (weights=..)."
         )
     return {**sources, **read}
 
@@ -317,7 +319,7 @@ def _explained(name: str, function: Callable[..., Any], *args: Any) -> None:
         function(*args)
     except Exception as error:
         raise ValueError(
-            f"{name} cannot fill tensors of the meta device shard by shard ({error}): it may call "
-            "torch's in-place functions, and not read values. Change it, or make the model with "
-            "its values."
+            f"{name} cannot initialize tensors of the meta device shard by shard ({error}): it "
+            "may use torch's in-place functions, but not read values. Change it, or create the "
+            "model with its values."
         ) from error

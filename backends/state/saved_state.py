@@ -61,12 +61,12 @@ def take_apart(state: Mapping[str, Any]) -> SavedState:
     saved = SavedState({}, {}, {})
     for entry, content in state.items():
         if not isinstance(entry, str) or not entry or "/" in entry:
-            raise CheckpointError(f"a state's entry is called {entry!r}; give a name without '/'.")
+            raise CheckpointError(f"a state has an entry {entry!r}; name it by text without '/'.")
         tree, parts = _taken_apart(entry, content, state)
         saved.values[entry], saved.parts[entry] = tree, [Part(p, _key(entry, p)) for p, _ in parts]
         for part, (_, tensor) in zip(saved.parts[entry], parts, strict=True):
             if part.key in saved.tensors:
-                raise CheckpointError(f"two tensors of the state are called '{part.key}'.")
+                raise CheckpointError(f"the state has two tensors named '{part.key}'; rename one.")
             saved.tensors[part.key] = checkpointable(tensor.detach())
     return saved
 
@@ -87,8 +87,9 @@ def _taken_apart(entry: str, content: Any, state: Mapping[str, Any]) -> tuple[An
     value = pytree.tree_map_only(np.generic, lambda number: number.item(), value)
     if any(isinstance(leaf, DTensor) for leaf in pytree.tree_leaves(value)):
         raise CheckpointError(
-            f"entry '{entry}' of the state, a {type(content).__name__}, holds tensors in shards; "
-            "only those of modules and optimizers are saved. Make them buffers of a module."
+            f"entry '{entry}' of the state is a {type(content).__name__} that holds sharded "
+            "tensors, which can only be saved as part of a module or an optimizer; make the "
+            "tensors buffers of a module."
         )
     return value, []
 
@@ -111,8 +112,8 @@ def _packed(what: str, value: Any) -> bytes:
         torch.load(io.BytesIO(buffer.getvalue()), weights_only=True)
     except Exception as error:  # pickle raises whatever the objects do
         raise CheckpointError(
-            f"{what} cannot be saved: {first_line(error)}. Give numbers, text, tensors, and "
-            "lists, tuples and dicts of them."
+            f"{what} cannot be saved: {first_line(error)}. Save numbers, text and tensors, in "
+            "lists, tuples and dicts."
         ) from error
     return buffer.getvalue()
 
@@ -131,8 +132,8 @@ def _names(entry: str, optimizer: Optimizer, state: Mapping[str, Any]) -> list[l
     groups = [[known.get(id(p), "") for p in group["params"]] for group in optimizer.param_groups]
     if not all(all(group) for group in groups):
         raise CheckpointError(
-            f"optimizer '{entry}' has a parameter that is of no module in the state; add the step "
-            "whose parameters it updates."
+            f"optimizer '{entry}' updates a parameter that belongs to no module in the saved "
+            "state; add the compiled step of that module to the state."
         )
     return groups
 
@@ -148,7 +149,7 @@ def _optimizer_apart(optimizer: Optimizer, names: list[list[str]]) -> tuple[Any,
     tensors: _Parts = []
     for index, entries in own["state"].items():
         if not isinstance(index, int):  # torch lets optimizers keep more under other keys
-            raise CheckpointError(f"the optimizer keeps state of {index!r}, not of a parameter.")
+            raise CheckpointError(f"the optimizer has state for {index!r}, which is no parameter.")
         values[flat[index]] = _entry_apart((flat[index],), entries, parameters[index], tensors)
     return {"groups": groups, "state": values}, tensors
 
@@ -214,7 +215,9 @@ def read_index(text: bytes, keys: Iterable[str]) -> SavedIndex:
         raise CheckpointError(f"its index cannot be read: {first_line(error)}") from error
     missing = {part.key for rows in parts.values() for part in rows} - {*keys}
     if missing:
-        raise CheckpointError(f"its index names tensor '{min(missing)}', but its files lack it.")
+        raise CheckpointError(
+            f"its index lists tensor '{min(missing)}', but its files do not hold it."
+        )
     return index
 
 
@@ -224,15 +227,15 @@ def check_entries(index: SavedIndex, state: Mapping[str, Any]) -> None:
     for entry, content in state.items():
         if entry not in index.values:
             raise CheckpointError(
-                f"it has no entry '{entry}', only {', '.join(index.values) or 'none'}."
+                f"the checkpoint has no entry '{entry}', only {', '.join(index.values) or 'none'}."
             )
         value = index.values[entry]
         saved = isinstance(value, Mapping) and value.keys() == {"groups", "state"}
         if saved != isinstance(content, Optimizer):
             kind = "an optimizer's state" if saved else "no optimizer's state"
             raise CheckpointError(
-                f"entry '{entry}' was saved as {kind}, and is loaded into a "
-                f"{type(content).__name__}; give each entry the object that it was saved of."
+                f"entry '{entry}' was saved as {kind}, but is loaded into a "
+                f"{type(content).__name__}; load it into an object like the one that was saved."
             )
 
 
@@ -257,7 +260,7 @@ def targets(index: SavedIndex, state: Mapping[str, Any], saved: Metadata) -> dic
 def _tensor_of(saved: Metadata, key: str) -> TensorStorageMetadata:
     stored = saved.state_dict_metadata[key]
     if not isinstance(stored, TensorStorageMetadata):
-        raise CheckpointError(f"'{key}' of it is not a tensor.")
+        raise CheckpointError(f"the entry '{key}' of the checkpoint is not a tensor.")
     return stored
 
 
@@ -275,13 +278,15 @@ def _module_targets(
     for name in own.keys() ^ saved.keys():
         where, other = ("the checkpoint", entry) if name in own else (f"'{entry}'", "checkpoint")
         raise CheckpointError(
-            f"{where} has no tensor '{name}', which the {other} has; load it into the same model."
+            f"{where} has no tensor '{name}', which the {other} has; load into the model that "
+            "was saved."
         )
     for name, key in saved.items():
         if tuple(own[name].shape) != tuple(sizes[key].size):
             raise CheckpointError(
-                f"'{name}' of '{entry}' has shape {tuple(own[name].shape)}, in the checkpoint "
-                f"{tuple(sizes[key].size)}; load it into the same model."
+                f"'{name}' of '{entry}' has shape {tuple(own[name].shape)}, but "
+                f"{tuple(sizes[key].size)} in the checkpoint; load it into the model that was "
+                "saved."
             )
     return {key: own[name].detach() for name, key in saved.items()}
 
@@ -313,8 +318,8 @@ def put_together(index: SavedIndex, state: Mapping[str, Any], loaded: Mapping[st
                 content.load_state_dict(value)
             except Exception as error:  # the object is a user's, and may raise anything
                 raise CheckpointError(
-                    f"entry '{entry}', a {type(content).__name__}, does not take what was saved of "
-                    f"it: {type(error).__name__}: {first_line(error)}"
+                    f"a {type(content).__name__} cannot load entry '{entry}' of the checkpoint: "
+                    f"{type(error).__name__}: {first_line(error)}"
                 ) from error
 
 
@@ -328,15 +333,15 @@ def _load_optimizer(
     groups = value["groups"]
     if [set(group["params"]) for group in groups] != [set(group) for group in names]:
         raise CheckpointError(
-            f"optimizer '{entry}' has other groups of parameters than the checkpoint's; make it as "
-            "it was when it was saved."
+            f"optimizer '{entry}' has other parameter groups than the checkpoint's; create the "
+            "optimizer with the groups that it had when it was saved."
         )
     own = optimizer.param_groups[0].keys() - {"initial_lr"}
     other = own ^ (groups[0].keys() - {"initial_lr"})
     if other:
         raise CheckpointError(
-            f"optimizer '{entry}' is of another kind than the checkpoint's: only one of them has "
-            f"{', '.join(sorted(map(repr, other)))}; make it as it was when it was saved."
+            f"optimizer '{entry}' is of another class than the checkpoint's: only one of them "
+            f"has {', '.join(sorted(map(repr, other)))}; create it as it was when it was saved."
         )
     numbers = {name: n for n, name in enumerate(name for group in names for name in group)}
     state: dict[int, Any] = {numbers[name]: own for name, own in value["state"].items()}

@@ -55,11 +55,11 @@ def _are_own(place: _Place) -> bool:
         return False
     if now is not place.value:
         raise ValueError(
-            f"'{place.path}' of the compiled model was replaced or deleted, but its programs "
-            f"work on what was there. {_COPY}"
+            f"'{place.path}' of the compiled model was replaced or deleted, but the compiled "
+            f"step still uses the old tensor. {_COPY}"
         )
     raise ValueError(
-        f"the .data of '{place.path}' was set, which has no effect on the shards of a DTensor. "
+        f"the .data of '{place.path}' was set, which does not reach the shards of a DTensor. "
         f"{_COPY}"
     )
 
@@ -238,8 +238,8 @@ class ShardedState:
         model = self._model
         if hasattr(model, STATE):
             raise ValueError(
-                f"the model has a '{STATE}' of its own, where a step keeps the state of its random "
-                "numbers; give it another name."
+                f"the model has an attribute '{STATE}', the name under which a step stores its "
+                "random state; rename the attribute."
             )
         state, key = random_state(seed), ("buffer", STATE)
         sharding = self._shardings.setdefault(key, Sharding.replicated(state.ndim))
@@ -329,6 +329,7 @@ def _fit(
         return
     if metadata.get("assign_to_params_buffers"):
         raise ValueError(
-            "load_state_dict: a compiled model keeps its own tensors; leave assign out."
+            "load_state_dict: a compiled model keeps its tensors and copies values into them; "
+            "remove assign=True."
         )
     state.fit(state_dict, prefix)

@@ -162,7 +162,7 @@ def micro_batches(inputs: Mapping[str, Tensor], count: int) -> list[dict[str, Te
     differ in rows or sharding, or `count` does not divide the rows.
     """
     if type(count) is not int or count < 1:
-        raise ValueError(f"accumulate={count!r}; give a number of micro-batches, 1 or more.")
+        raise ValueError(f"accumulate={count!r}; give the number of micro-batches, 1 or more.")
     rows = {name: (tensor.shape[0], _cut(tensor)) for name, tensor in inputs.items() if tensor.ndim}
     again = f"or call the step {count} times, all but the last under step.no_sync()"
     if any(tensor.requires_grad for tensor in inputs.values()):
@@ -170,8 +170,8 @@ def micro_batches(inputs: Mapping[str, Tensor], count: int) -> list[dict[str, Te
     if len(set(rows.values())) > 1:
         sizes = ", ".join(f"'{name}' {size}" for name, (size, _) in rows.items())
         raise ValueError(
-            f"accumulate={count} splits every input along dim 0, but they differ in their rows, or "
-            f"in who holds them: {sizes}; give all in one form, {again}."
+            f"accumulate={count} splits every input along dim 0, but the inputs differ in their "
+            f"number of rows or in their sharding: {sizes}; give all inputs the same, {again}."
         )
     # Of uneven shards the first rank's rows, which every rank can compute.
     local_rows = {_most_rows(tensor) for tensor in inputs.values() if tensor.ndim}

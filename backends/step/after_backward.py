@@ -78,7 +78,7 @@ class _Anchor(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> NoReturn:
         del ctx, gradients
-        raise AssertionError("what hangs on an anchor has not raised")
+        raise AssertionError("the tensor hook that delivers gradients has raised no error")
 
 
 class _Returned(torch.autograd.Function):

@@ -229,10 +229,10 @@ class _Recorded:
             pairs = zip(now, self._versions, strict=True)
             changed = next(i for i, (new, old) in enumerate(pairs) if new != old)
             raise RuntimeError(
-                "a tensor that backward() needs was changed in place after the call of the "
-                f"step: one of {tuple(self._watched[changed].shape)}, a parameter, an input or an "
-                "output. Run backward() before optimizer.step(), and change a copy (clone) of the "
-                "others."
+                f"a parameter, input or output of shape {tuple(self._watched[changed].shape)} "
+                "was changed in place between the step's call and backward(), which needs its "
+                "old value. Run backward() before optimizer.step(), and change a copy (clone) of "
+                "inputs and outputs."
             )
 
     def _by_another_program(
@@ -344,8 +344,8 @@ def check_required(results: Iterable[Slot], batch: Mapping[str, Tensor]) -> None
     for name, tensor in batch.items():
         if is_training and tensor.requires_grad and name not in names:
             raise ValueError(
-                f"input '{name}' requires a gradient, but the one that the step was captured with "
-                "did not; detach it, or capture with one that does."
+                f"input '{name}' requires a gradient, but the example input at capture did not; "
+                "detach it, or capture with an example input that requires a gradient."
             )
 
 

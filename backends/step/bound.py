@@ -263,7 +263,7 @@ class BoundProgram:
         tensors |= {("buffer", name): b for name, b in model.named_buffers()}
         missing = [f"{k} '{n}'" for k, n in self.state_shardings if (k, n) not in tensors]
         if missing:
-            raise ValueError(f"the model lacks {', '.join(missing)}; capture this model.")
+            raise ValueError(f"the model lacks {', '.join(missing)}; capture the program from it.")
         for key in self.state_shardings:
             self._check_tensor(key, tensors[key])
         for (kind, name), sharding in self.results.items():
@@ -272,8 +272,8 @@ class BoundProgram:
             stored = self.shardings.get(("param" if kind == "grad" else "buffer", name))
             if sharding != stored:
                 raise ValueError(
-                    f"{kind} '{name}' is sharded as {sharding}, but what it updates is stored as "
-                    f"{stored}; give both the same dist.sharding."
+                    f"{kind} '{name}' is sharded as {sharding}, but the parameter or buffer that "
+                    f"it updates is stored as {stored}; give both the same dist.sharding."
                 )
 
     def _check_tensor(self, key: Key, tensor: Tensor) -> None:
@@ -282,25 +282,25 @@ class BoundProgram:
         if tuple(tensor.shape) != shape or tensor.dtype != dtype_of_value(value):
             raise ValueError(
                 f"{key[0]} '{key[1]}' of the model has shape {tuple(tensor.shape)} and "
-                f"{tensor.dtype}, but the program has {shape} and {dtype_of_value(value)}; "
-                "capture this model."
+                f"{tensor.dtype}, but the program expects {shape} and {dtype_of_value(value)}; "
+                "capture the program again from this model."
             )
 
     def check_batch(self, batch: Mapping[str, Tensor]) -> None:
         """Raises ValueError unless a batch has the program's inputs, in their global shapes."""
         if set(batch) != set(self.inputs):
             raise ValueError(
-                f"the step was called with {sorted(batch)}, but it was captured with "
-                f"{sorted(self.inputs)}; give exactly these."
+                f"the step was called with inputs {sorted(batch)}, but it was captured with "
+                f"{sorted(self.inputs)}; give exactly the latter."
             )
         for name in self.inputs:
             value, tensor = self.slots["input", name].value, batch[name]
             shape = self.shardings["input", name].global_shape(shape_of(value))
             if tuple(tensor.shape) != shape or tensor.dtype != dtype_of_value(value):
                 raise ValueError(
-                    f"input '{name}' has shape {tuple(tensor.shape)} and {tensor.dtype}, expected "
-                    f"{dtype_of_value(value)} and the global shape {shape}; this rank's rows alone "
-                    "are given by step.local_batch(..)."
+                    f"input '{name}' has shape {tuple(tensor.shape)} and {tensor.dtype}, "
+                    f"expected the global shape {shape} and {dtype_of_value(value)}; to give "
+                    "only this rank's rows, use step.local_batch(..)."
                 )
 
 

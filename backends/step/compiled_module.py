@@ -62,8 +62,8 @@ class CompiledModule(nn.Module):
     def share_memory(self) -> NoReturn:
         """Refused: processes train together as ranks of a mesh. Raises ValueError."""
         raise ValueError(
-            "the tensors of a compiled model are of this process; processes that train together "
-            "are ranks of its mesh, such as data=2."
+            "the tensors of a compiled model cannot be shared with other processes; to train in "
+            "several processes, give a mesh such as data=2."
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
@@ -84,8 +84,8 @@ class CompiledModule(nn.Module):
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError(
-            "a compiled model holds the programs and groups of this process, so that it is not "
-            "pickled; save it by sw.save_checkpoint, or its model.full_state_dict(), and copy it "
+            "a compiled model cannot be pickled, as it holds programs and process groups of this "
+            "process; save it by sw.save_checkpoint or its model.full_state_dict(), and copy it "
             "by copy.deepcopy."
         )
 
@@ -220,6 +220,6 @@ def _require_unchanged(module: nn.Module, fn: Callable[[Tensor], Tensor]) -> Non
         for before, after in ((dtype, changed.dtype), (device, changed.device)):
             if before != after:
                 raise TypeError(
-                    f"'{name}' is {before} in the programs of the compiled model and cannot become "
-                    f"{after}. {_CONVERT}"
+                    f"'{name}' is {before} in the compiled programs and cannot become {after}. "
+                    f"{_CONVERT}"
                 )

@@ -190,9 +190,9 @@ class Step(ShardedState):
         transform of torch.func."""
         if is_under_transform():
             raise ValueError(
-                "a compiled model runs programs, which torch.func (vmap, grad, jvp, ..) does not "
-                "transform; apply it to a copy made before sw.compile (copy.deepcopy), or use "
-                "torch.autograd.grad(.., create_graph=True)."
+                "torch.func (vmap, grad, jvp, ..) cannot transform a compiled model; apply it to "
+                "a copy made before sw.compile (copy.deepcopy), or use torch.autograd.grad(.., "
+                "create_graph=True)."
             )
         form, inputs = self._programs.taken_apart(args, kwargs)
         with without_overrides():
@@ -477,6 +477,7 @@ def _check_no_options(options: Mapping[str, Any]) -> None:
     """Raises ValueError if a call has options, which need backward="in_call"."""
     if options:
         raise ValueError(
-            f"{', '.join(options)}: gradients arrive at backward(): scale the loss, and call the "
-            'step for each micro-batch, or compile with backward="in_call".'
+            f"{', '.join(options)}: with gradients computed in backward(), the call takes no "
+            "such options; scale the loss, and call the step for each micro-batch, or compile "
+            'with backward="in_call".'
         )

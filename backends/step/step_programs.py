@@ -62,8 +62,8 @@ class Programs(ABC):
         """Run the model's own code eagerly, with these inputs. Raises ValueError if the step runs a
         given program."""
         raise ValueError(
-            "the model runs one given program, which has no gradients of gradients and no other "
-            "tensors; leave `program` out of sw.compile."
+            "the model runs the program given to sw.compile, which has no gradients of gradients "
+            "and reads no other tensors; leave `program` out of sw.compile."
         )
 
     def copied(self, model: nn.Module) -> Programs:
@@ -90,7 +90,9 @@ class Programs(ABC):
 
     def forget(self) -> None:
         """Drop the compiled programs. Raises ValueError if the step runs a given program."""
-        raise ValueError("the model runs one given program, which recompile() cannot make anew.")
+        raise ValueError(
+            "recompile() cannot compile anew a program given to sw.compile (`program`)."
+        )
 
     def names(self) -> list[str]:
         """Return the names of the inputs in the model's forward."""
@@ -136,14 +138,14 @@ def check_given(bound: BoundProgram, call: StepCall) -> None:
     bound.check_batch(call.inputs)
     if call.autocast is not None:
         raise ValueError(
-            "the step runs one given program, in the dtypes that it has; torch.autocast around "
-            "the call would change nothing. Leave it out, or compile without `program`."
+            "the model runs the program given to sw.compile, whose dtypes torch.autocast cannot "
+            "change; call the step outside torch.autocast, or compile without `program`."
         )
     if bound.has_gradients:
         if not call.grad:
             raise ValueError(
-                "the step runs one given program, which computes gradients and updates "
-                "buffers as in training; to evaluate, make a step of a program captured with "
-                "train=False, or leave `program` out so that programs are compiled."
+                "the model runs the program given to sw.compile, which always computes gradients "
+                "and updates buffers; to evaluate, make a step from a program captured with "
+                "train=False, or compile without `program`."
             )
         check_required(bound.program.results, call.inputs)

@@ -174,8 +174,8 @@ def _seconds(text: str | None) -> float:
         return float(text)
     except ValueError:
         raise ValueError(
-            f"{TIMEOUT} is {text!r}; give the seconds that a rank may wait for others, such as "
-            "60, or 0 for no limit."
+            f"{TIMEOUT} is {text!r}, expected the number of seconds that a rank waits for "
+            "others, such as 60, or 0 for no limit."
         ) from None
 
 

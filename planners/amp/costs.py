@@ -74,9 +74,9 @@ def estimate(
     stages = strategy.pipeline
     if len(cuts) != stages + 1 or cuts[0] != 0 or cuts[-1] != model.num_layers:
         raise PlanError(
-            f"cuts {list(cuts)}: found {len(cuts) - 1} stages ending at layer {cuts[-1]}, expected "
-            f"{stages} ending at {model.num_layers}; write 0, the {stages - 1} inner cuts, and "
-            f"{model.num_layers}."
+            f"cuts {list(cuts)} make {len(cuts) - 1} stages that end at layer {cuts[-1]}, "
+            f"expected {stages} stages that end at layer {model.num_layers}; write 0, the "
+            f"{stages - 1} inner cuts, and {model.num_layers}."
         )
     times = [
         float(problem.times[kind, cuts[s] : cuts[s + 1]].sum())
@@ -107,7 +107,7 @@ def num_micro_batches(model: LayeredModel, strategy: Strategy) -> int:
         raise PlanError(
             f"model '{model.name}': a batch of {model.batch} samples does not divide into "
             f"{strategy.data} replicas with micro-batches of {strategy.micro_batch}; use a "
-            f"micro-batch that divides {model.batch / strategy.data:g}."
+            f"micro-batch size that divides {model.batch / strategy.data:g}."
         )
     return strategy.num_micro_batches(model.batch)
 

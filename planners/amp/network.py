@@ -37,9 +37,9 @@ class ClusterArrays:
     def of(cluster: Cluster) -> ClusterArrays:
         if cluster.num_devices > MOST_DEVICES:
             raise PlanError(
-                f"cluster '{cluster.name}' has {cluster.num_devices} devices, and 'amp' holds what "
-                f"lies between each two of at most {MOST_DEVICES}; plan for fewer nodes, or with "
-                "another planner."
+                f"cluster '{cluster.name}' has {cluster.num_devices} devices, but planner 'amp' "
+                f"can plan for at most {MOST_DEVICES}, as it stores the bandwidth between every "
+                "two; use fewer nodes, or another planner."
             )
         places = [cluster.place(rank) for rank in range(cluster.num_devices)]
         node = np.array([index for index, _ in places], dtype=np.intp)

@@ -201,9 +201,9 @@ def _tensor_degrees(
         devices = math.prod(sizes.values())
         if devices != cluster.num_devices or not degrees:
             raise PlanError(
-                f"mesh {dict(sizes)} has {devices} devices, but 'amp' plans all "
-                f"{cluster.num_devices} of cluster '{cluster.name}', with a tensor degree that "
-                f"divides {whole}; give such a mesh, or none."
+                f"mesh {dict(sizes)} has {devices} devices, but planner 'amp' uses all "
+                f"{cluster.num_devices} devices of cluster '{cluster.name}', at a tensor degree "
+                f"that divides {whole}; give such a mesh, or none."
             )
         return degrees
     return [n for n in degrees if n <= (max_tensor or n)]

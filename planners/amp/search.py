@@ -223,7 +223,8 @@ def fastest_tried(
     if not ran:
         best = counted(len(plans), "best estimate")
         raise PlanError(
-            f"none of the {best} ran; try more, or give a longer time limit. {failed[0]}"
+            f"none of the plans with the {best} ran in a real trial; try more plans, or give a "
+            f"longer time limit. First failure: {failed[0]}"
         )
     capacity = estimated[0].predicted.capacity_bytes
     tried = {i: replace(measured(outcomes[i]), capacity_bytes=capacity) for i in ran}

@@ -72,7 +72,9 @@ class PlanMaker:
         count = point.stages * point.stages_each
         partition = exact_cuts(_problem(point, cost, count))
         if partition is None:
-            raise PlanError(f"{count} stages, but the program has {len(cost.blocks)} blocks.")
+            raise PlanError(
+                f"{count} stages, but the program has {len(cost.blocks)} blocks; use fewer."
+            )
         return tuple(
             tuple(name for block in cost.blocks[left:right] for name in block.plan_names)
             for left, right in pairwise(partition.cuts)

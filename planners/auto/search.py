@@ -465,8 +465,8 @@ class JointSearch:
         allowed = self.allowed
         if len(self.evaluator.simulated) >= allowed:
             raise OutOfTime(
-                f"{counted(allowed, 'point', 'was')} simulated, the limit but for points that "
-                f"recompute less; raise it by -O simulate={2 * self.simulate}"
+                f"the search stopped after simulating {counted(allowed, 'candidate plan')}, its "
+                f"limit; raise the limit by -O simulate={2 * self.simulate}"
             )
         each = COLLECT_EACH_DEEP if self.evaluator.depths.is_deep else COLLECT_EACH
         if self.evaluator.predict(point) and len(self.evaluator.simulated) % each == 0:
@@ -478,7 +478,7 @@ class JointSearch:
 
     def _check_time(self) -> None:
         if time.monotonic() > self.deadline_s:
-            raise OutOfTime("its time was up")
+            raise OutOfTime("the search ran out of time")
 
     def say(self, text: str) -> None:
         if self.tell is not None:

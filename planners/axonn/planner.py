@@ -125,8 +125,8 @@ def model_of(program: Program, workload: Workload, precision: str = "") -> Model
     layers = axonn_layers_of(program, _widest_pairs(program))
     if not layers:
         raise PlanError(
-            "the program has no linear map and no convolution to plan for; plan with 'auto' or "
-            "'replicated'."
+            "planner 'axonn' shards linear maps and convolutions, and the program has none; plan "
+            "with 'auto' or 'replicated'."
         )
     parameters = [slot.value for slot in program.arguments if slot.kind == "param"]
     itemsize = workload.itemsize

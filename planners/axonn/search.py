@@ -202,9 +202,9 @@ def _fitting(
         parts = ", ".join(f"{part} {gib(size[least])}" for part, size in memory.items())
         x, y, z, data = grids[least]
         raise PlanError(
-            f"no grid of {devices} devices fits: the smallest shortfall is "
-            f"{gib(total[least] - capacity)} GiB, of x={x},y={y},z={z},data={data}, whose "
-            f"GiB on a device of {gib(capacity)} are {parts}; use more devices, "
+            f"no grid of {devices} devices fits into memory. Nearest is "
+            f"x={x},y={y},z={z},data={data}, which needs {gib(total[least] - capacity)} GiB more "
+            f"than the {gib(capacity)} GiB of a device ({parts}); use more devices, "
             "checkpointing, or a smaller batch."
         )
     return fits

@@ -90,8 +90,8 @@ def check_plan_precision(precision: str) -> None:
     if precision not in PRECISIONS:
         shown = ", ".join(filter(None, PRECISIONS))
         raise ValueError(
-            f"precision is '{precision}'; use one of {shown}, or leave it out to take the "
-            "parameters' own."
+            f"precision '{precision}' is unknown; use one of {shown}, or leave it out to compute "
+            "in the dtypes of the parameters."
         )
 
 

@@ -246,8 +246,8 @@ class CostModel:
 def _host_bandwidth(device: DeviceType) -> float:
     if not device.host_bandwidth_bytes_s:
         raise ClusterError(
-            f"device '{device.name}' says nothing of its link to the host, on which values are "
-            "offloaded; add 'host_bandwidth_bytes_s', such as 25GB/s."
+            f"the plan offloads values to the host, but device '{device.name}' has no bandwidth "
+            "to its host; add 'host_bandwidth_bytes_s' to the device, such as 25GB/s."
         )
     return device.host_bandwidth_bytes_s
 
@@ -299,7 +299,7 @@ def _peak(op: Operation, device: DeviceType) -> float:
     peak = device.flops.get(dtype)
     if peak is None:
         raise ValueError(
-            f"device '{device.name}' has no FLOP/s for {dtype}, which {op.name} computes in (it "
-            f"has {', '.join(device.flops)}); add '{dtype}' to its 'flops'."
+            f"op {op.name} computes in {dtype}, but device '{device.name}' has no peak FLOP/s "
+            f"for that dtype (only for {', '.join(device.flops)}); add '{dtype}' to its 'flops'."
         )
     return peak

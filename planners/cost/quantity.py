@@ -48,8 +48,8 @@ def memory_size(text: str) -> float:
     if size < LEAST_PLAIN_BYTES and not re.search("[a-z]$", text.strip(), re.IGNORECASE):
         unit = "GiB" if size <= 1024 else "MiB"
         raise ValueError(
-            f"memory is '{text}', without a unit: {size:g} bytes; write {text.strip()}{unit}, "
-            f"or {text.strip()}B if it is that little."
+            f"memory is '{text}', without a unit, which means {size:g} bytes; write "
+            f"{text.strip()}{unit}, or {text.strip()}B for so few bytes."
         )
     return size
 

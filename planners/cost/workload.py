@@ -154,7 +154,9 @@ def batch_of(program: Program) -> int:
         if slot.kind == "input" and (shape := shape_of(slot.value))
     ]
     if not sizes:
-        raise PlanError("the program has no input with a batch to divide; plan it with 'megatron'.")
+        raise PlanError(
+            "no input of the program has a batch dim that could be divided; plan with 'megatron'."
+        )
     return math.gcd(*sizes)
 
 

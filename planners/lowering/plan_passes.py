@@ -61,8 +61,9 @@ class PlanPasses:
         asked = _names(derived) - _names(_derived(Plan())) - _names(listed)
         if asked:
             raise PlanError(
-                f"the plan's passes lack '{min(asked)}', which its other fields ask for; add it to "
-                f"'passes', or change those fields. They ask for: {PassPipeline(derived)}"
+                f"the plan's 'passes' do not include '{min(asked)}', which its other fields "
+                "need; add that pass, or change those fields. The plan's fields need: "
+                f"{PassPipeline(derived)}"
             )
         return PlanPasses(listed)
 
@@ -184,8 +185,8 @@ def _recomputation(plan: Plan) -> list[ModulePass]:
 def _finishing(plan: Plan) -> list[ModulePass]:
     if plan.schedule == "list" and not plan.cluster:
         raise PlanError(
-            "the plan's schedule 'list' orders ops for a cluster, and the plan names none; "
-            "give 'cluster', a preset's name or a file, or another schedule."
+            "the plan's schedule 'list' orders ops for a cluster, but the plan names no cluster; "
+            "set 'cluster' to a preset's name or a file, or use another schedule."
         )
     schedule = plan.schedule or DEFAULT_SCHEDULE
     cluster = {"cluster": plan.cluster} if plan.schedule and plan.cluster else {}

@@ -58,7 +58,7 @@ def sequence_cut(program: Program, mesh: Mesh, axis: str, parts: int = 1) -> Seq
     Raises ValueError for fewer than one part.
     """
     if parts < 1:
-        raise ValueError(f"attention_parts={parts}; give at least 1.")
+        raise ValueError(f"attention_parts={parts}, expected a whole number of at least 1.")
     if axis not in mesh.names or mesh.size(axis) == 1:
         return SequenceCut(notes=_notes_on_unused(axis, parts))
     size = mesh.size(axis)

@@ -48,8 +48,8 @@ def read_blocks(program: Program, pairs: Sequence[Pair]) -> list[ProgramBlock]:
     """
     if not pairs:
         raise ValueError(
-            "the program has no column- and row-parallel pair of linear maps that divides over "
-            "the tensor axis, so that there is no degree to choose; use planner 'replicated'."
+            "planner 'oases' has no tensor degree to choose: no column- and row-parallel pair of "
+            "linear maps in the program divides over the tensor axis; use planner 'replicated'."
         )
     forward, backward = (
         [op for op in ops if isinstance(op, AtenOp)] for ops in split_at_backward(program)

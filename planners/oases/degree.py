@@ -58,8 +58,8 @@ class Axes:
         """The axes of a user's mesh. Raises ValueError if it has no tensor axis."""
         if tensor not in mesh.names:
             raise ValueError(
-                f"the mesh {mesh} has no axis '{tensor}' whose degrees could be chosen; add it, "
-                "as tensor=4, or name another with the option tensor."
+                f"the mesh {mesh} has no axis '{tensor}' for tensor parallelism; add the axis, "
+                "as tensor=4, or name another axis with the option tensor."
             )
         factors = prime_factors(mesh.size(tensor))
         if len(factors) < 2:
@@ -210,5 +210,5 @@ def batch_size(program: Program) -> int:
         if slot.kind == "input" and shape_of(slot.value)
     )
     if not sizes:
-        raise ValueError("no input of the program has a dim 0 that could be the batch; give one.")
+        raise ValueError("no input of the program has a dim 0, the batch; give it one.")
     return sizes.most_common(1)[0][0]

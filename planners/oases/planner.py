@@ -167,11 +167,11 @@ def _with_degrees(program: Program, space: DegreeSpace, degrees: Sequence[int], 
 def _check(batch_split: int, memory_share: float) -> None:
     if batch_split not in (1, 2):
         raise ValueError(
-            f"batch_split={batch_split}, but the model is of two sub-batches that alternate; use "
-            "2, or 1 for a blocking step."
+            f"batch_split={batch_split}, expected 2, for two sub-batches whose compute and "
+            "communication alternate, or 1, for no split."
         )
     if not 0 < memory_share <= 1:
-        raise ValueError(f"memory_share={memory_share}; give the share that may be used, 0 .. 1.")
+        raise ValueError(f"memory_share={memory_share}; give a fraction above 0, at most 1.")
 
 
 def _candidates(

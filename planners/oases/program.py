@@ -133,10 +133,10 @@ def _check(
     for block, known in zip(blocks, cuts, strict=True):
         if not set(known) & set(degrees):
             raise ValueError(
-                f"block '{block.name}' can have degrees {sorted(known)} by its features, and "
-                f"{sorted(degrees)} by a batch of {batch_size(program)} in {axes.batch_split} "
-                f"sub-batches on {axes.mesh.num_devices} devices; use a larger batch, "
-                "batch_split=1 or fewer devices."
+                f"no tensor degree suits block '{block.name}': its features divide by "
+                f"{sorted(known)}, but a batch of {batch_size(program)} in {axes.batch_split} "
+                f"sub-batches on {axes.mesh.num_devices} devices allows {sorted(degrees)}; use a "
+                "larger batch, batch_split=1 or fewer devices."
             )
 
 

@@ -86,7 +86,9 @@ def plan_oppa(
     Raises PlanError if no trial ran within the memory, and for a file that cannot be used.
     """
     if options.trials < 1:
-        raise PlanError(f"oppa makes {counted(options.trials, 'trial')}; give 1 or more.")
+        raise PlanError(
+            f"planner 'oppa' is asked for {counted(options.trials, 'trial')}; use trials >= 1."
+        )
     chooser = BayesianChooser(first=options.first)
     return plan_by_trials(JointPlans("oppa", program, cluster, mesh), chooser, options, host)
 
@@ -118,8 +120,8 @@ def plan_by_trials(
     configurations = plans.configurations()
     if not configurations:
         raise PlanError(
-            f"no plan of the {plans.space} space uses the {devices} devices of "
-            f"{mesh or cluster.name} for this program; change the batch, or give a mesh."
+            f"no plan of the search space {plans.space} uses all {devices} devices of "
+            f"{mesh or cluster.name} for this program; change the batch, or give another mesh."
         )
     problem = {
         "program": program.digest()[:16],

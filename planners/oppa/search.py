@@ -80,8 +80,8 @@ def _rows(file: TrialFile, row_of: Mapping[Configuration, int]) -> list[int]:
         row = row_of.get(record.configuration)
         if row is None:
             raise PlanError(
-                f"{file.path}:{number}: the configuration '{record.configuration}' is not in the "
-                "space that is searched; give another file."
+                f"{file.path}:{number}: the trial's configuration '{record.configuration}' is "
+                "not in this search space; give the trials file of this search, or a new one."
             )
         rows.append(row)
     return rows

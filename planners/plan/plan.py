@@ -138,7 +138,7 @@ class Plan:
         except PlanError as error:
             raise PlanError(f"{name}: {error}") from error
         except RecursionError as error:
-            raise PlanError(f"{name}: too many brackets within each other for a plan.") from error
+            raise PlanError(f"{name}: brackets are nested too deeply for a plan.") from error
         if not isinstance(data, dict):
             raise PlanError(f"{name}: found {type(data).__name__}, expected a JSON object.")
         return Plan.from_dict(cast("dict[str, Any]", data), name)
@@ -149,8 +149,9 @@ class Plan:
         unknown = sorted(set(data) - set(_READERS) - {"format"})
         if unknown:
             raise PlanError(
-                f"{name}: unknown keys {unknown}; {did_you_mean(unknown[0], _READERS)}"
-                f"a plan has {', '.join(sorted(_READERS))}."
+                f"{name}: the plan has unknown keys {unknown}; "
+                f"{did_you_mean(unknown[0], _READERS)}its keys can be "
+                f"{', '.join(sorted(_READERS))}."
             )
         if data.get("format", FORMAT) != FORMAT:
             raise PlanError(f"{name}: format is {data['format']!r}, expected {FORMAT!r}.")
@@ -249,5 +250,5 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     table = dict(pairs)
     for key, _ in pairs:
         if sum(key == other for other, _ in pairs) > 1:
-            raise PlanError(f"'{key}' is given twice; keep one of them.")
+            raise PlanError(f"the key '{key}' is given twice; keep one of them.")
     return table

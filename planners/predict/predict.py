@@ -132,7 +132,7 @@ def simulate_step(
         return _with_update(simulation, program, update, precision) if update else simulation
     if mesh is not None and mesh != program.mesh:
         raise ValueError(
-            f"the program is for mesh {program.mesh}, not for {mesh}; leave the mesh out."
+            f"the program is for mesh {program.mesh}, but mesh {mesh} is given; leave the mesh out."
         )
     return simulate_runs(
         program,
@@ -227,7 +227,8 @@ def check_some_fit(
         return
     if not candidates:
         raise PlanError(
-            f"no plan of the space can be partitioned; change the batch or the mesh. {problem}"
+            "no plan of the search space can be partitioned for this program; change the batch "
+            f"or the mesh. {problem}"
         )
     nearest = min(candidates, key=lambda c: c.predicted.peak_bytes - c.predicted.capacity_bytes)
     p = nearest.predicted

@@ -14,8 +14,8 @@ def dualpipe_v(ranks: int, micro_batches: int, chunks: int = 2) -> Table:
     assert chunks == 2
     if micro_batches < 2 * ranks:
         raise ValueError(
-            f"dualpipe-v on {ranks} ranks has {2 * ranks} stages, and needs as many micro-batches; "
-            f"found {micro_batches}."
+            f"schedule 'dualpipe-v' on {ranks} ranks needs at least {2 * ranks} micro-batches, "
+            f"found {micro_batches}; use more micro-batches, or 'zero-bubble-v'."
         )
     return tuple(_Rank(rank, ranks, micro_batches).actions() for rank in range(ranks))
 

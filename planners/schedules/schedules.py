@@ -38,8 +38,8 @@ class Schedule:
         """Make the table of each rank's actions. Raises ValueError for impossible numbers."""
         if chunks < 1 or (self.fixed and chunks != self.chunks):
             raise ValueError(
-                f"schedule '{self.name}' has {self.chunks} stages on each rank, not {chunks}; give "
-                f"{ranks * self.chunks} stages, or another schedule."
+                f"schedule '{self.name}' puts {self.chunks} stages on each rank, not {chunks}; "
+                f"use {ranks * self.chunks} stages, or another schedule."
             )
         return self.make(ranks, micro_batches, chunks)
 

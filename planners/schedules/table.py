@@ -45,9 +45,7 @@ def actions_in_order(table: Table, num_stages: int) -> list[tuple[int, Action]]:
             if at < len(actions) and needs_of(actions[at], num_stages) <= done
         ]
         if not ready:
-            raise ValueError(
-                f"the schedule does not end: {_stuck(table, next_of, done, num_stages)}."
-            )
+            raise ValueError(f"the schedule deadlocks: {_stuck(table, next_of, done, num_stages)}.")
         for rank, action in ready:
             next_of[rank] += 1
             done.update(gives_of(action))

@@ -87,7 +87,7 @@ class Streams:
         devices, is_compute: see `Flight`; `advance` uses them. slowdown: None: `self.slowdown`.
         """
         if seconds == math.inf:
-            raise ValueError("a message takes for ever on the cluster's links; give faster ones.")
+            raise ValueError("a link of the cluster has no bandwidth; give it one above 0.")
         beside = self.slowdown if slowdown is None else slowdown
         flight = Flight(tuple(resources), seconds, devices, is_compute, beside)
         is_free = True

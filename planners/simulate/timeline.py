@@ -168,8 +168,8 @@ def new_figure(width: float, height: float) -> Figure:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ValueError(
-            "pictures are drawn by matplotlib, which is not installed; install shardweave with its "
-            "extra 'plot': pip install 'shardweave[plot]'."
+            "drawing needs matplotlib, which is not installed; install shardweave with its extra "
+            "'plot': pip install 'shardweave[plot]'."
         ) from error
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)

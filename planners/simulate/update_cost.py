@@ -52,6 +52,7 @@ def optimizer_class(name: str) -> Callable[..., Optimizer]:
     cls = named.get(name.lower())
     if not (isinstance(cls, type) and issubclass(cls, Optimizer)) or cls is Optimizer:
         raise ValueError(
-            f"'{name}' is no optimizer of torch.optim; use the name of one, such as AdamW or Muon."
+            f"optimizer '{name}' is not in torch.optim; use the name of a class there, such as "
+            "AdamW or Muon."
         )
     return cls

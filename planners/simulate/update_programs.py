@@ -71,8 +71,8 @@ def _captured(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> _Capture
         update = capture_update(made, [parameter], sizes, 0, calls, is_assumed=True)
     except (RuntimeError, NotImplementedError, TypeError, CaptureError) as error:
         raise ValueError(
-            f"the update of {name} cannot be simulated: it calls a closure, takes sparse gradients "
-            "alone, or makes tensors that are no state; use another class of torch.optim."
+            f"the step of optimizer {name} cannot be simulated: it calls a closure, needs sparse "
+            "gradients, or reads tensors outside its state; use another class of torch.optim."
         ) from error
     states = [x for x in pytree.tree_leaves(calls.state) if isinstance(x, Tensor) and x.is_meta]
     return _Captured(update, tuple((tuple(x.shape), x.dtype) for x in states), bool(assumed.asked))

@@ -45,8 +45,8 @@ class Outcome:
         is_measured = bool(self.times_s) and all(0 < t < float("inf") for t in self.times_s)
         if (self.status == "ok") != is_measured:
             raise ValueError(
-                f"a trial that is {self.status} has step times {self.times_s}; give one that is ok "
-                "at least one time above 0, and others none."
+                f"a trial of status {self.status} has step times {self.times_s}; give positive "
+                "times for status ok, and none otherwise."
             )
 
     @property
@@ -130,7 +130,7 @@ class TrialFile:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         except OSError as error:
             raise PlanError(
-                f"trials '{path}' cannot be written: {error.strerror}; give the path of a file."
+                f"the trials file '{path}' cannot be written: {error.strerror}; give another path."
             ) from error
         file = TrialFile(Path(path), descriptor)
         try:
@@ -150,8 +150,8 @@ class TrialFile:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise PlanError(
-                f"trials '{self.path}' are in use by another search; wait for it, or give another "
-                "file."
+                f"the trials file '{self.path}' is in use by another search; wait for its end, "
+                "or give another file."
             ) from error
 
     def _read(self, problem: dict[str, Any]) -> None:
@@ -186,15 +186,16 @@ class TrialFile:
         content = cast("dict[str, Any]", header) if isinstance(header, dict) else {}
         if content.get("format") != FORMAT or not isinstance(content.get("problem"), dict):
             raise PlanError(
-                f"{self.path}:1: not a file of trials, whose first line has the format "
-                f"'{FORMAT}' and a problem; give another file."
+                f"{self.path}:1: the first line of a trials file must hold the format '{FORMAT}' "
+                "and a problem; give a file that a search has written, or a new one."
             )
         own = cast("dict[str, Any]", content["problem"])
         for key in dict.fromkeys([*problem, *own]):
             if own.get(key) != problem.get(key):
                 raise PlanError(
-                    f"trials '{self.path}' are of another problem: its {key} is {own.get(key)!r}, "
-                    f"this one's is {problem.get(key)!r}; give another file."
+                    f"the trials file '{self.path}' is of another search: it has {key} "
+                    f"{own.get(key)!r}, but this search has {problem.get(key)!r}; give another "
+                    "file."
                 )
 
     def add(self, record: Record) -> None:
@@ -205,7 +206,7 @@ class TrialFile:
         line = (json.dumps(data) + "\n").encode()
         written = os.write(self._descriptor, line)
         if written != len(line):
-            raise OSError(f"only {written} of {len(line)} bytes could be written to '{self.path}'")
+            raise OSError(f"wrote only {written} of {len(line)} bytes to '{self.path}'; free space")
         os.fsync(self._descriptor)
 
 
@@ -260,7 +261,7 @@ def launch_of(host: Host | None, planner: str) -> Launch:
     if host is None or host.launch is None:
         option = "-O trials=10" if planner == "amp" else "-O real=true"
         raise PlanError(
-            "real trials train a model, and here is only a program; name a model, as in "
+            "real trials train a model, but only a program is given; name a model, as in "
             f"`shardweave plan gpt:layers=2,hidden=64 --planner {planner} {option}`."
         )
     return host.launch
@@ -284,8 +285,8 @@ class RealTrials:
     def __post_init__(self) -> None:
         if self.slow and self.slow < 1:
             raise PlanError(
-                f"slow is {self.slow:g}, and would end trials faster than the fastest; give a "
-                "number above 1, or 0 to end none."
+                f"slow is {self.slow:g}, but trials are ended when they are that many times "
+                "slower than the fastest; give a number above 1, or 0 to end none."
             )
 
     def learn(self, outcomes: Sequence[Outcome]) -> None:

@@ -103,7 +103,7 @@ class _MatmulTemplate:
 
     def _result(self, op: AtenOp, value: SSAValue, indices: Indices, guards: Guards) -> Term:
         if indices != (self.bases["row"], self.bases["col"]):
-            raise UnfitError("the result of a matrix product is read out of order")
+            raise UnfitError("an op reads the result of a matrix product in another order")
         both = frozenset({"row", "col"})
         dtype = computed_in(dtype_of_value(value))
         if op.name == "aten.mm":

@@ -197,12 +197,12 @@ def parse_target(text: str) -> GPUTarget:
     """Return Triton's target for `sm_90`, `gfx942`, .. ValueError if unknown or without Triton."""
     if text not in SHARED_LIMIT_BYTES:
         raise ValueError(
-            f"target '{text}' is unknown; use some of {', '.join(SHARED_LIMIT_BYTES)}."
+            f"target '{text}' is unknown; use targets out of {', '.join(SHARED_LIMIT_BYTES)}."
         )
     if not has_triton():
         raise ValueError(
-            f"compiling kernels for '{text}' takes Triton, which is not installed here; compile "
-            "them on Linux, or write their sources alone (--target '')."
+            f"compiling kernels for '{text}' needs Triton, which is not installed; compile on "
+            "Linux, or write only the kernels' sources (--target '')."
         )
     from triton.backends.compiler import GPUTarget
 
@@ -285,7 +285,7 @@ def _resources_of_cubin(cubin: bytes) -> tuple[int, int]:
         said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     usage = dict(re.findall(r"(REG|STACK|LOCAL):(\d+)", said))
     if "REG" not in usage:
-        raise ValueError(f"cuobjdump said nothing of registers: {said.strip()}")
+        raise ValueError(f"cuobjdump reported no register count: {said.strip()}")
     return int(usage["REG"]), int(usage.get("STACK", 0)) + int(usage.get("LOCAL", 0))
 
 
@@ -306,5 +306,5 @@ def _resources_of_amdgcn(text: str) -> tuple[int, int]:
     registers = re.search(r"\.vgpr_count:\s+(\d+)", text)
     scratch = re.search(r"\.private_segment_fixed_size:\s+(\d+)", text)
     if registers is None or scratch is None:
-        raise ValueError("the AMD compiler noted no registers in its assembly.")
+        raise ValueError("the AMD compiler's assembly has no register count.")
     return int(registers[1]), int(scratch[1])

@@ -142,7 +142,7 @@ def fastest_config(kernel: Kernel, runner: Runner) -> Choice:
             continue
         times.append((seconds, number, config))
     if not times:
-        raise RuntimeError(f"{kernel.name}: nothing runs: {'; '.join(failures)}.")
+        raise RuntimeError(f"{kernel.name}: every configuration failed: {'; '.join(failures)}.")
     return Choice(min(times)[2], tuple(failures))
 
 

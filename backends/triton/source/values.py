@@ -88,7 +88,7 @@ class Values:
             return self._pointwise(op, indices, guards)
         handler = _HANDLERS.get(op.name)
         if handler is None:
-            raise UnfitError(f"{op.name} has no form in a kernel")
+            raise UnfitError(f"{op.name} cannot be in a generated kernel")
         return handler(self, op, indices, guards)
 
     def broadcast(self, value: SSAValue, indices: Indices) -> Indices:
@@ -231,7 +231,7 @@ class Values:
         if not tests:
             return ()
         if not index.axes:
-            raise UnfitError("one fixed element of a cut value is read")
+            raise UnfitError("an op reads a single fixed element of a sliced value")
         inside = self.writer.assign("inside", _both(tests), torch.bool, index.axes)
         return (Guard(inside.name, index.axes),)
 

@@ -80,7 +80,7 @@ def with_few_blocks(
     pipeline, blocks = plan.pipeline, {*names}
     others = [[name for name in stage if name not in blocks] for stage in pipeline.stages]
     if any(others[1:-1]):
-        raise PlanError("a stage between the first and the last has layers outside equal blocks.")
+        raise PlanError("an inner stage has layers outside the equal blocks of the model.")
     kinds = min(KINDS, len(pipeline.stages))
     sizes = [len(kept) // kinds] * (kinds - 1)
     sizes.append(len(kept) - sum(sizes))
@@ -187,7 +187,7 @@ class _Messages:
                 sent[stage, to] += 1
         spreads = any(stage == 1 and len(to) > 1 for (stage, _), to in goals.items())
         if spreads or sent[0, 1] != sent[1, 2] or sent[1, 0] != sent[2, 1]:
-            raise PlanError("stages between the first and the last hand on other values.")
+            raise PlanError("stages between the first and the last send different messages.")
         return _Messages(count, goals, order)
 
     def kind(self, stage: int) -> int:
