@@ -99,8 +99,8 @@ def _explored_plans(program: Program, plans: Mapping[str, Plan], recorder: Recor
         raise ValueError("there are no plans to show; give one or more.")
     if program.is_local:
         raise ValueError(
-            "the program is that of one device already; give the captured one, which any plan can "
-            "partition."
+            "the program is a local one, already partitioned for one rank; give the captured "
+            "global program, which any plan can partition."
         )
     recorder.note("input", program, summary="The program that the plans are for.")
     local = program

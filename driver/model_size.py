@@ -45,7 +45,7 @@ def check_option(where: str, key: str, value: object) -> None:
     most = MOST_LAYERS if any(word in key for word in LAYERS) else LARGEST
     if isinstance(value, int) and abs(value) > most:
         given = str(value) if abs(value) < 10**18 else "a larger number"
-        raise ValueError(f"{where}: {key} can be {most:,} at most, found {given}.")
+        raise ValueError(f"{where}: option {key}={given} is too large; use at most {most:,}.")
 
 
 def check_size(
@@ -63,7 +63,7 @@ def check_size(
         num_modules += 1
         if num_modules > MOST_MODULES:
             raise ValueError(
-                f"{spec} has more than {MOST_MODULES:,} modules, which takes too long; give fewer "
+                f"{spec} has more than {MOST_MODULES:,} modules, too many to build; use fewer "
                 "layers."
             )
 
@@ -92,14 +92,14 @@ _ADVICE = "give smaller sizes, or a smaller batch"
 def _check_room(spec: str, num_elements: int, itemsize: int) -> None:
     if num_elements > MOST_ELEMENTS:
         raise ValueError(
-            f"{spec} has {num_elements:,} elements of parameters and inputs, and at most "
-            f"{MOST_ELEMENTS:,} are planned for; {_ADVICE}."
+            f"{spec} has {num_elements:,} elements of parameters and inputs, more than the limit "
+            f"of {MOST_ELEMENTS:,}; {_ADVICE}."
         )
     size, memory = num_elements * itemsize, memory_bytes()
     if size > memory:
         raise ValueError(
-            f"{spec} has parameters and inputs of {bytes_text(size)}, and this machine has "
-            f"{bytes_text(memory)} of memory; {_ADVICE}."
+            f"{spec} needs {bytes_text(size)} for parameters and inputs, but this machine has "
+            f"only {bytes_text(memory)} of memory; {_ADVICE}."
         )
 
 

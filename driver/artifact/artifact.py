@@ -28,7 +28,7 @@ from shardweave.ir.mesh.mesh import Mesh
 MANIFEST, PROGRAM, PLAN, CONSTANTS = "manifest.json", "program.mlir", "plan.json", "constants/"
 """The members of an artifact; the last is a folder."""
 
-ANEW = "make it anew (shardweave compile, sw.precompile)"
+ANEW = "make a new artifact (shardweave compile, sw.precompile)"
 
 
 class ArtifactError(ValueError):
@@ -76,14 +76,14 @@ class Artifact:
                 is_whole = archive.comment.decode() == _digest(members)
             manifest = json.loads(members[MANIFEST]) if is_whole else {}
         except (BadZipFile, zlib.error, EOFError, KeyError, ValueError, RuntimeError) as error:
-            raise ArtifactError(f"'{path}' is no artifact, or is damaged; {ANEW}.") from error
+            raise ArtifactError(f"'{path}' is not an artifact, or is damaged; {ANEW}.") from error
         if not is_whole:
-            raise ArtifactError(f"'{path}' is damaged, or was edited; {ANEW}.")
+            raise ArtifactError(f"artifact '{path}' is damaged, or was edited; {ANEW}.")
         made, here = manifest["versions"], versions()
         for name in [name for name in here if made[name] != here[name]]:
             raise ArtifactError(
-                f"'{path}' was made with {name} {made[name]}, and this is {name} {here[name]}; "
-                f"{ANEW} with the versions that run it."
+                f"artifact '{path}' was made with {name} {made[name]}, but this process has "
+                f"{name} {here[name]}; {ANEW} with the versions that run it."
             )
         return Artifact(str(path), manifest, members)
 

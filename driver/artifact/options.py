@@ -57,13 +57,13 @@ def with_artifact(options: Options) -> Options:
             continue
         if own_text != _stored(name, getattr(empty, name))[0]:
             raise ArtifactError(
-                f"{name}={_value_in(own_text, name)} is asked for, and '{artifact.path}' was made "
-                f"with {name}={_value_in(text, name)}; leave {name} out, or {ANEW}."
+                f"{name}={_value_in(own_text, name)} is given, but artifact '{artifact.path}' "
+                f"was made with {name}={_value_in(text, name)}; leave {name} out, or {ANEW}."
             )
         if value is None:
             raise ArtifactError(
-                f"'{artifact.path}' was made with {name}={_value_in(text, name)}; give {name} as "
-                "it was given then."
+                f"artifact '{artifact.path}' was made with {name}={_value_in(text, name)}; give "
+                f"the same {name} here."
             )
         taken[name] = value
     return replace(options, **PLANNED, **taken, artifact=artifact)

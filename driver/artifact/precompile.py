@@ -46,7 +46,9 @@ def precompile(request: Request) -> Lowered:
     ArtifactError for a model whose outputs cannot be written.
     """
     if not isinstance(request.artifact, str | Path):
-        raise ValueError('precompile writes a file; name it, as in artifact="step.artifact".')
+        raise ValueError(
+            'precompile needs the path of the file to write; give it, as artifact="step.artifact".'
+        )
     path, options = str(request.artifact), options_to_store(request)
     request = check_request(replace(request, artifact=None), is_ahead=True)
     call = example_call(request)

@@ -112,7 +112,9 @@ def tolerance_of(dtype: torch.dtype) -> Tolerance:
     """The tolerance for a dtype. Raises ValueError for one that has none."""
     if dtype not in TOLERANCES:
         known = ", ".join(str(known) for known in TOLERANCES)
-        raise ValueError(f"there is no error bound for {dtype}; check in one of {known}.")
+        raise ValueError(
+            f"dtype {dtype} has no error bound to check against; check in one of {known}."
+        )
     return TOLERANCES[dtype]
 
 
@@ -283,11 +285,11 @@ def relative_error(actual: float, expected: float) -> float:
 def _named(tensors: Mapping[str, Tensor], name: str, like: Tensor) -> Tensor:
     tensor = tensors.get(name)
     if tensor is None:
-        raise ValueError(f"the step has no value for '{name}', which the model has.")
+        raise ValueError(f"the step returned no value for '{name}', which the model has.")
     if tensor.shape != like.shape:
         raise ValueError(
             f"'{name}' has shape {tuple(tensor.shape)} in the step, but {tuple(like.shape)} in "
-            "the model."
+            "the eager model."
         )
     return tensor
 

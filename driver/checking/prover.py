@@ -39,6 +39,6 @@ class Prover(Observer):
             self.last = prove(program, against=self._goal)
         except ProofError as error:
             raise ProvedPassError(
-                f"pass '{pass_.name}' gives a program that is not proved to compute what the one "
-                f"before the passes does: {error}"
+                f"after pass '{pass_.name}', the program is not proved to compute what it "
+                f"computed before the passes: {error}"
             ) from error

@@ -242,7 +242,7 @@ def check_picture(path: str | None) -> None:
     check_output(path)
     if Path(path).suffix.lower() not in PICTURES:
         raise ValueError(
-            f"cannot draw '{path}': its name says no kind of picture; end it with one of "
+            f"cannot draw '{path}': its suffix is not a picture format; use one of "
             f"{', '.join(PICTURES)}."
         )
     from shardweave.planners.simulate.timeline import new_figure

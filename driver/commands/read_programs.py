@@ -41,8 +41,8 @@ def read(path: str) -> Program:
         return Program.parse(sys.stdin.read(), "<stdin>")
     if ":" in path and not Path(path).exists():
         raise ValueError(
-            f"there is no file '{path}'; this command reads a program: if that is a model, write "
-            f"its program first, by `shardweave capture {path} -o step.mlir`."
+            f"there is no file '{path}', and this command reads a program; if '{path}' is a "
+            f"model, first write its program: `shardweave capture {path} -o step.mlir`."
         )
     return Program.load(path)
 

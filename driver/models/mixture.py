@@ -77,7 +77,7 @@ def experts_with_capacity(
     (tokens, hidden), choices, count = x.shape, chosen.shape[1], experts.up.shape[0]
     if tokens % groups:
         raise ValueError(
-            f"{tokens} tokens do not divide into {groups} groups of equal length; choose another "
+            f"{tokens} tokens do not divide into {groups} groups of equal size; use another "
             "number of groups, such as the number of sequences."
         )
     size = tokens // groups

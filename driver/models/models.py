@@ -203,11 +203,11 @@ def read_config(name: str, config_class: type[Any], options: Mapping[str, Option
         if type(value) is not types[key]:
             kinds = {int: "an integer", bool: "true or false", float: "a number"}
             expected = kinds[types[key]]
-            raise ValueError(f"{name}: {key}={value} should be {expected}.")
+            raise ValueError(f"{name}: {key}={value} must be {expected}.")
         check_option(name, key, value)
         # Zero stands for "not given" where it is the default.
         if type(value) is int and value < (0 if defaults[key] == 0 else 1):
-            raise ValueError(f"{name}: {key}={value} should be positive.")
+            raise ValueError(f"{name}: {key}={value} must be positive.")
     return config_class(**options)
 
 
@@ -220,7 +220,7 @@ def _hf_example(text: str, dtype: torch.dtype) -> Example:
 def _hf_options(text: str) -> tuple[str, dict[str, Option]]:
     model_type, _, words = text.partition(":")
     if not model_type:
-        raise ValueError("hf: names no model type; write hf:TYPE, for example hf:gpt2.")
+        raise ValueError("hf: is given without a model type; write hf:TYPE, for example hf:gpt2.")
     options = parse_options(words)
     for key, value in options.items():
         check_option(f"hf:{model_type}", key, value)
@@ -281,8 +281,8 @@ def _by_name(where: str, module: Any, batch: Any) -> Any:
         ) from None
     if any(signature.parameters[name].kind is inspect.Parameter.VAR_POSITIONAL for name in given):
         raise ValueError(
-            f"{where} returned its inputs by position, but the model's forward takes {names}; give "
-            "them as a dict, by the names of forward's arguments."
+            f"{where} returned its inputs by position, but the model's forward takes {names}; "
+            "return them as a dict by argument name."
         )
     return given
 

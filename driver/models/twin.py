@@ -40,7 +40,8 @@ def twin_spec(spec: str, parts: int) -> str:
         sizes = {f.name: f.default for f in dataclasses.fields(FAMILIES[scheme][0])}
     else:
         raise ValueError(
-            f"model '{spec}' has no sizes to shrink; validate with a factory of a smaller one."
+            f"model '{spec}' has no sizes that validation could shrink; validate with a factory "
+            "that makes a smaller model."
         )
     given = parse_options(options)
     small = shrunk({**sizes, **given}, parts)

@@ -69,9 +69,9 @@ def launch(
     most = max(LEAST_PROCESSES, PROCESSES_PER_CORE * num_cores())
     if num_processes > most:
         raise ValueError(
-            f"{num_processes:,} processes are too many for this machine, which starts {most} at "
-            "most; give a smaller mesh, start them on several machines by torchrun, or run all "
-            "ranks in one process (--backend reference)."
+            f"{num_processes:,} processes are more than the {most} that this machine can start; "
+            "give a smaller mesh, start them on several machines with torchrun, or run all ranks "
+            "in one process (--backend reference)."
         )
     sys.stdout.flush()  # what we said comes before what rank 0 says
     with tempfile.TemporaryDirectory(prefix="shardweave-") as folder, terminated_as_exit():
@@ -221,13 +221,13 @@ def _wait(workers: Sequence[Worker], time_limit_s: float | None) -> None:
             last = workers[running[-1]]
             if len(workers) == 1:
                 raise WorkerError(
-                    f"the run was not done after the time limit of {time_limit_s:g} s, and was "
+                    f"the run did not end within the time limit of {time_limit_s:g} s, and was "
                     "stopped; give a longer time limit."
                 )
             raise WorkerError(
                 f"ranks {running} of {len(workers)} were still running after the time limit of "
-                f"{time_limit_s:g} s; all ranks were stopped. Give a longer time limit, or see "
-                f"what rank {last.rank} said last.",
+                f"{time_limit_s:g} s, so that all ranks were stopped. Give a longer time limit, "
+                f"or read the last output of rank {last.rank}.",
                 _tail_of_log(last),
             )
         time.sleep(POLL_S)

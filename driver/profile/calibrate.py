@@ -81,8 +81,8 @@ def calibrate(cluster: Cluster, runs: Sequence[Run], predict: Predict[Run]) -> C
     timed = [run for run in runs if run.step_s > 0]
     if len(timed) < 3:
         raise ValueError(
-            f"{counted(len(timed), 'run')} with a measured step (step_ms): the numbers would "
-            "follow noise alone; give three runs or more, better of several sizes and degrees."
+            f"only {counted(len(timed), 'run')} with a measured step time (step_ms), too few to "
+            "fit a cluster's numbers; give three runs or more, of different sizes and degrees."
         )
     names = list(KNOBS)
     logs: Floats = np.zeros(len(names))

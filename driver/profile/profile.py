@@ -72,8 +72,8 @@ def profile_machine(
     on_node = per_node or (1 if launcher else num_processes)
     if num_processes < 1 or num_processes % on_node:
         raise ValueError(
-            f"{num_processes} processes do not make nodes of {on_node}; give a number of "
-            "processes that it divides."
+            f"{num_processes} processes do not divide into nodes of {on_node} processes; give a "
+            f"multiple of {on_node}."
         )
     if num_processes > num_cores():
         note(_shared_cores(num_processes, launcher))

@@ -46,7 +46,7 @@ class Binding:
         except TypeError as error:
             names = ", ".join(self.signature.parameters) or "nothing"
             raise TypeError(
-                f"the step takes what the model's forward takes, {names}: {error}."
+                f"the step takes the arguments of the model's forward, {names}: {error}."
             ) from None
 
     def _check_keywords(self, kwargs: Mapping[str, Any]) -> None:
@@ -63,8 +63,8 @@ class Binding:
                 )
             if get_close_matches(name, left, 1, NEAR):
                 raise TypeError(
-                    f"the model's forward has no parameter '{name}' of its own; "
-                    f"{did_you_mean(name, left)}it would take it as one more, and ignore it."
+                    f"the model's forward has no parameter '{name}', and would take and ignore "
+                    f"it as one of its **kwargs; {did_you_mean(name, left)}correct the name."
                 )
 
 

@@ -150,8 +150,8 @@ def _explaining_empty_inputs(call: StepCall) -> Iterator[None]:
         if not empty:
             raise
         raise ValueError(
-            f"input '{empty[0]}' of {form_of(call.inputs[empty[0]])} has no elements, and there is "
-            f"no program for such a batch; leave it out ({error})"
+            f"input '{empty[0]}' of {form_of(call.inputs[empty[0]])} has no elements, and the "
+            f"step cannot be compiled for an empty input; skip this batch ({error})"
         ) from error
 
 
@@ -330,6 +330,6 @@ def as_given(program: Program) -> Lowered:
     if mesh.num_devices > 1 and not program.is_local:
         raise ValueError(
             f"the program is not partitioned for its mesh {mesh}; run 'preset:partition' on it "
-            "first, and edit what comes out."
+            "first, and edit the result."
         )
     return Lowered(program, None, num_captured_ops=sum(1 for _ in program.ops))

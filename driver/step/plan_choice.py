@@ -47,11 +47,12 @@ def _in_shards(plan: Plan, request: Request) -> Plan:
     """Add the requested ZeRO stage to a plan. Raises ValueError if the plan cannot have it."""
     if request.devices.num_devices > 1 and {DATA_AXIS, EXPERT}.isdisjoint(request.devices.names):
         raise ValueError(
-            f"zero={request.zero} stores parameters in shards over an axis '{DATA_AXIS}', which "
-            f"the mesh {request.devices} does not have; give it one, or leave zero out."
+            f"zero={request.zero} shards parameters over the axis '{DATA_AXIS}', which the mesh "
+            f"{request.devices} does not have; add the axis to the mesh, or leave zero out."
         )
     if plan.zero not in (0, request.zero):
         raise ValueError(
-            f"the plan has zero={plan.zero}, and zero={request.zero} is asked for; leave one out."
+            f"the plan has zero={plan.zero}, but zero={request.zero} is given; give one of them "
+            "only."
         )
     return replace(plan, zero=request.zero)

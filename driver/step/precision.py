@@ -27,7 +27,7 @@ def check_precision(precision: str | None) -> None:
         known = ", ".join(f'"{name}"' for name in PRECISIONS)
         raise ValueError(
             f"precision {precision!r} is unknown; use one of {known}, or leave it out (None) to "
-            "compute in the dtypes of the model."
+            "compute in the model's own dtypes."
         )
 
 
@@ -80,8 +80,8 @@ def inputs_in_precision(inputs: Mapping[str, Tensor], precision: str | None) -> 
         is_other = tensor.is_floating_point() and tensor.dtype != dtype
         if is_other and tensor.requires_grad:
             raise ValueError(
-                f"input '{name}' requires a gradient in {tensor.dtype}, but precision "
-                f"'{precision}' computes in {dtype}; give it in that dtype."
+                f"input '{name}' has dtype {tensor.dtype} and requires a gradient, but precision "
+                f"'{precision}' computes in {dtype}; cast the input to {dtype} before the call."
             )
         cast[name] = tensor.to(dtype) if is_other else tensor
     return cast
@@ -101,7 +101,8 @@ def reducing_in(dtype: torch.dtype | str, passes: Passes) -> Passes:
     given = PassPipeline([passes] if isinstance(passes, str) else passes).passes
     if any(p.name == "insert-collectives" for p in given):
         raise ValueError(
-            "reduce_dtype changes the default passes, but `passes` has its own insert-collectives; "
-            f"leave reduce_dtype out, and put 'reduce-in{{dtype=\"{name}\"}}' after it."
+            "reduce_dtype changes the default passes, but `passes` has its own "
+            "insert-collectives; leave reduce_dtype out, and put "
+            f"'reduce-in{{dtype=\"{name}\"}}' after insert-collectives."
         )
     return [ReduceInPass(name), *given]

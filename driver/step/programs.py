@@ -231,9 +231,9 @@ class CompiledPrograms(Programs):
     def _check_allowed(self, call: StepCall) -> None:
         if not self.request.dynamic and self._shape_key(call) not in self._ahead:
             raise ValueError(
-                f"the step was compiled for {self._first_call.shapes_text} with dynamic=False; "
-                f"this call is of {call.shapes_text}. Compile it ahead (step.compile_for), or "
-                "leave dynamic=False out."
+                f"the step was compiled with dynamic=False for {self._first_call.shapes_text}, "
+                f"but this call has {call.shapes_text}. Compile for these shapes before "
+                "(step.compile_for), or leave dynamic=False out."
             )
 
     def _compile(
@@ -261,9 +261,9 @@ class CompiledPrograms(Programs):
         self._note(lowered)
         if lowered.constants:
             raise ValueError(
-                f"this call reads a constant tensor that the example's did not, '"
-                f"{next(iter(lowered.constants))}'; register it as a buffer in __init__ "
-                "(self.register_buffer(.., persistent=False)), and compile the model anew."
+                "this call reads a constant tensor that the example's call did not read, "
+                f"'{next(iter(lowered.constants))}'; register it as a buffer in __init__ "
+                "(self.register_buffer(.., persistent=False)), and compile the model again."
             )
         is_split = self.request.backward == AUTOGRAD and call.grad
         bound = BoundProgram(
@@ -273,9 +273,9 @@ class CompiledPrograms(Programs):
         wrong = [key for key, s in bound.state_shardings.items() if s != stored[key]]
         if wrong and wrong[0] not in self.first.slots:
             raise ValueError(
-                f"this call reads '{wrong[0][1]}' in other shards than it is stored in: the "
-                "example that sw.compile was given does not read it. Give an example that reads "
-                "every parameter."
+                f"this call needs '{wrong[0][1]}' in another sharding than it is stored in, "
+                "since the example given to sw.compile does not use it. Give sw.compile an "
+                "example that uses every parameter."
             )
         assert not wrong, f"{wrong[0]} is not read in the shards in which it is stored"
         if world.rank() == 0:
@@ -299,9 +299,9 @@ class CompiledPrograms(Programs):
         if names:
             before, form = (forms.get(names[0], "none") for forms in (self._forms, now))
             raise ValueError(
-                f"parameter '{names[0]}' of the model is {form}, and was {before} in sw.compile: "
-                "no other program can be captured for the step. Bring it back, or compile the "
-                "model anew."
+                f"parameter '{names[0]}' of the model is now {form}, but was {before} in "
+                "sw.compile, so that no further program can be compiled. Restore it, or compile "
+                "the model again."
             )
 
     def _note(self, lowered: Lowered) -> None:

@@ -186,8 +186,8 @@ class Request(CompileOptions):
         mesh, count = Mesh(**plan.mesh), self.devices.num_devices
         if self.has_processes and mesh.num_devices != count:
             raise ValueError(
-                f"the plan is for {mesh.num_devices} of the cluster's {count} devices, each of "
-                "which has a process; give the mesh that is wanted."
+                f"the planner's mesh uses {mesh.num_devices} of the cluster's {count} devices, "
+                f"but a process runs for each device; give a mesh of {count} devices."
             )
         return replace(self, mesh=mesh)
 
@@ -225,8 +225,8 @@ def _own_mesh(kind: str, own: Mesh, mesh: Mesh | None) -> Mesh:
     """Return `own`, a program's or artifact's mesh. Raises ValueError if `mesh` is another."""
     if mesh not in (None, own):
         raise ValueError(
-            f"the {kind} is for mesh {own}, not {mesh}; leave the mesh out, or make the {kind} "
-            "for that one."
+            f"the {kind} is for mesh {own}, but mesh {mesh} is given; leave the mesh out, or "
+            f"make the {kind} for that mesh."
         )
     return own
 
@@ -251,6 +251,6 @@ def check_given_alone(options: CompileOptions) -> None:
         useless = [name for name in names if getattr(options, name)]
         if getattr(options, given) is not None and useless:
             raise ValueError(
-                f"a given {given} runs as it is; leave {', '.join(useless)} out, or make the "
-                f"{given} with it."
+                f"a given {given} is run unchanged, so that {', '.join(useless)} would have no "
+                f"effect; leave it out, or make the {given} with it."
             )

@@ -273,8 +273,9 @@ def _check_without_parameters(place: str, *modules: Any) -> None:
     for module in modules:
         if isinstance(module, nn.Module) and module.state_dict():
             raise ValueError(
-                f"module '{place}' of the model was replaced after sw.compile; its programs work "
-                "on the parameters and buffers that were there. Replace it before sw.compile."
+                f"module '{place}' of the model was replaced after sw.compile, but the compiled "
+                "step still uses the old module's parameters and buffers. Replace it before "
+                "sw.compile."
             )
 
 

@@ -253,7 +253,7 @@ def _whole(what: str, number: object, least: int) -> int:
         index = -1
     if not least <= index < HIGHEST:
         raise CheckpointError(
-            f"{type(number).__name__} {described} is no whole number from {least} to "
+            f"{type(number).__name__} {described} must be a whole number from {least} to "
             f"{HIGHEST:.0e}; give {what}."
         )
     return index
@@ -262,8 +262,8 @@ def _whole(what: str, number: object, least: int) -> int:
 def _check_joined() -> None:
     if world.world_size() > 1 and not dist.is_initialized():
         raise CheckpointError(
-            f"{world.world_size()} processes run, but not together; compile a step for a mesh of "
-            "them, or call torch.distributed.init_process_group()."
+            f"{world.world_size()} processes run, but they are not connected; compile a step for "
+            "a mesh of them, or call torch.distributed.init_process_group()."
         )
 
 

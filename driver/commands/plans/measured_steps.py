@@ -43,16 +43,17 @@ def _steps_of(path: Path) -> Iterable[MeasuredStep]:
         missing = [name for name in COLUMNS if name not in (rows.fieldnames or ())]
         if missing:
             raise ValueError(
-                f"{path}:1: the header has no column {', '.join(map(repr, missing))}; a row has "
-                f"{', '.join(COLUMNS)}, separated by commas, cells that hold commas in quotes."
+                f"{path}:1: the header lacks the column {', '.join(map(repr, missing))}; the "
+                f"columns are {', '.join(COLUMNS)}, separated by commas. Put a cell that holds "
+                "commas in quotes."
             )
         for row in rows:
             place = f"{path}:{rows.line_num}"
             model, plan, text = (row[name] or "" for name in COLUMNS)
             if None in row or not model or not plan:
                 raise ValueError(
-                    f"{place}: the row has too many cells, or no model or plan; put a cell that "
-                    'holds commas in quotes ("..").'
+                    f"{place}: the row has too many cells, or its model or plan is empty; put a "
+                    'cell that holds commas in quotes ("..").'
                 )
             yield MeasuredStep(model, _beside(path, plan), _seconds(text, place), place)
 
@@ -69,7 +70,9 @@ def _seconds(text: str, place: str) -> float:
     except ValueError:
         milliseconds = 0.0
     if not 0 < milliseconds < float("inf"):
-        raise ValueError(f"{place}: step_ms is '{text}'; write the milliseconds of a step.")
+        raise ValueError(
+            f"{place}: step_ms is '{text}'; write the measured time of a step in milliseconds."
+        )
     return milliseconds / 1e3
 
 

@@ -65,7 +65,7 @@ def _diff(options: argparse.Namespace) -> bool:
 
     check_output(options.html)
     if options.before == options.after == "-":
-        raise ValueError("both programs cannot be standard input; give the path of one of them.")
+        raise ValueError("both programs are '-', standard input; give the path of at least one.")
     before, after = read(options.before), read(options.after)
     delta = diff(before, after, cluster=options.cluster)
     if options.cluster:
