@@ -202,7 +202,7 @@ class LocalRows:
         told = self.runtime.numbers_of_ranks([length, self._number(call, names), *as_long])
         if len({number for _, number, *_ in told}) > 1:
             words = dict(enumerate(gathered_from_ranks(_words(call, names, new))))
-            raise AgreementError(f"ranks differ in their inputs: {who_has_what(words)}; {_ADVICE}.")
+            raise AgreementError(f"ranks differ in the call: {who_has_what(words)}; {_ADVICE}.")
         names |= {name for index, name in enumerate(new) if all(each[2 + index] for each in told)}
         counts: dict[int, int] = {}
         for process, (count, *_) in enumerate(told):

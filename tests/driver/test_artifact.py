@@ -173,11 +173,11 @@ def started(path: Path, model: nn.Module | None = None, **options: Any) -> Any:
         ({"zero": 3}, "zero=3 is asked for, .* was made with zero=0; leave zero out"),
         (
             {"plan": {"*.weight": "[{}, {}]"}},
-            "plan=.* is asked for, and .* was made with plan=megatron",
+            "plan=.* is given, but .* was made with plan=megatron",
         ),
         ({"precision": "bf16"}, "precision=bf16 is asked for"),
         ({"backend": "inductor"}, "backend=inductor is asked for"),
-        ({"validate": True}, "a given artifact runs as it is; leave validate out"),
+        ({"validate": True}, "a given artifact is run unchanged, so that validate would"),
         ({"program": "step.mlir"}, "leave artifact out"),
         ({"train": False}, "list of modules in evaluation mode is .*fc_in.*, and was empty"),
     ],
@@ -230,7 +230,9 @@ def test_other_models_settings_and_calls_are_refused(
 @pytest.mark.parametrize("name", ["shardweave", "torch", "python"])
 def test_other_versions_are_refused_by_name(path: Path, name: str) -> None:
     rename(path, "versions", lambda versions: versions.update({name: "0.0"}))
-    with pytest.raises(sw.ArtifactError, match=f"was made with {name} 0.0, and this is {name}"):
+    with pytest.raises(
+        sw.ArtifactError, match=f"was made with {name} 0.0, but this process has {name}"
+    ):
         started(path)
 
 
@@ -260,7 +262,7 @@ def test_damaged_and_edited_files_are_refused(path: Path, tmp_path: Path) -> Non
         started(other)
     with pytest.raises(sw.ArtifactError, match="cannot be read: No such file"):
         started(tmp_path / "none")
-    with pytest.raises(ValueError, match="name it, as in artifact="):
+    with pytest.raises(ValueError, match="give it, as artifact="):
         sw.precompile(Model(), example())
 
 

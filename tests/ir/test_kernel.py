@@ -80,7 +80,11 @@ def test_program_without_regions_is_not_copied() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("kernel.yield(%e_1)", "", "kernel.fused: the region ends in kernel.yield"),
+        (
+            "kernel.yield(%e_1)",
+            "",
+            "kernel.fused: the region of a fused op must end in kernel.yield",
+        ),
         (
             "kernel.yield(%e_1)",
             "kernel.yield(%e_1, %e_1)",

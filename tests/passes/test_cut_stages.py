@@ -354,7 +354,9 @@ def test_ops_on_a_rank_are_those_of_all_functions_of_its_stage() -> None:
 
 def test_batch_norm_in_training_is_refused_with_its_layer() -> None:
     plan = plan_of(SPECS["cnn"], "stage=2", "1f1b", 4)
-    with pytest.raises(PassError, match=r"a sum over all micro-batches that depends on param"):
+    with pytest.raises(
+        PassError, match=r"sums over all micro-batches, .* the sum depends on param"
+    ):
         cut(SPECS["cnn"], plan)
 
 
@@ -372,7 +374,7 @@ def test_stages_that_do_not_fit_the_mesh_are_refused() -> None:
     odd = replace(plan.pipeline, stages=balanced_stages(captured(GPT).program, 3))
     with pytest.raises(PassError, match="3 stages do not stand on 2 ranks of the stage axis"):
         cut(GPT, replace(plan, pipeline=odd))
-    with pytest.raises(ValueError, match=r"99 stages, but the model has only \d+ layers"):
+    with pytest.raises(ValueError, match=r"99 stages are more than the \d+ layers"):
         balanced_stages(captured(GPT).program, 99)
 
 
@@ -489,5 +491,5 @@ def test_results_that_differ_between_ranks_are_found() -> None:
         result.replace_all_uses_with(operand)
     wait.detach()
     start.detach()
-    with pytest.raises(ReplicaMismatchError, match="should hold the same part"):
+    with pytest.raises(ReplicaMismatchError, match="should hold the same shard"):
         run_reference(program, captured(GPT).values)

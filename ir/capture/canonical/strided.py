@@ -27,9 +27,9 @@ def memory_order(node: torch.fx.Node) -> dict[str, list[int]]:
     order = sorted(range(value.dim()), key=lambda dim: (-value.stride(dim), -value.shape[dim]))
     if not value.permute(order).is_contiguous() or value.storage_offset():
         raise CaptureError(
-            f"{site_of_node(node)}: as_strided reads a tensor of shape {tuple(value.shape)} that "
-            "is not contiguous in memory; call contiguous() on it before, or use indexing "
-            "(unfold, diagonal) in place of as_strided."
+            f"{site_of_node(node)}: as_strided reads memory that is laid out otherwise than in "
+            f"contiguous order (operand of shape {tuple(value.shape)}); call contiguous() on the "
+            "operand before, or use indexing (unfold, diagonal) instead."
         )
     return {"order": order}
 

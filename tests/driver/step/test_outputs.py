@@ -180,7 +180,7 @@ def test_loss_may_be_chosen_by_index() -> None:
     [
         (_two, "returns several scalars and no 'loss' among them; say which it is: loss="),
         (lambda y: y, "the model's output has no scalar loss"),
-        (lambda y: {"loss": y}, r"the loss is of shape \(4, 4\); make it a scalar"),
+        (lambda y: {"loss": y}, r"the loss has shape \(4, 4\); reduce it to a scalar"),
         (lambda y: {"loss": y.sum(), "what": object()}, "object"),
     ],
     ids=["several", "none", "no scalar", "object"],
@@ -289,7 +289,7 @@ def test_arguments_are_those_of_forward() -> None:
         ),
         (
             {"x": inputs["x"]},
-            "takes what the model's forward takes, x, y: missing a required argument: 'y'",
+            "takes the arguments of the model's forward, x, y: missing a required argument: 'y'",
         ),
         ({**inputs, "z": inputs["x"]}, "no parameter 'z'"),
     ):

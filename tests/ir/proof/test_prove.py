@@ -296,7 +296,7 @@ def test_program_of_stages_is_proved(pipelines: list[Case]) -> None:
     for case in pipelines:
         proof = prove(case.local, against=case.program)
         assert any("micro" in text for _, text in proof.relations(case.local))
-        with pytest.raises(ProofError, match="give the global program as the one to compare with"):
+        with pytest.raises(ProofError, match="give the global program as `against`"):
             prove(case.local, against=case.local)
 
 
