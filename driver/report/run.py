@@ -186,8 +186,8 @@ def _print_check(report: RunReport) -> None:
     if check.at_floor:
         names = ", ".join(check.at_floor[:3]) + (", ..." if len(check.at_floor) > 3 else "")
         print(
-            f"{len(check.at_floor)} gradients are zero, or below {check.floor:.1e}, against which "
-            f"their error was measured instead: {names}"
+            f"{len(check.at_floor)} gradients are zero or below {check.floor:.1e}, to which "
+            f"their error is relative instead: {names}"
         )
     if check.worst_buffer is not None:
         print(f"buffers: largest relative error {check.buffer_error:.1e} (in {check.worst_buffer})")

@@ -144,8 +144,9 @@ class CompiledPrograms(Programs):
         mesh = self.first.program.mesh
         if self.request.batch is None and mesh and axes_of_rows(mesh) and world.rank() == 0:
             say(
-                "shardweave: all ranks give the same rows, which are taken for the global batch "
-                '(batch="global"); where each reads its own, compile with batch="local"'
+                "shardweave: all ranks pass the same rows, which the step takes as the global "
+                'batch (batch="global"); if each rank reads its own rows, compile with '
+                'batch="local"'
             )
 
     # Finding
@@ -162,9 +163,9 @@ class CompiledPrograms(Programs):
             self._torch_seed = None
             if world.rank() == 0:
                 warn(
-                    "torch.manual_seed has no effect on a step after sw.compile: what it draws "
-                    "goes on from its own seed, and where it was (step.random_state). Leave it "
-                    "out, or give the seed to sw.compile(.., seed=..)",
+                    "torch.manual_seed has no effect on a step after sw.compile, which draws "
+                    "from a seed and state of its own (step.random_state). Leave it out, or give "
+                    "the seed to sw.compile(.., seed=..)",
                     UserWarning,
                 )
 

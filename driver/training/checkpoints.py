@@ -177,8 +177,8 @@ def _warn_of_gradients(number: int, state: Mapping[str, Any]) -> None:
         is_step = isinstance(content, CompiledModule)
         if is_step and content.gradients.are_unfinished and world.rank() == 0:
             warn(
-                f"checkpoint {number} lacks the gradients of '{entry}', which calls under "
-                "no_sync() have made so far: a run that goes on from it does without these "
+                f"checkpoint {number} lacks the gradients of '{entry}' that calls under "
+                "no_sync() have accumulated so far; a run that resumes from it loses these "
                 "micro-batches. Save after the optimizer's step.",
                 UserWarning,
             )

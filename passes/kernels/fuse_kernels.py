@@ -325,4 +325,4 @@ class FuseKernelsPass(PassOnProgram):
         for unit in units:
             _write_region(unit)
         if not units:
-            note("no two ops that a kernel can compute share data: nothing is fused; leave it out.")
+            note("nothing is fused: no two ops that a kernel can compute share data.")

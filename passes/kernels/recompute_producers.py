@@ -264,4 +264,4 @@ class RecomputeProducersPass(PassOnProgram):
                     count += plan.carry_out(growth, places)
         remove_dead_ops(program)
         if not count:
-            note("nothing that kernels hand on is cheaper to compute again; leave the pass out.")
+            note("no value between kernels is cheaper to recompute; leave the pass out.")

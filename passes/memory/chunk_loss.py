@@ -482,9 +482,12 @@ class ChunkLossPass(PassOnProgram):
             raise ValueError(f"the mesh {program.mesh} has an axis '{CHUNKS}' already.")
         made = _cut_loss(program, self.chunks)
         if made != self.chunks:
-            note(f"the rows of a device divide into {made} chunks, not {self.chunks}.")
+            note(
+                f"the loss is split into {made} chunks: a device's rows do not divide into "
+                f"{self.chunks}."
+            )
         if any(axis.kind == "stage" for axis in program.needed_mesh().axes):
             note(
-                "logits of a micro-batch are kept until its backward pass, so that chunks take no "
-                "memory away in a pipeline; leave the pass out."
+                "the logits of a micro-batch are kept until its backward pass, so that chunks "
+                "save no memory in a pipeline; leave the pass out."
             )

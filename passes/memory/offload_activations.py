@@ -302,7 +302,7 @@ class OffloadActivationsPass(PassOnProgram):
             raise ValueError("the program is offloaded already; offload it once.")
         if not offload(program, self.values, self.least_bytes, self.bytes):
             note(
-                "nothing that a block keeps for its backward pass can be offloaded, or need be; "
-                "capture the step with train=True, give fewer bytes or a smaller least_bytes, or "
-                "leave the pass out."
+                "nothing is offloaded: no value that a block keeps for its backward pass can be, "
+                "or has to be; capture the step with train=True, give fewer bytes or a smaller "
+                "least_bytes, or leave the pass out."
             )

@@ -158,7 +158,7 @@ class BucketCollectivesPass(PassOnProgram):
         count += bucket_gradients(program, self.bytes, self.first_bytes, self.alone_bytes)
         if not count:
             note(
-                "no gradient is reduced on its own, and no weight gathered; run it after "
-                "insert-collectives and before start-collectives, on a program whose batch is "
-                "sharded."
+                "no gradient is reduced on its own, and no weight is gathered; run "
+                "bucket-collectives after insert-collectives and before start-collectives, on a "
+                "program whose batch is sharded."
             )

@@ -112,11 +112,14 @@ class DeleteRedundantCollectivesPass(PassOnProgram):
         deleted = self._delete(program, redundant)
         if not redundant:
             note(
-                "no recomputed collective repeats an earlier one; run insert-collectives and then "
-                "rematerialize before it, on a program that is sharded."
+                "no recomputed collective repeats an earlier one; run insert-collectives and "
+                "then rematerialize before this pass, on a sharded program."
             )
         elif not deleted:
-            note(f"budget={self.budget} bytes keep none of {len(redundant)} results; give more.")
+            note(
+                f"budget={self.budget} bytes keep none of {len(redundant)} redundant results; "
+                "give more."
+            )
 
     def _delete(self, program: Program, redundant: list[_Redundant]) -> int:
         """Replace collectives, most traffic saved per kept byte first; returns how many."""

@@ -228,7 +228,7 @@ def test_what_has_no_effect_is_noted() -> None:
         run_passes(program, PARTITION.replace("chunks=3", "chunks=2"), mesh="stage=2")
     notes = [note for note in heard if "chunk" in note]
     assert "chunks=1 leaves the loss as it is" in notes[0]
-    assert "divide into 6 chunks, not 5" in notes[1]
+    assert "split into 6 chunks: a device's rows do not divide into 5" in notes[1]
     assert "kept until its backward pass" in notes[2]
 
 
