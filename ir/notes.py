@@ -40,8 +40,8 @@ def warn(text: str, category: type[UserWarning]) -> None:
 
 
 def say(text: str) -> None:
-    """Tell the user: to the logger "shardweave", or on standard error where nobody logs, unless
-    that logger has a level above."""
+    """Tell the user something: through the logger "shardweave", or on standard error if it has no
+    handler, unless the logger's level is above INFO."""
     if log.hasHandlers():
         log.info(text)
     elif not log.level or log.isEnabledFor(logging.INFO):

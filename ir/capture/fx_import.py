@@ -46,10 +46,8 @@ _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_$.-]")
 
 
 def import_graph(traced: Traced, aliases: dict[str, list[str]]) -> builtin.ModuleOp:
-    """Return a module whose one function `step` computes the same as the graph.
-
-    aliases: further qualified names of each tied parameter.
-    """
+    """Return a module whose only function, `step`, computes the traced graph. aliases: further
+    qualified names of each tied parameter."""
     importer = _Importer(traced, aliases)
     for node in traced.graph.nodes:
         importer.visit(node)
@@ -63,8 +61,8 @@ def readable(name: str) -> str:
 
 
 def argument_name(kind: str, name: str) -> str:
-    """Turn a qualified name into a value name: `0.weight` becomes `param.0.weight`, since names of
-    values begin with a letter; characters that xDSL does not allow become `_`."""
+    """Turn a qualified name into a value name, `0.weight` into `param.0.weight`: names of values
+    begin with a letter. Characters that xDSL does not allow become `_`."""
     plain = _NOT_IN_NAMES.sub("_", name)
     return plain if plain[:1].isalpha() or plain[:1] == "_" else f"{kind}.{plain}"
 

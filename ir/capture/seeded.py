@@ -26,7 +26,7 @@ from shardweave.ir.torch_private import (
 
 
 class Shard(NamedTuple):
-    """The shard of a tensor of global shape `shape` on the device at mesh `coordinates`."""
+    """The shard of a tensor of global `shape` that the device at mesh `coordinates` holds."""
 
     shape: tuple[int, ...]
     sharding: Sharding

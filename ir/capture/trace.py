@@ -64,7 +64,7 @@ OutputKind = Literal["loss", "output", "grad", "buffer"]
 
 @dataclass(frozen=True)
 class Traced:
-    """A functional graph, with the kind and name of each placeholder and of each flat output.
+    """A functional graph of forward and backward, with the kind and name of each input and output.
 
     Names are qualified names in the model, or names of forward's arguments.
     """
@@ -88,11 +88,9 @@ def trace(
     kind: Kind,
     form: Form | None = None,
 ) -> Traced:
-    """Trace forward and backward as one graph, or the forward pass alone, as `kind` says.
-
-    form: the structure of the call whose tensors are `args`; None if `args` and `kwargs` are the
-    call's own arguments. Raises CaptureError if torch cannot trace the model.
-    """
+    """Trace forward and backward as one graph, or the forward pass alone, as `kind` says. form: the
+    structure of the call whose tensors are `args`; None if `args` and `kwargs` are the call's own
+    arguments. Raises CaptureError if torch cannot trace the model."""
     note_newer()
     model, args, kwargs = off_meta(model, args, kwargs)
     _check_arguments(args, kwargs)

@@ -138,7 +138,7 @@ class AtenOp(CallOp):
         return signature_of(self.name)
 
     def tensor(self, name: str) -> SSAValue | None | list[SSAValue | None]:
-        """The operand (or list of operands) given for a schema argument; None if absent."""
+        """Operand (or list of operands) for a tensor argument of the schema; None if absent."""
         given = self.structured_operands
         for index, parameter in enumerate(self.signature.tensors):
             if parameter.name == name:
@@ -186,7 +186,7 @@ class AtenOp(CallOp):
 
 
 def maker(value: SSAValue, *names: str) -> AtenOp | None:
-    """The ATen op that makes a value, if its name is in `names`; else None."""
+    """The ATen op that computes a value, if its name is one of `names`; else None."""
     op = value.owner
     return op if isinstance(op, AtenOp) and op.name in names else None
 
@@ -219,7 +219,7 @@ _keys = ByIdentity[OpKey]()
 
 
 def key_of_op(op: Operation) -> OpKey:
-    """A key that is equal for ops of equal name, types and arguments, whatever their layer."""
+    """A key that is equal for ops with equal name, types and arguments, whatever their layer."""
     arguments = [item for item in op.properties.items() if item[0] not in _ANNOTATIONS]
     types = [value.type for value in (*op.operands, *op.results)]
     near = op.name, len(op.results), *map(id, types), *[(name, id(a)) for name, a in arguments]

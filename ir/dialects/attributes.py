@@ -137,8 +137,8 @@ class ShardingAttr(ParametrizedAttribute):
     @staticmethod
     @lru_cache(maxsize=16384)
     def of(sharding: Sharding, shape: tuple[int, ...]) -> ShardingAttr:
-        """The attribute for a value of global `shape`. Stride 0 stands for a plain shard, length 0
-        for a dim that is cut evenly."""
+        """The attribute for the sharding of a value of global `shape`. Stride 0 stands for a
+        contiguous shard, length 0 for an evenly sharded dim."""
         pairs = list(zip(sharding.dims, shape, strict=True))
         names = [[StringAttr(p.axis) for p in dim] for dim in sharding.dims]
         strides = [
@@ -163,7 +163,7 @@ class ShardingAttr(ParametrizedAttribute):
         return _kept(_on, self, shape, mesh)
 
     def on_local(self, local: tuple[int, ...], mesh: Mesh) -> Sharding:
-        """The sharding of a value, given the shape `local` of the part that one rank holds."""
+        """The sharding of a value whose shard on one rank has the shape `local`."""
         return _kept(_on_local, self, local, mesh)
 
     def verify(self) -> None:

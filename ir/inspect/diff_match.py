@@ -51,7 +51,7 @@ class Matching:
         ]
 
     def in_order(self) -> list[tuple[int, int]]:
-        """The longest list of pairs of ops that has the same order in both programs."""
+        """The longest list of matched pairs of ops with the same order in both programs."""
         first = self.tables[0].num_arguments
         pairs = sorted(pair for pair in self.partners[0].items() if pair[0] >= first)
         return [pairs[i] for i in longest_increasing([other for _, other in pairs])]
@@ -146,7 +146,7 @@ class _Side:
             self.seeds.setdefault(node, (1 << 40) + 2 * node + side)
 
     def is_through(self, node: int) -> bool:
-        """Whether hashes look through this node: its results stand for its operands, in order."""
+        """Whether hashes skip this node, so that its i-th result counts as its i-th operand."""
         return (
             self.looks_through
             and bool(self.table.operands[node])
@@ -172,7 +172,7 @@ class _Side:
         return hashes
 
     def down(self, nodes: list[int]) -> dict[int, int]:
-        """Hash each unmatched node by its label and the consumers of its results."""
+        """Hash each unmatched node by its label and the ops that use its results."""
         table, seeds = self.table, self.seeds
         hashes: dict[int, int] = {}
         values: dict[Value, int] = defaultdict(int)

@@ -127,7 +127,7 @@ pair, and get a mask instead, which is cheaper from about this number on."""
 
 @dataclass(frozen=True)
 class Progression:
-    """Token positions `start`, `start + step`, ..; `at`: their indices in a tensor's dim."""
+    """Token positions `start`, `start + step`, ..; `at`: the slice of their indices in a dim."""
 
     start: int
     step: int
@@ -135,7 +135,7 @@ class Progression:
     at: slice
 
     def every(self, count: int) -> Iterator[Progression]:
-        """Split into `count` progressions, each of every `count`-th position."""
+        """Split into `count` progressions; each takes every `count`-th position."""
         for first in range(min(count, self.length)):
             length = (self.length - first + count - 1) // count
             yield Progression(
@@ -146,7 +146,7 @@ class Progression:
             )
 
     def part(self, first: int, end: int) -> slice:
-        """The tensor indices of the positions numbered from `first` to, excluding, `end`."""
+        """The tensor indices, as a slice, of the progression's positions `first` to `end` - 1."""
         return _places(self.at, first, end - first)
 
 
@@ -158,7 +158,7 @@ def _places(at: slice, first: int, length: int, count: int = 1) -> slice:
 
 @dataclass(frozen=True)
 class Piece:
-    """Queries that attend to all of `keys`, or, if `is_causal`, query i to the keys up to i."""
+    """Queries that see all of `keys`; if `is_causal`, query i sees keys 0 to i. Both are slices."""
 
     queries: slice
     keys: slice
@@ -166,7 +166,7 @@ class Piece:
 
 
 def position_runs(positions: Sequence[int]) -> list[Progression]:
-    """Split positions into arithmetic progressions, each as long as possible, from the first on."""
+    """Split positions into arithmetic progressions: greedily, each as long as possible."""
     runs: list[Progression] = []
     begin = 0
     while begin < len(positions):
@@ -180,9 +180,9 @@ def position_runs(positions: Sequence[int]) -> list[Progression]:
 
 
 def pieces_of(query_positions: Sequence[int], key_positions: Sequence[int]) -> list[Piece] | None:
-    """Split causal attention into pieces; None for non-rising positions, and for too many pieces.
+    """Split causal attention into pieces; None if positions do not rise, or for too many pieces.
 
-    Each pair of a query and a key at its position or before is in one piece; other pairs in none.
+    Each pair of a query and a key at the query's position or before is in exactly one piece.
     """
     queries, keys = position_runs(query_positions), position_runs(key_positions)
     if len(queries) * len(keys) > MAX_PIECES or any(run.step < 1 for run in (*queries, *keys)):

@@ -22,10 +22,10 @@ Blocks = tuple[int, int]
 
 @dataclass(frozen=True)
 class Effect:
-    """Reduce a value over some axes, then gather a dim over them, then shard a dim over them.
+    """Effect of a collective: reduce over its axes, then gather a dim, then shard a dim over them.
 
-    reduces: by which operation. gathers, shards: the dim and its blocks (`placement.block_of`).
-    A step that is None is skipped.
+    reduces: the reduction, as "sum". gathers, shards: the dim and its block length
+    (`placement.block_of`). A step that is None is skipped.
     """
 
     reduces: Reduction | None = None
@@ -38,7 +38,7 @@ class Effect:
         return {place[0] for place in (self.gathers, self.shards) if place is not None}
 
     def sharding_after(self, sharding: Sharding, axes: Sequence[str], mesh: Mesh) -> Sharding:
-        """The result's sharding. Raises ValueError if the op cannot take the operand's."""
+        """The result's sharding, given the operand's. ValueError if the op cannot take this."""
         wide = [axis for axis in axes if mesh.size(axis) > 1]
         if self.reduces is not None:
             sharding = _reduced(sharding, wide, self.reduces)
@@ -58,7 +58,7 @@ class Effect:
         return tuple(sizes)
 
     def on_shards(self, members: Sequence[Tensor]) -> list[Tensor]:
-        """Compute each rank's result from `members`, the operands of one group's ranks in order."""
+        """Compute each rank's result. members: the operands of the ranks in one group, in order."""
         results, size = list(members), len(members)
         if self.reduces is not None:
             results = [_total(results, self.reduces)] * size

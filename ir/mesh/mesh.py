@@ -122,7 +122,7 @@ class Mesh:
 
     @property
     def device_axes(self) -> tuple[Axis, ...]:
-        """The axes along which devices stand: those of kind space and stage."""
+        """The axes along which devices differ: those of kind space and stage."""
         return tuple(axis for axis in self.axes if axis.kind != "time")
 
     @property
@@ -185,9 +185,10 @@ class Mesh:
         return Mesh(axes)
 
     def refined(self, sizes: Mapping[str, int]) -> Mesh:
-        """Split each axis whose digits `name.0`, `name.1`, .. are in `sizes`; self if none are.
+        """Split each axis for which `sizes` has digits `name.0`, `name.1`, ..; self if there is
+        none.
 
-        So a plan made for tensor.0=2,tensor.1=2 runs on tensor=4, whose ranks have equal numbers.
+        A plan made for tensor.0=2,tensor.1=2 can so run on tensor=4: ranks keep their numbers.
         """
         mesh = self
         for axis in self.axes:
@@ -217,10 +218,10 @@ class Mesh:
         return position
 
     def groups(self, names: Sequence[str]) -> list[list[int]]:
-        """The groups of ranks that a collective over `names` joins.
+        """The groups of ranks that communicate in a collective over the axes `names`.
 
-        Within a group, members are ordered by their coordinates on `names`, the first name
-        slowest; so member i holds shard i of a dim sharded over `names`.
+        Within a group, ranks are ordered by their coordinates on `names`, the first name slowest,
+        so that member i holds shard i of a dim sharded over `names`.
         """
         rest = [axis for axis in self.device_axes if axis.name not in names]
         groups: list[list[int]] = []

@@ -31,7 +31,7 @@ _UP_TO_NUMBER = re.compile(r"(?:[^.]*\.)*?\d+(?![^.])")
 
 @dataclass(frozen=True)
 class Blocks:
-    """Paths of modules, none within another, in order of first use."""
+    """Paths of a program's repeated modules, none inside another, in order of first use."""
 
     names: tuple[str, ...]
     _by_layer: dict[str, str | None] = field(
@@ -77,9 +77,10 @@ def blocks_of(program: Program) -> Blocks:
 
 
 def store_blocks(program: Program, paths: Iterable[str]) -> None:
-    """Make the modules at `paths` that have ops in the program its blocks.
+    """Store those modules at `paths` that have ops as the program's blocks.
 
-    Nothing is stored if the numbers in layers' names, which no pass changes, imply these blocks.
+    Nothing is stored if the numbers in layers' names imply these blocks, as no pass changes the
+    names.
     """
     names = _used(Blocks(tuple(paths)), program)
     implied = _derived(program)
@@ -113,7 +114,7 @@ class _Module:
 
     @property
     def body(self) -> tuple[str, ...] | None:
-        """Names of its ops, to compare modules by; None if its ops are all of one layer."""
+        """Names of the module's ops, to compare modules; None if all ops are of one layer."""
         return tuple(self.ops) if len(self.layers) > 1 else None
 
 

@@ -21,9 +21,9 @@ from shardweave.ir.torch_private import is_composite, schema_of
 
 
 def is_view(op: Operation) -> bool:
-    """Whether an op's result shares the memory of its operand, so that it takes no time.
+    """Whether an op's result shares its operand's memory, so that the op takes no time.
 
-    A reshape does unless its operand's strides make it copy, as those of a permutation may.
+    A reshape does so unless the operand's strides force a copy, as after a permutation.
     """
     facts = spec_of(op)
     if facts.view != "reshape":
@@ -39,7 +39,7 @@ def copies(op: Operation) -> bool:
 
 
 def shared_operand(op: Operation, position: int, mesh: Mesh | None = None) -> SSAValue | None:
-    """The operand whose memory result `position` shares; None if the result has its own.
+    """The operand whose memory result `position` shares; None if the result has memory of its own.
 
     A wait returns the collective's results in place, and a collective over axes of size 1 in `mesh`
     (if given) does nothing.
@@ -56,15 +56,15 @@ def shared_operand(op: Operation, position: int, mesh: Mesh | None = None) -> SS
 
 
 def reduces_in_place(op: Operation) -> bool:
-    """Whether a collective is an all-reduce of one value that nobody else reads.
+    """Whether an op is an all-reduce of a single value that nobody else reads.
 
-    Its result is then written where the operand was. Several operands are copied into one message.
+    The result is then written over the operand. Several operands would be copied into one message.
     """
     return isinstance(op, AllReduceOp) and len(op.operands) == 1 and is_unshared(op.operands[0])
 
 
 def is_unshared(value: SSAValue) -> bool:
-    """Whether a value is read once, and shares its memory with no other value that is read.
+    """Whether a value has one reader and shares its memory with no other value that is read.
 
     Its reader may then overwrite it in place.
     """
@@ -80,9 +80,10 @@ def is_unshared(value: SSAValue) -> bool:
 
 
 def added_rows(op: Operation) -> tuple[Operation, int] | None:
-    """The lookup gradient that an op adds to an unshared table, and the table's operand index.
+    """For an op that adds a lookup's gradient to an unshared table: that gradient's op, and the
+    table's operand index; None for other ops.
 
-    None for other ops. A kernel updates such a table in place, and only the rows that change.
+    A kernel updates such a table in place, and only in the rows that change.
     """
     if op.name != "aten.add.Tensor":
         return None
@@ -99,7 +100,7 @@ def added_rows(op: Operation) -> tuple[Operation, int] | None:
 
 
 def overwritten_table(op: FusedOp) -> int | None:
-    """The index of the operand that a region's kernel updates in place and returns, or None."""
+    """Index of the operand that a fused region's kernel updates in place and returns, or None."""
     for inner in op.fused_ops:
         rows = added_rows(inner)
         if rows is not None:
@@ -137,7 +138,7 @@ def makes_memory(name: str) -> bool:
 
 
 def storage_of(value: SSAValue, mesh: Mesh | None = None) -> SSAValue:
-    """The value whose memory a value shares: itself, if it has its own."""
+    """The value that owns the memory of `value`: itself if it has memory of its own."""
     while isinstance(value, OpResult):
         if isinstance(value.op, FusedOp):
             source = _source_of_region(value.op, value.index)
@@ -157,14 +158,14 @@ def _source_of_region(op: FusedOp, position: int) -> SSAValue:
 
 
 def layout_source(value: SSAValue) -> SSAValue:
-    """Follow layouts (views of all elements, copied or not) back to the value that they show."""
+    """Follow view and reshape ops back to the value whose elements they return, copied or not."""
     while isinstance(value.owner, Operation) and spec_of(value.owner).is_layout:
         value = value.owner.operands[0]
     return value
 
 
 def view_source(value: SSAValue) -> SSAValue:
-    """Follow layouts back to the value that they show, as long as they share its memory."""
+    """Follow views back to the value whose elements they return, while they share its memory."""
     while isinstance(value.owner, Operation) and spec_of(value.owner).is_layout:
         if copies(value.owner):
             break
@@ -186,7 +187,7 @@ def later_ops(program: Program) -> set[Operation]:
 
 
 def later_reads(program: Program) -> Iterator[tuple[Operation, SSAValue]]:
-    """Yield (later op, operand) for each operand that the forward pass made on the device."""
+    """Yield (later op, operand) for each operand that the forward pass computed on the device."""
     later = later_ops(program)
     for op in program.ops:
         for value in op.operands if op in later else ():

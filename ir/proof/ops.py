@@ -26,7 +26,7 @@ class ProofError(ValueError):
 
 
 def dtype_kind_of(value: SSAValue) -> str:
-    """The dtype as a proof compares it: `float` for all floating-point types, else its name."""
+    """A dtype as proofs compare it: `float` for all floating-point types, else its name."""
     dtype = dtype_of_value(value)
     return "float" if dtype.is_floating_point else str(dtype)
 
@@ -47,7 +47,7 @@ def is_cast(op: Operation) -> bool:
 
 
 def signs_of(op: Operation) -> tuple[float, float] | None:
-    """Coefficients of both terms of a sum of two floating-point tensors; None for other ops."""
+    """Coefficients of both terms if an op adds floating-point tensors; None for other ops."""
     sign = spec_of(op).sign
     if sign is None or dtype_kind_of(op.results[0]) != "float" or len(op.operands) != 2:
         return None
@@ -97,7 +97,7 @@ def check_order(op: Operation, made: Mapping[SSAValue, object], in_flight: set[S
 def rule_of_sum(
     name: str, first: tuple[int, ...], second: tuple[int, ...]
 ) -> tuple[Rule, tuple[int, ...]]:
-    """Return the factor rule of a sum op on operands of these shapes, and the sum's shape."""
+    """Return the factor rule of a sum op whose operands have these shapes, and the sum's shape."""
     shape = np.broadcast_shapes(first, second)
     types = [tensor_type(own, torch.float64) for own in (first, second)]
     block = Block(arg_types=types)

@@ -33,7 +33,7 @@ from shardweave.ir.proof.walk import Walk
 
 
 def with_whole_tables(program: Program) -> Program:
-    """Return the program with all-gathers and reduce-scatters of tables in place of row sends."""
+    """Replace sends of table rows by all-gathers and reduce-scatters of whole tables."""
     if not any(isinstance(op, RowsOp) for op in ops_of_parts(program)):
         return program
     program = program.clone()

@@ -14,7 +14,7 @@ Key = tuple[str, str]
 
 
 def argument_of(table: Expressions, local: Program, slot: Slot) -> Relation:
-    """Relate an argument of a local program to the global argument, by its declared sharding."""
+    """Relate an argument of a local program to the global program's, by its declared sharding."""
     sharding = local.sharding_of_slot(slot)
     shape = sharding.global_shape(shape_of(slot.value))
     number = table.argument(slot.kind, slot.name, slot.value)
@@ -29,7 +29,7 @@ def argument_of(table: Expressions, local: Program, slot: Slot) -> Relation:
 
 
 def is_declared(sharding: Sharding, declared: Sharding) -> bool:
-    """Whether `sharding` equals `declared`, except in dims along which the value is constant."""
+    """Whether `sharding` equals `declared`; dims along which the value is constant may differ."""
     same_sum = (sharding.unreduced, sharding.reduction) == (declared.unreduced, declared.reduction)
     return same_sum and all(map(stands_for, sharding.dims, declared.dims))
 

@@ -34,10 +34,11 @@ FREE: Price = (0, 0.0, 0)
 
 
 class Operand(NamedTuple):
-    """An operand as planners price it: its global shape, element size in bytes, and versions.
+    """An operand in the search for shardings: its global shape, element size in bytes, and
+    versions.
 
-    versions: the shardings in which the value exists already, the annotated one first.
-    pinned: whether it is a weight that a plan or the user placed.
+    versions: the shardings in which the value exists already, the annotated one first. pinned:
+    whether it is a weight that a plan or the user has sharded.
     """
 
     shape: tuple[int, ...]
@@ -67,8 +68,8 @@ def assign(
 ) -> Assignment:
     """Find the assignment of lowest cost.
 
-    goals: shardings that results should have (None: free). hints: further seats
-    (axis, factor, stride) to consider, known from the consumers of the results.
+    goals: shardings that results should have (None: free). hints: further candidates (axis, factor,
+    stride), known from the consumers of the results.
 
     Raises UnreachableSharding if a goal is unreduced and no assignment gives such a result.
     """
@@ -219,13 +220,14 @@ def sum_of(a: Price, b: Price) -> Price:
 
 
 def price_of(mesh: Mesh, operand: Operand, wanted: Sharding) -> Price | None:
-    """The price to reshard the cheapest version to `wanted`; None if no version can reach it."""
+    """The price to reshard an operand's cheapest version to `wanted`; None if impossible."""
     cheapest = _cheapest(mesh, operand, wanted)
     return None if cheapest is None else cheapest[0]
 
 
 def cheapest_version(mesh: Mesh, operand: Operand, wanted: Sharding) -> Sharding:
-    """The version cheapest to reshard to `wanted`. Raises UnreachableSharding if none can be."""
+    """The operand's version that is cheapest to reshard to `wanted`. Raises UnreachableSharding if
+    no version can be resharded so."""
     cheapest = _cheapest(mesh, operand, wanted)
     if cheapest is None:
         raise UnreachableSharding(

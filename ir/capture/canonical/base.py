@@ -23,9 +23,10 @@ class CanonicalError(ValueError):
 
 @dataclass
 class Call:
-    """One traced call: its overload's name, its arguments by schema name, and its results.
+    """A traced call of an ATen overload: its name, its arguments by schema name, and its results.
 
-    Tensor arguments are SSA values. types: the result types, None for results masked off.
+    Tensor arguments are SSA values. types: the result types; None for a result that the call's
+    output mask leaves out.
     """
 
     name: str
@@ -63,7 +64,7 @@ DRAWS = "draws"
 
 
 def form(*names: str) -> Callable[[Form], Form]:
-    """Register a function as the canonical form of the named overloads."""
+    """Return a decorator that registers a function as the canonical form of the named overloads."""
 
     def register(function: Form) -> Form:
         for name in names:

@@ -102,7 +102,7 @@ def _added_rows(call: Call, base: SSAValue, index: SSAValue, source: SSAValue, d
 
 
 def gradient_of_lookup(call: Call, rows: SSAValue, source: SSAValue) -> Result:
-    """Add up the rows of `source` by row index, as the gradient of an embedding lookup."""
+    """Add up the rows of `source` that have equal entries in `rows`: the gradient of a lookup."""
     b, shape = call.builder, call.shape
     width = prod(shape[1:])
     flat = b.view(source, (*shape_of(rows), width))
@@ -115,7 +115,7 @@ def gradient_of_lookup(call: Call, rows: SSAValue, source: SSAValue) -> Result:
 
 
 def is_zeros(value: SSAValue) -> bool:
-    """Whether a value is made by `aten.full` of zero, with a floating-point dtype."""
+    """Whether a value is the result of an `aten.full` of 0 in a floating-point dtype."""
     made = maker(value, "aten.full")
     is_zero = made is not None and made.value("fill_value") == 0
     return is_zero and dtype_of_value(value).is_floating_point

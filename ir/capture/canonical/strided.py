@@ -13,9 +13,9 @@ from shardweave.ir.dialects.types import num_elements, shape_of, tensor_type
 
 
 def memory_order(node: torch.fx.Node) -> dict[str, list[int]]:
-    """Return {"order": the operand's dims in memory order} for as_strided ops, {} for other ops.
+    """Return {"order": dims}, the operand's dims in memory order, for an as_strided op; else {}.
 
-    Raises CaptureError unless the operand, so permuted, fills contiguous memory from offset 0.
+    Raises CaptureError unless the operand is contiguous from offset 0 with its dims in this order.
     """
     if FORMS.get(str(node.target).removesuffix(".default")) not in (
         _as_strided,

@@ -23,7 +23,8 @@ _REGISTERED = re.compile(
 
 
 def assigned_buffers(model: nn.Module, writes: Iterable[Write]) -> dict[str, Site]:
-    """Map each buffer that forward assigns to the line. Raises CaptureError for other state."""
+    """Map each buffer that forward assigns to the line that assigns it. Raises CaptureError if
+    forward assigns a parameter, or creates, removes or splits a buffer."""
     names: dict[str, Site] = {}
     for write in writes:
         registered = _REGISTERED.match(write.place)
@@ -42,7 +43,7 @@ def assigned_buffers(model: nn.Module, writes: Iterable[Write]) -> dict[str, Sit
 
 
 def python_state(writes: Iterable[Write]) -> list[Write]:
-    """Return the writes, except to buffers and parameters, that would change the next step."""
+    """Return the writes to Python state, except buffers, that would change the next step."""
     return [
         write
         for write in writes
@@ -56,10 +57,11 @@ def python_state(writes: Iterable[Write]) -> list[Write]:
 def check_settles(
     writes: Sequence[Write], code: Callable[[], str], trace: Callable[[], tuple[Any, str]]
 ) -> None:
-    """Raises CaptureError unless a second step has the same graph and changes no more state.
+    """Raises CaptureError unless a second step, after the first one's writes, has the same graph
+    and changes no more state: many models fill in a setting at their first call.
 
-    Many models fill in a setting at their first call. code: returns the code of the first graph.
-    trace: traces again; returns the writes of that trace and the code of its graph.
+    code: returns the code of the first graph. trace: traces again; returns the writes of that trace
+    and the code of its graph.
     """
     refused = next((write for write in writes if not _can_be_set(write)), None)
     if refused is None and writes:

@@ -31,9 +31,9 @@ _OTHERS = 2
 def recorded_graph(
     root: Wrapped, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[fx.GraphModule, list[Write]]:
-    """Record the calls of `root`; return the graph, which reads parameters and buffers as
-    attributes, and the writes to buffers. Raises Unseen if untrusted, or a fake tensor's error.
-    """
+    """Record the calls of `root` and compare the recording with eager; return the graph, which
+    reads parameters and buffers as attributes, and the writes to buffers. Raises Unseen if the
+    recording differs or is incomplete, or a fake tensor's error."""
     tensors = [*args, *kwargs.values(), *root.parameters(), *root.buffers()]
     if any(isinstance(tensor, FakeTensor) or tensor.is_meta for tensor in tensors):
         raise Unseen("parameters have no values, so that a recording cannot be compared with eager")

@@ -50,7 +50,8 @@ class Unlike(Exception):
 
 @dataclass
 class Likeness:
-    """Maps one module's objects to another's. differing: attributes with unequal constants."""
+    """Maps one module's objects to those of an equal module. differing: names of attributes whose
+    constants are unequal."""
 
     partners: dict[int, Any] = field(default_factory=dict)
     differing: set[str] = field(default_factory=set)
@@ -59,7 +60,8 @@ class Likeness:
     """Keeps objects alive whose ids are keys of `partners` or `_taken`."""
 
     def compare(self, left: Any, right: Any, place: str) -> None:
-        """Raises Unlike unless `right` equals `left` up to renaming. place: the path in errors."""
+        """Raises Unlike unless `right` equals `left` up to module names. place: the path in
+        errors."""
         if isinstance(left, _CONSTANTS) or isinstance(right, _CONSTANTS):
             if not same_constant(left, right):
                 raise Unlike(f"{place} differs: {_short(left)} and {_short(right)}")
@@ -185,7 +187,7 @@ def _own(tensor: Tensor) -> dict[str, Any]:
 
 
 def tensor_facts(tensor: Tensor) -> tuple[Any, ...]:
-    """Return all properties of a tensor that code can see, except its values."""
+    """Return all properties of a tensor that Python code can see, except its values."""
     return (
         type(tensor),
         tensor.shape,

@@ -31,16 +31,14 @@ from shardweave.ir.torch_private import (
 
 
 class Unfit(Exception):
-    """A block's call cannot be recorded, or not copied from a record; the message says why."""
+    """Raised if a block's call cannot be recorded, or copied from a record; its message says
+    why."""
 
 
 @dataclass
 class BlockCall:
-    """A call of a block, before it runs.
-
-    name: dynamo's name of the block. Dynamo's variable has it too, but loses it once the block is
-    called under another name.
-    """
+    """A call of a block that is about to be traced. name: dynamo's name of the block, read before
+    the call, since dynamo's variable loses it once the block is called under another name."""
 
     variable: Any
     name: str
@@ -72,13 +70,13 @@ class BlockCall:
 
 
 def module_name_of(variable: Any) -> str:
-    """Return dynamo's name of a module, as in the module stacks of its nodes."""
+    """Return the name that dynamo gives a module in the module stacks of graph nodes."""
     name = variable.get_nn_module_stack_source().name
     return re.sub(r"\._(?:modules|parameters|buffers)\[(['\"])([^'\"\]]+)\1\]", r".\2", name)
 
 
 def structure_of(variable: Any, leaves: list[Any]) -> Any:
-    """Return the structure of an argument; its tensors are appended to `leaves`. Raises Unfit."""
+    """Return the structure of a call's argument; append its tensors to `leaves`. Raises Unfit."""
     if isinstance(variable, LazyVariableTracker):
         variable = variable.realize()
     if isinstance(variable, TensorVariable):
@@ -92,7 +90,7 @@ def structure_of(variable: Any, leaves: list[Any]) -> Any:
 
 
 def torch_state(tx: Any) -> tuple[Any, ...]:
-    """Return the state that code can see besides objects: torch's modes and the call stack."""
+    """Return the state, besides objects, that code can see: torch's modes and the call stack."""
     devices = ("cpu", "cuda")
     return (
         torch.is_grad_enabled(),
@@ -136,7 +134,7 @@ Writes = dict[int, tuple[Any, Any]]
 
 
 def writes_of(tx: Any) -> Writes:
-    """Return all writes so far, to objects from outside the trace and to new ones."""
+    """Return the trace's writes so far, to objects that existed before it and to new objects."""
     effects = tx.output.side_effects
     if effects.tensor_hooks:
         raise Unfit("the block registers hooks on tensors")
@@ -172,7 +170,7 @@ def _frozen(variable: Any) -> Any:
 
 
 def check_unwritten(before: Writes, now: Writes) -> None:
-    """Raises Unfit if code has written, since `before`, to an object that existed then."""
+    """Raises Unfit if code has written to an object since `before` that existed then."""
     for key, (variable, content) in now.items():
         is_new = isinstance(variable.mutation_type, (AttributeMutationNew, ValueMutationNew))
         if before[key][1] != content if key in before else not is_new:

@@ -51,11 +51,12 @@ _NAME = re.compile(r"(.*?)(?:_(\d+))?$")
 
 
 class Irregular(Exception):
-    """The blocks of a chain were not traced alike; the message says where."""
+    """Raised if the blocks of a chain were traced differently; the message says where."""
 
 
 def joint_graph(exported: fx.GraphModule, trace: Trace) -> tuple[fx.Graph, fx.GraphModule]:
-    """Trace a graph, with only the ends of chains; returns it, and the module of its constants."""
+    """Trace forward and backward as one graph: only the ends of chains of equal blocks are traced,
+    and middle blocks are copied. Returns the graph, and the module that holds its constants."""
     chains = chains_of(exported.graph)
     if chains:
         with all_names() as names:
@@ -70,7 +71,7 @@ def joint_graph(exported: fx.GraphModule, trace: Trace) -> tuple[fx.Graph, fx.Gr
 
 @contextlib.contextmanager
 def all_names() -> Iterator[list[str]]:
-    """Note all node names of a graph traced in the context, also those of nodes it then drops."""
+    """Collect the names of all nodes of a graph traced in the context, dead nodes included."""
     names: list[str] = []
     eliminate = fx.Graph.eliminate_dead_code
 
@@ -86,7 +87,7 @@ def all_names() -> Iterator[list[str]]:
 def lengthened(
     graph: fx.Graph, names: Sequence[str], chains: Sequence[BlockChain], order: Mapping[str, int]
 ) -> fx.Graph:
-    """Return the graph with all blocks of the chains, from the trace of the short chains.
+    """Return the graph with all blocks of the chains, made from the trace with short chains.
 
     names: the names of all traced nodes, in order. order: the index of each parameter among the
     inputs. Raises Irregular if the blocks' traces differ.
@@ -233,7 +234,7 @@ class _Lengthening:
     # The long chain
 
     def entries(self) -> list[Entry]:
-        """Return all entries, including the copies of the second block."""
+        """Entries of the long graph: the traced ones, and copies of each chain's second block."""
         cut = self.chain.cut
         copies = [self._copies(path) for path in cut]
         self._connect(copies)

@@ -40,10 +40,8 @@ _WORD = re.compile(r"\w+")
 
 @dataclass
 class TracedBlock:
-    """A call of a block as dynamo traced it.
-
-    words: the identifiers in the names of everything that the block's code read.
-    """
+    """The nodes that dynamo traced for a block's call. words: the identifiers in the names of
+    everything that the block's code read."""
 
     path: str
     call: BlockCall
@@ -82,7 +80,7 @@ class TracedBlock:
     # What must hold for any copy
 
     def finish(self, result: Any) -> None:
-        """Complete the record; raises Unfit if the call had effects that the nodes do not show."""
+        """Complete the record. Raises Unfit if the call had effects that the nodes do not show."""
         call, module = self.call, self.call.variable.value
         check_unwritten(call.writes, writes_of(call.tx))
         if torch_state(call.tx) != call.state:
@@ -158,7 +156,8 @@ class TracedBlock:
     # Copying
 
     def copy(self, call: BlockCall, path: str) -> Any:
-        """Copy the nodes for `call`; return its result. Raises Unfit or Unlike if it differs."""
+        """Copy the recorded nodes for an equal block's `call`; return the call's result. Raises
+        Unfit or Unlike if the two calls differ."""
         old, new = self.call.variable, call.variable
         if call.structure != self.call.structure:
             raise Unfit("two calls of equal blocks get arguments of different structure")
@@ -303,7 +302,7 @@ class _Renaming:
         return self.new + name[len(self.old) :] if is_inner else name
 
     def meta(self, node: fx.Node) -> dict[str, Any]:
-        """Return a node's metadata for the other block; some nodes of dynamo have no module."""
+        """Return a node's metadata with the recorded block's names replaced by the other's."""
         if _STACK not in node.meta:
             return dict(node.meta)
         stack = {}

@@ -55,7 +55,7 @@ class Repeats:
     """Ids of the blocks and of all modules within them."""
 
     def call(self, original: Any, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-        """Call a module; copy recorded nodes instead if it is a block equal to a recorded one."""
+        """Trace a module's call; for a block equal to a recorded block, copy its nodes instead."""
         path = self.paths.get(id(variable.value))
         if path is None or self._recording is not None or not variable.source:
             return original(variable, tx, args, kwargs)
@@ -130,7 +130,7 @@ class Repeats:
         logger.info("block %s is traced on its own: %s", path, reason)
 
     def read(self, name: str, tx: Any) -> None:
-        """Note that code reads an attribute, except nn.Module's own reads of `__dict__`."""
+        """Note an attribute that the recorded block reads, except `__dict__` in nn.Module."""
         if self._recording is not None and not (
             name == "__dict__" and tx.f_code in _CODE_OF_MODULES
         ):

@@ -35,11 +35,11 @@ from shardweave.ir.torch_private import (
 
 @dataclass(frozen=True)
 class Update:
-    """The update of one parameter on full values.
+    """The optimizer update of one parameter, on full values.
 
-    graph: from the parameter, its gradient, the tensors of its state and `numbers` to the new
-    parameter and the new tensors of its state. numbers: learning rates and other floats, in the
-    order of `Calls.numbers`; None if the graph's floats differ from these and stay constants.
+    graph: computes the new parameter and state tensors from the parameter, its gradient, its state
+    tensors and `numbers`. numbers: learning rates and other floats, in the order of
+    `Calls.numbers`; None if they do not match the graph's floats, which then stay constants.
     """
 
     graph: fx.Graph
@@ -56,7 +56,7 @@ class Update:
 
     @property
     def joined(self) -> list[Tensor]:
-        """Fake results of reductions over values of the parameter's shape, in float32 or wider."""
+        """Fake results, float32 or wider, of reductions over tensors of the parameter's shape."""
         return [
             x.to(torch.promote_types(x.dtype, torch.float32))
             for node in self.graph.nodes
@@ -163,7 +163,7 @@ class _WrittenOut(TorchFunctionMode):
 
 
 class Assumed(TorchFunctionMode):
-    """Returns 1 if code asks for the value of a tensor on the meta device; `asked` lists these."""
+    """Mode in which the value of a meta tensor reads as 1; `asked` lists the tensors read."""
 
     def __init__(self) -> None:
         super().__init__()

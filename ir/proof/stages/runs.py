@@ -30,7 +30,8 @@ EACH = ("forward", "backward", "inputs", "weights")
 
 @dataclass
 class RunOrder:
-    """The producer of each value that a stage function reads, and the order of first runs.
+    """Finds the function that produces each value that a stage function reads, and the order of
+    runs.
 
     givers: producers by stage and name. senders, receivers: by source, destination and message.
     """
@@ -83,7 +84,8 @@ class RunOrder:
                     )
 
     def giver(self, function: StageFunction, slot: Slot) -> tuple[StageFunction, SSAValue]:
-        """Return the function that produces an argument, and its value; ProofError if none."""
+        """Return the function that returns an argument's value, and the value; ProofError if
+        none."""
         entry = self.givers.get((function.stage, slot.name))
         if entry is None or entry[1].kind != slot.kind:
             raise ProofError(

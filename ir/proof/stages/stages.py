@@ -70,7 +70,7 @@ class _Stages:
         self.returned: list[tuple[Program, Slot]] = []
 
     def function(self, function: StageFunction) -> None:
-        """Relate the values of one function. The producers of its arguments come before it."""
+        """Relate one stage function's values, after the functions that produce its arguments."""
         for slot in function.arguments:
             self.walk.values[slot.value] = self._argument(function, slot)
         for op in function.ops:

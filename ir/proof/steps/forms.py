@@ -24,9 +24,10 @@ MAX_AXES = 3
 
 
 def candidates(form: OpForm, operands: Sequence[Value]) -> Iterator[tuple[Relation, ...]]:
-    """Yield possible operands of a global op if an op on `operands` is a step of its local form.
+    """Yield operands that a global op may have if a local op on `operands` is a step of its local
+    form.
 
-    Each is an operand of that step, or a relation that the operand is computed from.
+    Each is an operand of the local op, or a relation that this operand is computed from.
     """
     options: list[list[Relation]] = []
     for index, number in enumerate(form.operands):
@@ -38,7 +39,7 @@ def candidates(form: OpForm, operands: Sequence[Value]) -> Iterator[tuple[Relati
 
 
 def plain_cuts(axes: ProofAxes, size: int, part: int) -> Iterator[tuple[DimSharding, Coordinates]]:
-    """Yield all shardings of a dim of `size` into shards of `part`, with sub-batch coordinates."""
+    """Yield all shardings of a dim of `size` into shards of `part`; with sub-batch coordinates."""
     if part == 0 or size == part:
         return
     wide = axes.wide(axes.names)
@@ -58,7 +59,7 @@ def plain_cuts(axes: ProofAxes, size: int, part: int) -> Iterator[tuple[DimShard
 
 
 def other_arguments(op: AtenOp, form: OpForm) -> str:
-    """Describe how an op's arguments differ from those of the global op `form`."""
+    """Describe how an op's arguments differ from the arguments of the global op `form`."""
     own, wanted = dict(arguments_of(op)), dict(form.arguments)
     names = sorted(n for n in {*own, *wanted} if own.get(n) != wanted.get(n))
     pairs = [f"{n} = {own.get(n, 'its default')}, expected {wanted.get(n, 'its default')}"

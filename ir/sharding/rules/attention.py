@@ -58,7 +58,7 @@ def shares_key_heads(op: AtenOp) -> bool:
 
 
 def queries_rule(op: AtenOp) -> Rule:
-    """The rule of a forward attention whose key heads are repeated for queries (`repeat_heads`)."""
+    """The rule of a forward attention whose key heads are repeated for their queries."""
     heads = _Heads(op, op.operands[0], op.operands[0])
     operands = ", ".join([heads.query, "b . . .", "b . . .", *heads.more])
     return Notation(op, f"{operands} -> {heads.query}, {heads.row}", heads.sizes).rule()

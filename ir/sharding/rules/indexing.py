@@ -29,7 +29,7 @@ from shardweave.ir.sharding.rules.dims import broadcast, dim_of, passing
 
 @rule
 def embedding(op: AtenOp) -> Rule:
-    """`v h, ... -> ... h`: v reduces, as each row comes from one shard and is 0 from the others."""
+    """`v h, ... -> ... h`: v reduces: one shard has a row of the table, the others give zeros."""
     table, index = (shape_of(v) for v in op.operands)
     names, passed = passing(index)
     factors = {"v": Factor(table[0], contiguous=True), "h": Factor(table[1]), **passed}
