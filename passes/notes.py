@@ -36,7 +36,7 @@ def note(text: str) -> None:
 
 
 def is_heard() -> bool:
-    """Whether notes are listened to; if not, a pass need not look for what it could note."""
+    """Whether anybody listens to notes; if not, a pass can skip the search for what to note."""
     return _listener.get() is not drop
 
 
@@ -56,7 +56,7 @@ def heard_by(listener: Listener) -> Generator[None]:
 
 @contextmanager
 def heard_from(passes: Collection[str], listener: Listener) -> Generator[None]:
-    """Give the notes of these passes, which begin with their names, to `listener`; drop others.
+    """Send notes that begin with the name of one of `passes` to `listener`; drop other notes.
 
     `listener` may be `note` itself, which then sends the notes to the previous listener.
     """

@@ -37,9 +37,9 @@ class PassError(ValueError):
 
 
 def parse_passes(spec: str) -> tuple[ModulePass, ...]:
-    """Read `propagate-shardings,preset:oases,...`; options stand in braces.
+    """Parse a list of passes, `propagate-shardings,preset:oases,..`, with options in braces.
 
-    Raises ValueError, in one line, for what does not parse, unknown passes and unknown options.
+    Raises ValueError, in one line, for malformed text, unknown passes and unknown options.
     """
     if re.search(r"\d{19}", spec):
         raise ValueError("a number in the passes has over 18 digits, more than any option takes.")
@@ -107,7 +107,7 @@ def _wrong_kind(kind: type[ModulePass], spec: ArgSpec) -> str:
 
 @dataclass(frozen=True, init=False)
 class PassPipeline:
-    """Passes in order. Its text is a spec that reads back as the pipeline."""
+    """A sequence of passes. `str()` gives a text from which the same pipeline can be parsed."""
 
     passes: tuple[ModulePass, ...]
 
@@ -170,10 +170,8 @@ class PassPipeline:
         return result
 
     def change(self, program: Program) -> None:
-        """Run the passes on the program itself, without verification, observers and notes.
-
-        Planners price programs in this way. Raises PassError, naming the pass, if one fails.
-        """
+        """Run the passes on the program itself, without verification, observers and notes, as
+        planners do to price programs. Raises PassError, naming the pass, if one fails."""
         context, analyses = make_context(), Analyses(program)
         with without_gc(), unheard():
             for pass_ in self.passes:

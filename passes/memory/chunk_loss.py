@@ -68,7 +68,7 @@ def _cut_loss(program: Program, chunks: int) -> int:
 
 
 def chunk_by_chunk(ops: Sequence[Operation], position: int) -> list[Operation]:
-    """Reorder unrolled ops chunk by chunk. position: the index of the chunk axis in `copy`."""
+    """Reorder unrolled ops by chunk. position: index of the chunk axis in the annotation `copy`."""
     later = {op for op in ops if (copy := copy_of(op)) and copy[position] > 0}
     touched = [i for i, op in enumerate(ops) if op in later or _makers(op) & later]
     if not touched:
@@ -175,7 +175,7 @@ class _Candidate:
         return Placement(CHUNKS, self.chunks, self.stride)
 
     def fits(self, logits: _Logits) -> bool:
-        """Whether the placement fits together with the logits' own placements."""
+        """Whether the chunks fit together with the sharding that the logits have already."""
         held, size = logits.sharding.dims[self.dim], shape_of(logits.value)[self.dim]
         return self.chunks > 1 and fits((*held, self.placement), size)
 
@@ -412,7 +412,7 @@ class _Chunks:
     # Writing
 
     def write(self) -> None:
-        """Write the new shardings into the program, with reshards where chunks begin and end."""
+        """Write the new shardings into the program, and reshards at the borders of the chunks."""
         self.program.set_mesh(self.mesh)
         made: dict[tuple[SSAValue, Sharding], SSAValue] = {}
         inside = set(self.ops)

@@ -57,12 +57,12 @@ class _Kept:
 
 
 def offload(program: Program, values: str, least_bytes: int, budget: int | None) -> int:
-    """Copy values to the host after their last forward use, and back before their first later
-    use, in place; returns how many. Takes time linear in the ops.
+    """Copy values to the host after their last forward use, and back before their first later use,
+    in place; return how many. Takes time linear in the ops.
 
-    values: `inputs` of blocks, or `all` that the backward pass of one block reads. least_bytes: of
-    a value to offload. budget: bytes that may stay on the device; values made first are offloaded
-    until the rest fits. Raises ValueError if it never does.
+    values: `inputs` of blocks, or `all` that the backward pass of one block reads. least_bytes:
+    size from which a value is offloaded. budget: bytes that may stay on the device; the values
+    computed first are offloaded until the rest fits. Raises ValueError if it never does.
     """
     chosen = _offloadable(program, values, least_bytes)
     if budget is not None:
@@ -182,13 +182,12 @@ def _shown(value: SSAValue, shown: dict[SSAValue, OpResult], place: Builder) -> 
 
 
 def start_host_copies(program: Program) -> None:
-    """Replace each copy to or from the host by a start and a wait; the order of all other ops
-    stays.
+    """Replace each copy to or from the host by a start and a wait; all other ops keep their order.
 
     A copy to the host starts after the last forward op that reads the value; its wait is where the
     next block's copies start. A copy back starts where the first value of the previous block of the
     backward pass is read (for the first such block, at the first product after the forward pass);
-    its wait is where the copy is first read. Takes time linear in the ops.
+    its wait is before the first reader of the copy. Takes time linear in the ops.
     """
     _HostCopies(program).start()
 
@@ -270,18 +269,18 @@ class _HostCopies:
 
 @dataclass(frozen=True)
 class OffloadActivationsPass(PassOnProgram):
-    """Copy what the backward pass reads to the host behind its last forward use, and back.
+    """Copy values that the backward pass reads to the host after their last forward use, and back.
 
     `values`: `inputs` (default), values that enter blocks; or `all` values that the backward pass
     of one block alone reads. Left on the device are values below `least_bytes`, gathered weights,
-    results of the step, and values that are read again before the next product. With `bytes`,
-    values are offloaded, those made first, until the device keeps at most `bytes` for the backward
-    pass. Copies block until `overlap-communication` splits them: a copy to the host is waited for
-    one block later, a copy back starts one block ahead.
+    results of the step, and values that are read again before the next product. With `bytes`, the
+    values computed first are offloaded, until the device keeps at most `bytes` for the backward
+    pass. Copies block until `overlap-communication` splits them: the wait for a copy to the host
+    moves one block later, and a copy back starts one block earlier.
 
     Requires: a local program with forward and backward ops, after `rematerialize`, before
-    `cut-stages` and `overlap-communication`.
-    Ensures: numerics unchanged, bit for bit; values are on the device where they are read. Linear.
+    `cut-stages` and `overlap-communication`. Ensures: numerics unchanged, bit for bit; values are
+    on the device where they are read. Takes time linear in the ops.
     """
 
     name = "offload-activations"

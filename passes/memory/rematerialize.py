@@ -36,10 +36,10 @@ Messages = Collection[Operation]
 
 @dataclass(frozen=True)
 class Policy:
-    """Recomputation in a block. kept: from the block's forward ops in order, and all collectives
-    but gathers of weights, to the ops whose results are kept; each ends a segment. is_whole: rerun
-    all ops, also those whose results nothing reads. repeats_attention: rerun fused attention, which
-    otherwise is kept, since it may draw random numbers."""
+    """How a block is recomputed. kept: a function of the block's forward ops, in order, and of all
+    collectives except gathers of weights, to the ops whose results are kept; each of these ends a
+    segment. is_whole: recompute all ops, also ops whose results nothing reads. repeats_attention:
+    recompute fused attention, which is otherwise kept because it may draw random numbers."""
 
     kept: Callable[[Sequence[Operation], Messages], Iterable[Operation]] = lambda ops, messages: ()
     is_whole: bool = False
@@ -52,7 +52,7 @@ def messages_of(ops: Iterable[Operation], messages: Messages) -> list[Operation]
 
 
 def products_of(ops: Iterable[Operation], messages: Messages) -> list[Operation]:
-    """Products, attention, and all collectives but gathers, whose operands a device has anyway."""
+    """Ops whose results are costly: products, attention, and collectives except gathers."""
     return [
         op
         for op in ops
@@ -87,11 +87,11 @@ def _chosen_blocks(program: Program, text: str) -> Collection[str]:
 
 
 def recompute_to_fit(program: Program, budget: int) -> int:
-    """Recompute in as few blocks as fit the kept bytes of one device into `budget`.
+    """Recompute in as few blocks as needed for the kept bytes of one device to fit into `budget`.
 
-    Takes more blocks in the order of the forward pass, first by segments, then whole; returns the
-    number of clones.
-    Raises ValueError, with the least bytes needed, if recomputing all blocks does not suffice.
+    Blocks are taken in the order of the forward pass, first by segments, then whole. Returns the
+    number of clones. Raises ValueError, with the least bytes needed, if recomputing all blocks does
+    not suffice.
     """
     policies = ("after-communication", "layer")
     blocks = blocks_of(program).names

@@ -33,12 +33,12 @@ class _Run:
 
 
 def bucket_weights(program: Program, bucket_bytes: int, alone_bytes: int) -> int:
-    """Join the gathers of small weights of each block into one message, before the first use.
+    """Join the gathers of each block's small weights into messages, before their first use.
 
-    A block's weights are gathered in runs of at most `bucket_bytes`; a weight of `alone_bytes` or
-    more when gathered is not joined, since joining costs two copies. Weights that the forward pass
-    gathers last and the backward pass first are gathered once. Returns the number of gathers of
-    weights. Takes linear time.
+    Each message gathers at most `bucket_bytes`. A weight of `alone_bytes` or more (gathered) is
+    sent alone, since joining costs two copies. Weights that the forward pass gathers last and the
+    backward pass first are gathered once. Returns the number of gathers of weights. Takes time
+    linear in the ops.
     """
     order = {op: index for index, op in enumerate(program.ops)}
     runs = _runs(program, bucket_bytes)

@@ -30,14 +30,14 @@ def bucket_gradients(
     first_bytes: int | None = None,
     alone_bytes: int | None = None,
 ) -> int:
-    """Join the reductions of gradients into messages of at most `bucket_bytes`. Takes linear time.
+    """Join the reductions of gradients into messages of at most `bucket_bytes`; return their
+    number.
 
     Reduce-scatters are joined only within a block. first_bytes: limit of the first bucket of
     all-reduces, which doubles for each later bucket, so that messages start early; sums that are
-    arguments of the function exist when it begins, and fill whole buckets.
-    alone_bytes: gradients of at least this size are not joined, which saves copies. A gradient that
-    is reduced over one axis and then over another is bucketed both times. Returns the number of
-    reductions.
+    arguments of the function exist when it begins, and fill whole buckets. alone_bytes: a gradient
+    of at least this size is not joined, which saves copies. A gradient that is reduced over one
+    axis and then over another is bucketed both times. Takes time linear in the ops.
     """
     rounds = _rounds(program)
     for reductions in rounds:

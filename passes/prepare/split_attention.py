@@ -125,7 +125,7 @@ class _Split:
         self.values = {"scale": op.value("scale")}
 
     def operands_of(self, part: int) -> tuple[SSAValue, SSAValue, Operands]:
-        """The part's keys, its values, and the list [mask, row positions, column positions]."""
+        """The keys and values of a part, and the list [mask, row positions, column positions]."""
         key, value = (self._part(whole, POSITIONS, part) for whole in (self.key, self.value))
         mask = self.mask
         if mask is not None and shape_of(mask)[-1] > 1:

@@ -22,13 +22,12 @@ from shardweave.passes.program_pass import PassOnProgram
 class SplitBatchPass(PassOnProgram):
     """Shard dim `dim` of the inputs over a new time axis: `n` sub-batches that run in turn.
 
-    A sub-batch is a virtual rank: propagation and partitioning treat the axis like any other,
-    so any mix of tensor, data and sequence parallelism splits, for any model, and stays exact;
-    `unroll-time-axes` then unrolls the sub-batches. Inputs whose dim `dim` has not the most common
-    size are not sharded.
+    Propagation and partitioning treat the time axis like any other, so that any mix of tensor, data
+    and sequence parallelism can be split, for any model, and stays exact; `unroll-time-axes` then
+    unrolls the sub-batches. Inputs whose dim `dim` has not the most common size are not sharded.
 
-    Requires: a global program before `propagate-shardings`. Ensures: the mesh has the time
-    axis, the inputs are sharded over it inside each device's shard; numerics unchanged.
+    Requires: a global program before `propagate-shardings`. Ensures: the mesh has the time axis,
+    the inputs are sharded over it inside each device's shard; numerics unchanged.
     """
 
     name = "split-batch"

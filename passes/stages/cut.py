@@ -40,7 +40,7 @@ class ScheduledRun(NamedTuple):
 
 
 def places_of_tasks(tasks: Sequence[ScheduledRun]) -> list[list[int]]:
-    """The coordinates on the stage axis at which each stage runs, by stage."""
+    """List the coordinates on the stage axis at which each stage runs, by stage."""
     places: dict[int, set[int]] = {}
     for task in tasks:
         places.setdefault(task.stage, set()).add(task.at)
@@ -57,11 +57,11 @@ def cut_into_stages(
 ) -> None:
     """Split a local program into functions of stages, in place.
 
-    stages: the stage of each layer's forward ops; ops of another layer go to the stage that makes
-    their operands. tasks: the runs on micro-batches, in an order in which all ranks together can
-    execute them; functions without ops are left out. keep_gathered: gather sharded parameters once
-    per step. scatter_each: scatter their gradients for each micro-batch, so that these are never
-    held unsharded. Takes time linear in the ops.
+    stages: the stage of each layer's forward ops; ops of another layer go to the stage that
+    computes their operands. tasks: the runs on micro-batches, in an order in which all ranks
+    together can execute them; functions without ops are left out. keep_gathered: gather sharded
+    parameters once per step. scatter_each: reduce-scatter their gradients in each micro-batch, so
+    that no rank holds them unsharded. Takes time linear in the ops.
 
     Raises ValueError for a program that is not local, or staged already, and for one whose
     micro-batches cannot run one by one, or whose stages are not in the order of the model.
