@@ -36,11 +36,11 @@ _PART_OF_KIND = {"param": "parameters", "buffer": "buffers", "input": "inputs", 
 
 @dataclass(frozen=True)
 class Memory:
-    """The most bytes that live at once, and their parts at that moment.
+    """The peak bytes of a program, and their parts at the peak.
 
-    Views share the memory of what they view; a value is freed after its last use, arguments and
-    results never. The part `communication` holds the results of collectives in flight. host_bytes:
-    the most that the step keeps in host memory at once, counted separately.
+    Views share the memory of the value that they view; a value is freed after its last use,
+    arguments and results never. The part `communication` holds the results of collectives in
+    flight. host_bytes: the peak of host memory, counted separately.
     """
 
     peak_bytes: int
@@ -117,7 +117,7 @@ def state_bytes(
 
 
 def is_mixed(itemsize: int, precision: str) -> bool:
-    """Tell whether parameters of `itemsize` bytes an element are trained in mixed precision."""
+    """Whether parameters with `itemsize` bytes per element are trained in mixed precision."""
     return precision.endswith("-mixed") or (not precision and itemsize == 2)
 
 

@@ -53,12 +53,12 @@ Kind = Literal["compute", "view", "collective", "start", "wait", "message"]
 
 
 def kind_of(op: Operation) -> Kind:
-    """Classify an op by where its time goes.
+    """Classify an op by how it takes time.
 
-    compute: on the device. view: not at all, its results share their operand's memory.
-    collective: the device waits for it, or for a copy to or from the host. start: it runs beside
-    the device until the `wait` for it.
-    message: between stages; what it takes depends on where these are (`pipeline/runs.py`).
+    compute: on the device. view: no time, as its results share the operand's memory. collective:
+    the device waits for it, or for a copy to or from the host. start: it runs beside the device
+    until the `wait` for it. message: between stages; its time depends on their devices
+    (`pipeline/runs.py`).
     """
     kind = _kind_of_class(type(op))
     return "view" if kind == "compute" and is_view(op) else kind
@@ -202,7 +202,7 @@ class CostModel:
         return seconds
 
     def ring_time_s(self, kind: str, ring: Ring, operand_bytes: float, sent: float) -> float:
-        """Seconds of a collective on `ring`. operand_bytes, sent: bytes that a rank has, sends."""
+        """Seconds of a collective on `ring`. operand_bytes, sent: bytes a rank has, and sends."""
         for table in self.cluster.collectives:
             if (table.kind, table.ranks, table.nodes) == (kind, ring.ranks, ring.nodes):
                 return time_at(table.points, max(1, operand_bytes * ring.flows))

@@ -22,11 +22,12 @@ def preset_names() -> list[str]:
 
 
 def find_cluster(cluster: Cluster | str | Path) -> Cluster:
-    """A cluster from itself, a preset's name or the path of a YAML file.
+    """Return `cluster` if it is a Cluster, else load it: a preset's name, or the path of a YAML
+    file.
 
-    A preset may carry options: `testbed:rate=250mbit` sets what a NIC carries,
-    `h100-pod:nodes=16` how many nodes there are of each type. Presets joined by `+` are one cluster
-    of all their nodes: `dgx-a100:nodes=2+dgx-v100:nodes=2`. Raises ClusterError.
+    A preset may carry options: `testbed:rate=250mbit` sets a NIC's bandwidth, `h100-pod:nodes=16`
+    the number of nodes of each type. Presets joined by `+` are one cluster of all their nodes:
+    `dgx-a100:nodes=2+dgx-v100:nodes=2`. Raises ClusterError.
     """
     if isinstance(cluster, Cluster):
         return cluster

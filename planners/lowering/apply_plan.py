@@ -92,7 +92,7 @@ def _annotate_projections(plan: Plan, program: Program) -> None:
 
 
 def zero_axes(program: Program) -> tuple[str, ...]:
-    """Axes that ZeRO shards over: data and those that shard the batch, except "replica"."""
+    """Axes that ZeRO shards over: "data", and axes that shard the batch except "replica"."""
     axes = {DATA_AXIS, *_batch_axes(program)} - {REPLICA_AXIS}
     return tuple(axis.name for axis in program.needed_mesh().space_axes if axis.name in axes)
 
@@ -139,7 +139,7 @@ def _divide_parameters(program: Program, mesh: Mesh, used: Collection[int]) -> N
 def divided_over(
     sharding: Sharding, shape: Sequence[int], axis: str, mesh: Mesh
 ) -> Sharding | None:
-    """Shard further over `axis`, along the first dim that divides; None if no dim does."""
+    """Shard a value further over `axis`, along the first dim that divides; None if no dim does."""
     size = mesh.size(axis)
     if 0 in shape:
         return None

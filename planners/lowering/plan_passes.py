@@ -94,7 +94,7 @@ class PlanPasses:
 
 
 def plan_passes(plan: Plan) -> list[ModulePass]:
-    """All passes of a plan, from a global program on a mesh to the local one."""
+    """All passes of a plan, which turn a global program on a mesh into the local program."""
     return [ApplyPlanPass.of(plan), *PlanPasses.of(plan).passes]
 
 

@@ -26,9 +26,10 @@ from shardweave.planners.structure.structure import parallel_pairs
 
 @dataclass(frozen=True)
 class ExpertCut:
-    """Cuts of parameters over the axis of experts.
+    """Shardings of parameters over the expert axis.
 
-    stacked: the linear maps whose features are those of so many experts, one after another.
+    stacked: linear maps whose output features are several experts' one after another, and the
+    number of experts.
     """
 
     parameters: dict[SSAValue, Cut] = field(default_factory=dict[SSAValue, Cut])
@@ -37,7 +38,7 @@ class ExpertCut:
 
 
 def expert_cut(program: Program, mesh: Mesh, axis: str) -> ExpertCut:
-    """Return the cuts of the experts' parameters over `axis`; notes if it cuts nothing."""
+    """Shard the experts' parameters over `axis`; the result has notes if nothing can be sharded."""
     if axis not in mesh.names or mesh.size(axis) == 1:
         return ExpertCut()
     size = mesh.size(axis)

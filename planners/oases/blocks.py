@@ -28,9 +28,10 @@ from shardweave.planners.structure.structure import Pair
 class ProgramBlock:
     """A block of a program.
 
-    enters: the value from the block before; for the first block, the input of its first pair, or
-    that pair's products. gradient: gradient of the value handed to the next block, which the next
-    block's backward pass computes; None for the last block, or if it cannot be told from others.
+    enters: the value from the previous block; for the first block, the input of its first pair, or
+    that pair's products. gradient: gradient of the value passed to the next block, which the next
+    block's backward pass computes; None for the last block, or if it cannot be told from other
+    values.
     """
 
     name: str
@@ -44,7 +45,8 @@ class ProgramBlock:
 def read_blocks(program: Program, pairs: Sequence[Pair]) -> list[ProgramBlock]:
     """Find the blocks, in the order of the forward pass. Takes time linear in the ops.
 
-    pairs: those of the smallest degree that cuts anything. Raises ValueError if there are none.
+    pairs: the parallel pairs at the smallest degree that shards anything. ValueError if there are
+    none.
     """
     if not pairs:
         raise ValueError(

@@ -35,7 +35,7 @@ from shardweave.planners.trials.space import Floats, SpaceTable
 
 @cache
 def botorch() -> ModuleType:
-    """Import botorch. Raises ValueError, which says how to install it."""
+    """Import and return botorch. Raises ValueError, with how to install it, if that fails."""
     try:
         with warnings.catch_warnings():
             # linear_operator compiles a function as it is imported.
@@ -61,7 +61,8 @@ class Belief:
     def at(self, table: SpaceTable) -> tuple[Floats, Floats]:
         """Mean and variance, without observation noise, for each row of the table.
 
-        Time: rows x samples x features. The process's own call would make rows x rows.
+        Time: rows x samples x features; the process's own call would compute rows x rows
+        covariances.
         """
         with torch.no_grad():
             model, seen = self.model, _inputs(self.samples.table)
@@ -78,7 +79,7 @@ class Belief:
 
 
 def fit(samples: Samples, formula: Formula | None) -> Belief:
-    """Fit a process to at least one sample, of order 1. formula: the mean, or a constant."""
+    """Fit a first-order process to at least one sample. formula: its mean, or a constant."""
     library = botorch()
     features = _inputs(samples.table)
     mean = _formula_mean(samples, formula) if formula else None

@@ -21,11 +21,11 @@ from shardweave.planners.trials.space import Configuration
 
 @dataclass(eq=False)
 class JointPlans:
-    """The plan of each point of the joint space, by its configuration.
+    """The plan of each point of `auto`'s joint space, by its configuration.
 
-    All policies of recomputation and both kinds of schedules are in it but `list`, whose orders
-    take long to find; micro-batches where they can run one by one; policy `layer` in all blocks of
-    a stage, or in quarters of them.
+    The space has all policies of recomputation, and all schedules except `list`, whose orders take
+    long to find; micro-batches if they can run one by one; policy `layer` in all blocks of a stage,
+    or in quarters of them.
     """
 
     planner: str

@@ -41,8 +41,8 @@ def started_in_order(
 ) -> list[Operation]:
     """Order a started program's ops. ops: in program order.
 
-    is_ahead: False gathers weights only where they are read and defers no ops, which needs the
-    least memory.
+    is_ahead: gather weights a block ahead. False gathers weights only where they are read and
+    defers no ops, which needs the least memory.
     """
     return _InOrder(program, ops, is_ahead).run()
 

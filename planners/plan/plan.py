@@ -104,7 +104,7 @@ class Plan:
 
     @property
     def is_pipeline(self) -> bool:
-        """Whether a step runs several stages or micro-batches by a schedule."""
+        """Whether a step runs several stages or micro-batches, and so by a schedule."""
         return self.pipeline is not None and (self.num_stages, self.pipeline.micro_batches) != (
             1,
             1,

@@ -65,7 +65,7 @@ class Pipeline:
 
     @property
     def num_places(self) -> int:
-        """Number of coordinates of the stage axis that the stages take, without chunks."""
+        """Number of coordinates of the stage axis that the stages occupy, not counting chunks."""
         return sum(map(len, self.shares)) if self.shares else len(self.stages)
 
 

@@ -37,7 +37,8 @@ _TOLD = 0.05
 
 
 def predicted_of(simulation: Simulation | PipelineSimulation) -> Predicted:
-    """Convert a simulation for a plan: of a pipeline, busiest stage's time, fullest's memory."""
+    """Convert a simulation to a plan's prediction; of a pipeline, the busiest stage's time and the
+    fullest's memory."""
     if isinstance(simulation, PipelineSimulation):
         busiest, bubble_s, host_s = simulation.busiest, simulation.bubble_s, 0.0
         communication_s = dict(busiest.communication_s)

@@ -10,7 +10,7 @@ from shardweave.planners.schedules.table import Action, Kind, Table
 
 
 def dualpipe_v(ranks: int, micro_batches: int, chunks: int = 2) -> Table:
-    """Make the table. Raises ValueError for fewer micro-batches than stages (2 per rank)."""
+    """Make the DualPipeV table. ValueError for fewer micro-batches than stages (2 per rank)."""
     assert chunks == 2
     if micro_batches < 2 * ranks:
         raise ValueError(

@@ -103,7 +103,8 @@ def _in_groups(schedule: str, shares: Shares, chunks: int) -> list[list[Action]]
 
 
 def takers_of(shares: Sequence[int]) -> list[int]:
-    """Assign each micro-batch to the rank that is furthest behind its number in `shares`."""
+    """Assign each micro-batch to the rank furthest behind its number in `shares`; return the
+    ranks."""
     total = sum(shares)
     taken = [0] * len(shares)
     takers: list[int] = []
@@ -137,7 +138,7 @@ def _fitted(shares: Sequence[int], count: int) -> tuple[int, ...]:
 
 
 def shares_text(shares: Shares) -> str:
-    """Write shares as text for `cut-stages`: `8/5,3` for two stages, the second at two ranks."""
+    """Write shares as text for `cut-stages`: `8/5,3` for two stages, the second on two ranks."""
     return "/".join(",".join(map(str, own)) for own in shares)
 
 

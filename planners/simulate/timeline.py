@@ -36,7 +36,7 @@ _MANY_BARS = 300
 
 
 class Event(NamedTuple):
-    """One op on one stream. stream: `compute`, or the axes of a collective, as `data,tensor`."""
+    """One op on a stream. stream: `compute`, or the axes of a collective, as `data,tensor`."""
 
     name: str
     layer: str
@@ -49,7 +49,7 @@ class Event(NamedTuple):
 
 @dataclass(frozen=True)
 class Timeline:
-    """A simulated step, in seconds. lower_bound_s: no order of the same work takes less time.
+    """A simulated step, in seconds. lower_bound_s: time that no order of the same work can beat.
 
     time_s: without the optimizer's update, which follows. update: None if it is not simulated.
     """
@@ -177,7 +177,7 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def stream_names(events: Iterable[Event]) -> list[str]:
-    """The streams in order: compute first, then those of communication by name."""
+    """The streams in order: compute, then the communication streams by name."""
     names = {event.stream for event in events}
     return sorted(names, key=lambda name: (name != COMPUTE, name))
 

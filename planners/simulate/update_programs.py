@@ -32,7 +32,8 @@ class _Captured:
 
 
 class Core(NamedTuple):
-    """Ops that need full values. held_bytes: bytes of their inputs and results, on the owner."""
+    """The part of an update that needs full values. held_bytes: bytes of its inputs and results, on
+    the owner."""
 
     parts: CutUpdate
     program: Program
@@ -41,7 +42,8 @@ class Core(NamedTuple):
 
 @dataclass(frozen=True)
 class PricedUpdate:
-    """Update of a parameter as programs. on_shards: run on a rank's shard, before and after `core`.
+    """The update of a parameter as programs. on_shards: the programs on a rank's shard, before and
+    after `core`.
 
     extra_bytes: temporaries while the update runs, besides full values or shards. joined: bytes of
     each sum, mean or norm that the ranks all-reduce.

@@ -32,8 +32,8 @@ Status = Literal["ok", "out_of_memory", "crashed", "timed_out"]
 class Outcome:
     """Result of a trial.
 
-    times_s: of its steps, if it is ok. peak_bytes: of the fullest device; None if it is not known.
-    message: what went wrong, or what else is to be known.
+    times_s: seconds of its steps, if it is ok. peak_bytes: on the fullest device; None if unknown.
+    message: what went wrong, or other information for the user.
     """
 
     status: Status
@@ -109,7 +109,7 @@ _read_record = parts.record_of(
 class TrialFile:
     """A file of trials, open for one search: `with TrialFile.open(path, problem) as file`.
 
-    records: the trials in it. notes: what was found on opening that a user should know.
+    records: the trials in it. notes: what a user should know about the file as it was opened.
     """
 
     path: Path
@@ -120,11 +120,11 @@ class TrialFile:
     @staticmethod
     @contextmanager
     def open(path: str | Path, problem: Mapping[str, Any]) -> Generator[TrialFile]:
-        """Make the file, or read the one that is there and go on with it.
+        """Create the file, or open an existing one to continue its search.
 
-        problem: JSON data that says what is searched; trials of another problem say nothing about
-        it. Raises PlanError for a file of another problem, one that is no file of trials, or
-        one that another search has open.
+        problem: JSON data that describes the search; trials of another problem do not count for it.
+        Raises PlanError for a file of another problem, for a file that holds no trials, and for one
+        that another search has open.
         """
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
@@ -212,7 +212,7 @@ class TrialFile:
 
 @dataclass(frozen=True)
 class Limits:
-    """Of a real trial: steps, seconds in all, and seconds of a step above which it ends early."""
+    """Limits of a real trial: steps, seconds, and the step time above which it ends early."""
 
     steps: int
     time_limit_s: float
@@ -225,9 +225,9 @@ Launch = Callable[[Plan, Limits], Outcome]
 
 @dataclass(frozen=True)
 class Host:
-    """The services of a planner's caller.
+    """Services of the program that calls a planner.
 
-    launch: None where real trials cannot be made. tell: a callback, given a line after every trial.
+    launch: runs a real trial; None if it cannot. tell: a callback for a line after every trial.
     """
 
     launch: Launch | None = None
@@ -269,11 +269,11 @@ def launch_of(host: Host | None, planner: str) -> Launch:
 
 @dataclass(eq=False)
 class RealTrials:
-    """Trains by plans, one after the other, and knows how long the fastest took.
+    """Trains by several plans, one after another, and knows the step time of the fastest.
 
-    steps, time_limit_s: of a trial. slow: a trial ends when `driver.training.training.ENOUGH_SLOW`
-    steps took more than so many times a step of the fastest trial; 0: never. fastest_s: a step of
-    it.
+    steps, time_limit_s: limits of a trial. slow: a trial ends when
+    `driver.training.training.ENOUGH_SLOW` steps took more than this many times a step of the
+    fastest trial; 0: never. fastest_s: seconds of a step of the fastest trial.
     """
 
     launch: Launch
@@ -302,6 +302,6 @@ class RealTrials:
 
 
 def measured(outcome: Outcome) -> Predicted:
-    """Prediction from a real trial; its share of compute is not measured."""
+    """Make a prediction from a real trial; its share of compute is not measured."""
     memory = {} if outcome.peak_bytes is None else {"peak": outcome.peak_bytes}
     return Predicted(fmean(outcome.times_s), memory_bytes=memory, source="measured")

@@ -44,8 +44,8 @@ class ReplicaCuts:
     """Ways to shard a replica, except into stages.
 
     devices: number of devices. batch: number of samples. tensor: tensor degrees that shard any
-    parameter. cuts_sequence: those that allow sequence parallelism. contexts: candidate sizes of
-    the context axis; cuts_context: whether a size shards anything (calls the planner).
+    parameter. cuts_sequence: the degrees that allow sequence parallelism. contexts: candidate sizes
+    of the context axis; cuts_context: whether a size shards anything (calls the planner).
     has_context: whether the user fixes that size. experts: sizes of the expert axis.
     """
 

@@ -111,7 +111,7 @@ class JointPoint:
 
     @property
     def is_staged(self) -> bool:
-        """Whether a step has stages or micro-batches, and so follows a schedule table."""
+        """Whether a step has stages or micro-batches, so that it follows a schedule table."""
         return self.stages > 1 or self.micro_batches > 1
 
     @property
@@ -122,7 +122,7 @@ class JointPoint:
         return self.schedule in BUCKETED and summed > 1 and self.stages == 1
 
     def chooses(self, dimension: str) -> bool:
-        """Whether the value of a dimension makes any difference for this point."""
+        """Whether the value of a dimension makes a difference for this point."""
         if dimension == "pipeline":
             return self.stages > 1
         if dimension == "chunks":

@@ -123,9 +123,10 @@ def micro_batches_for(plan: Plan, program: Program, mesh: Mesh, most: int) -> in
 
 
 def fewer_micro_batches(pipeline: Pipeline, most: int, rows: int, ranks: int) -> Pipeline:
-    """Reduce micro-batches to at most `most`, to a number that divides `rows` and has an order.
+    """Reduce a pipeline's micro-batches to at most `most`, a number that divides `rows` and that
+    its schedule can order.
 
-    If the schedule has none, one that places stages alike replaces it. Raises PlanError.
+    If the schedule can order none, one that places stages alike replaces it. Raises PlanError.
     """
     for name in (pipeline.schedule, _INSTEAD.get(pipeline.schedule, pipeline.schedule)):
         for count in (n for n in range(most, 0, -1) if rows % n == 0):
