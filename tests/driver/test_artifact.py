@@ -169,16 +169,16 @@ def started(path: Path, model: nn.Module | None = None, **options: Any) -> Any:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"mesh": "data=4"}, "for mesh data=2, not data=4"),
-        ({"zero": 3}, "zero=3 is asked for, .* was made with zero=0; leave zero out"),
+        ({"mesh": "data=4"}, "for mesh data=2, but mesh data=4 is given"),
+        ({"zero": 3}, "zero=3 is given, but .* was made with zero=0; leave zero out"),
         (
             {"plan": {"*.weight": "[{}, {}]"}},
             "plan=.* is given, but .* was made with plan=megatron",
         ),
-        ({"precision": "bf16"}, "precision=bf16 is asked for"),
-        ({"backend": "inductor"}, "backend=inductor is asked for"),
+        ({"precision": "bf16"}, "precision=bf16 is given"),
+        ({"backend": "inductor"}, "backend=inductor is given"),
         ({"validate": True}, "a given artifact is run unchanged, so that validate would"),
-        ({"program": "step.mlir"}, "leave artifact out"),
+        ({"program": "step.mlir"}, "so that artifact would have no effect"),
         ({"train": False}, "list of modules in evaluation mode is .*fc_in.*, and was empty"),
     ],
 )
@@ -242,7 +242,7 @@ def test_loss_that_is_a_function_is_given_again(tmp_path: Path) -> None:
 
     made = tmp_path / "step"
     sw.precompile(Model(), example(), artifact=made, loss=last)
-    with pytest.raises(sw.ArtifactError, match=r"was made with loss=.*; give loss as it was"):
+    with pytest.raises(sw.ArtifactError, match=r"was made with loss=.*; give the same loss here"):
         started(made)
     started(made, loss=last)
 

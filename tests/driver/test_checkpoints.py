@@ -273,7 +273,7 @@ def test_file_that_changed_is_named(name: str, tmp_path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
-    with pytest.raises(CheckpointError, match=f"checkpoint-2' was not loaded.*{name}.* is not"):
+    with pytest.raises(CheckpointError, match=f"checkpoint-2' was not loaded.*{name} was changed"):
         load_checkpoint(tmp_path, {"model": model}, number=2)
     said = f"checkpoint-2' .file {name} was changed after it was saved: .*; loading '.*-1'"
     with pytest.warns(UserWarning, match=said) as warned:
@@ -306,9 +306,9 @@ def test_damaged_checkpoint_is_an_error_if_there_is_no_other(tmp_path: Path) -> 
     for number in (None, 1):
         with pytest.raises(CheckpointError, match="distcp has 10 bytes, and was written with"):
             load_checkpoint(tmp_path, {"model": model}, number=number)
-    with pytest.raises(CheckpointError, match="a single checkpoint, which is damaged: file __0_0"):
+    with pytest.raises(CheckpointError, match="a single checkpoint, which is damaged: __0_0"):
         load_checkpoint(path, {"model": model})
-    with pytest.raises(CheckpointError, match="it is a file"):
+    with pytest.raises(CheckpointError, match="the path is a file"):
         load_checkpoint(path / MANIFEST, {"model": model})
     # An older one that is damaged is not asked for.
     save_checkpoint(tmp_path, 2, {"model": model})
@@ -413,7 +413,9 @@ def test_checkpoint_of_another_model_or_optimizer_is_refused(tmp_path: Path) -> 
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     optimizer = torch.optim.AdamW(model.parameters())
     save_checkpoint(tmp_path, 1, {"model": model, "optimizer": optimizer})
-    with pytest.raises(CheckpointError, match=r"'0.weight'.*shape \(3, 2\).*checkpoint \(2, 2\)"):
+    with pytest.raises(
+        CheckpointError, match=r"'0.weight'.*shape \(3, 2\), but \(2, 2\) in the checkpoint"
+    ):
         load_checkpoint(tmp_path, {"model": nn.Sequential(nn.Linear(2, 3), nn.Linear(2, 2))})
     with pytest.raises(CheckpointError, match=r"has no tensor '1\.\w+', which the checkpoint has"):
         load_checkpoint(tmp_path, {"model": nn.Sequential(nn.Linear(2, 2))})
@@ -426,7 +428,7 @@ def test_checkpoint_of_another_model_or_optimizer_is_refused(tmp_path: Path) -> 
     schedule = torch.optim.lr_scheduler.SequentialLR(
         optimizer, [torch.optim.lr_scheduler.ConstantLR(optimizer)], []
     )
-    with pytest.raises(CheckpointError, match=r"entry 'model', a SequentialLR, does not take"):
+    with pytest.raises(CheckpointError, match=r"a SequentialLR cannot load entry 'model'"):
         load_checkpoint(tmp_path, {"model": schedule})
     half = torch.optim.AdamW(model[0].parameters())
     with pytest.raises(CheckpointError, match="other parameter groups"):

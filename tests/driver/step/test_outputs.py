@@ -128,7 +128,8 @@ def test_hugging_face_output_has_loss_and_logits_and_no_cache() -> None:
     only_ids = {name: tensor for name, tensor in inputs.items() if name != "labels"}
     assert set(step(**only_ids)) == {"logits"}
     with pytest.raises(
-        TypeError, match=r"no parameter 'label' of its own; did you mean 'labels'\?"
+        TypeError,
+        match=r"no parameter 'label', and would take and ignore it .*; did you mean 'labels'\?",
     ):
         step(**only_ids, label=inputs["labels"])
 
