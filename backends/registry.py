@@ -24,8 +24,8 @@ class BackendKind:
     """A backend that `sw.compile(backend=)` knows.
 
     make: constructor of the backend. has_processes: whether each device of the mesh is a process of
-    torch.distributed; else one process runs all devices. passes: pipeline of passes that group ops
-    into the regions that the backend compiles; they run last, unless the program has regions.
+    torch.distributed; else one process runs all devices. passes: passes that group ops into the
+    regions that the backend compiles; they run last, unless the program has regions already.
     """
 
     make: MakeBackend

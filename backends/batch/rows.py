@@ -58,7 +58,7 @@ def names_of_rows(inputs: Mapping[str, Tensor]) -> frozenset[str]:
 
 
 def grown(call: StepCall, mesh: Mesh) -> StepCall:
-    """Make the call of the global batch, if every rank gives as many rows as this call has."""
+    """Make the call of the global batch, if each rank gives as many rows as this call."""
     count, rows = math.prod(mesh.size(axis) for axis in axes_of_rows(mesh)), {}
     for name in names_of_rows(call.inputs):
         tensor = call.inputs[name]
@@ -69,9 +69,9 @@ def grown(call: StepCall, mesh: Mesh) -> StepCall:
 
 @dataclass(frozen=True)
 class Rows:
-    """Numbers of rows of a global batch that ranks provide along `axes`.
+    """The number of rows of a global batch that each rank gives.
 
-    counts: by position along `axes`, in row order. place: position of this rank.
+    counts: by position along `axes`, in row order. place: this rank's position.
     """
 
     runtime: Runtime
@@ -100,8 +100,8 @@ class Rows:
         return len(set(self.counts)) == 1
 
     def joined(self, tensor: Tensor) -> Tensor:
-        """Make the global tensor from this rank's rows: a DTensor, without a message; if ranks have
-        different numbers of rows, a whole tensor, by gathering. Collective."""
+        """Make the global tensor from this rank's rows: a DTensor, without communication; or, if
+        ranks have different numbers of rows, a replicated tensor, by gathering. Collective."""
         return _Joined.apply(tensor, self) if tensor.requires_grad else self._joined(tensor)  # pyright: ignore[reportReturnType]
 
     def _joined(self, tensor: Tensor) -> Tensor:
@@ -128,7 +128,7 @@ class Rows:
         return tensor.narrow(0, sum(self.counts[: self.place]), self.own)
 
     def hold(self, tensor: Tensor) -> bool:
-        """Whether dim 0 of a global tensor is the rows of the batch, judged by its size."""
+        """Whether dim 0 of a global tensor holds the rows of the batch, judged by its size."""
         return tensor.ndim > 0 and tensor.shape[0] == self.total
 
     def joined_gradient(self, gradient: Tensor) -> Tensor:
@@ -185,7 +185,8 @@ class LocalRows:
 
     def joined(self, call: StepCall) -> StepCall:
         """Make the call of the global batch. Raises AgreementError on every rank if calls differ in
-        more than the number of rows, or ranks that share rows differ in it. Collective."""
+        more than the number of rows, or if ranks that must have the same rows differ in their
+        number. Collective."""
         names, new = self._names(call.inputs)
         lengths = {call.inputs[name].shape[0] for name in names}
         if len(lengths) > 1:
@@ -221,7 +222,7 @@ class LocalRows:
 
     @property
     def advice(self) -> str:
-        """Advice for ranks that have different rows where they share them."""
+        """Advice for the case that ranks which must have the same rows have different ones."""
         axes = ", ".join(f"'{axis}'" for axis in self.axes)
         return f"ranks that do not differ along {axes} are to give the same rows"
 

@@ -22,7 +22,7 @@ WARM_UP_CALLS = 3
 
 
 def check_graph(program: Program, mesh: Mesh, *, is_joint: bool) -> None:
-    """Raises ValueError for a step with messages between ranks, or with copies to the host."""
+    """Raises ValueError if a step communicates between ranks, or copies values to the host."""
     if is_joint:
         raise ValueError(
             f"cuda_graph=True: on mesh {mesh} the step communicates, and CUDA graphs with "

@@ -70,13 +70,13 @@ def _by_layer(source: str) -> list[str]:
 
 
 class DistributedBackend(Backend):
-    """Tensors are DTensors that hold this rank's shard; on one device they are plain tensors.
+    """Stores tensors as DTensors that hold this rank's shard; on one device as plain tensors.
 
     compiler: "triton" runs fused regions as our generated kernels; on the CPU, and where no
     template fits, they run on ATen, as `explain()` says. "inductor" compiles them with PyTorch's
     compiler. None: their ops run one by one. cuda_graph: whether a whole program is captured on the
     GPU at its first call, and replayed afterwards. holders: by kind and name of parameters and
-    buffers, the coordinates on the stage axis that have them; without it all coordinates do.
+    buffers, the coordinates on the stage axis that store them; without it all coordinates do.
     reduce_dtype: dtype in which unreduced gradients are reduced; None: their own.
     """
 
@@ -306,10 +306,11 @@ def step_of(
     cuda_graph: bool = False,
     sync: bool = True,
 ) -> CompiledModule:
-    """Let a model run one program on this rank: a local one, or a global one on one device.
+    """Make a model's step that runs one program on this rank: a local one, or a global one on one
+    device.
 
-    Shards the model in place and returns it. sync: as in `Step`. Collective. Raises ValueError
-    if model, program and mesh do not fit together.
+    Shards the model in place and returns it. sync: as in `Step`. Collective. Raises ValueError if
+    model, program and mesh do not fit together.
     """
     runtime = runtime or _runtime_for(program, model)
     backend = DistributedBackend(runtime, compiler=compiler, cuda_graph=cuda_graph)

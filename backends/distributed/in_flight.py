@@ -17,7 +17,7 @@ from shardweave.ir.mesh.shards import merge_blocks
 def as_ordered_integers(x: Tensor) -> Tensor:
     """Map floating-point numbers to integers that compare in the same order; NaN is the largest.
 
-    The bits of negative numbers are inverted except for the sign, as they hold a magnitude.
+    A negative number's bits are inverted except for the sign, since they hold its magnitude.
     """
     wide = x if x.dtype == torch.float64 else x.float()  # backends reduce no 16-bit integers
     dtype = torch.int64 if x.dtype == torch.float64 else torch.int32
@@ -39,10 +39,10 @@ def _turned(bits: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Group:
-    """The ranks of a collective over some axes, this one included.
+    """The ranks over which a collective communicates, including this rank.
 
-    ranks: global ranks by position along the axes, the first axis slowest.
-    order: by position, the rank within `process_group`, which torch sorts by global rank.
+    ranks: global ranks by position along the axes, the first axis slowest. order: by position, the
+    rank within `process_group`, which torch sorts by global rank.
     """
 
     process_group: dist.ProcessGroup
@@ -63,11 +63,11 @@ class Group:
         return self.order == tuple(range(self.size))
 
     def by_position(self, by_group_rank: Tensor) -> list[Tensor]:
-        """Return the entries of dim 0, given by rank within the process group, by position."""
+        """Reorder dim 0, which is by rank within the process group, by position along the axes."""
         return [by_group_rank[rank] for rank in self.order]
 
     def block_cyclic(self, x: Tensor, dim: int, block: int) -> Tensor:
-        """Split `dim` block-cyclically into a shard for each rank within the process group.
+        """Split `dim` block-cyclically into one shard for each rank, by rank in the process group.
 
         Returns the shards (`take_blocks` of each index), stacked along a new contiguous dim 0.
         """
@@ -95,8 +95,8 @@ _REDUCTIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 class InFlight:
     """The future result of a collective that has been started.
 
-    work: torch's handle; None if there is nothing to wait for. arrive: returns the tensor once
-    the work is done. The buffers of the message live as long as this object.
+    work: torch's handle; None if there is nothing to wait for. arrive: a function that returns the
+    tensor once the work is done. The collective's buffers live as long as this object.
     """
 
     work: Any
@@ -203,7 +203,7 @@ SMALL_BYTES = 2**16
 
 
 def all_reduce_in_place(tensors: Sequence[Tensor], group: Group, op: str = "sum") -> None:
-    """All-reduce dense tensors in place ("sum" or "max"). Small ones share a message."""
+    """All-reduce dense tensors in place ("sum" or "max"). Small tensors share a message."""
     # Tensors reduced as ordered integers are copied in any case, so they join the small ones.
     are_small = [x.nbytes <= SMALL_BYTES or _is_ordered(x, op) for x in tensors]
     small = [x for x, is_small in zip(tensors, are_small, strict=True) if is_small]

@@ -32,8 +32,8 @@ class Parts:
         }
 
     def padded(self, given: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
-        """Pad the arguments with zeros. Leaves out gradients to add to that lack padding, since a
-        program adds only to tensors of the padded shape."""
+        """Pad the arguments with zeros. A gradient to add to that lacks padding is left out, since
+        a program only adds to tensors of the padded shape."""
         own = dict(given)
         for key in self._held:
             own.pop(key, None)

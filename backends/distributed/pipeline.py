@@ -59,7 +59,7 @@ class _Loaded:
 
     @cached_property
     def given(self) -> tuple[Key, ...]:
-        """Keys of the arguments that are passed on from the step's unchanged."""
+        """Keys of the arguments of the step that the function gets unchanged."""
         return tuple(
             (slot.kind, slot.name)
             for slot in self.arguments
@@ -68,7 +68,7 @@ class _Loaded:
 
     @cached_property
     def made(self) -> tuple[Slot, ...]:
-        """Slots of the other arguments, except those that are kept for one micro-batch."""
+        """Slots of the other arguments, except those kept for one micro-batch."""
         given = {*self.given, *(("kept", name) for name in self.kept)}
         return tuple(slot for slot in self.arguments if (slot.kind, slot.name) not in given)
 
@@ -78,7 +78,7 @@ class _Loaded:
 
     @cached_property
     def adding(self) -> tuple[Key, ...]:
-        """Keys of the results that the function can add to an earlier total in place."""
+        """Keys of results that the function can add in place to an earlier total."""
         return tuple(
             (slot.kind, slot.name)
             for slot in self.results
@@ -190,8 +190,8 @@ def _last_reads(
 
 
 def homes_of(program: Program) -> dict[str, int]:
-    """Return, by name of each output of one or more dims, the one coordinate on the stage axis that
-    has it."""
+    """Map each output with dims that only one coordinate on the stage axis has to that
+    coordinate."""
     homes: dict[str, int] = {}
     functions = functions_of(program)
     for _, run in runs_of(program):
@@ -202,8 +202,8 @@ def homes_of(program: Program) -> dict[str, int]:
 
 
 def holders_of(program: Program) -> dict[Key, tuple[int, ...]]:
-    """Return the coordinates on the stage axis that read or write each parameter and buffer, by
-    kind and name.
+    """Map each parameter and buffer (kind, name) to the coordinates on the stage axis that read or
+    write it.
 
     An unused parameter or buffer is at coordinate 0.
     """
@@ -256,11 +256,11 @@ class _MicroBatchMail:
 
 
 class StagedStep:
-    """One step of one rank, with the values that its stages hold between runs.
+    """One step on one rank, with the values that its stages hold between runs.
 
     kept: values of one micro-batch, or of the whole step. totals: combined results of the
-    micro-batches so far, or (of slots of kind `part`) a list with one of each; owned: keys of
-    totals in memory of their own, which may be added to in place.
+    micro-batches so far, or (for slots of kind `part`) a list with the result of each; owned: keys
+    of totals in memory of their own, which may be added to in place.
     """
 
     def __init__(self, runner: StagedRunner, given: Mapping[Key, Tensor], mail: Mail) -> None:

@@ -29,7 +29,7 @@ def start_fetch(
 def start_add(
     rows: Tensor, numbers: Tensor, routes: Tensor, group: Group, position: int
 ) -> InFlight:
-    """Start adding all ranks' rows, by index, into a table of zeros; gives this rank's shard."""
+    """Start adding all ranks' rows, by index, into a sharded table of zeros; gives our shard."""
     asked, counts = _counted(routes, group, position)
     sent = rows.new_zeros((sum(counts[1]), *rows.shape[1:]))
     sent.index_add_(0, _places(routes[position], numbers), rows)

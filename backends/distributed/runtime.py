@@ -59,7 +59,7 @@ def _waited(
 
 
 class Messages(Protocol):
-    """Sends and receives the messages between stages of one micro-batch."""
+    """Sends and receives the messages of one micro-batch between stages."""
 
     def send(self, x: Tensor, to: int, name: str) -> None: ...
 
@@ -180,7 +180,7 @@ class Runtime:
     def start_add_rows(
         self, x: Tensor, numbers: Tensor, routes: Tensor, axes: Sequence[str]
     ) -> InFlight:
-        """Start adding rows `x`, by index, into a table of zeros; gives this rank's shard of it."""
+        """Start adding rows `x`, by index, into a table of zeros; gives this rank's shard."""
         group = self.group(axes)
         if group is None:
             return here(x.new_zeros((routes.shape[1], *x.shape[1:])).index_add_(0, numbers, x))
@@ -246,8 +246,8 @@ class Runtime:
         return tuple(axis.name for axis in self.mesh.device_axes if axis != self.mesh.stage_axis)
 
     def agreed_on_stage(self, choose: Callable[[], _T]) -> _T:
-        """Return the choice of the first rank that runs the same functions as this one; only it
-        calls `choose`. The choice must be something that pickle takes. Collective among them."""
+        """Return the choice of the first rank that runs the same functions as this one; only that
+        rank calls `choose`. The choice must be picklable. Collective among these ranks."""
         group = self.group(self._axes_in_stage)
         if group is None:
             return choose()
@@ -257,7 +257,7 @@ class Runtime:
         return cast("_T", chosen[0])
 
     def rank_at(self, place: int) -> int:
-        """Return the global rank at `place` on the stage axis that equals this one otherwise."""
+        """Return the global rank at `place` of the stage axis with our other coordinates."""
         return self._of_places[place]
 
     def _processes_of_places(self) -> tuple[int, ...]:
@@ -269,7 +269,8 @@ class Runtime:
         return tuple(self.processes[self.mesh.rank(at)] for at in own)
 
     def group_at(self, places: Sequence[int]) -> Group | None:
-        """Return the group of ranks at `places` on the stage axis that equal this one otherwise.
+        """Return the group of ranks at `places` on the stage axis with this rank's other
+        coordinates.
 
         None if `places` is one coordinate, or lacks this rank's. Collective at first use.
         """
@@ -337,7 +338,7 @@ class Runtime:
 
     @staticmethod
     def added(given: Mapping[tuple[str, str], Tensor], key: tuple[str, str], x: Tensor) -> Tensor:
-        """Add a gradient in place to the caller's under `key` in `given`; return `x` if none."""
+        """Add a gradient in place to the caller's, `given[key]`; return `x` if there is none."""
         into = given.get(key)
         return x if into is None else into.add_(x)
 

@@ -63,7 +63,8 @@ def random_numbers(
 
 
 def scaled_mm(left: Tensor, right: Tensor, *scales: Tensor, **options: Any) -> Tensor:
-    """`torch._scaled_mm`; GPU kernels want dense rows of the left and columns of the right."""
+    """Call `torch._scaled_mm` with the left operand's rows and the right's columns dense, for
+    GPUs."""
     overload = torch.ops.aten._scaled_mm.default
     return overload(left.contiguous(), right.t().contiguous().t(), *scales, **options)
 
@@ -113,7 +114,7 @@ def function_text(op: AtenOp) -> str:
 
 
 def ragged_operand(op: AtenOp, ragged: Collection[SSAValue]) -> SSAValue | None:
-    """The operand with the run-time row count of an op's results; None if their type has it."""
+    """The operand with the run-time row count of an op's results; None if their type says it."""
     if not ragged or not op.results or op.results[0] not in ragged:
         return None
     return next((value for value in op.operands if value in ragged), None)
@@ -125,7 +126,7 @@ def takes_device(op: AtenOp) -> bool:
 
 
 def returned_by(op: AtenOp) -> list[bool] | None:
-    """Return, for each value that an op's call returns, whether it is a result of the op.
+    """Return for each value that an op's call returns whether it is a result of the op.
 
     None if the call returns a single tensor. False for gradients that the op's mask leaves out.
     """

@@ -45,9 +45,12 @@ _ADDED = ("grad", "sum")
 
 @dataclass
 class Additions:
-    """Lines of an emitted module that add gradients to the caller's. before, behind: lines by the
-    op that they precede or follow. products: lines that replace an op, a product that adds its
-    result. In `before`, the line that joins partial results of kernels comes first."""
+    """Lines of an emitted module that add gradients to the caller's gradients.
+
+    before, behind: lines by the op that they precede or follow. products: lines that replace an op,
+    a product that adds its result. In `before`, the line that joins partial results of kernels
+    comes first.
+    """
 
     names: Mapping[SSAValue, Code]
     before: dict[Operation, list[str]]
@@ -55,8 +58,8 @@ class Additions:
     products: dict[Operation, str] = field(default_factory=dict[Operation, str])
 
     def add(self, value: SSAValue, after: Operation, key: str) -> None:
-        """Add `value` to the caller's gradient `key`, a pair of kind and name, after an op.
-        A product that can adds by itself instead, which saves a write and a read of memory."""
+        """Add `value`, after an op, to the caller's gradient `key` (kind, name). A product that can
+        add to existing memory does so instead, which saves a write and a read."""
         if after is value.owner and adds_its_result(after):
             left, right = (self.names[operand] for operand in after.operands)
             product = f"rt.added_product(given, ({key}), {left}, {right})"
@@ -65,7 +68,7 @@ class Additions:
             self.behind.setdefault(after, []).append(self._addition(value, key))
 
     def add_joined(self, value: SSAValue, key: str, before: Operation) -> None:
-        """Add a value, which is joined from partial results before an op, there."""
+        """Add a value before an op, where its partial results are joined; see `add`."""
         self.before[before].append(self._addition(value, key))
 
     def _addition(self, value: SSAValue, key: str) -> str:
@@ -79,12 +82,13 @@ def additions_of(
     terms: Mapping[str, SSAValue],
     joined: Mapping[SSAValue, Operation],
 ) -> Additions:
-    """Write lines that add each gradient to the caller's, after the last op that touches it.
+    """Write lines that add each gradient to the caller's, after the last op that reads or writes
+    it.
 
-    So memory never holds a second set of gradients, whether of a step or of a stage's sums over
-    micro-batches. Values that are returned twice are not added. terms: unreduced terms of pending
-    gradients, by name, added as soon as they are computed. joined: the op before which a partial
-    result is joined; it is added there if no later op reads it.
+    So memory never holds a second set of gradients, of a step or of a stage's sums over
+    micro-batches. A value that is returned twice is not added. terms: unreduced terms of pending
+    gradients, by name, added as soon as they are computed. joined: by value, the op before which
+    its partial results are joined; it is added there if no later op reads it.
     """
     num_kernels = sum(isinstance(op, FusedOp) for op in program.ops)
     join = f"kernels[{num_kernels}]()  # joins results that are in parts"

@@ -41,7 +41,7 @@ class JoinedRunner(Runner):
     def load(self, program: Program, *, pending: Collection[str] = ()) -> tuple[str, StepFunction]:
         """Emit a program or stage function; return its source and a callable that runs it.
 
-        pending: gradients added before they are reduced, as in `emit`.
+        pending: names of gradients that are added before they are reduced, as in `emit`.
         """
         kernels, runtime = self.compiler is not None, self.runtime
         fused = [op for op in program.ops if isinstance(op, FusedOp)] if kernels else []
@@ -92,7 +92,7 @@ class JoinedRunner(Runner):
 
     @abstractmethod
     def results_of(self, given: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
-        """Run one step, as `Runner.__call__`; the caller watches for lost ranks."""
+        """Run one step, as `Runner.__call__` does; the caller has to watch for lost ranks."""
 
     def explain(self) -> str:
         """Return a line for each fused region: its kernel, or ATen and the reason."""

@@ -87,10 +87,10 @@ def positional_attention_backward(
     *,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of query, key and value.
+    """Compute the gradients of query, key and value.
 
-    out, logsumexp: over all keys of the model. `key` may be a block of them; the gradient of the
-    queries is then the block's term.
+    out, logsumexp: results of attention to all keys of the model. `key` may be a block of these;
+    the result for the queries is then the block's term of their gradient.
     """
     # Of a query that sees nothing all weights are 0, whatever finite number stands here.
     logsumexp = logsumexp.masked_fill(logsumexp == -math.inf, 0.0)

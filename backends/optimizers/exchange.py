@@ -23,7 +23,8 @@ Index = tuple[range | tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class Layout:
-    """The shards of a tensor. shards: by rank, its indices along each dim; others have none."""
+    """The shards of a tensor. shards: by rank, its indices along each dim; ranks without a shard
+    are missing."""
 
     shape: tuple[int, ...]
     shards: dict[int, Index]
@@ -33,7 +34,7 @@ class Layout:
         return len(set(self.shards.values())) == 1
 
     def sources(self, goal: int) -> list[int]:
-        """Return one rank for each distinct shard, which sends it to the rank `goal`."""
+        """Choose one rank for each distinct shard, to send the shard to rank `goal`."""
         return senders_of(self.shards, goal)
 
 

@@ -37,7 +37,7 @@ from shardweave.ir.notes import warn
 
 
 class OptimizerNote(UserWarning):
-    """An optimizer's step gathers parameters: its update reads more than single elements."""
+    """An optimizer's step gathers whole parameters, since its update is not elementwise."""
 
 
 class _Known(NamedTuple):
@@ -62,7 +62,7 @@ _KNOWN: WeakKeyDictionary[Optimizer, _Known] = WeakKeyDictionary()
 
 
 def watch(mesh: DeviceMesh) -> DeviceMesh:
-    """Handle the steps of optimizers with parameters on this mesh from now on; returns the mesh."""
+    """Handle steps of optimizers with parameters on this mesh from now on; returns the mesh."""
     if not _MESHES:
         register_optimizer_step_pre_hook(_before)
         register_optimizer_step_post_hook(_after)

@@ -17,7 +17,7 @@ def repoint(
     new: Mapping[int, Tensor],
     placed: Callable[[Tensor, Tensor], Tensor],
 ) -> None:
-    """Let optimizers update new parameters, by the id of the old ones; moves their states too.
+    """Let optimizers update new parameters, given by the id of the old ones; move their states too.
 
     placed: converts a state tensor of a parameter's shape to the new parameter's placements.
     """

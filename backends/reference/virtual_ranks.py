@@ -86,7 +86,8 @@ def run_ops(
     mesh: Mesh,
     messages: Messages | None = None,
 ) -> None:
-    """Run a program without fused regions: add results to `environment`, remove dead values."""
+    """Run a program without fused regions on all ranks. environment: the tensors of each value;
+    results are added, and values removed after their last use."""
     dying, ragged = last_uses(program), ragged_values(program.ops)
     for op in program.ops:
         if messages is not None and isinstance(op, (dist.SendOp, dist.RecvOp)):
@@ -132,7 +133,7 @@ def scatter_shards(
 ) -> PerRank:
     """Shard a tensor over the ranks, with padding; ranks with equal shards share one tensor.
 
-    also: coordinates of all ranks on axes that the mesh lacks.
+    also: each rank's coordinates on axes that the mesh lacks.
     """
     also = also or {}
     shape = sharding.local_shape(tensor.shape)
@@ -153,7 +154,7 @@ def _shard_key(sharding: Sharding, coordinates: Mapping[str, int]) -> tuple[int,
 def once_per_key(
     ranks: range, key_of: Callable[[int], Any], compute: Callable[[int], _T]
 ) -> list[_T]:
-    """Return `compute(rank)` for each rank, computed once for ranks of equal key."""
+    """Return `compute(rank)` for each rank, computed once for all ranks with the same key."""
     computed: dict[Any, _T] = {}
     results: list[_T] = []
     for rank in ranks:
@@ -201,7 +202,7 @@ def _call(
 
 
 def collect(slot: Slot, tensors: PerRank, program: Program, mesh: Mesh) -> Tensor:
-    """Assemble a result's global value. Raises ReplicaMismatchError if its replicas differ."""
+    """Assemble the global value of a result. ReplicaMismatchError if replicas of it differ."""
     sharding = sharding_held(program, slot)
     shape = sharding.global_shape(shape_of(slot.value))
     parts = [held(x, sharding, shape, mesh.coordinates(r)) for r, x in enumerate(tensors)]

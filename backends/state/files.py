@@ -111,7 +111,7 @@ class _BoxPlanner(DefaultLoadPlanner):
 
 
 def values_in_files(model: nn.Module, path: Path) -> dict[int, Source]:
-    """Return sources of the tensors of a model that files have, by the id of the tensor.
+    """Find the model's tensors in files; return sources of their values by tensor id.
 
     path: a safetensors file, a folder of such files, or the folder of a checkpoint. Raises
     ValueError for another path, and if files lack a parameter or persistent buffer.

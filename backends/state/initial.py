@@ -73,7 +73,7 @@ class _Op:
 
     @cached_property
     def made(self) -> set[int]:
-        """Keys of the memory of its results: new, written in place, or viewed."""
+        """Keys of the memory of the op's results: new, written in place, or viewed."""
         return {memory_key(x) for x in pytree.tree_leaves(self.result) if _is_fake(x)}
 
     @cached_property
@@ -83,7 +83,7 @@ class _Op:
 
     @property
     def fills(self) -> int | None:
-        """Key of the memory that it overwrites completely without reading; None if it does not."""
+        """Key of the memory that the op overwrites completely without reading it, or None."""
         if self.name not in _FILLING or len(self.operands) != 1:
             return None
         (operand,) = self.operands
@@ -212,14 +212,14 @@ class _Replay:
 def initial_values(
     model: nn.Module, seed: int, read: Mapping[int, Source] | None = None
 ) -> dict[int, Source]:
-    """Return sources of first values for a model's tensors on the meta device, by tensor id.
+    """Return sources of initial values, by tensor id, for a model's tensors on the meta device.
 
-    read: sources of tensors that files have, which are returned unchanged.
+    read: sources for tensors that files contain, which are returned unchanged.
 
-    The model's own functions fill the other tensors, as if under `sw.seeded(seed)`: first
+    The model's own functions initialize the other tensors, as if under `sw.seeded(seed)`: first
     `reset_parameters` of each module, inner modules before outer ones, then the model's
-    `init_weights` or `_init_weights`. Raises ValueError if none of these fills a tensor, or if a
-    function fails on fake tensors, such as by reading values.
+    `init_weights` or `_init_weights`. Raises ValueError if none of these initializes a tensor, or
+    if a function fails on fake tensors, for instance by reading values.
     """
     read = read or {}
     with _fakes_in(model) as fakes:

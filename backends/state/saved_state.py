@@ -30,7 +30,7 @@ class CheckpointError(ValueError):
 
 
 class Part(NamedTuple):
-    """A saved tensor: its path in the tree of its entry, and its key in the checkpoint."""
+    """A saved tensor: its path within its entry's nested state, and its key in the checkpoint."""
 
     path: tuple[Any, ...]
     key: str
@@ -38,8 +38,8 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class SavedState:
-    """A state split in two. tensors: by key. values: by entry, the tree without these tensors;
-    parts: by entry, the path and key of each tensor."""
+    """A state in two parts. tensors: by key. values: by entry, the nested state without these
+    tensors; parts: by entry, the path and key of each tensor."""
 
     tensors: dict[str, Tensor]
     values: dict[str, Any]
@@ -57,7 +57,8 @@ class SavedState:
 
 
 def take_apart(state: Mapping[str, Any]) -> SavedState:
-    """Split a state, by entry a module, optimizer, object with `state_dict`, or plain value."""
+    """Split a state into tensors and values. Each entry is a module, optimizer, object with
+    `state_dict`, or plain value."""
     saved = SavedState({}, {}, {})
     for entry, content in state.items():
         if not isinstance(entry, str) or not entry or "/" in entry:
@@ -203,7 +204,7 @@ class SavedIndex(NamedTuple):
 
 
 def read_index(text: bytes, keys: Iterable[str]) -> SavedIndex:
-    """Parse an index. keys: of the saved tensors. Raises CheckpointError if it is damaged."""
+    """Parse an index. keys: keys of the saved tensors. CheckpointError if the index is damaged."""
     try:
         read = torch.load(io.BytesIO(text), weights_only=True)
         parts = {
@@ -222,8 +223,8 @@ def read_index(text: bytes, keys: Iterable[str]) -> SavedIndex:
 
 
 def check_entries(index: SavedIndex, state: Mapping[str, Any]) -> None:
-    """Raises CheckpointError unless the checkpoint has every entry of the state, and those of
-    optimizers, and only those, were saved of optimizers."""
+    """Raises CheckpointError unless the checkpoint has every entry of the state, and exactly the
+    entries that are optimizers were saved from optimizers."""
     for entry, content in state.items():
         if entry not in index.values:
             raise CheckpointError(

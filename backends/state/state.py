@@ -85,17 +85,17 @@ def own_tensors(model: nn.Module) -> dict[Key, Tensor]:
 
 
 class ShardedState:
-    """The parameters and buffers of a model, replaced in the model by a backend's stored ones.
+    """The parameters and buffers of a model, which a backend's stored tensors replace in the model.
 
-    On a mesh of several devices they become DTensors that hold this rank's shard, so that torch's
+    On a mesh of several devices these are DTensors that hold this rank's shard, so that torch's
     optimizers, `clip_grad_norm_` and `torch.distributed.checkpoint` work on them. On one device the
     model keeps its own tensors. Making it is collective.
 
     shardings: of parameters and buffers by kind and name; others are replicated. sync: whether all
     ranks get the values of rank 0's model; if False, raises AgreementError on every rank unless
-    values are equal. sources: by tensor id, first values to use instead of the tensor's own, of
-    which each rank computes or reads its shard. optimizers: those that hold parameters of the
-    model, which they then replace by the new ones.
+    values are equal. sources: by tensor id, initial values to use instead of the tensor's own, of
+    which each rank computes or reads its shard. optimizers: optimizers of the model's parameters,
+    which then update the new ones.
     """
 
     def __init__(
@@ -227,7 +227,7 @@ class ShardedState:
 
     @property
     def modes(self) -> Sequence[nn.Module]:
-        """The modules whose modes count, in the order of `model.modules()`."""
+        """The modules whose training modes affect programs, in the order of `model.modules()`."""
         return self._modules
 
     def draw_from(self, seed: int) -> None:
@@ -280,7 +280,7 @@ class ShardedState:
         return self._backend.whole(tensor.detach(), self._shardings[key])
 
     def fit(self, state_dict: dict[str, Any], prefix: str) -> None:
-        """Convert the entries of a `state_dict` to be loaded to the form of the stored tensors.
+        """Convert the entries of a `state_dict` that is loaded to the form of the stored tensors.
 
         If it has a random state, the model gets one even if no program draws; if it lacks one, the
         model keeps its own. Raises ValueError for a tensor of another shape.

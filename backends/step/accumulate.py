@@ -39,14 +39,15 @@ class Gradients:
 
     @property
     def are_pending(self) -> bool:
-        """Whether some `.grad` is unreduced; a `.grad` that was set to None no longer counts."""
+        """Whether some `.grad` is unreduced; a `.grad` that the user sets to None no longer
+        counts."""
         for name in [name for name in self._pending if self._by_name[name].grad is None]:
             del self._pending[name]
         return bool(self._pending)
 
     @property
     def are_unfinished(self) -> bool:
-        """Whether gradients exist and the last call was under `no_sync`, so more are to come."""
+        """Whether gradients exist and the last call was under `no_sync`: more are to come."""
         return not self._is_synced and any(p.grad is not None for p in self.parameters)
 
     def _unreduced(self, name: str) -> frozenset[str]:
@@ -56,7 +57,7 @@ class Gradients:
     def program_of(self, bound: BoundProgram, *, is_last: bool) -> BoundProgram:
         """Choose the variant of a call's program: reducing, `pending` or `closing`.
 
-        is_last: whether every gradient is to be reduced after the call.
+        is_last: whether every gradient has to be reduced after the call.
         """
         if not self.are_pending:
             return bound if is_last else bound.pending
@@ -68,9 +69,9 @@ class Gradients:
         return closing if held.items() <= added.items() else bound.pending
 
     def into(self, bound: BoundProgram) -> dict[Key, Tensor]:
-        """Return the local `.grad` tensors that a program may add its new gradients to, by key.
+        """Return, by key, the local `.grad` tensors to which a program may add its new gradients.
 
-        Those that the program also reduces have the kind "pending"; its results replace them.
+        The kind is "pending" for those that the program also reduces; its results replace them.
         """
         self._closed = bound.adds.keys() & self._pending.keys()
         buffers: dict[Key, Tensor] = {}
@@ -105,7 +106,7 @@ class Gradients:
         return self.backend.gradient(torch.empty_like(self.backend.local(parameter)), parameter)
 
     def add(self, name: str, gradient: Tensor, sharding: Sharding) -> None:
-        """Add a gradient, sharded by `sharding`, to a parameter's `.grad`; may keep its memory."""
+        """Add a gradient with this `sharding` to a parameter's `.grad`; may keep its memory."""
         parameter = self._by_name[name]
         if not parameter.requires_grad:
             return
@@ -133,7 +134,7 @@ class Gradients:
                 self._pending.pop(name, None)
 
     def finish(self, *, is_synced: bool) -> None:
-        """After a call: reduce gradients if `is_synced`, and call post-accumulate hooks."""
+        """Reduce gradients after a call, if `is_synced`, and call post-accumulate hooks."""
         if is_synced and self.are_pending:
             pending: dict[str, Pending] = {}
             for name, sharding in self._pending.items():

@@ -29,7 +29,7 @@ _OF_OUTPUT = (
 
 
 class BackwardRan:
-    """Attaches a node to a step's outputs that raises when they are differentiated."""
+    """Attaches to a step's outputs an autograd node that raises when they are differentiated."""
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self._parameters = parameters

@@ -61,7 +61,7 @@ LOCAL_ROWS = (
 
 
 class AutogradCalls:
-    """Runs the calls of a step that `backward()` goes back through."""
+    """Runs the calls of a step for which gradients arrive at `backward()`."""
 
     def __init__(self, step: Step) -> None:
         self.step = step
@@ -94,7 +94,7 @@ class AutogradCalls:
         return recorded
 
     def expect(self, call: StepCall, tangents: tuple[int, ...]) -> None:
-        """Let later calls of the same key use the program that takes these outputs' gradients."""
+        """Let later calls with the same key use the program that takes these outputs' gradients."""
         self._tangents[replace(call, tangents=None).key] = tangents
 
     def scale_by(self, gradient: Tensor) -> None:
@@ -173,7 +173,7 @@ class _Recorded:
     # Backward
 
     def backward(self, incoming: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Return the gradients of trained parameters, then of inputs, from those of the outputs."""
+        """Return gradients of trained parameters, then of inputs, given those of the outputs."""
         pairs = zip(self.names, incoming, strict=True)
         given = {name: gradient for name, gradient in pairs if gradient is not None}
         num_inputs = sum(tensor.requires_grad for tensor in self.call.inputs.values())
@@ -197,7 +197,7 @@ class _Recorded:
             return self._run(self.bound if parts is None else parts[1], given, kept)
 
     def differentiable(self, incoming: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Compute the gradients that `backward` gives, with a graph of their own."""
+        """Compute the gradients that `backward` returns, with a graph of their own."""
         pairs = zip(self.names, incoming, strict=True)
         given = {name: gradient for name, gradient in pairs if gradient is not None}
         targets = [x for x in self.call.inputs.values() if x.requires_grad]
@@ -350,8 +350,8 @@ def check_required(results: Iterable[Slot], batch: Mapping[str, Tensor]) -> None
 
 
 def give(gradients: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> None:
-    """Add gradients, by name of input, to `.grad` of the leaf inputs in `batch` that require one;
-    run backward from inputs that are results of autograd, such as outputs of a module before."""
+    """Add gradients, by input name, to `.grad` of the leaf inputs in `batch` that require one; for
+    inputs that autograd computed, such as outputs of an earlier module, run backward from them."""
     rest: dict[str, Tensor] = {}
     for name, gradient in gradients.items():
         tensor = batch[name]

@@ -42,10 +42,10 @@ class _Held(NamedTuple):
 class BoundProgram:
     """A program that a backend has loaded. Making one is collective.
 
-    returned: builds the model's return value from the outputs; None for a program that a user
-    gives, whose outputs are returned as they are. adds: by name, the shardings of the unreduced
-    gradients that the program takes, adds its own to, and reduces. is_split: whether the program
-    runs as a forward and a backward part, `parts`, if it can be split.
+    returned: builds the model's return value from the outputs; None for a user's program, whose
+    outputs are returned as they are. adds: by name, the shardings of the unreduced gradients that
+    the program takes, adds its own to, and reduces. is_split: whether the program runs as a forward
+    and a backward part, `parts`, if it can be split.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class BoundProgram:
 
     @cached_property
     def overwritten(self) -> list[Key]:
-        """Keys of buffers that the program writes, while other results depend on the old values."""
+        """Keys of buffers that the program overwrites while other results need the old values."""
         if is_staged(self.program):
             return [key for key in self.results if key[0] == "buffer"]
         read = {slot.value for slot in self.program.results if slot.kind != "buffer"}
@@ -236,8 +236,8 @@ class BoundProgram:
         return [key for key in self.slots if key[0] == "input"]
 
     def held_by(self, state: ShardedState) -> _Held:
-        """Return the tensors of a state that the program reads; cached until another state is
-        given, or the number of its stored tensors changes."""
+        """Return the tensors of a state that the program reads; cached until another state, or
+        another number of its stored tensors, is given."""
         stored, (of, number, held) = state.stored, self._held
         if of() is not state or number != len(stored):
             read = {key: stored[key] for key in self.slots if key in stored}
@@ -320,8 +320,8 @@ def with_versions(values: Iterable[Any]) -> list[Tensor]:
 def owned(results: Mapping[_K, Tensor], held: Iterable[Tensor]) -> dict[_K, Tensor]:
     """Make results contiguous, and copy those that share memory with another or with `held`.
 
-    A program may return a value twice, or a view of an argument; but gradients and buffers
-    are changed in place. Results in disjoint parts of one buffer are not copied.
+    A program may return a value twice, or a view of an argument; but gradients and buffers are
+    changed in place. Results in disjoint parts of one buffer are not copied.
     """
     tensors = {key: tensor.contiguous() for key, tensor in results.items()}
     held_storages = {tensor.untyped_storage().data_ptr() for tensor in held if tensor.numel()}

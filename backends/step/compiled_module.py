@@ -145,7 +145,7 @@ def _saving_whole_tensors(save: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def as_written(model: nn.Module) -> Iterator[None]:
-    """Within it, a compiled model has its original class, and no step."""
+    """Context in which a compiled model has its original class, and no step."""
     kind, step = type(model), vars(model).pop(STEP, None)
     try:
         if step is not None:
@@ -159,11 +159,11 @@ def as_written(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def as_plain(model: nn.Module, *, with_hooks: bool) -> Generator[None]:
-    """Within it, a model can be captured: it has its original class, and plain tensors.
+    """Context in which a model can be captured: it has its original class and plain tensors.
 
     Empty tensors of the global shape replace sharded ones; on a CPU they take no memory until they
-    are written. with_hooks: keep the gradient hooks of parameters, for the program to run; without,
-    autograd runs them.
+    are written. with_hooks: keep the gradient hooks of parameters, for the program to run;
+    otherwise autograd runs them.
     """
     plain = {
         id(module._buffers[name]): constant

@@ -124,7 +124,7 @@ class Step(ShardedState):
 
     @property
     def bound(self) -> BoundProgram:
-        """The program of the last call; before the first one, that of the example inputs."""
+        """The program of the last call; before the first call, that of the example inputs."""
         return self._bound
 
     @property
@@ -307,10 +307,10 @@ class Step(ShardedState):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Calls within it add to `.grad` without reducing it over ranks, where that can wait.
+        """Context whose calls add to `.grad` without reducing it over ranks, if that can wait.
 
-        The first call after it reduces all gradients, once. Until then an unreduced `.grad` is a
-        DTensor with a `Partial` placement.
+        The first call after the context reduces all gradients, once. Until then an unreduced
+        `.grad` is a DTensor with a `Partial` placement.
         """
         before, self._is_synced = self._is_synced, False
         try:
@@ -423,7 +423,7 @@ class Step(ShardedState):
 
     @property
     def program(self) -> Program:
-        """The program of the last call; before the first one, that of the example inputs."""
+        """The program of the last call; before the first call, that of the example inputs."""
         return self._bound.program
 
     @property

@@ -33,9 +33,10 @@ class Programs(ABC):
 
     first: the program by whose shardings parameters are sharded. options: names of call arguments
     that the step takes itself. plan, notes: the plan that programs follow, and notes on it.
-    autocast: the dtype of autocast for calls outside of torch.autocast. seed: of random numbers.
-    full_outputs: whether outputs are gathered on every rank. rows: joins the rows of all ranks, if
-    each rank gives its own; own_rows: whether each rank then gets only its rows of outputs.
+    autocast: the dtype of autocast for calls outside of torch.autocast. seed: seed of random
+    numbers. full_outputs: whether outputs are gathered on every rank. rows: joins the rows of all
+    ranks, if each rank gives its own; own_rows: whether each rank then gets only its rows of
+    outputs.
     """
 
     autocast: torch.dtype | None = None
@@ -56,7 +57,7 @@ class Programs(ABC):
 
     @abstractmethod
     def find(self, call: StepCall, stored: Stored) -> BoundProgram:
-        """Return the program that runs a call; compile it if there is none yet. Collective."""
+        """Return the program that runs a call, compiled now if there is none yet. Collective."""
 
     def in_eager(self, call: StepCall, inputs: Mapping[str, Tensor]) -> Any:
         """Run the model's own code eagerly, with these inputs. Raises ValueError if the step runs a
@@ -67,7 +68,7 @@ class Programs(ABC):
         )
 
     def copied(self, model: nn.Module) -> Programs:
-        """Return the programs for a deep copy of the model; they share those compiled so far."""
+        """Return the programs for a deep copy of the model; programs compiled so far are shared."""
         del model
         return self
 

@@ -47,8 +47,8 @@ def require_same(
 ) -> None:
     """Raises AgreementError on every rank unless all have the same text. Collective.
 
-    Ranks exchange digests, and texts only if those differ. what: names the text in the error.
-    lines_of: splits it into lines, so that the error shows the first line that differs.
+    Ranks exchange digests, and texts only if these differ. what: names the text in the error.
+    lines_of: splits the text into lines, so that the error shows the first line that differs.
     """
     if is_alone() or len({*gathered_from_ranks(digest_of(text.encode()))}) == 1:
         return
@@ -99,7 +99,7 @@ SAMPLED = 256
 
 
 def place_of_part(tensor: Tensor) -> tuple[int, ...]:
-    """Return the index of this rank's shard of a tensor, by sharded mesh dim; `()` if whole."""
+    """Return the index of this rank's shard by sharded mesh dim; `()` for an unsharded tensor."""
     if not isinstance(tensor, DTensor):
         return ()
     coordinate = tensor.device_mesh.get_coordinate()
@@ -109,8 +109,8 @@ def place_of_part(tensor: Tensor) -> tuple[int, ...]:
 
 
 def sample_numbers(tensors: Mapping[str, Tensor], *, of_gpus: bool) -> dict[str, int]:
-    """Digest some elements of the tensors to a number for each index of this rank's shards. Ranks
-    whose shards have an equal index must get the same number.
+    """Digest some elements of the tensors to one number for each index of this rank's shards. Ranks
+    with the same index must get the same number.
 
     of_gpus: include tensors on a GPU, for which the rank waits.
     """

@@ -348,7 +348,8 @@ class Watch:
 
     @contextmanager
     def asking(self, at: str) -> Iterator[None]:
-        """Within it the main thread asks the store, and only a silent store ends this rank.
+        """Context in which the main thread asks the store, so that only a silent store ends this
+        rank.
 
         at: describes where it waits, or waited before the requests.
         """
@@ -359,8 +360,8 @@ class Watch:
             self._asks_at = None
 
     def begin(self, program: int) -> None:
-        """Record that the program of the entered call begins to run, or its backward part.
-        program: its number, which is the same on all ranks."""
+        """Record that the entered call's program, or its backward part, begins to run. program: its
+        number, equal on all ranks."""
         is_first = self._begun != self.entered
         self._begun = self.started = self.entered
         self._add_to_trail(_PROGRAMS, program)
@@ -379,7 +380,7 @@ class Watch:
         self._trail[key] = hash((self._trail.get(key, 0), number))
 
     def explain(self, error: BaseException, frame: Any = None) -> LostRankError:
-        """Make the error for a broken connection, which names the rank at fault. Takes seconds."""
+        """Make the error for a broken connection, naming the rank at fault. Takes some seconds."""
         position = position_of(frame).text if frame is not None else main_position().text
         self.state = "cut off"
         with self.asking(position):
@@ -421,10 +422,11 @@ class Watch:
                 self._write()
 
     def meet(self, what: str, text: str, advice: str) -> None:
-        """Raises AgreementError on every rank unless all come here with the same text. Collective.
+        """Raises AgreementError on every rank unless all ranks come here with the same text.
+        Collective.
 
-        what: names the operation; raises too if ranks come with different ones. Unlike torch's
-        collectives, it does not hang if other ranks run a step instead.
+        what: names the operation; raises too if ranks come with different operations. Unlike
+        torch's collectives, it does not hang if other ranks run a step instead.
         """
         self._num_meetings += 1
         key = f"meet/{self._num_meetings}"

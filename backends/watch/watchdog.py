@@ -107,7 +107,8 @@ def approach(call: object) -> None:
 
 
 def meet(what: str, text: str, advice: str = "let every rank do the same") -> None:
-    """Raises AgreementError on every rank unless all come here with the same text. Collective.
+    """Raises AgreementError on every rank unless all ranks come here with the same text.
+    Collective.
 
     what: names the operation. Under a watch it raises too if ranks are in different operations,
     such as a call of a step; without a watch their messages would be mixed up.
@@ -126,8 +127,8 @@ def _is_watched() -> bool:
 
 
 def asking() -> AbstractContextManager[None]:
-    """Within it the main thread makes requests to torch's store: if the store does not answer the
-    watch either, this rank ends as if it waited in a collective."""
+    """Context in which the main thread makes requests to torch's store: if the store does not
+    answer the watch either, this rank ends as if it waited in a collective."""
     watch = _Process.watch
     return nullcontext() if watch is None else watch.asking(main_position().text)
 

@@ -63,7 +63,8 @@ def pointwise_kernel(region: Region, strides: Strides = None) -> Kernel:
 
 
 def reduction_kernel(region: Region, strides: Strides = None, whole_row: int = WHOLE_ROW) -> Kernel:
-    """Write a reduction kernel. A program reduces its own rows; column sums are left in parts.
+    """Write a reduction kernel. Each instance reduces its own rows; column sums are left as partial
+    results.
 
     Rows of more than `whole_row` elements are read block by block.
     """

@@ -45,7 +45,8 @@ SYMBOLIC = 16
 def matmul_kernel(
     region: Region, strides: Sequence[Sequence[int]] | None = None, precision: str = "ieee"
 ) -> Kernel:
-    """Write a product kernel: a block per program; pointwise ops around it in registers."""
+    """Write a product kernel: an instance computes a block, and pointwise ops on it in
+    registers."""
     return _MatmulTemplate(region, strides, precision).kernel()
 
 

@@ -42,7 +42,8 @@ def keeps_nan(op: AtenOp) -> bool:
 
 
 class Accumulation(NamedTuple):
-    """One accumulation. result: the op's result that a column reduction writes; None for rows.
+    """One accumulation of a reducing op. result: the op's result that a column reduction writes;
+    None for rows.
 
     peak: for a sum of exp(x - max x), the key of that maximum, so that one pass can compute both;
     else None.
@@ -72,7 +73,7 @@ def _reduces(*names: str, result: _Result) -> Callable[[_Steps], _Steps]:
 
 @dataclass
 class Reducer:
-    """Writes the reductions of a region over the space `row` x `col`."""
+    """Writes the reductions of a region over its rows and columns, at indices `row` and `col`."""
 
     values: Values
     row: Index

@@ -18,7 +18,7 @@ from shardweave.backends.triton.source.writer import AT_AN_EDGE
 
 @dataclass(frozen=True)
 class Multiprocessor:
-    """The limits of one SM (CUDA C++ programming guide, compute capabilities)."""
+    """Limits of one SM (CUDA C++ programming guide, compute capabilities)."""
 
     warps: int
     blocks: int
@@ -59,9 +59,10 @@ _FAST = re.compile(r"\(?(?:x|i|col|k_a|k_b|place)(?: % \d+)?\)?\)?")
 
 
 def resident_warps(target: str, *, num_warps: int, registers: int, shared_bytes: int) -> int:
-    """Number of warps of a kernel that one SM holds at once; 0 if no program fits.
+    """Number of a kernel's warps that one SM holds at once; 0 if not even one program instance
+    fits.
 
-    registers: per thread. num_warps, shared_bytes: per program.
+    registers: per thread. num_warps, shared_bytes: per program instance.
     """
     limits = MULTIPROCESSORS[target]
     per_warp = -(-registers * 32 // _REGISTER_UNIT) * _REGISTER_UNIT
@@ -84,7 +85,7 @@ def loaded_bytes(ptx: str) -> int:
 def narrow_statements(ptx: str, source: str) -> dict[str, int]:
     """Find loads and stores along the contiguous dim with accesses of less than 128 bits.
 
-    Returns the bits of the narrowest access by statement. Leaves out statements with less than 128
+    Returns the bits of the narrowest access, by statement. Leaves out statements with less than 128
     bits for each thread (one sum per column), gathers, and statements for edges of rows.
     """
     accesses: dict[int, list[int]] = {}

@@ -62,7 +62,7 @@ def type_text(dtype: torch.dtype) -> str:
 
 
 def computed_in(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype in which kernels compute with values of `dtype`: float32 for halves."""
+    """Return the dtype in which kernels compute with `dtype`: float32 for half precision."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 

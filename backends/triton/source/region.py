@@ -71,7 +71,7 @@ class Output:
 class Region:
     """A `kernel.fused` op, analysed. stored: the values that its kernel writes, as dense tensors.
 
-    on_gpu: whether values have their dtypes on a GPU (`dtype_on_gpu`), or those of the program.
+    on_gpu: whether values have their dtypes on a GPU (`dtype_on_gpu`), or the program's.
     """
 
     op: FusedOp

@@ -50,7 +50,7 @@ def _handles(name: str) -> Callable[[_Handler], _Handler]:
 
 @dataclass
 class Values:
-    """Finds the element of a region's value at an index, and writes the statements that compute it.
+    """Finds the variable of a region's value at an index; writes statements to compute new ones.
 
     special: by op name, handlers of ops that a template computes (reductions, matrix products).
     """

@@ -62,8 +62,9 @@ Guards = tuple[Guard, ...]
 class DensePlace(NamedTuple):
     """The variable of a flat index whose blocks begin at multiples of 16 bytes.
 
-    text: the plain expression that it replaces. mask: where memory may be read, which includes
-    elements that are not needed. inner: true if a whole block is needed, and so may be written.
+    text: the plain expression that it replaces. mask: condition for reading memory, which is also
+    true at elements that are not needed. inner: condition that a whole block is needed, and so may
+    be written.
     """
 
     text: str
