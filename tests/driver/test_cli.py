@@ -260,7 +260,7 @@ def test_bad_input_in_a_process_is_said_once_in_one_line(
 ) -> None:
     monkeypatch.setattr("shardweave.driver.processes.launch.subprocess.Popen", WarmProcess)
     assert main(["run", "gpt:layers=x", "--mesh", "tensor=2", "--time-limit", "300"]) == 1
-    assert "gpt: layers=x should be an integer" in error_of(capfd)
+    assert "gpt: layers=x must be an integer" in error_of(capfd)
 
 
 @pytest.mark.parametrize(

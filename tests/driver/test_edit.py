@@ -171,7 +171,7 @@ def test_sharding_that_does_not_fit_is_answered_at_its_argument(
         )
     )
     assert main(["opt", str(path), "--passes", "preset:partition"]) == 1
-    message = "has 2 dims, but the value has shape (64,); give one {...} per dim"
+    message = "has 2 dims, but the value has shape (64,); write one {...} for each dim"
     assert_points_at(capsys.readouterr().err, path, f"%{name}: ", message)
 
 
@@ -199,7 +199,10 @@ def test_unknown_op_is_answered_at_its_name_with_those_that_are_near(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--mesh", "data=4"], "is for mesh data=2,tensor=2, not data=4; leave the mesh out"),
+        (
+            ["--mesh", "data=4"],
+            "is for mesh data=2,tensor=2, but mesh data=4 is given; leave the mesh out",
+        ),
         (["--validate"], "a given program is run unchanged, so that validate would"),
         (["--passes", "cse"], "a given program is run unchanged, so that passes would"),
     ],
