@@ -28,9 +28,9 @@ FRAME_HEIGHT = 760
 
 @dataclass(frozen=True)
 class Exploration:
-    """A pipeline as a page: in a notebook it shows itself; `save` writes it.
+    """A pipeline as a page, which a notebook displays, and which `save` writes to a file.
 
-    program: what the passes made. html: the page, which needs no other file.
+    program: the result of the passes. html: the page, which needs no other file.
     """
 
     program: Program

@@ -30,7 +30,7 @@ LAYERS = ("layer", "depth", "levels", "blocks", "num_hidden_groups")
 
 @dataclass(frozen=True)
 class ModelSize:
-    """Sizes of a model. elements: of its parameters, buffers and inputs."""
+    """Sizes of a model. elements: number in its parameters, buffers and inputs."""
 
     parameters: int
     modules: int
@@ -41,7 +41,7 @@ Built = tuple[nn.Module, Mapping[str, Tensor]]
 
 
 def check_option(where: str, key: str, value: object) -> None:
-    """Raise ValueError if an option's value is larger than any size of a model."""
+    """Raise ValueError if an option's value is larger than any model's size can be."""
     most = MOST_LAYERS if any(word in key for word in LAYERS) else LARGEST
     if isinstance(value, int) and abs(value) > most:
         given = str(value) if abs(value) < 10**18 else "a larger number"
@@ -53,8 +53,9 @@ def check_size(
 ) -> ModelSize:
     """Build a model on the meta device and return its size.
 
-    is_held: its weights will be allocated. Raises ValueError if this machine's memory is then too
-    small for weights and inputs, and in any case for more than `MOST_ELEMENTS` or `MOST_MODULES`.
+    is_held: whether its weights will be allocated; ValueError if this machine's memory is then too
+    small for weights and inputs. Also raises ValueError for more than `MOST_ELEMENTS` or
+    `MOST_MODULES`.
     """
     num_modules = 0
 

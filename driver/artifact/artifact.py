@@ -32,18 +32,18 @@ ANEW = "make a new artifact (shardweave compile, sw.precompile)"
 
 
 class ArtifactError(ValueError):
-    """A file is no artifact, or was made with another version, mesh, model or setting."""
+    """Raised if a file is no artifact, or was made with another version, mesh, model or setting."""
 
 
 def versions() -> dict[str, str]:
-    """Versions of the software that determines a step's results bit by bit, by name."""
+    """Versions, by name, of the software on which a step's exact results depend."""
     python = f"{platform.python_implementation()} {platform.python_version()}"
     return {"shardweave": __version__, "torch": version("torch"), "python": python}
 
 
 @dataclass(frozen=True, eq=False)
 class Artifact:
-    """A step that was compiled ahead. members: contents of the archive's files, by name."""
+    """A step that was compiled ahead. members: contents of each file in the archive, by name."""
 
     path: str
     manifest: Mapping[str, Any]
@@ -62,7 +62,7 @@ class Artifact:
 
     @staticmethod
     def read(path: str | Path) -> Artifact:
-        """Read a file. Raises ArtifactError if it is damaged, or other versions made it."""
+        """Read a file. ArtifactError if it is damaged, or was made with other versions."""
         try:
             content = Path(path).read_bytes()
         except OSError as error:

@@ -24,7 +24,7 @@ KEPT = (
 
 
 def options_to_store(options: CompileOptions) -> dict[str, tuple[str, Any]]:
-    """By name, the options to store: each as text, and its value if str or int (else None)."""
+    """Options to store, by name: each as text, and its value if it is a str or int (else None)."""
     return {name: _stored(name, getattr(options, name)) for name in (*PLANNED, *KEPT)}
 
 
@@ -40,7 +40,7 @@ def _stored(name: str, value: Any) -> tuple[str, Any]:
 
 
 def with_artifact(options: Options) -> Options:
-    """Read the artifact that the options name, and fill in the options that it was made with.
+    """Read the artifact that the options name, and fill in the options with which it was made.
 
     Raises ArtifactError for a given option that differs, and for a missing one that is required.
     """

@@ -29,9 +29,9 @@ from shardweave.ir.program.staged import ops_of_parts
 
 @dataclass(frozen=True)
 class Tolerance:
-    """The largest relative error that counts as equal, and the smallest divisor of an error.
+    """Bounds of a comparison: the largest relative error that counts as equal, and `floor`.
 
-    `floor` is a fraction of the norm of all gradients together.
+    An error is divided by at least `floor` times the norm of all gradients together.
     """
 
     bound: float
@@ -81,9 +81,9 @@ class Expected:
 class CheckResult:
     """Errors of a step against eager, and whether all are within `bound`.
 
-    `worst_parameter` has the largest gradient error. `at_floor` names the parameters whose
-    gradient is so small that its error is measured against `floor` (see the module's
-    docstring). `worst_buffer` is None for a model that has no buffer.
+    `worst_parameter` has the largest gradient error. `at_floor` names the parameters whose gradient
+    is so small that its error is relative to `floor` (see the module's docstring). `worst_buffer`
+    is None for a model without buffers.
     """
 
     bound: float
@@ -131,10 +131,10 @@ def check_steps(
 ) -> CheckResult:
     """Compare steps by the tolerance of `dtype`; if that fails, by a bound that fits the model.
 
-    A model that computes parts in float32 (norms, angles, losses) gets the bound of the coarsest
-    dtype in the program. A model that amplifies rounding gets a multiple of the error that eager
-    itself has when its inputs change in the last digit, up to float32's bound. moved: returns
-    eager's results on such inputs (`moved_steps`); called only if needed.
+    A model that computes parts in a less precise dtype than `dtype` (norms, angles, losses) gets
+    the bound of the coarsest dtype in the program. A model that amplifies rounding gets a multiple
+    of the error that eager itself has when its inputs change in the last digit, up to float32's
+    bound. moved: returns eager's results on such inputs (`moved_steps`); called only if needed.
     """
     result = compare_steps(actual, eager, dtype)
     coarsest = coarsest_dtype(program, dtype)

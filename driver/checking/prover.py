@@ -13,7 +13,7 @@ from shardweave.passes.prepare.block_experts import BlockExpertsPass
 
 
 class ProvedPassError(PassError):
-    """The program after a pass could not be proved equal to the program before the passes."""
+    """Raised if the program after a pass cannot be proved equal to the one before the passes."""
 
 
 class Prover(Observer):

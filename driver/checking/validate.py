@@ -56,7 +56,7 @@ class TooLargeError(ValueError):
 
 @dataclass(frozen=True)
 class Difference:
-    """A value with `num_different` of `size` elements different; index: of the first of these."""
+    """A value that differs in `num_different` of `size` elements. index: the first of these."""
 
     key: Key
     layer: str
@@ -83,8 +83,8 @@ _WORDS = {"output": "output", "grad": "gradient", "buffer": "buffer"}
 class Validator(Observer):
     """Validates each pass of a pipeline. `num_runs` counts the runs of programs.
 
-    inputs: tensors to use for the inputs of these names instead of random ones. limit: the work
-    (FLOPs of one run) above which TooLargeError is raised.
+    inputs: tensors to use for inputs of these names instead of random ones. limit: the FLOPs of one
+    run above which TooLargeError is raised.
     """
 
     def __init__(

@@ -29,7 +29,7 @@ Commands = argparse._SubParsersAction  # the class has no public name
 
 
 def commands_of(parser: argparse.ArgumentParser) -> Mapping[str, argparse.ArgumentParser]:
-    """The parser of each command, by its name. parser: of the whole command line."""
+    """Return the parser of each command, by name. parser: the parser of the whole command line."""
     (commands,) = (action for action in parser._actions if isinstance(action, Commands))
     return commands.choices
 
@@ -138,7 +138,7 @@ def add_update(command: argparse.ArgumentParser) -> None:
 
 
 def optimizer_state(options: argparse.Namespace) -> float | None:
-    """Bytes of optimizer state per byte of parameters; None: Adam's, in a plan's precision."""
+    """Bytes of optimizer state per byte of parameters; None: Adam's, by a plan's precision."""
     if options.optimizer is None:
         return None if options.plan else 0.0
     return options.optimizer
@@ -190,12 +190,12 @@ def add_prove_option(command: argparse.ArgumentParser, what: str) -> None:
 
 
 def positive(expected: str) -> Callable[[str], float]:
-    """A type of argument: a number above 0. expected: the words for it in the error."""
+    """Make an argument type for numbers above 0. expected: words for the type in the error."""
     return _number(expected, lambda value: value > 0)
 
 
 def not_negative(expected: str) -> Callable[[str], float]:
-    """A type of argument: a number, 0 or more. expected: the words for it in the error."""
+    """Make an argument type for numbers of 0 or more. expected: words for the type in the error."""
     return _number(expected, lambda value: value >= 0)
 
 
@@ -213,7 +213,7 @@ def _number(expected: str, fits: Callable[[float], bool]) -> Callable[[str], flo
 
 
 def count(expected: str, least: int = 0) -> Callable[[str], int]:
-    """A type of argument: a whole number. expected: the words for it in the error."""
+    """Make an argument type for whole numbers from `least` on. expected: words for the error."""
 
     def number(text: str) -> int:
         is_number = text.isascii() and text.isdigit() and len(text) < 19
@@ -236,7 +236,7 @@ def check_output(path: str | None) -> None:
 
 
 def check_picture(path: str | None) -> None:
-    """Raise ValueError as `check_output`, for an unknown suffix, and without matplotlib."""
+    """Raise ValueError as `check_output` does, for an unknown suffix, and without matplotlib."""
     if path is None:
         return
     check_output(path)

@@ -130,7 +130,7 @@ def _configured(
 
 
 def head_of_type(model_type: str) -> Head:
-    """Return the first task of HEADS that the type has a model class for; ValueError if none."""
+    """Return the first task in HEADS for which the type has a model class; ValueError if none."""
     for head in HEADS:
         if model_type in _table(head):
             return head

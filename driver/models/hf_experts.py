@@ -43,9 +43,9 @@ def choose_experts(
 
 
 def check_given_experts(module: nn.Module, capacity: float | None) -> None:
-    """Check the implementation of experts that a user chose. Raises ValueError if it loops over
-    each expert's tokens, which cannot be captured, or if a capacity is given: only ours has one.
-    """
+    """Check a user's choice of experts_implementation. Raises ValueError if it loops over each
+    expert's tokens, which cannot be captured, or if a capacity is given, which only our own
+    implementation has."""
     if capacity is not None:
         why = "experts_implementation is given"
         raise ValueError(

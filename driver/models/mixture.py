@@ -42,7 +42,7 @@ class Experts:
 
 
 def every_expert(x: Tensor, chosen: Tensor, weights: Tensor, experts: Experts) -> Tensor:
-    """The weighted sum of each token's chosen experts, every expert computing every token.
+    """Compute the weighted sum of each token's chosen experts; every expert computes every token.
 
     Shapes: x tokens x hidden, chosen (int64 in [0, E)) and weights tokens x k -> tokens x hidden.
     """
@@ -57,10 +57,11 @@ def every_expert(x: Tensor, chosen: Tensor, weights: Tensor, experts: Experts) -
 
 
 def slots_of(tokens: int, choices: int, count: int, capacity: float) -> int:
-    """Slots of each of `count` experts for a group of `tokens`, each choosing `choices` experts.
+    """Slots of each of `count` experts for a group of `tokens`, which each choose `choices`
+    experts.
 
-    capacity: factor relative to balanced routing. Never more slots than tokens, since a token
-    chooses an expert at most once; so a capacity of `count / choices` drops none.
+    capacity: factor relative to balanced routing. There are at most as many slots as tokens, since
+    a token chooses an expert at most once; so a capacity of `count / choices` drops none.
     """
     return min(tokens, math.ceil(capacity * tokens * choices / count))
 

@@ -92,7 +92,8 @@ def example_to_trace(spec: str, *, dtype: torch.dtype = torch.float32, seed: int
 
 
 def announce(spec: str, dtype: torch.dtype) -> None:
-    """Say on standard error how large a slow model is. Raises ValueError as `size_of` does."""
+    """Say on standard error how large a model is that takes long to make. ValueError as
+    `size_of`."""
     size = size_of(spec, dtype)
     if size is not None and size.parameters >= LARGE:
         gib = size.parameters * dtype.itemsize / 2**30
@@ -131,7 +132,7 @@ def _smaller(spec: str) -> str:
 
 
 def parse_options(text: str) -> dict[str, Option]:
-    """Read `key=value,...`: integers, floats, true, false, none, or else text."""
+    """Parse `key=value,...`; values are integers, floats, true, false, none, or else text."""
     options: dict[str, Option] = {}
     for item in filter(None, text.split(",")):
         key, equals, value = (part.strip() for part in item.partition("="))

@@ -39,7 +39,7 @@ _SIGKILL = 9  # which Windows does not have
 
 
 class WorkerError(RuntimeError):
-    """A process died, or the time limit passed. `tail`: last lines of the process's output."""
+    """Raised if a process died, or the time limit passed. `tail`: its last lines of output."""
 
     def __init__(self, message: str, tail: str = "") -> None:
         super().__init__(message)
@@ -48,7 +48,7 @@ class WorkerError(RuntimeError):
 
 @dataclass(frozen=True)
 class Worker:
-    """A started process; `log` is where its output goes (None: to ours)."""
+    """A started process. log: the file of its output; None: it writes to this process's output."""
 
     rank: int
     process: subprocess.Popen[bytes]
@@ -85,7 +85,7 @@ def launch(
 
 
 def is_worker() -> bool:
-    """Whether torchrun, or `launch`, started this process as one of several ranks."""
+    """Whether this process is one of several ranks that torchrun, or `launch`, started."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
@@ -95,14 +95,14 @@ def is_launched() -> bool:
 
 
 def store_file() -> Path | None:
-    """The file through which processes started by `launch` find each other; else None."""
+    """The file by which processes that `launch` started find each other; else None."""
     return Path(os.environ[FOLDER], "store") if is_launched() else None
 
 
 def report_failure(error: BaseException, *, is_plain: bool) -> None:
-    """In a process started by `launch`: tell the launcher why this rank is about to end.
+    """Tell the launcher why this rank is about to end, if `launch` started it.
 
-    is_plain: the message says all that a user needs, such as what is wrong with the input.
+    is_plain: whether the message alone tells a user what is wrong, as with bad input.
     """
     path = _report_path(Path(os.environ[FOLDER]), int(os.environ["RANK"]))
     record = {
@@ -134,7 +134,7 @@ def end_after(time_limit_s: float) -> None:
 
 
 def end_process(code: int) -> NoReturn:
-    """End this process at once, without the interpreter's own way of ending.
+    """End this process at once, without shutting down the interpreter.
 
     In a rank, threads of gloo may still be giving back tensors, for which they need the
     interpreter; if it is ending, they abort the process.

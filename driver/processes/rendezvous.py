@@ -33,8 +33,8 @@ LINGER_S = 3.0
 
 @dataclass(frozen=True)
 class Start:
-    """A rendezvous to make. where: the common store, in words; host, port: its address; file: the
-    store, if it is a file; timeout_s: how long to wait for other ranks."""
+    """A rendezvous of processes. where: the common store, in words; host, port: its address; file:
+    the store, if it is a file; timeout_s: how long to wait for other ranks."""
 
     rank: int
     size: int

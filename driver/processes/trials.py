@@ -24,7 +24,7 @@ NO_MEMORY = ("out of memory", "can't allocate memory", "killed by SIGKILL", "Can
 
 @dataclass(frozen=True)
 class LocalTrials:
-    """Trains a model, named as in `shardweave run MODEL`, on processes of this machine.
+    """Trains a model, given as for `shardweave run MODEL`, on processes of this machine.
 
     command: the command line that starts Python; tests replace it.
     """
@@ -68,7 +68,7 @@ class LocalTrials:
 def host_of(
     model: str | None, *, dtype: str = "float32", tell: Callable[[str], None] | None = None
 ) -> Host:
-    """This machine's services for a planner. model: as in `shardweave run`; None: no trials."""
+    """Services for a planner on this machine. model: as for `shardweave run`; None: no trials."""
     return Host(LocalTrials(model, dtype) if model else None, tell)
 
 

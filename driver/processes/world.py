@@ -42,9 +42,9 @@ def rank() -> int:
 
 
 def local_device(num_processes: int) -> torch.device:
-    """This rank's device: a GPU of its own where this machine has enough of them, else the CPU.
+    """This rank's device: its own GPU if this machine has enough, else the CPU.
 
-    num_processes: how many ranks run in all; torchrun says how many of them run here.
+    num_processes: number of all ranks; torchrun says how many of them run here.
     """
     here = int(os.environ.get("LOCAL_WORLD_SIZE", num_processes))
     if not torch.cuda.is_available() or torch.cuda.device_count() < here:
@@ -53,7 +53,7 @@ def local_device(num_processes: int) -> torch.device:
 
 
 def with_index(device: torch.device) -> torch.device:
-    """Give a `cuda` device without an index that of this rank on this machine."""
+    """Give a `cuda` device without an index the index of this rank on this machine."""
     if device.type != "cuda" or device.index is not None:
         return device
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
@@ -126,7 +126,7 @@ def _told(error: Exception) -> RankZeroError:
 
 
 def leave() -> None:
-    """Close torch.distributed, if it is open: ranks that just exit make others complain."""
+    """Close torch.distributed, if it is open: other ranks complain about a rank that just exits."""
     if dist.is_initialized():
         watchdog.stop()
         dist.destroy_process_group()

@@ -57,10 +57,9 @@ PENALTIES = tuple(10.0**power for power in range(-4, 2))
 
 @dataclass(frozen=True)
 class Calibration:
-    """Result of a fit. cluster: the fitted one. factors: by knob. before, after: mean absolute
+    """Result of a fit. cluster: the fitted cluster. factors: by knob. before, after: mean absolute
     error over the runs, before and after the fit. left_out: mean error of each run under a fit to
-    the other runs. unmoved: knobs that no run depends on.
-    """
+    the other runs. unmoved: knobs that no run depends on."""
 
     cluster: Cluster
     factors: Mapping[str, float]

@@ -127,7 +127,7 @@ def _prefixed(command: Sequence[str], launcher: str | None) -> list[str]:
 
 
 def cluster_of(measured: dict[str, Any], name: str, num_processes: int, per_node: int) -> Cluster:
-    """The cluster that measurements (`profile_worker.measure`) describe."""
+    """Make the cluster that measurements (`profile_worker.measure`) describe."""
     num_nodes = num_processes // per_node
     device = _device_of(measured, num_processes)
     collectives = [

@@ -27,7 +27,7 @@ CHECKED = ("bound", "loss_error", "max_rel_grad_error", "worst_parameter", "num_
 
 @dataclass(frozen=True)
 class RunReport:
-    """Results of `run`. Times are of rank 0, in seconds; collectives are those of one rank."""
+    """Results of `run`. Times are rank 0's, in seconds; collectives are those of one rank."""
 
     options: RunOptions
     lowered: Lowered
@@ -54,7 +54,7 @@ class RunReport:
 
     @property
     def problem(self) -> str | None:
-        """Reason that the check failed; None if it passed or was not asked for."""
+        """Reason why the check failed; None if it passed, or if none was asked for."""
         if self.check is None:
             return None
         where = f"{self.options.model} on {self.mesh or 'one device'} is not equal to eager"

@@ -29,8 +29,8 @@ Run = tuple[int, int, frozenset[int]]
 
 @dataclass(frozen=True)
 class Picture:
-    """Tensors of one shape and sharding. names: one for equal layers, as `h.*.attn.q`; empty if
-    the page shows the tensor's name beside the picture."""
+    """A shape and sharding that several tensors have. names: their names, one for equal layers, as
+    `h.*.attn.q`; empty if the page shows the tensor's name beside the picture."""
 
     names: tuple[str, ...]
     shape: tuple[int, ...]

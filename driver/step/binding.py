@@ -38,8 +38,8 @@ class Binding:
     def bound(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], *, is_whole: bool = True
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Normalise a call. Raises TypeError for arguments that forward does not take, and for
-        missing ones if the call is complete."""
+        """Bind a call's arguments to forward's parameters. Raises TypeError for arguments that
+        forward does not take, and for missing ones if `is_whole`."""
         self._check_keywords(kwargs)
         try:
             return named_arguments(self.signature, args, kwargs, is_whole=is_whole)
@@ -88,6 +88,6 @@ def example_call(request: Request) -> StepCall:
 
 
 def gives_rows(request: Request) -> bool:
-    """Whether each rank passes rows of its own; never so on the reference backend."""
+    """Whether each rank passes rows of its own; never on the reference backend."""
     is_joint = request.has_processes and request.devices.num_devices > 1
     return request.batch == LOCAL and is_joint

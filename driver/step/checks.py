@@ -32,12 +32,12 @@ from shardweave.planners.registry import DEFAULT_PLANNER, PLANNERS
 
 
 def check_request(request: Request, *, is_ahead: bool = False) -> Request:
-    """Return the request with `mesh`, `program` and `artifact` converted to objects of their class.
+    """Return the request with `mesh`, `program` and `artifact` converted to their classes.
 
     is_ahead: the step is compiled ahead, for processes that do not run yet.
 
-    Raises ValueError or TypeError for models that are not compiled, and for options that mean
-    nothing, alone or together.
+    Raises ValueError or TypeError for models that cannot be compiled, and for options that have no
+    effect or exclude each other.
     """
     _check_model(request.model)
     check_batch(request.args)

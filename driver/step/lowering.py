@@ -79,10 +79,10 @@ class Lowered:
 def made_here(
     request: Request, call: StepCall, make: Callable[[Request], Lowered], *, is_first: bool = False
 ) -> Lowered:
-    """Lower a call on this rank by `make`.
+    """Lower a call on this rank by calling `make`.
 
-    make: takes the request, its model cast as `precision` says. is_first: the call is the example;
-    passes give their notes for its program only.
+    make: takes the request, with its model cast as `precision` says. is_first: the call is the
+    example; notes of passes are kept for its program only.
     """
     start_s = perf_counter()
     with (
@@ -179,7 +179,7 @@ def capture_call(request: Request, call: StepCall) -> Captured:
 
 
 def lowered_step(request: Request, call: StepCall) -> Lowered:
-    """Return the example call's program for each rank: captured, planned and lowered, or given."""
+    """Return each rank's program for the example: captured, planned and lowered, or given."""
     if request.given is not None:
         return as_given(request.given)
     captured = capture_call(request, call)

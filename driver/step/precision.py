@@ -93,7 +93,7 @@ def dtype_named(dtype: torch.dtype | str) -> torch.dtype:
 
 
 def reducing_in(dtype: torch.dtype | str, passes: Passes) -> Passes:
-    """Prepend a pass that sets the dtype of reductions. ValueError if unknown, or in vain."""
+    """Prepend a pass that sets the dtype of reductions. ValueError if unknown or without effect."""
     name = str(dtype).removeprefix("torch.")
     if name not in REDUCE_DTYPES:
         known = ", ".join(map(str, REDUCE_DTYPES.values()))

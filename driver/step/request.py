@@ -146,8 +146,8 @@ class CompileOptions:
 class Request(CompileOptions):
     """A model to compile, its example batch, and the options.
 
-    Checked (`checks.check_request`), `mesh` is a Mesh, or None while a planner is to choose it, and
-    `program` a Program.
+    Once it is checked (`checks.check_request`), `mesh` is a Mesh, or None while a planner is to
+    choose it, and `program` is a Program.
     """
 
     model: nn.Module
@@ -172,7 +172,7 @@ class Request(CompileOptions):
 
     @property
     def compiled_ahead(self) -> Artifact | None:
-        """The step that was compiled ahead, from which this one starts."""
+        """The artifact from which this step starts: a step that was compiled ahead."""
         assert not isinstance(self.artifact, str)
         return self.artifact  # pyright: ignore[reportReturnType]
 
@@ -193,11 +193,11 @@ class Request(CompileOptions):
 
 
 def mesh_for(options: CompileOptions, num_processes: int | None = None) -> Mesh | None:
-    """Return the given mesh, or that of the program, the artifact (which is read) or the plan;
+    """Return the given mesh, or the mesh of the program, the artifact (which is read) or the plan;
     None if a planner is to choose it.
 
     num_processes: determines an axis of size -1: the processes divided by the other axes. Raises
-    ValueError for a mesh that is not the one of a given program or artifact.
+    ValueError for a mesh that differs from a given program's or artifact's.
     """
     mesh = options.mesh
     if mesh is not None and not isinstance(mesh, str):

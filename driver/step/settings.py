@@ -37,7 +37,7 @@ HOOKS = {
 
 
 class Hooks(tuple[int, ...]):
-    """Ids that torch gave to the hooks of one dict; a replaced hook has a new id."""
+    """Ids that torch gave to the hooks in one dict; a hook that replaces another has a new id."""
 
     def __repr__(self) -> str:
         return str(len(self))
@@ -86,10 +86,10 @@ Held = tuple[Mapping[str, Any], str]
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:
-    """Settings at one time.
+    """The settings at one time.
 
-    places: names of the settings, those of hooks first. hooks, values: in the order of `places`.
-    `hooks` is the same list object as in the last snapshot if no hook was registered since.
+    places: names of the settings, hooks first. hooks, values: in the order of `places`. `hooks` is
+    the same list object as in the last snapshot if no hook was registered since.
     """
 
     places: tuple[str, ...]
@@ -212,7 +212,7 @@ def _attributes_of(root: nn.Module, prefix: str = "") -> dict[str, Held]:
 
 
 def plain(value: Any) -> Any:
-    """Make a key that stays equal as long as `value` does not change; OTHER if impossible.
+    """Make a key that stays equal while `value` does not change; OTHER if that is impossible.
 
     A plain object is reduced to its id: its attributes are settings of their own.
     """

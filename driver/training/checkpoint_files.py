@@ -146,13 +146,13 @@ class ChosenCheckpoint(NamedTuple):
 def choose_checkpoint(
     root: Path, number: int | None, damaged: Mapping[int, str]
 ) -> ChosenCheckpoint | None:
-    """Choose a complete checkpoint: that of `number`, or the last one in the folder.
+    """Choose a complete checkpoint: the one with `number`, or the last one in the folder.
 
-    None if the folder holds no checkpoint. damaged: reasons, by number, not to take some. The
-    warning names damaged checkpoints that are newer than the choice, or says that the root is
+    None if the folder holds no checkpoint. damaged: by number, reasons not to choose a checkpoint.
+    The warning names damaged checkpoints that are newer than the choice, or says that the root is
     itself a checkpoint.
 
-    Raises CheckpointError for a number that is not there, and if all checkpoints are damaged.
+    Raises CheckpointError if there is none of that number, and if all checkpoints are damaged.
     """
     if _is_checkpoint(root):
         return _chosen_itself(root, number)

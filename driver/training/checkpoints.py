@@ -71,13 +71,13 @@ def save_checkpoint(
 ) -> Path:
     """Save a state as checkpoint `number` of a folder that all ranks see. Collective.
 
-    number: a whole number, such as that of the step; the highest one is loaded.
-    state: by names of your choice a step (or other modules), optimizers of its parameters, what
-    else has a `state_dict` (schedulers, scalers), and plain values, of which rank 0's are saved.
-    keep: delete all but so many of the last checkpoints, once this one is there. Returns its path.
+    number: a whole number, such as the step's; the highest one is loaded. state: by names of your
+    choice a step (or other modules), optimizers of its parameters, other objects with a
+    `state_dict` (schedulers, scalers), and plain values, of which rank 0's are saved. keep: number
+    of last checkpoints to keep; the others are deleted once this one is complete. Returns its path.
 
-    Raises CheckpointError on every rank if one cannot write, or if another run is saving into the
-    folder; the checkpoints before it stay.
+    Raises CheckpointError on every rank if a rank cannot write, or if another run is saving into
+    the folder; earlier checkpoints stay.
     """
     root, number = Path(folder), _whole("a number >= 0", number, 0)
     keep = None if keep is None else _whole("keep 1 or more", keep, 1)
@@ -102,12 +102,13 @@ def save_checkpoint(
 def load_checkpoint(
     folder: str | os.PathLike[str], state: Mapping[str, Any], *, number: int | None = None
 ) -> Checkpoint | None:
-    """Load the last complete checkpoint of a folder, or that of a number, into a state. Collective.
+    """Load the last complete checkpoint of a folder, or the one with `number`, into a state.
+    Collective.
 
     folder: where checkpoints were saved, or one checkpoint in it. state: the modules, optimizers
-    and other objects to fill, as they were given to be saved; the mesh, the plan and the number of
-    processes may be others. None if the folder holds none. Newer checkpoints that are damaged are
-    skipped with a warning.
+    and other objects to fill, under the names with which they were saved; the mesh, the plan and
+    the number of processes may differ. None if the folder holds none. Newer checkpoints that are
+    damaged are skipped with a warning.
 
     Raises CheckpointError on every rank if all are damaged, or if the one loaded does not fit.
     """

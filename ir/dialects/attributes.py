@@ -262,8 +262,8 @@ def _on_local(attr: ShardingAttr, local: tuple[int, ...], mesh: Mesh) -> Shardin
 def _on(attr: ShardingAttr, shape: tuple[int, ...], mesh: Mesh) -> Sharding:
     if len(attr.dims) != len(shape):
         raise ValueError(
-            f"sharding {attr} has {len(attr.dims)} dims, but the value has shape {shape}; write "
-            "one {...} for each dim."
+            f"sharding {attr} has {len(attr.dims)} dims, but the value has shape {shape}; give "
+            "one {...} per dim."
         )
     dims: list[tuple[Placement, ...]] = []
     cuts = zip(attr.dims, attr.strides, attr.lengths, shape, strict=True)

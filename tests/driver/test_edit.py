@@ -171,7 +171,7 @@ def test_sharding_that_does_not_fit_is_answered_at_its_argument(
         )
     )
     assert main(["opt", str(path), "--passes", "preset:partition"]) == 1
-    message = "has 2 dims, but the value has shape (64,); write one {...} for each dim"
+    message = "has 2 dims, but the value has shape (64,); give one {...} per dim"
     assert_points_at(capsys.readouterr().err, path, f"%{name}: ", message)
 
 

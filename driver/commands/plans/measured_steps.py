@@ -21,7 +21,7 @@ COLUMNS = ("model", "plan", "step_ms")
 
 @dataclass(frozen=True)
 class MeasuredStep:
-    """Row of the table. model: spec of a model, or file of a captured program. plan: file of a
+    """A row of the table. model: spec of a model, or file of a captured program. plan: file of a
     plan, or a mesh for Megatron's plan. place: file and line of the row."""
 
     model: str
@@ -85,7 +85,7 @@ class StepPredictor:
         self._plans: dict[str, Plan] = {}
 
     def predict(self, step: MeasuredStep, cluster: Cluster) -> float:
-        """Seconds of a step on a cluster. Raises ValueError, naming the row, if it has none."""
+        """Predict a step's seconds on a cluster. ValueError, naming the row, if impossible."""
         try:
             lowerings = self._of_model(step.model)
             if step.plan not in self._plans:

@@ -52,8 +52,9 @@ class Recorder(Observer):
     """Records the program after each pass of a pipeline. `moments`: the page's data; `words`: its
     texts.
 
-    cluster: to simulate on; None: no simulation. optimizer_multiplier: bytes of optimizer state per
-    byte of parameters, for the memory; None: Adam's in `precision`, a plan's precision.
+    cluster: the cluster to simulate on; None: no simulation. optimizer_multiplier: bytes of
+    optimizer state per byte of parameters, for the memory; None: Adam's in `precision`, a plan's
+    precision.
     """
 
     def __init__(
