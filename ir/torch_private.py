@@ -340,10 +340,8 @@ _LOGS = tuple(
 
 @contextlib.contextmanager
 def silent_logs() -> Iterator[None]:
-    """Silence torch's logs of expected errors, in the context.
-
-    Fake tensors log why they refuse an op; torch 2.11 logs that it cannot log functions.
-    """
+    """Silence torch's logs of expected errors, in the context. Fake tensors log why they refuse an
+    op; torch 2.11 logs that it cannot log functions."""
     before = [log.disabled for log in _LOGS]
     for log in _LOGS:
         log.disabled = True

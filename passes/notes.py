@@ -57,9 +57,7 @@ def heard_by(listener: Listener) -> Generator[None]:
 @contextmanager
 def heard_from(passes: Collection[str], listener: Listener) -> Generator[None]:
     """Send notes that begin with the name of one of `passes` to `listener`; drop other notes.
-
-    `listener` may be `note` itself, which then sends the notes to the previous listener.
-    """
+    `listener` may be `note` itself, which then sends the notes to the previous listener."""
     before = _listener.get()
 
     def hear(text: str) -> None:

@@ -37,10 +37,8 @@ class PassError(ValueError):
 
 
 def parse_passes(spec: str) -> tuple[ModulePass, ...]:
-    """Parse a list of passes, `propagate-shardings,preset:oases,..`, with options in braces.
-
-    Raises ValueError, in one line, for malformed text, unknown passes and unknown options.
-    """
+    """Parse a list of passes, `propagate-shardings,preset:oases,..`, with options in braces. Raises
+    ValueError, in one line, for malformed text, unknown passes and unknown options."""
     if re.search(r"\d{19}", spec):
         raise ValueError("a number in the passes has over 18 digits, more than any option takes.")
     try:
@@ -209,10 +207,8 @@ def run_passes(
     dump_dir: str | Path | None = None,
     observer: Observer | None = None,
 ) -> Program:
-    """Run passes over a copy of a program, on `mesh` if one is given.
-
-    dump_dir: a folder for the program before the first pass and after each, as numbered files.
-    """
+    """Run passes over a copy of a program, on `mesh` if one is given. dump_dir: a folder for the
+    program before the first pass and after each, as numbered files."""
     if dump_dir is not None:
         observer = Observers(filter(None, (DumpFiles(dump_dir), observer)))
     on = None if mesh is None else as_mesh(mesh)

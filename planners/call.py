@@ -42,9 +42,7 @@ def planner_function(name: str) -> Callable[..., Plan]:
 
 def planner_options(name: str) -> dict[str, inspect.Parameter]:
     """Return a planner's options by name, with their defaults and with types as annotations.
-
-    Options are parameters of the planner's function, or fields of its dataclass `options`.
-    """
+    Options are parameters of the planner's function, or fields of its dataclass `options`."""
     return _options_of(planner_function(name))
 
 

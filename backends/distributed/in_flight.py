@@ -15,10 +15,8 @@ from shardweave.ir.mesh.shards import merge_blocks
 
 
 def as_ordered_integers(x: Tensor) -> Tensor:
-    """Map floating-point numbers to integers that compare in the same order; NaN is the largest.
-
-    A negative number's bits are inverted except for the sign, since they hold its magnitude.
-    """
+    """Map floating-point numbers to integers that compare in the same order; NaN is the largest. A
+    negative number's bits are inverted except for the sign, since they hold its magnitude."""
     wide = x if x.dtype == torch.float64 else x.float()  # backends reduce no 16-bit integers
     dtype = torch.int64 if x.dtype == torch.float64 else torch.int32
     numbers = _turned(wide.contiguous().view(dtype))
@@ -68,9 +66,7 @@ class Group:
 
     def block_cyclic(self, x: Tensor, dim: int, block: int) -> Tensor:
         """Split `dim` block-cyclically into one shard for each rank, by rank in the process group.
-
-        Returns the shards (`take_blocks` of each index), stacked along a new contiguous dim 0.
-        """
+        Returns the shards (`take_blocks` of each index), stacked along a new contiguous dim 0."""
         shape = list(x.shape)
         rounds = shape[dim] // (self.size * block)
         cut = x.reshape(*shape[:dim], rounds, self.size, block, *shape[dim + 1 :])
@@ -139,10 +135,8 @@ def _copy_stream(device: torch.device) -> torch.cuda.Stream:
 
 
 def start_all_reduce(x: Tensor, group: Group, op: str = "sum", in_place: bool = False) -> InFlight:
-    """Start an all-reduce of `x` over the group. op: "sum" or "max".
-
-    in_place: whether the result may overwrite `x`.
-    """
+    """Start an all-reduce of `x` over the group. op: "sum" or "max". in_place: whether the result
+    may overwrite `x`."""
     if _is_ordered(x, op):
         return start_maximum(x, group.process_group)
     # Reducing a strided view in place corrupts it silently under gloo.
@@ -239,11 +233,9 @@ gather, without its second buffer. Gloo gathers smaller shards faster."""
 
 
 def _gather(shard: Tensor, flat: Tensor, group: Group) -> Any:
-    """Gather the shards of all ranks into `flat`, by rank within the process group.
-
-    On the CPU each rank sends large shards to every other rank: gloo's own gather would hold a
-    second buffer as large as `flat` during the transfer, and copy it.
-    """
+    """Gather the shards of all ranks into `flat`, by rank within the process group. On the CPU each
+    rank sends large shards to every other rank: gloo's own gather would hold a second buffer as
+    large as `flat` during the transfer, and copy it."""
     size, own = shard.numel(), group.own
     is_small = group.size > 2 and shard.nbytes < STEPWISE_BYTES
     if is_small or not shard.is_cpu:
@@ -288,10 +280,8 @@ def start_reduce_scatter(x: Tensor, group: Group, dim: int, block: int) -> InFli
 
 def _exchange_and_add(parts: Tensor, group: Group, shape: Sequence[int]) -> InFlight:
     """Reduce-scatter by an all-to-all and a local sum. parts: row i is this rank's term for rank i.
-
-    Gloo's own reduce-scatter is an all-reduce, which sends twice the bytes. If the row of this
-    rank is the first or the last, it is left out of the message.
-    """
+    Gloo's own reduce-scatter is an all-reduce, which sends twice the bytes. If the row of this rank
+    is the first or the last, it is left out of the message."""
     own, (ranks, size) = group.own, parts.shape
     is_at_end = own in (0, ranks - 1)
     sent = parts

@@ -110,10 +110,8 @@ class Mail:
         return buffer
 
     def _forget(self, rank: int, count: int) -> None:
-        """Free the first `count` messages to a rank, which it has received, if not freed yet.
-
-        Gloo does not say that a message has left until it is waited for.
-        """
+        """Free the first `count` messages to a rank, which it has received, if not freed yet. Gloo
+        does not say that a message has left until it is waited for."""
         for _ in range(count - self._arrived[rank]):
             work, _ = self._sent[rank].popleft()
             if work is not None:

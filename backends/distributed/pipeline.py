@@ -203,10 +203,7 @@ def homes_of(program: Program) -> dict[str, int]:
 
 def holders_of(program: Program) -> dict[Key, tuple[int, ...]]:
     """Map each parameter and buffer (kind, name) to the coordinates on the stage axis that read or
-    write it.
-
-    An unused parameter or buffer is at coordinate 0.
-    """
+    write it. An unused parameter or buffer is at coordinate 0."""
     holders: dict[Key, set[int]] = {
         (slot.kind, slot.name): set()
         for slot in program.arguments
@@ -296,10 +293,8 @@ class StagedStep:
     def _arguments(
         self, loaded: _Loaded, number: int | None, last_reads: frozenset[Place]
     ) -> dict[Key, Tensor]:
-        """Return a function's arguments, with the buffers that it adds gradients and sums to.
-
-        The function removes arguments from the dict, so that each is freed after its last use.
-        """
+        """Return a function's arguments, with the buffers that it adds gradients and sums to. The
+        function removes arguments from the dict, so that each is freed after its last use."""
         stage, kept, given = loaded.stage, self.kept, self.given
         arguments = {key: given[key] for key in loaded.given}
         for name in loaded.kept:

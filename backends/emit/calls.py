@@ -126,10 +126,8 @@ def takes_device(op: AtenOp) -> bool:
 
 
 def returned_by(op: AtenOp) -> list[bool] | None:
-    """Return for each value that an op's call returns whether it is a result of the op.
-
-    None if the call returns a single tensor. False for gradients that the op's mask leaves out.
-    """
+    """Return for each value that an op's call returns whether it is a result of the op. None if the
+    call returns a single tensor. False for gradients that the op's mask leaves out."""
     returns = schema_of(overload_named(op.name)).returns
     if len(returns) == 1:
         is_list = isinstance(returns[0].type, torch.ListType)

@@ -39,10 +39,8 @@ class JoinedRunner(Runner):
         self._number = 0
 
     def load(self, program: Program, *, pending: Collection[str] = ()) -> tuple[str, StepFunction]:
-        """Emit a program or stage function; return its source and a callable that runs it.
-
-        pending: names of gradients that are added before they are reduced, as in `emit`.
-        """
+        """Emit a program or stage function; return its source and a callable that runs it. pending:
+        names of gradients that are added before they are reduced, as in `emit`."""
         kernels, runtime = self.compiler is not None, self.runtime
         fused = [op for op in program.ops if isinstance(op, FusedOp)] if kernels else []
         queue = PartsQueue(join_parts)

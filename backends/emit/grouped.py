@@ -72,10 +72,8 @@ def row_bounds(starts: Tensor, ends: Tensor, *, rows: int, blocks: int, parts: i
 
 
 def row_routes(numbers: Tensor, bounds: Tensor, *, tokens: int, places: list[int]) -> Tensor:
-    """Return a bool tensor, devices x tokens: True if the device needs the token.
-
-    numbers: the token of each row, rows sorted by group. places: each device's index in `bounds`.
-    """
+    """Return a bool tensor, devices x tokens: True if the device needs the token. numbers: the
+    token of each row, rows sorted by group. places: each device's index in `bounds`."""
     routes = torch.zeros((len(places), tokens), dtype=torch.bool, device=numbers.device)
     device_of = torch.empty(len(places), dtype=torch.int64, device=numbers.device)
     device_of[torch.tensor(places, device=numbers.device)] = torch.arange(

@@ -127,9 +127,7 @@ class Message:
 
 def exchanged(messages: Sequence[Message], device: torch.device) -> list[Tensor | None]:
     """Send messages by one all-to-all; return the tensors that arrive here, None for the others.
-
-    Collective: all ranks pass the same messages in the same order.
-    """
+    Collective: all ranks pass the same messages in the same order."""
     rank, size = dist.get_rank(), dist.get_world_size()
     arrived: list[Tensor | None] = [
         message.value if message.source == message.goal == rank else None for message in messages

@@ -18,9 +18,7 @@ def repoint(
     placed: Callable[[Tensor, Tensor], Tensor],
 ) -> None:
     """Let optimizers update new parameters, given by the id of the old ones; move their states too.
-
-    placed: converts a state tensor of a parameter's shape to the new parameter's placements.
-    """
+    placed: converts a state tensor of a parameter's shape to the new parameter's placements."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["params"][:] = [new.get(id(old), old) for old in group["params"]]

@@ -66,10 +66,8 @@ def local_shape(tensor: DTensor) -> tuple[int, ...]:
 
 
 def shapes_of_shards(tensor: DTensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the shapes of a tensor's largest and smallest shard, the same on all ranks.
-
-    For a tensor that only some stages have, the smallest is empty.
-    """
+    """Return the shapes of a tensor's largest and smallest shard, the same on all ranks. For a
+    tensor that only some stages have, the smallest is empty."""
     largest, smallest = list(tensor.shape), list(tensor.shape)
     if smallest and not is_everywhere(tensor.device_mesh):
         smallest[0] = 0

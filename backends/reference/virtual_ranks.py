@@ -131,10 +131,8 @@ def global_argument(program: Program, slot: Slot, values: Mapping[Key, Tensor]) 
 def scatter_shards(
     tensor: Tensor, sharding: Sharding, mesh: Mesh, also: Mapping[str, int] | None = None
 ) -> PerRank:
-    """Shard a tensor over the ranks, with padding; ranks with equal shards share one tensor.
-
-    also: each rank's coordinates on axes that the mesh lacks.
-    """
+    """Shard a tensor over the ranks, with padding; ranks with equal shards share one tensor. also:
+    each rank's coordinates on axes that the mesh lacks."""
     also = also or {}
     shape = sharding.local_shape(tensor.shape)
     return once_per_key(

@@ -46,10 +46,8 @@ class SavedState:
     parts: dict[str, list[Part]]
 
     def index(self) -> bytes:
-        """Serialize values and parts with torch.save.
-
-        Raises CheckpointError for values that torch.load(weights_only=True) would not load.
-        """
+        """Serialize values and parts with torch.save. Raises CheckpointError for values that
+        torch.load(weights_only=True) would not load."""
         parts = {entry: [tuple(part) for part in parts] for entry, parts in self.parts.items()}
         for entry, value in self.values.items():
             _packed(f"entry '{entry}' of the state", value)

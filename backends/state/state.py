@@ -231,10 +231,8 @@ class ShardedState:
         return self._modules
 
     def draw_from(self, seed: int) -> None:
-        """Register a buffer `random_state` on the model, from which programs draw.
-
-        Raises ValueError if the model has an attribute of that name already.
-        """
+        """Register a buffer `random_state` on the model, from which programs draw. Raises
+        ValueError if the model has an attribute of that name already."""
         model = self._model
         if hasattr(model, STATE):
             raise ValueError(

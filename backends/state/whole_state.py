@@ -96,10 +96,8 @@ def whole_state_dicts(state: ShardedState, *, random: bool = False) -> Iterator[
 
 @contextmanager
 def whole_optimizer_states(optimizers: Sequence[Optimizer]) -> Iterator[None]:
-    """Context in which `optimizer.state_dict()` has full plain tensors on rank 0. Collective.
-
-    Every rank can load such a state directly: the next step of the optimizer shards it.
-    """
+    """Context in which `optimizer.state_dict()` has full plain tensors on rank 0. Collective. Every
+    rank can load such a state directly: the next step of the optimizer shards it."""
     with ExitStack() as stack:
         for optimizer in optimizers:
             values = WholeValues()

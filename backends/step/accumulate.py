@@ -55,10 +55,8 @@ class Gradients:
         return frozenset(pending.unreduced if pending else ())
 
     def program_of(self, bound: BoundProgram, *, is_last: bool) -> BoundProgram:
-        """Choose the variant of a call's program: reducing, `pending` or `closing`.
-
-        is_last: whether every gradient has to be reduced after the call.
-        """
+        """Choose the variant of a call's program: reducing, `pending` or `closing`. is_last:
+        whether every gradient has to be reduced after the call."""
         if not self.are_pending:
             return bound if is_last else bound.pending
         closing = bound.closing if is_last else None
@@ -70,9 +68,7 @@ class Gradients:
 
     def into(self, bound: BoundProgram) -> dict[Key, Tensor]:
         """Return, by key, the local `.grad` tensors to which a program may add its new gradients.
-
-        The kind is "pending" for those that the program also reduces; its results replace them.
-        """
+        The kind is "pending" for those that the program also reduces; its results replace them."""
         self._closed = bound.adds.keys() & self._pending.keys()
         buffers: dict[Key, Tensor] = {}
         for name in self._closed:

@@ -25,10 +25,8 @@ class Runner(ABC):
 
     @abstractmethod
     def __call__(self, given: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
-        """Run the program; returns this rank's results by kind and name.
-
-        If `given` has a tensor under a gradient's key, the runner may add to it and return it.
-        """
+        """Run the program; returns this rank's results by kind and name. If `given` has a tensor
+        under a gradient's key, the runner may add to it and return it."""
 
 
 @dataclass(frozen=True)
@@ -57,10 +55,8 @@ class Backend(ABC):
 
     @abstractmethod
     def load(self, program: Program, pending: Collection[str] = ()) -> Runner:
-        """Load a program. Collective.
-
-        pending: names of gradients that the program adds to given unreduced ones (`adds_pending`).
-        """
+        """Load a program. Collective. pending: names of gradients that the program adds to given
+        unreduced ones (`adds_pending`)."""
 
     @abstractmethod
     def stored(self, tensor: Tensor | Source, sharding: Sharding, key: Key) -> Tensor:

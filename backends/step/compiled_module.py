@@ -68,9 +68,7 @@ class CompiledModule(nn.Module):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Copy the model and its tensors; the copy runs the same programs.
-
-        `torch.optim.swa_utils.AveragedModel(model)` relies on it.
-        """
+        `torch.optim.swa_utils.AveragedModel(model)` relies on it."""
         new = type(self).__new__(type(self))
         memo[id(self)] = new
         # Torch's own copy of a DTensor's gradient fails where that is a view of a message.
@@ -116,11 +114,9 @@ def _class_of(kind: type[nn.Module]) -> type[nn.Module]:
 
 
 def _saving_whole_tensors(save: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap Hugging Face's `save_pretrained`, so that rank 0 writes whole tensors.
-
-    All ranks call it; rank 0 may call it alone if no tensor is sharded. Afterwards the model's
-    config is as it was before.
-    """
+    """Wrap Hugging Face's `save_pretrained`, so that rank 0 writes whole tensors. All ranks call
+    it; rank 0 may call it alone if no tensor is sharded. Afterwards the model's config is as it was
+    before."""
     signature = inspect.signature(save)
 
     @functools.wraps(save)

@@ -104,10 +104,8 @@ class Programs(ABC):
         return [("every call", self.first)]
 
     def row_axes(self, name: str) -> tuple[str, ...]:
-        """Return the mesh axes that shard dim 0 of an input, given its name in programs.
-
-        For an input that the first program lacks, these are the axes of all its inputs.
-        """
+        """Return the mesh axes that shard dim 0 of an input, given its name in programs. For an
+        input that the first program lacks, these are the axes of all its inputs."""
         inputs = {n: s for (kind, n), s in self.first.shardings.items() if kind == "input"}
         chosen = [inputs[name]] if name in inputs else list(inputs.values())
         return tuple(dict.fromkeys(p.axis for s in chosen if s.dims for p in s.dims[0]))

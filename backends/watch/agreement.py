@@ -165,10 +165,8 @@ def require_same_values(tensors: Mapping[str, Tensor]) -> None:
 
 
 def broadcast_from_rank_0(tensors: Sequence[Tensor], device: torch.device) -> Iterator[Tensor]:
-    """Yield rank 0's values of the tensors, one by one, broadcast in a few messages. Collective.
-
-    On rank 0 they are the tensors themselves. Callers must exhaust the iterator.
-    """
+    """Yield rank 0's values of the tensors, one by one, broadcast in a few messages. Collective. On
+    rank 0 they are the tensors themselves. Callers must exhaust the iterator."""
     for group in _messages(tensors):
         offsets, end = [], 0
         for tensor in group:

@@ -277,10 +277,8 @@ class Watch:
         return waited_s > (3 * self.beat_s if is_failed else self.beat_s)
 
     def _waited_s(self) -> float | None:
-        """Return the seconds that the main thread has been in a collective; None if in none.
-
-        On a GPU it may wait for the device on any line, so a long stay on any line counts.
-        """
+        """Return the seconds that the main thread has been in a collective; None if in none. On a
+        GPU it may wait for the device on any line, so a long stay on any line counts."""
         position, now_s = main_position(), time.monotonic()
         if not position.is_waiting and not (self.on_gpu and self.entered):
             self._waiting = None
@@ -324,10 +322,8 @@ class Watch:
             self._end(cause, waited_s, tell=False)
 
     def _end(self, cause: str, waited_s: float, tell: bool = True) -> None:
-        """Print the cause and end this process, whose main thread would wait in C++ for ever.
-
-        tell: whether to tell the other ranks through the store.
-        """
+        """Print the cause and end this process, whose main thread would wait in C++ for ever. tell:
+        whether to tell the other ranks through the store."""
         at = main_position().text if self._asks_at is None else self._asks_at
         text = f"{cause}. Rank {self.rank} waited for {waited_s:.0f} s at {at}"
         print(f"shardweave: rank {self.rank} stops: {text}.", file=sys.stderr, flush=True)
@@ -349,10 +345,7 @@ class Watch:
     @contextmanager
     def asking(self, at: str) -> Iterator[None]:
         """Context in which the main thread asks the store, so that only a silent store ends this
-        rank.
-
-        at: describes where it waits, or waited before the requests.
-        """
+        rank. at: describes where it waits, or waited before the requests."""
         self._asks_at = at
         try:
             yield

@@ -86,10 +86,8 @@ def stop() -> None:
 
 
 def enter(call: object) -> None:
-    """Record that a call of a step begins. call: a `StepCall`, whose str describes it.
-
-    Raises AgreementError if ranks have run different programs so far.
-    """
+    """Record that a call of a step begins. call: a `StepCall`, whose str describes it. Raises
+    AgreementError if ranks have run different programs so far."""
     watch = _Process.watch
     if watch is not None:
         if watch.problem:

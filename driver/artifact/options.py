@@ -41,9 +41,7 @@ def _stored(name: str, value: Any) -> tuple[str, Any]:
 
 def with_artifact(options: Options) -> Options:
     """Read the artifact that the options name, and fill in the options with which it was made.
-
-    Raises ArtifactError for a given option that differs, and for a missing one that is required.
-    """
+    Raises ArtifactError for a given option that differs, and for a missing one that is required."""
     given = options.artifact
     artifact = given if isinstance(given, Artifact) else Artifact.read(str(given))
     taken: dict[str, Any] = {}

@@ -22,9 +22,7 @@ def outputs_to_json(outputs: Outputs | None) -> Any:
 
 def outputs_from_json(stored: Any, homes: Sequence[str]) -> Outputs | None:
     """Inverse of `outputs_to_json`. ArtifactError for a class that no imported module defines.
-
-    homes: more modules to search, for classes whose module has another name in this process.
-    """
+    homes: more modules to search, for classes whose module has another name in this process."""
     if stored is None:
         return None
     kinds = (_class_of(name, is_dataclass, homes) for name in stored["kinds"])

@@ -81,10 +81,8 @@ def precompile(request: Request) -> Lowered:
 
 
 def start_from(artifact: Artifact, request: Request, call: StepCall) -> Lowered:
-    """Return the artifact's program for a call, on every rank. Collective.
-
-    Raises ArtifactError on every rank if a guard of the artifact differs on any rank.
-    """
+    """Return the artifact's program for a call, on every rank. Collective. Raises ArtifactError on
+    every rank if a guard of the artifact differs on any rank."""
     start_s = perf_counter()
     check_guards(artifact, request, call)
     manifest, members = artifact.manifest, artifact.members

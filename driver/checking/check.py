@@ -243,10 +243,8 @@ def compare_steps(
 
 
 def compare(actual: Expected, eager: Expected, dtype: torch.dtype) -> CheckResult:
-    """Compare a step's results, as global tensors, with eager's.
-
-    Raises ValueError if the step lacks a parameter of the model, or has one of another shape.
-    """
+    """Compare a step's results, as global tensors, with eager's. Raises ValueError if the step
+    lacks a parameter of the model, or has one of another shape."""
     tolerance = tolerance_of(dtype)
     everything = math.sqrt(sum(_norm(g) ** 2 for g in eager.gradients.values()))
     floor = tolerance.floor * everything

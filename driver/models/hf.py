@@ -289,12 +289,9 @@ def _without_none(fields: Fields) -> Fields:
 def _token_ids_in_range(
     fields: Mapping[str, Any], defaults: Mapping[str, Any], given: set[str]
 ) -> Fields:
-    """Move the ids of special tokens that exceed the vocabulary into it.
-
-    End-of-text tokens are dropped (training does not use them); others, such as padding and the
-    decoder's start, are needed by some models and become token 0. Sub-configs are returned with
-    all their fields.
-    """
+    """Move the ids of special tokens that exceed the vocabulary into it. End-of-text tokens are
+    dropped (training does not use them); others, such as padding and the decoder's start, are
+    needed by some models and become token 0. Sub-configs are returned with all their fields."""
     decided: Fields = {}
     for name, value in fields.items():
         part = defaults.get(name)

@@ -100,10 +100,8 @@ def experts_with_capacity(
 
 
 def dropped_choices(module: nn.Module) -> tuple[int, int] | None:
-    """Count the choices of experts that a model dropped in its last step, and all its choices.
-
-    None for a model without experts that have a capacity. Collective on a mesh.
-    """
+    """Count the choices of experts that a model dropped in its last step, and all its choices. None
+    for a model without experts that have a capacity. Collective on a mesh."""
     counts = [
         (buffer.full_tensor() if isinstance(buffer, DTensor) else buffer).tolist()
         for name, buffer in module.named_buffers()

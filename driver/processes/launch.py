@@ -100,10 +100,8 @@ def store_file() -> Path | None:
 
 
 def report_failure(error: BaseException, *, is_plain: bool) -> None:
-    """Tell the launcher why this rank is about to end, if `launch` started it.
-
-    is_plain: whether the message alone tells a user what is wrong, as with bad input.
-    """
+    """Tell the launcher why this rank is about to end, if `launch` started it. is_plain: whether
+    the message alone tells a user what is wrong, as with bad input."""
     path = _report_path(Path(os.environ[FOLDER]), int(os.environ["RANK"]))
     record = {
         "time_s": time.time(),
@@ -115,10 +113,8 @@ def report_failure(error: BaseException, *, is_plain: bool) -> None:
 
 
 def end_after(time_limit_s: float) -> None:
-    """End this process, started by torchrun, after a time limit; torchrun then ends the others.
-
-    A thread does it, since the process may be waiting in a collective.
-    """
+    """End this process, started by torchrun, after a time limit; torchrun then ends the others. A
+    thread does it, since the process may be waiting in a collective."""
 
     def end() -> None:
         print(

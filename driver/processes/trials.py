@@ -35,11 +35,9 @@ class LocalTrials:
     command: Sequence[str] = (sys.executable, "-m", "shardweave")
 
     def __call__(self, plan: Plan, limits: Limits) -> Outcome:
-        """Train by a plan within limits; failures are returned as outcomes, not raised.
-
-        The processes form a group of their own, which is ended at the time limit, or when this
-        process is terminated. If this process is killed, they end soon after the time limit.
-        """
+        """Train by a plan within limits; failures are returned as outcomes, not raised. The
+        processes form a group of their own, which is ended at the time limit, or when this process
+        is terminated. If this process is killed, they end soon after the time limit."""
         with tempfile.TemporaryDirectory(prefix="shardweave-trial-") as folder:
             report, log = Path(folder, "report.json"), Path(folder, "log")
             plan.save(Path(folder, "plan.json"))

@@ -42,10 +42,8 @@ def rank() -> int:
 
 
 def local_device(num_processes: int) -> torch.device:
-    """This rank's device: its own GPU if this machine has enough, else the CPU.
-
-    num_processes: number of all ranks; torchrun says how many of them run here.
-    """
+    """This rank's device: its own GPU if this machine has enough, else the CPU. num_processes:
+    number of all ranks; torchrun says how many of them run here."""
     here = int(os.environ.get("LOCAL_WORLD_SIZE", num_processes))
     if not torch.cuda.is_available() or torch.cuda.device_count() < here:
         return torch.device("cpu")

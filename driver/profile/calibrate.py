@@ -72,11 +72,8 @@ class Calibration:
 
 
 def calibrate(cluster: Cluster, runs: Sequence[Run], predict: Predict[Run]) -> Calibration:
-    """Fit a cluster's numbers to runs with a measured step.
-
-    Time: `ROUNDS` times a prediction of each run for each knob and one more. Raises ValueError for
-    fewer than three such runs.
-    """
+    """Fit a cluster's numbers to runs with a measured step. Time: `ROUNDS` times a prediction of
+    each run for each knob and one more. Raises ValueError for fewer than three such runs."""
     timed = [run for run in runs if run.step_s > 0]
     if len(timed) < 3:
         raise ValueError(
@@ -115,10 +112,8 @@ def calibrate(cluster: Cluster, runs: Sequence[Run], predict: Predict[Run]) -> C
 def _linearised(
     cluster: Cluster, runs: Sequence[Run], predict: Predict[Run], logs: Floats
 ) -> tuple[Floats, Floats]:
-    """Return the runs' errors at the current factors, and their slopes: runs x knobs.
-
-    Run by run, so that its program is made once.
-    """
+    """Return the runs' errors at the current factors, and their slopes: runs x knobs. Run by run,
+    so that its program is made once."""
     names = list(KNOBS)
     here = dict(zip(names, np.exp(logs).tolist(), strict=True))
     clusters = [_named(scaled(cluster, here), "here")]

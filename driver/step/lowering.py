@@ -242,10 +242,8 @@ def _example_of(tensor: torch.Tensor, model: torch.nn.Module) -> torch.Tensor:
 def _in_micro_batches(
     program: Program, plan: Plan | None, request: Request, call: StepCall, stored: Stored | None
 ) -> tuple[Program, tuple[str, ...], tuple[str, ...]]:
-    """Return `_partitioned`'s results, and a warning if micro-batches cannot run one by one.
-
-    In that case the program has a single micro-batch. The plan stays as it is for other inputs.
-    """
+    """Return `_partitioned`'s results, and a warning if micro-batches cannot run one by one. In
+    that case the program has a single micro-batch. The plan stays as it is for other inputs."""
     try:
         return *_partitioned(program, plan, request, call, stored), ()
     except PassError as error:

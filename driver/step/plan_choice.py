@@ -17,10 +17,8 @@ from shardweave.planners.planning import plan, resolve_plan
 
 
 def choose_plan(program: Program, request: Request) -> Plan | None:
-    """Return the plan to follow; None if there is nothing to shard and no plan is given.
-
-    For a cluster a planner (by default `auto`) makes the plan, and may choose the mesh.
-    """
+    """Return the plan to follow; None if there is nothing to shard and no plan is given. For a
+    cluster a planner (by default `auto`) makes the plan, and may choose the mesh."""
     given, is_sequential = request.plan, request.sequence_parallel
     if request.cluster is not None:
         planner = given if isinstance(given, str) else ""

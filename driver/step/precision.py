@@ -68,10 +68,8 @@ def cast_parameters(model: nn.Module, precision: str | None) -> None:
 
 
 def inputs_in_precision(inputs: Mapping[str, Tensor], precision: str | None) -> dict[str, Tensor]:
-    """Cast floating-point inputs to the parameters' dtype, if `precision` casts parameters.
-
-    Raises ValueError for an input that requires a gradient, which its cast copy would get.
-    """
+    """Cast floating-point inputs to the parameters' dtype, if `precision` casts parameters. Raises
+    ValueError for an input that requires a gradient, which its cast copy would get."""
     dtype = PARAMETERS.get(precision)
     if dtype is None:
         return dict(inputs)

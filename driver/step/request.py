@@ -177,10 +177,8 @@ class Request(CompileOptions):
         return self.artifact  # pyright: ignore[reportReturnType]
 
     def on_mesh_of(self, plan: Plan | None) -> Request:
-        """Return the request with the plan's mesh, if the planner was to choose the mesh.
-
-        Raises ValueError if there are processes, but not one for each of that mesh's devices.
-        """
+        """Return the request with the plan's mesh, if the planner was to choose the mesh. Raises
+        ValueError if there are processes, but not one for each of that mesh's devices."""
         if self.mesh is not None or plan is None:
             return self
         mesh, count = Mesh(**plan.mesh), self.devices.num_devices

@@ -212,10 +212,8 @@ def _attributes_of(root: nn.Module, prefix: str = "") -> dict[str, Held]:
 
 
 def plain(value: Any) -> Any:
-    """Make a key that stays equal while `value` does not change; OTHER if that is impossible.
-
-    A plain object is reduced to its id: its attributes are settings of their own.
-    """
+    """Make a key that stays equal while `value` does not change; OTHER if that is impossible. A
+    plain object is reduced to its id: its attributes are settings of their own."""
     if isinstance(value, SIMPLE):
         return value
     if isinstance(value, list | tuple) and len(value) <= MAX_ITEMS:

@@ -54,9 +54,7 @@ def _named(root: Path) -> dict[int, Path]:
 
 def begin_checkpoint(root: Path, number: int, lock: FolderLock) -> Path:
     """Create `root` if needed, acquire its lock, and create a folder in it for a checkpoint.
-
-    Deletes unfinished folders of killed processes. Returns the new folder's path.
-    """
+    Deletes unfinished folders of killed processes. Returns the new folder's path."""
     if _is_checkpoint(root):
         raise CheckpointError(
             f"'{root}' is itself a checkpoint, not a folder of checkpoints; give its parent "

@@ -152,9 +152,7 @@ def _chosen(root: Path, wanted: int | None) -> ChosenCheckpoint | None:
 @contextmanager
 def _locked(root: Path, number: int, size: int) -> Iterator[tuple[Path, FolderLock]]:
     """Hold the lock of a folder on rank 0, and a new folder in it until it is renamed. Collective.
-
-    size: the bytes to write. An error says if so many were not free.
-    """
+    size: the bytes to write. An error says if so many were not free."""
     lock, unfinished, free = FolderLock(root), None, size
     try:
         unfinished, free = _on_rank_0(

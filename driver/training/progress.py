@@ -94,10 +94,8 @@ class Progress:
 
 
 def predict_step(step: CompiledModule, cluster: Cluster, accumulate: int = 1) -> Prediction:
-    """Predict a step's last call on a cluster, split into `accumulate` micro-batches.
-
-    Assumes that gradients are only reduced after the last micro-batch, if that is possible.
-    """
+    """Predict a step's last call on a cluster, split into `accumulate` micro-batches. Assumes that
+    gradients are only reduced after the last micro-batch, if that is possible."""
     whole = simulate_step(step.program, cluster)
     time_s = whole.time_s
     if accumulate > 1:

@@ -122,9 +122,7 @@ def select(
     program: Program, layer: str | None = None, phase: str | None = None, op: str | None = None
 ) -> Iterator[Operation]:
     """Yield the ops of a layer (with its sublayers), a phase and an op name; None matches any.
-
-    layer and op may be shell patterns: `h.*.attn`, `dist.*`.
-    """
+    layer and op may be shell patterns: `h.*.attn`, `dist.*`."""
     for candidate in program.ops:
         name = layer_of(candidate)
         is_in_layer = layer is None or any(

@@ -115,10 +115,7 @@ def ancestors_of(pairs: Sequence[OpPair]) -> dict[Operation, Operation]:
 
 def same_by_name(before: Program, after: Program) -> dict[Operation, Operation]:
     """Map each op of `after`, which is a part of `before`, to the op of `before` with the same
-    names.
-
-    Ops with the same names are matched in order, if both programs have equally many.
-    """
+    names. Ops with the same names are matched in order, if both programs have equally many."""
     known: defaultdict[object, list[Operation]] = defaultdict(list)
     for op in before.ops:
         known[_names(op)].append(op)

@@ -181,9 +181,7 @@ def position_runs(positions: Sequence[int]) -> list[Progression]:
 
 def pieces_of(query_positions: Sequence[int], key_positions: Sequence[int]) -> list[Piece] | None:
     """Split causal attention into pieces; None if positions do not rise, or for too many pieces.
-
-    Each pair of a query and a key at the query's position or before is in exactly one piece.
-    """
+    Each pair of a query and a key at the query's position or before is in exactly one piece."""
     queries, keys = position_runs(query_positions), position_runs(key_positions)
     if len(queries) * len(keys) > MAX_PIECES or any(run.step < 1 for run in (*queries, *keys)):
         return None

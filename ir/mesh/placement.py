@@ -100,9 +100,7 @@ def held_size(dim: DimSharding, dim_size: int, coordinates: Mapping[str, int]) -
 
 def contiguous(axes: Sequence[str], dim_size: int, mesh: Mesh) -> DimSharding:
     """Shard a dim over `axes`, major to minor, into contiguous shards of ceil(dim_size / devices).
-
-    Raises ValueError for a dim that is too small to be sharded over each axis.
-    """
+    Raises ValueError for a dim that is too small to be sharded over each axis."""
     sizes = [mesh.size(axis) for axis in axes]
     stride = -(-dim_size // math.prod(sizes))
     placements: list[Placement] = []
@@ -266,9 +264,7 @@ class Sharding:
 
 def block_of(dim: DimSharding, placement: Placement) -> int:
     """Number of neighbouring local elements that have the same coordinate on `placement`'s axis.
-
-    Gathering or slicing over the axis is block-cyclic with blocks of this length.
-    """
+    Gathering or slicing over the axis is block-cyclic with blocks of this length."""
     minor = math.prod(p.size for p in dim if p.stride < placement.stride)
     return placement.stride // minor
 

@@ -112,10 +112,8 @@ def first_of_attention(op: Operation) -> int:
 
 
 def gives_zero(op: AtenOp, zeros: Mapping[int, bool]) -> bool:
-    """Whether an op's result is 0 at an index of a dim, given the operands that are 0 there.
-
-    zeros: for each operand that has the dim, whether it is 0 there.
-    """
+    """Whether an op's result is 0 at an index of a dim, given the operands that are 0 there. zeros:
+    for each operand that has the dim, whether it is 0 there."""
     match spec_of(op).zero:
         case "all":
             return len(zeros) == len(op.operands) and all(zeros.values())

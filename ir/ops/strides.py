@@ -40,9 +40,7 @@ def refines(fine: Sequence[int], coarse: Sequence[int]) -> bool:
 
 def common_runs(before: Sequence[int], after: Sequence[int]) -> list[Sizes] | None:
     """Split each dim of `before` into the sizes of the coarsest shape that splits both shapes.
-
-    Sizes of 1 are left out. None if the shapes do not nest, as 4 x 6 and 6 x 4 do not.
-    """
+    Sizes of 1 are left out. None if the shapes do not nest, as 4 x 6 and 6 x 4 do not."""
     steps = sorted({math.prod(before), *dense_strides(before), *dense_strides(after)})
     if steps[0] == 0 or any(major % minor for minor, major in pairwise(steps)):
         return None

@@ -77,11 +77,8 @@ def blocks_of(program: Program) -> Blocks:
 
 
 def store_blocks(program: Program, paths: Iterable[str]) -> None:
-    """Store those modules at `paths` that have ops as the program's blocks.
-
-    Nothing is stored if the numbers in layers' names imply these blocks, as no pass changes the
-    names.
-    """
+    """Store those modules at `paths` that have ops as the program's blocks. Nothing is stored if
+    the numbers in layers' names imply these blocks, as no pass changes the names."""
     names = _used(Blocks(tuple(paths)), program)
     implied = _derived(program)
     if names != implied.names or (names and names != _numbered(program)):

@@ -210,10 +210,8 @@ class Program:
 
     @property
     def devices(self) -> tuple[int, ...]:
-        """The device and process number of each rank; empty if rank r has number r.
-
-        Raises ValueError unless there is one distinct number for each rank.
-        """
+        """The device and process number of each rank; empty if rank r has number r. Raises
+        ValueError unless there is one distinct number for each rank."""
         attribute = self.module.attributes.get(DEVICES)
         if attribute is None:
             return ()
@@ -298,19 +296,13 @@ def sharding_of(
 
 def shardings_of(op: Operation, program: Program) -> list[Sharding | None]:
     """The sharding that each result of an op is annotated with; None for a result without
-    annotation.
-
-    Raises ValueError, naming the op, if a sharding does not fit its result.
-    """
+    annotation. Raises ValueError, naming the op, if a sharding does not fit its result."""
     return _read(op, sharding_attrs_of(op), program)
 
 
 def wishes_of(op: Operation, program: Program) -> list[Sharding | None]:
     """The sharding that a plan or a user asks of each result of an op; None where they ask for
-    none.
-
-    Raises ValueError, naming the op, if a sharding does not fit its result.
-    """
+    none. Raises ValueError, naming the op, if a sharding does not fit its result."""
     return _read(op, wanted_attrs_of(op), program)
 
 

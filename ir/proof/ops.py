@@ -70,9 +70,7 @@ def named(op: Operation) -> str:
 
 def check_order(op: Operation, made: Mapping[SSAValue, object], in_flight: set[SSAValue]) -> None:
     """Raise ProofError if an op reads a value before it is computed, or while it is in flight.
-
-    in_flight: results of started collectives; the op's own are added if it starts one.
-    """
+    in_flight: results of started collectives; the op's own are added if it starts one."""
     missing = [value for value in op.operands if value not in made]
     if missing:
         raise ProofError(

@@ -125,19 +125,15 @@ class _Question:
 
     @cached_property
     def _held_axes(self) -> frozenset[str]:
-        """Axes of the operands' first versions, of the goals and of the hints.
-
-        An axis that only a later version of an operand uses may be left out at no cost.
-        """
+        """Axes of the operands' first versions, of the goals and of the hints. An axis that only a
+        later version of an operand uses may be left out at no cost."""
         held = frozenset(axis for axis, _, _ in self.hints)
         held = held.union(*(operand.versions[0].axes for operand in self.operands))
         return held.union(*(goal.axes for goal in self.goals if goal is not None))
 
     def _carried_axes(self) -> list[str]:
-        """Axes over which all operands in `rule.linear` are unreduced sums.
-
-        Empty if another operand is unreduced too: that operand must be reduced anyway.
-        """
+        """Axes over which all operands in `rule.linear` are unreduced sums. Empty if another
+        operand is unreduced too: that operand must be reduced anyway."""
         linear = [self.operands[index].versions[0] for index in sorted(self.rule.linear)]
         others = [o for index, o in enumerate(self.operands) if index not in self.rule.linear]
         if not linear or any(s.reduction != "sum" for s in linear):

@@ -99,10 +99,7 @@ class Flow:
         moved: Mapping[SSAValue, Sharding] | None = None,
     ) -> Assignment:
         """Choose the assignment of an op. Raises ValueError, naming the op, for an unreachable
-        goal.
-
-        moved: shardings to assume for some operands in place of their versions.
-        """
+        goal. moved: shardings to assume for some operands in place of their versions."""
         operands = [self.operand(value) for value in op.operands]
         if moved:
             operands = [

@@ -200,10 +200,8 @@ class _Verifier:
     # Ops
 
     def _is_right(self, op: Operation) -> bool:
-        """Whether an op equals a verified op, reads no partial sum, and has fitting shardings.
-
-        A fast path for most ops; `_op` checks the others and describes their problems.
-        """
+        """Whether an op equals a verified op, reads no partial sum, and has fitting shardings. A
+        fast path for most ops; `_op` checks the others and describes their problems."""
         if self.untyped or not is_known_right(op):
             return False
         for operand in op.operands:
@@ -334,10 +332,8 @@ class _Verifier:
             yield from self._fit(op)
 
     def _fit(self, op: Operation) -> Iterator[str]:
-        """Check, in a propagated global program, that operands fit and reshards can be made.
-
-        Skips ops with a value of unknown sharding; another check reports these.
-        """
+        """Check, in a propagated global program, that operands fit and reshards can be made. Skips
+        ops with a value of unknown sharding; another check reports these."""
         if not all(value in self.shardings for value in (*op.operands, *op.results)):
             return
         operands = tuple(self.shardings[value] for value in op.operands)

@@ -164,9 +164,7 @@ def _counts(
     count: int,
 ) -> Iterator[tuple[str, Place]]:
     """Check that each function runs once per micro-batch, or once per coordinate of its stage.
-
-    times: number of runs by function and micro-batch, or by function and -1 - coordinate.
-    """
+    times: number of runs by function and micro-batch, or by function and -1 - coordinate."""
     for name, read in reads.items():
         is_once = read.function.is_once
         own = {-1 - number for other, number in times if other == name}

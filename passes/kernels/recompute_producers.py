@@ -35,11 +35,9 @@ LAUNCH_BYTES = 1 << 20
 
 
 def _compute_masks_early(program: Program) -> None:
-    """Move small integers and masks to the first op of equal key (`keys_of_ops`).
-
-    Only those whose operands exist by then. A kernel that reads them can then run before a library
-    call that reads another of its results, although they were computed after that call.
-    """
+    """Move small integers and masks to the first op of equal key (`keys_of_ops`). Only those whose
+    operands exist by then. A kernel that reads them can then run before a library call that reads
+    another of its results, although they were computed after that call."""
     places: dict[Operation, float] = {op: place for place, op in enumerate(program.ops)}
     begins: dict[tuple[object, ...], Operation] = {}
     for op, key in list(keys_of_ops(program)):
@@ -141,9 +139,7 @@ class _Cloning:
 
 def _plan_for(value: SSAValue, growth: Growth) -> _Recomputed | None:
     """Plan that all kernels that read a value from memory recompute it; includes the bytes saved.
-
-    None if anything but such kernels reads the value, or a kernel would not fit.
-    """
+    None if anything but such kernels reads the value, or a kernel would not fit."""
     owner = _owner_of(value)
     home = None if owner is None else growth.units.get(owner)
     readers: dict[Unit, list[_Reading]] = {}

@@ -114,11 +114,9 @@ def _is_read_by(value: SSAValue, readers: Collection[Operation]) -> bool:
 
 
 def _last_reductions(program: Program) -> list[dist.DistOp]:
-    """Blocking reductions whose results are only returned, at least one of them as a gradient.
-
-    The others may be a loss that `merge-collectives` has joined with gradients. A stage's function
-    returns gradients of a micro-batch in slots of kind `sum`.
-    """
+    """Blocking reductions whose results are only returned, at least one of them as a gradient. The
+    others may be a loss that `merge-collectives` has joined with gradients. A stage's function
+    returns gradients of a micro-batch in slots of kind `sum`."""
     last = program.return_op
     gradients = {slot.value for slot in program.results if slot.kind in ("grad", "sum")}
     gradients -= {slot.value for slot in program.results if slot.kind not in ("grad", "sum")}

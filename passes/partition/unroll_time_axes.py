@@ -99,10 +99,8 @@ class _Unroller:
     def _once(
         self, keys: Mapping[Coordinate, _Key], make: Callable[[_Key], _Made]
     ) -> dict[Coordinate, _Made]:
-        """Call `make` once for each distinct key; returns its result for each sub-batch.
-
-        If keys differ, ops that `make` adds are annotated with the first sub-batch of the key.
-        """
+        """Call `make` once for each distinct key; returns its result for each sub-batch. If keys
+        differ, ops that `make` adds are annotated with the first sub-batch of the key."""
         made: dict[_Key, _Made] = {}
         varies = len(set(keys.values())) > 1
         for coordinate, key in keys.items():

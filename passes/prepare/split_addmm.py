@@ -24,10 +24,8 @@ from shardweave.passes.program_pass import PassOnProgram
 
 
 def split_addmms(program: Program) -> int:
-    """Split every addmm whose weight is sharded along the contracted dim; returns how many.
-
-    The weight is followed back through permutations and views to an annotated argument.
-    """
+    """Split every addmm whose weight is sharded along the contracted dim; returns how many. The
+    weight is followed back through permutations and views to an annotated argument."""
     check_not_propagated(program, "split-addmm")
     shardings = {slot.value: program.sharding_of_slot(slot) for slot in program.arguments}
     splits = [

@@ -78,11 +78,9 @@ class SplitBatchPass(PassOnProgram):
         return {i: s for i, s in slots.items() if shape_of(s.value)[self.dim] == batch}
 
     def _split_annotated(self, program: Program, batch: int, stride: int) -> None:
-        """Split shardings that a plan wants for values whose dim `dim` is the batch, too.
-
-        The stride is the inputs' if it fits, so that a sub-batch has the same samples everywhere;
-        where a plan shards the batch of some layers further, that is inside the sub-batches.
-        """
+        """Split shardings that a plan wants for values whose dim `dim` is the batch, too. The
+        stride is the inputs' if it fits, so that a sub-batch has the same samples everywhere; where
+        a plan shards the batch of some layers further, that is inside the sub-batches."""
         for op in program.ops:
             if wanted_attrs_of(op) is None:
                 continue

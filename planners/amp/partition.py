@@ -54,9 +54,7 @@ class Partition:
 
 def exact_cuts(problem: Problem) -> Partition | None:
     """Find the best cuts, exactly up to rounding; None if no cuts satisfy `problem.first`.
-
-    Objective: repeats * (slowest stage) + all stages + all boundaries, in seconds.
-    """
+    Objective: repeats * (slowest stage) + all stages + all boundaries, in seconds."""
     layers, stages = problem.times.shape[1], len(problem.kinds)
     if stages > layers:
         return None
@@ -91,10 +89,8 @@ def _bottleneck(prefix: Floats, kinds: Sequence[int], cuts: Sequence[int]) -> fl
 def _best_bottleneck(
     problem: Problem, program: _WindowProgram, least: float, slowest: float
 ) -> float | None:
-    """The bound on stage times that gives the best cuts; None if having no bound does.
-
-    least: C without a bound. slowest: the slowest stage of its cuts.
-    """
+    """The bound on stage times that gives the best cuts; None if having no bound does. least: C
+    without a bound. slowest: the slowest stage of its cuts."""
     repeats = problem.repeats
     kinds = sorted(set(problem.kinds))
     # Were every layer on the stage where it is fastest, the stages' mean would be this.
@@ -136,10 +132,8 @@ def _stage_times(prefix: Floats, kinds: Sequence[int], least: float, most: float
 
 
 def _first_feasible(problem: Problem, program: _WindowProgram, sums: Floats) -> int:
-    """Index of the smallest sum that greedy cutting does not refute.
-
-    Greedy stages reach at least as far as any others, so that what they refute is infeasible.
-    """
+    """Index of the smallest sum that greedy cutting does not refute. Greedy stages reach at least
+    as far as any others, so that what they refute is infeasible."""
     prefixes = [prefix.tolist() for prefix in program.prefix]
     limits = [None] * len(problem.kinds) if problem.first is None else problem.first.tolist()
     slack = program.slack

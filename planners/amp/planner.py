@@ -139,11 +139,9 @@ def _fastest(
     top: int,
     limit: Deadline,
 ) -> tuple[Plan, str]:
-    """The fastest of the plans of the first candidates, simulated, and why.
-
-    shared: those with micro-batches in proportion, by the number of the candidate. The others are
-    its candidates, those that are only estimated last.
-    """
+    """The fastest of the plans of the first candidates, simulated, and why. shared: those with
+    micro-batches in proportion, by the number of the candidate. The others are its candidates,
+    those that are only estimated last."""
     tried = [(index, "", plan) for index, plan in enumerate(plans)]
     tried += [(index, ", micro-batches in proportion", plan) for index, plan in shared.items()]
     simulated = list(limit.each(lambda trial: predict_plan(lowerings, trial[2], cluster), tried))

@@ -244,9 +244,7 @@ def with_shares(
     plan: Plan, program: Program, placed: Placed, model: LayeredModel, links: ClusterArrays
 ) -> Plan | None:
     """Make a placement's plan in which each replica runs micro-batches in proportion to its speed.
-
-    None if all replicas get equally many, and under ZeRO, whose replicas must be alike.
-    """
+    None if all replicas get equally many, and under ZeRO, whose replicas must be alike."""
     strategy, pipeline = placed.estimate.strategy, plan.pipeline
     if strategy.data == 1 or plan.zero:
         return None

@@ -45,10 +45,8 @@ class Ring:
 
 
 def ring_of(cluster: Cluster, mesh: Mesh, axes: Sequence[str], *, all_pairs: bool = False) -> Ring:
-    """Build the ring over `axes`. all_pairs: each rank sends to all others, as in all-to-all.
-
-    A ring visits its ranks in ascending order, so that it enters and leaves each node once.
-    """
+    """Build the ring over `axes`. all_pairs: each rank sends to all others, as in all-to-all. A
+    ring visits its ranks in ascending order, so that it enters and leaves each node once."""
     wide = [axis for axis in axes if mesh.size(axis) > 1]
     groups = [sorted(group) for group in mesh.groups(wide)]
     hops = [hop for group in groups for hop in _hops(group, all_pairs)]

@@ -59,9 +59,7 @@ def find_cluster(cluster: Cluster | str | Path) -> Cluster:
 
 def _joined(names: str) -> Cluster:
     """Join the nodes of several presets into one cluster, with the slowest network of them all.
-
-    Collective times that were measured on one of the presets are dropped.
-    """
+    Collective times that were measured on one of the presets are dropped."""
     parts = [find_cluster(name.strip()) for name in names.split("+")]
     devices: dict[str, DeviceType] = {}
     for name, device in (pair for part in parts for pair in part.devices.items()):

@@ -105,11 +105,8 @@ def passes_before(plan: Plan) -> list[ModulePass]:
 
 
 def passes_after(plan: Plan, names: Collection[str] = ()) -> list[ModulePass]:
-    """The passes of a plan that join, start and order messages.
-
-    names: passes that a user ran before these; they are not repeated, and none remain once
-    messages were started or ordered.
-    """
+    """The passes of a plan that join, start and order messages. names: passes that a user ran
+    before these; they are not repeated, and none remain once messages were started or ordered."""
     if not {"start-collectives", "overlap-communication"}.isdisjoint(names):
         return []
     return [each for each in PlanPasses.of(plan).finishing if each.name not in names]

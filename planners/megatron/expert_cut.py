@@ -80,10 +80,8 @@ def _is_of_experts(linear: LinearMap) -> bool:
 
 
 def _expert_maps(program: Program, axis: str, size: int) -> Iterator[tuple[LinearMap, int]]:
-    """Yield the linear maps of experts, each with the number of features on the first device.
-
-    Their `produced` factor is that of the experts.
-    """
+    """Yield the linear maps of experts, each with the number of features on the first device. Their
+    `produced` factor is that of the experts."""
     for m in linear_maps(program):
         if not _is_of_experts(m) or _experts(m) < size:
             continue

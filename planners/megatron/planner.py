@@ -246,10 +246,8 @@ def _cut_vocabulary(program: Program, tensor: str, mesh: Mesh, cuts: dict[SSAVal
 def _sequence(
     program: Program, mesh: Mesh, tensor: str, batch: Sequence[str], cut: SequenceCut
 ) -> tuple[dict[str, str], list[str]]:
-    """Shardings of the embeddings' outputs, from which the residual stream takes its own.
-
-    Also returns notes on those that cannot be cut.
-    """
+    """Shardings of the embeddings' outputs, from which the residual stream takes its own. Also
+    returns notes on those that cannot be cut."""
     outputs: dict[str, str] = {}
     notes: list[str] = []
     refused: set[str] = set()  # a layer may be looked up twice, by an encoder and a decoder

@@ -43,11 +43,8 @@ class ProgramBlock:
 
 
 def read_blocks(program: Program, pairs: Sequence[Pair]) -> list[ProgramBlock]:
-    """Find the blocks, in the order of the forward pass. Takes time linear in the ops.
-
-    pairs: the parallel pairs at the smallest degree that shards anything. ValueError if there are
-    none.
-    """
+    """Find the blocks, in the order of the forward pass. Takes time linear in the ops. pairs: the
+    parallel pairs at the smallest degree that shards anything. ValueError if there are none."""
     if not pairs:
         raise ValueError(
             "planner 'oases' has no tensor degree to choose: no column- and row-parallel pair of "
@@ -157,11 +154,9 @@ def _number_backward(
     activations: set[SSAValue],
     numbers: dict[Operation, int],
 ) -> None:
-    """Assign each backward op to the block whose activations it reads; else, of its gradients.
-
-    What block i hands on is read by the backward passes of both its neighbours, so that the last
-    of the blocks counts; and a sum of gradients belongs to the earlier one.
-    """
+    """Assign each backward op to the block whose activations it reads; else, of its gradients. What
+    block i hands on is read by the backward passes of both its neighbours, so that the last of the
+    blocks counts; and a sum of gradients belongs to the earlier one."""
     owners: dict[SSAValue, set[int]] = {}
     for slot in program.arguments:
         if slot.kind == "param":

@@ -162,11 +162,9 @@ def _close_gap(
     best: tuple[int, ...],
     budget_bytes: float,
 ) -> tuple[tuple[int, ...], int]:
-    """Return the best path, and the number of labels kept. best: a path that fits.
-
-    The Lagrangian bounds it from below. Few labels can end in the lowest part of the gap, where
-    the best path mostly is, so that part is searched first, and then twice as much.
-    """
+    """Return the best path, and the number of labels kept. best: a path that fits. The Lagrangian
+    bounds it from below. Few labels can end in the lowest part of the gap, where the best path
+    mostly is, so that part is searched first, and then twice as much."""
     upper_s = costs.time_s(best) * (1 - _TOLERANCE)
     excess = costs.memory(relaxed.path) - budget_bytes
     lower_s = costs.time_s(relaxed.path) + relaxed.weight * excess

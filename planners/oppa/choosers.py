@@ -201,11 +201,9 @@ class BayesianChooser:
     def _fit(
         self, history: History, samples: Samples, what: str, formula: Formula | None
     ) -> Belief:
-        """The belief about all samples, with the numbers of the last trial that has a fit.
-
-        They follow from the trials alone, so that a search that was stopped goes on the same.
-        what: the method of `History` that gives the samples.
-        """
+        """The belief about all samples, with the numbers of the last trial that has a fit. They
+        follow from the trials alone, so that a search that was stopped goes on the same. what: the
+        method of `History` that gives the samples."""
         count = len(history.records)
         known = history.first(count if count <= FITTED_EACH else count - count % FITTED_EVERY)
         of_known: Samples | None = getattr(known, what)()

@@ -59,11 +59,8 @@ class Belief:
     samples: Samples = field(repr=False)
 
     def at(self, table: SpaceTable) -> tuple[Floats, Floats]:
-        """Mean and variance, without observation noise, for each row of the table.
-
-        Time: rows x samples x features; the process's own call would compute rows x rows
-        covariances.
-        """
+        """Mean and variance, without observation noise, for each row of the table. Time: rows x
+        samples x features; the process's own call would compute rows x rows covariances."""
         with torch.no_grad():
             model, seen = self.model, _inputs(self.samples.table)
             there = _inputs(table)
@@ -123,11 +120,9 @@ def _kernel(features: int, size: float) -> Any:
 
 
 def _formula_mean(samples: Samples, formula: Formula) -> Any:
-    """Wrap a formula as a mean module of gpytorch.
-
-    A process hands its mean features, not sizes. The samples' sizes are kept beside, for the
-    likelihood only ever asks for the mean of all samples; other rows go through `_mean`.
-    """
+    """Wrap a formula as a mean module of gpytorch. A process hands its mean features, not sizes.
+    The samples' sizes are kept beside, for the likelihood only ever asks for the mean of all
+    samples; other rows go through `_mean`."""
     from gpytorch.means import Mean
     from gpytorch.priors import NormalPrior
 

@@ -244,9 +244,7 @@ def check_some_fit(
 
 def time_parts(predicted: Predicted) -> dict[str, float]:
     """Split a step's seconds by name: compute, exposed communication by axes, bubble, update.
-
-    Exposed communication is attributed to axes in proportion to their communication.
-    """
+    Exposed communication is attributed to axes in proportion to their communication."""
     total = sum(predicted.communication_s.values())
     share = predicted.exposed_s / total if total else 0.0
     parts = {"compute": predicted.compute_s}

@@ -9,9 +9,7 @@ from shardweave.planners.schedules.table import Action, Table
 
 def gpipe(ranks: int, micro_batches: int, chunks: int = 1) -> Table:
     """Make the GPipe table: all forward passes, then all backward (Huang et al. 2019, Sec. 2.3).
-
-    With several chunks, rank r runs stages r, r + ranks, .., one after another.
-    """
+    With several chunks, rank r runs stages r, r + ranks, .., one after another."""
     every = range(micro_batches)
     table: list[tuple[Action, ...]] = []
     for rank in range(ranks):
@@ -24,9 +22,7 @@ def gpipe(ranks: int, micro_batches: int, chunks: int = 1) -> Table:
 
 def one_forward_one_backward(ranks: int, micro_batches: int, chunks: int = 1) -> Table:
     """Make the 1F1B table: a forward pass per later stage, then both kinds in turn, then the rest.
-
-    Source: Narayanan et al. 2021, Sec. 2.2.
-    """
+    Source: Narayanan et al. 2021, Sec. 2.2."""
     assert chunks == 1
     table: list[tuple[Action, ...]] = []
     for rank in range(ranks):
@@ -41,10 +37,8 @@ def one_forward_one_backward(ranks: int, micro_batches: int, chunks: int = 1) ->
 
 
 def round_size(ranks: int, micro_batches: int) -> int:
-    """Number of micro-batches that a rank runs through one chunk before the next chunk.
-
-    Raises ValueError for micro-batches that do not divide into rounds of at least `ranks`.
-    """
+    """Number of micro-batches that a rank runs through one chunk before the next chunk. Raises
+    ValueError for micro-batches that do not divide into rounds of at least `ranks`."""
     rounds = max(1, micro_batches // ranks)
     if micro_batches % rounds:
         raise ValueError(

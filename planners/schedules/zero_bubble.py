@@ -11,10 +11,8 @@ from shardweave.planners.schedules.table import Action, Kind, Table
 
 
 def zero_bubble(ranks: int, micro_batches: int, chunks: int = 1) -> Table:
-    """Make the ZB-H1 table: 1F1B in which rank r defers weight gradients by r micro-batches.
-
-    No rank holds more micro-batches than the first rank does in 1F1B.
-    """
+    """Make the ZB-H1 table: 1F1B in which rank r defers weight gradients by r micro-batches. No
+    rank holds more micro-batches than the first rank does in 1F1B."""
     size = round_size(ranks, micro_batches)
     table: list[tuple[Action, ...]] = []
     for rank in range(ranks):

@@ -175,11 +175,8 @@ class _Profile:
         self._peaks: dict[tuple[frozenset[_Name], bool], int] = {}
 
     def peak(self, dying: frozenset[_Name], *, adds: bool) -> int:
-        """Peak bytes of a run, relative to the bytes in use before it.
-
-        dying: values that it reads last and frees. adds: whether its sums are added to existing
-        sums.
-        """
+        """Peak bytes of a run, relative to the bytes in use before it. dying: values that it reads
+        last and frees. adds: whether its sums are added to existing sums."""
         if (dying, adds) not in self._peaks:
             gone = self.freed + self.added if adds else Counter(self.freed)
             for owner, names in _by_owner(dying, self.owners).items():

@@ -82,10 +82,8 @@ class Streams:
         is_compute: bool = False,
         slowdown: float | None = None,
     ) -> Flight:
-        """Start a collective that occupies a stream and links (`resources`) for `seconds`.
-
-        devices, is_compute: see `Flight`; `advance` uses them. slowdown: None: `self.slowdown`.
-        """
+        """Start a collective that occupies a stream and links (`resources`) for `seconds`. devices,
+        is_compute: see `Flight`; `advance` uses them. slowdown: None: `self.slowdown`."""
         if seconds == math.inf:
             raise ValueError("a link of the cluster has no bandwidth; give it one above 0.")
         beside = self.slowdown if slowdown is None else slowdown

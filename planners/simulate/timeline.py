@@ -123,9 +123,7 @@ class Timeline:
 
     def plot(self, path: str | Path) -> None:
         """Draw one row per stream over time, coloured by phase, to a file that matplotlib knows.
-
-        Ops of every second copy (sub-batch) are hatched. Raises ValueError without matplotlib.
-        """
+        Ops of every second copy (sub-batch) are hatched. Raises ValueError without matplotlib."""
         streams = stream_names(self.events)
         figure = new_figure(14, 1.7 + 0.7 * len(streams))
         from matplotlib.patches import Patch

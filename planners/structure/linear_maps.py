@@ -114,9 +114,7 @@ def parameter_of(
     value: SSAValue, parameters: Collection[SSAValue]
 ) -> tuple[SSAValue, list[AtenOp]] | None:
     """Trace a value back to a parameter through views, slices and float8 casts; None if that fails.
-
-    Also returns the ops on the way, the last first.
-    """
+    Also returns the ops on the way, the last first."""
     views: list[AtenOp] = []
     while isinstance(op := value.owner, AtenOp) and (index := _kept_operand(op)) is not None:
         views.append(op)

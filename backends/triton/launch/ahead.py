@@ -60,10 +60,7 @@ _FAST = re.compile(r"\(?(?:x|i|col|k_a|k_b|place)(?: % \d+)?\)?\)?")
 
 def resident_warps(target: str, *, num_warps: int, registers: int, shared_bytes: int) -> int:
     """Number of a kernel's warps that one SM holds at once; 0 if not even one program instance
-    fits.
-
-    registers: per thread. num_warps, shared_bytes: per program instance.
-    """
+    fits. registers: per thread. num_warps, shared_bytes: per program instance."""
     limits = MULTIPROCESSORS[target]
     per_warp = -(-registers * 32 // _REGISTER_UNIT) * _REGISTER_UNIT
     programs = min(limits.blocks, limits.warps // num_warps)

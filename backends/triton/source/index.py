@@ -66,9 +66,7 @@ class Index:
 
     def text(self, symbols: Symbols = (), *, wide: bool = False) -> str:
         """Return Triton text: `row * n_cols + col`. symbols: (value, name) of size parameters.
-
-        wide: whether to compute in 64 bits, because the index may exceed 32.
-        """
+        wide: whether to compute in 64 bits, because the index may exceed 32."""
         words: list[str] = []
         for part in self.parts:
             scale = _scaled(part.coefficient, symbols)
@@ -90,10 +88,8 @@ def of_base(base: Base) -> Index:
 
 
 def quotient_and_remainder(index: Index, divisor: int, namer: Namer) -> tuple[Index, Index]:
-    """Return quotient and remainder of an index that is not negative.
-
-    namer: assigns an index to a variable, if it cannot be divided term by term.
-    """
+    """Return quotient and remainder of an index that is not negative. namer: assigns an index to a
+    variable, if it cannot be divided term by term."""
     if divisor == 1:
         return index, ZERO
     high: list[IndexTerm] = []

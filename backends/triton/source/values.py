@@ -273,10 +273,8 @@ class Values:
     def _looked_up(
         self, op: AtenOp, place: Term, size: int, guards: Guards
     ) -> tuple[Index, Guards]:
-        """Return a looked-up index as an Index below `size`, and guards that limit loads to it.
-
-        An index out of range fails a device assertion, as in ATen on a GPU.
-        """
+        """Return a looked-up index as an Index below `size`, and guards that limit loads to it. An
+        index out of range fails a device assertion, as in ATen on a GPU."""
         place = self.variable(place)
         text = f"({place.name} >= 0) & ({place.name} < {size})"
         inside = self.writer.assign("inside", text, torch.bool, place.axes)

@@ -61,10 +61,8 @@ def check_leaf_hooks(hooks: Iterable[tuple[str, Site]]) -> None:
 
 
 def install_hooks(model: nn.Module, exported: torch.fx.GraphModule, export: Export) -> None:
-    """Read each hooked parameter of the exported graph through a view that has its hooks.
-
-    The graph reads attributes by `model.` plus the qualified name. export: traces a hook.
-    """
+    """Read each hooked parameter of the exported graph through a view that has its hooks. The graph
+    reads attributes by `model.` plus the qualified name. export: traces a hook."""
     tensors = (*model.named_buffers(), *model.named_parameters())
     names = {id(tensor): f"model.{name}" for name, tensor in tensors}
     for name, parameter in model.named_parameters():

@@ -112,10 +112,8 @@ def _quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _outside_of_modes() -> Iterator[None]:
-    """Hide the trace from the caller's dispatch modes, such as `sw.seeded` or a FLOP counter.
-
-    A step compiles a program in the middle of a call. Modes of fake tensors stay active.
-    """
+    """Hide the trace from the caller's dispatch modes, such as `sw.seeded` or a FLOP counter. A
+    step compiles a program in the middle of a call. Modes of fake tensors stay active."""
     modes = current_modes()
     with contextlib.ExitStack() as stack:
         if not all(isinstance(mode, FakeTensorMode) for mode in modes):

@@ -109,9 +109,7 @@ class Repeats:
 
     def _check_outside(self, tx: Any) -> None:
         """Raises Unfit if code has read an object that holds blocks, other than through the model.
-
-        Dynamo notes each source once, so all sources read so far count.
-        """
+        Dynamo notes each source once, so all sources read so far count."""
         for source in tx.output.root_tracer.traced_sources:
             if source in self._checked:
                 continue

@@ -139,9 +139,7 @@ def _indices(query: Tensor, key: Tensor) -> list[Tensor]:
 
 def _over_all(function: Function, score: tuple[int, ...]) -> Function:
     """Lift a function of one score and its indices to all scores: torch.vmap over each index.
-
-    score: (0,) if the function takes a score, else ().
-    """
+    score: (0,) if the function takes a score, else ()."""
 
     def mapped(*args: Tensor) -> Tensor:
         num_buffers = len(args) - len(score) - 4

@@ -80,10 +80,8 @@ _REPLACED: tuple[tuple[str, str, object], ...] = (
 
 @contextlib.contextmanager
 def _noting_inner_outputs(model: nn.Module) -> Iterator[None]:
-    """Install the hooks that collect outputs of inner modules, if no call has done so yet.
-
-    The hooks do nothing unless forward asks for such outputs, and are removed on exit.
-    """
+    """Install the hooks that collect outputs of inner modules, if no call has done so yet. The
+    hooks do nothing unless forward asks for such outputs, and are removed on exit."""
     noting = sys.modules.get("transformers.utils.output_capturing")
     modeling = sys.modules.get("transformers.modeling_utils")
     if noting is None or modeling is None:

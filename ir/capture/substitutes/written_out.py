@@ -283,9 +283,7 @@ def recurrent_layers(
 
 def batch_norm(self: Any, input: Tensor) -> Tensor:
     """Compute `forward` of `nn.BatchNorm*`, and of `nn.SyncBatchNorm` over the global batch.
-
-    Without a momentum, running statistics are means over the statistics of all batches so far.
-    """
+    Without a momentum, running statistics are means over the statistics of all batches so far."""
     num_batches = self.num_batches_tracked
     is_tracked = self.training and self.track_running_stats
     if self.momentum is not None or not is_tracked or num_batches is None:

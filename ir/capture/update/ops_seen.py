@@ -226,9 +226,7 @@ def _rows(args: tuple[Any, ...], kwargs: Mapping[str, Any], count: int) -> list[
 
 def is_elementwise(func: OpOverload[..., Any], args: Sequence[Any] = ()) -> bool:
     """Whether each element of an op's result depends only on the same element of its operands.
-
-    args: the call's arguments, needed for an op that writes a number under a mask.
-    """
+    args: the call's arguments, needed for an op that writes a number under a mask."""
     if torch.Tag.pointwise in func.tags or torch.Tag.inplace_view in func.tags:
         return torch.Tag.inplace_view not in func.tags
     namespace, name = func.name().split("::")

@@ -113,10 +113,8 @@ def capture_update(
 def program_of(
     part: Callable[..., list[Tensor]], given: Sequence[Tensor], numbers: Sequence[float]
 ) -> Program:
-    """Import a part of an update as a program. given: operands on the meta device.
-
-    Raises CaptureError for an op that programs do not have.
-    """
+    """Import a part of an update as a program. given: operands on the meta device. Raises
+    CaptureError for an op that programs do not have."""
     graph = make_fx(lambda *tensors: part(*tensors, *numbers))(*given).graph
     inputs: list[tuple[InputKind, str]] = [("input", f"x{i}") for i in range(len(given))]
     count = len(graph.output_node().args[0])  # pyright: ignore[reportArgumentType]

@@ -222,10 +222,8 @@ def _name_lost(
     carried: Sequence[str],
     axes: SizedAxes,
 ) -> None:
-    """Replace, in `cuts`, free placements of reduced factors by the hint's unreduced axes.
-
-    Each rank holds an equal share of the sum, so that any axes of the same sizes are correct.
-    """
+    """Replace, in `cuts`, free placements of reduced factors by the hint's unreduced axes. Each
+    rank holds an equal share of the sum, so that any axes of the same sizes are correct."""
     used = {p.axis for cut in cuts for p in cut} | set(carried)
     named = () if hint is None else hint.unreduced
     left = [(axis, size) for axis, size in axes if axis in named and axis not in used]

@@ -107,10 +107,8 @@ class RunOrder:
         return entry[0], entry[1].operands[0]
 
     def in_order(self) -> list[StageFunction]:
-        """Return the functions in order of their first run.
-
-        Raises ProofError, naming the run, if a run is repeated or reads a value not yet produced.
-        """
+        """Return the functions in order of their first run. Raises ProofError, naming the run, if a
+        run is repeated or reads a value not yet produced."""
         check = _Check(self)
         for op in self.program.ops:
             if not isinstance(op, RunOp):

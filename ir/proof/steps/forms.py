@@ -25,10 +25,7 @@ MAX_AXES = 3
 
 def candidates(form: OpForm, operands: Sequence[Value]) -> Iterator[tuple[Relation, ...]]:
     """Yield operands that a global op may have if a local op on `operands` is a step of its local
-    form.
-
-    Each is an operand of the local op, or a relation that this operand is computed from.
-    """
+    form. Each is an operand of the local op, or a relation that this operand is computed from."""
     options: list[list[Relation]] = []
     for index, number in enumerate(form.operands):
         value = operands[index] if index < len(operands) else None

@@ -39,10 +39,8 @@ def attention(op: AtenOp) -> Rule:
 
 @rule
 def attention_backward(op: AtenOp) -> Rule:
-    """grad, q, k, v, out, logsumexp, mask, positions -> gradients of q, k, v; dims as forward.
-
-    The gradients of keys and values are sums over g and q.
-    """
+    """grad, q, k, v, out, logsumexp, mask, positions -> gradients of q, k, v; dims as forward. The
+    gradients of keys and values are sums over g and q."""
     heads = _Heads(op, *op.operands[1:3])
     q, k = heads.query, heads.key
     operands = ", ".join([q, q, k, k, q, heads.row, *heads.more])

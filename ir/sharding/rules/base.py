@@ -83,9 +83,7 @@ class Rule:
     @cached_property
     def uneven_factors(self) -> frozenset[int]:
         """The factors that can be sharded unevenly: `even` is False, and they lead all their dims.
-
-        A minor factor would need padding in the middle of a dim, which no sharding expresses.
-        """
+        A minor factor would need padding in the middle of a dim, which no sharding expresses."""
         values = (*self.operands, *self.results)
         minor = {factor for dims in values for names in dims for factor in names[1:]}
         even = {index for index, factor in enumerate(self.factors) if factor.even}

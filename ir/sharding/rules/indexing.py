@@ -218,11 +218,9 @@ def _shifted(
 
 
 def _filler(local: Localizer, index: SSAValue, size: int, rows: int) -> SSAValue:
-    """Map each row of the table to some row of the shard, and invalid rows to invalid ones.
-
-    size: rows of the shard. rows: rows of the table. If `size` divides `rows`, an index is divided
-    by the number of shards; else it is reduced by the rows that the shard lacks, to 0 or more.
-    """
+    """Map each row of the table to some row of the shard, and invalid rows to invalid ones. size:
+    rows of the shard. rows: rows of the table. If `size` divides `rows`, an index is divided by the
+    number of shards; else it is reduced by the rows that the shard lacks, to 0 or more."""
     type_ = shape_of(index), dtype_of_value(index)
     if rows % size == 0:
         return local.emit(

@@ -80,10 +80,8 @@ def devices_of_plan(plan: Plan, mesh: Mesh) -> tuple[int, ...]:
 
 
 def _devices_of_places(pipeline: Pipeline, mesh: Mesh) -> list[list[int]]:
-    """Return the devices of each coordinate on the stage axis, from the plan's `ranks`.
-
-    Raises PlanError for a wrong number of devices, or if stages of one coordinate disagree.
-    """
+    """Return the devices of each coordinate on the stage axis, from the plan's `ranks`. Raises
+    PlanError for a wrong number of devices, or if stages of one coordinate disagree."""
     each = mesh.num_devices // mesh.num_stages
     at_place: dict[int, list[int]] = {}
     for stage, own in enumerate(pipeline.ranks):

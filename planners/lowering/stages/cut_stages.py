@@ -152,10 +152,8 @@ def _cut(program: Program, stages: Sequence[Sequence[str]], table: Table, zero: 
 
 
 def stages_of_layers(program: Program, stages: Sequence[Sequence[str]]) -> dict[str, int]:
-    """Map each layer to the stage that names it or a module around it; exact names win.
-
-    A module's name is ignored if another name in the stages lies inside that module.
-    """
+    """Map each layer to the stage that names it or a module around it; exact names win. A module's
+    name is ignored if another name in the stages lies inside that module."""
     outer = {name.rpartition(".")[0] for names in stages for name in names}
     around = {path for name in outer for path in _paths(name)}
     kept = [[name for name in names if name not in around] for names in stages]

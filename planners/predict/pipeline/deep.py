@@ -217,11 +217,8 @@ class _Messages:
         self, sender: int, kind: int, other: int, name: str, stage: int
     ) -> tuple[list[int], str]:
         """Return the stages at the other end of a message of `stage`, and its name among all
-        stages.
-
-        sender, kind, other: stages of the small program: the sender, the representative of `stage`,
-        and the other end.
-        """
+        stages. sender, kind, other: stages of the small program: the sender, the representative of
+        `stage`, and the other end."""
         goals = self.goals[sender, name]
         if len(goals) > 1:
             is_all = other == KINDS - 2 and other != sender
