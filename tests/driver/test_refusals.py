@@ -175,7 +175,7 @@ REFUSALS: Mapping[str, tuple[Callable[[], object], str]] = {
     ),
     "dtype of reductions beside passes": (
         lambda: reducing_in("float32", "preset:partition"),
-        "`passes` has its own insert-collectives; .* put 'reduce-in.* after it",
+        "`passes` has its own insert-collectives; .* put 'reduce-in.* after insert-collectives",
     ),
     "reduction": (
         lambda: Effect(reduces="mean").on_shards([HALVES, HALVES]),  # pyright: ignore[reportArgumentType]
@@ -234,7 +234,7 @@ def test_mistake_is_named_in_one_line(name: str) -> None:
     ("line", "message"),
     [
         ("{", r":2: not JSON: .*; give a file that a search has written, or a new one"),
-        ("{}", r":2: 'configuration' is missing"),
+        ("{}", r":2: the key 'configuration' is missing"),
         (
             '{"configuration": {}, "outcome": "maybe", "reason": "", "seconds": 1.0}',
             r":2\.outcome must be an object",

@@ -57,7 +57,7 @@ def test_json_holds_the_numbers_and_nothing_else(file: str, capsys: Captured) ->
         ("testbet", "did you mean 'testbed'"),
         (
             "missing.yaml",
-            "cannot be read: No such file or directory; give the path of another file",
+            "cannot be read: No such file or directory; give the path of a file",
         ),
         ("testbed:speed=3", "use rate=RATE"),
     ],
