@@ -71,8 +71,9 @@ LIST_SHARE = 0.1
 
 @cache
 def program_of(model: str) -> Program:
+    """The captured step of one of MODELS, or of a model as the command line names it."""
     with FakeTensorMode():
-        example = build_example(MODELS[model], dtype=torch.float32)
+        example = build_example(MODELS.get(model, model), dtype=torch.float32)
     return sw.capture(example.module, kwargs=example.kwargs)
 
 
@@ -102,19 +103,19 @@ def make_point(rng: random.Random, folder: Path) -> str:
             space = space_of(model, place)
             point = rng.choice([*space.variants(rng.choice(points_of(model, place)))])
         else:
-            point = _mixed(rng, find_cluster(place).num_devices)
+            point = mixed_point(rng, find_cluster(place).num_devices)
         if "list" in (point.schedule, point.pipeline) and rng.random() >= LIST_SHARE:
             continue
         try:
             plan = maker_of(model, place).plan(point, program_of(model))
         except ValueError:
             continue  # refused by name before there is a plan
-        plan = _with_fields(plan, program_of(model), rng)
+        plan = with_fields(plan, program_of(model), rng)
         case = {"model": model, "cluster": place, "point": str(point), "plan": plan.to_json()}
         return json.dumps(case)
 
 
-def _mixed(rng: random.Random, devices: int) -> JointPoint:
+def mixed_point(rng: random.Random, devices: int) -> JointPoint:
     """Any degrees of so many devices, or of a part of them, and any value of each dimension."""
     degrees: dict[str, int] = dict.fromkeys(MESH, 1)
     for prime in _primes(devices):
@@ -143,7 +144,7 @@ def _primes(count: int) -> list[int]:
     return found
 
 
-def _with_fields(plan: Plan, program: Program, rng: random.Random) -> Plan:
+def with_fields(plan: Plan, program: Program, rng: random.Random) -> Plan:
     """The plan with other fields as a person may set them, each now and then."""
 
     def sometimes() -> bool:
@@ -160,7 +161,8 @@ def _with_fields(plan: Plan, program: Program, rng: random.Random) -> Plan:
         plan = replace(plan, alone_bytes=rng.choice((1, 2**10, 2**30)))
     pipeline = plan.pipeline
     if sometimes() and pipeline is not None and len(pipeline.stages) > 1:
-        plan = replace(plan, pipeline=_uneven(pipeline, rng))
+        chosen = (None, _uneven(pipeline, rng))  # without stages, the mesh's axis has balanced ones
+        plan = replace(plan, pipeline=rng.choice(chosen))
     return plan
 
 

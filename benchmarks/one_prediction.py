@@ -1,11 +1,12 @@
 """Compare what each command says of a plan: time, memory and messages of 60 random problems.
 
 `python benchmarks/one_prediction.py [--count N] [--seed N] [--quick] [--json OUT]` draws a model, a
-cluster and a point of the joint space or a planner, and prints what the plan predicts beside the
-simulations of `simulate --plan`, of `report` and of the step's program, which is verified. A deep
-model's plan comes from a few of its blocks (`planners/predict/pipeline/deep.py`), the others from
-all. With `--explained` it plans each model on each cluster with `auto` instead, and holds the order
-of the plans that `--explain` lists to simulations of their whole programs.
+cluster, and a planner, a point of the joint space or a plan by hand, and prints what the plan
+predicts beside the simulations of `simulate --plan`, of `report` and of the step's program, which
+is verified. `search` is what a point's step was while `auto` searched, by a few blocks of a deep
+model. With `--explained` it plans models on clusters with `auto` instead, and holds the order of
+the plans that `--explain` lists, and what it says choices are worth, to simulations of their whole
+programs. OUT holds both.
 """
 
 from __future__ import annotations
@@ -13,34 +14,28 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import combinations, product
 from pathlib import Path
 
-import torch
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
-from torch._subclasses.fake_tensor import FakeTensorMode
 
-from shardweave.driver.models.models import build_example
+from shardweave.benchmarks.fuzz_plans import mixed_point, program_of, with_fields
 from shardweave.driver.report.reshards import local_with_reshards
-from shardweave.ir.capture.capture import capture
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.program import Program
 from shardweave.ir.verify.program import check
 from shardweave.passes.notes import unheard
 from shardweave.passes.pipeline import run_passes
-from shardweave.planners.auto.estimate import Estimator
-from shardweave.planners.auto.evaluate import Evaluator
-from shardweave.planners.auto.plans import PlanMaker
-from shardweave.planners.auto.reader import CostReader, Depths
-from shardweave.planners.auto.space.constraints import Constraints
+from shardweave.planners.auto.planner import AutoOptions, best_plan, joint_search, proposed
+from shardweave.planners.auto.search import JointSearch
 from shardweave.planners.auto.space.point import JointPoint
-from shardweave.planners.auto.space.space import joint_space
 from shardweave.planners.call import call_planner
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.presets import find_cluster
@@ -55,6 +50,8 @@ from shardweave.planners.predict.predict import TIE, predict_plan, predicted_of,
 SEARCH = "search"
 """What `auto` sees of a point while it searches; of what it returns it says what the others say."""
 
+QUICK = 6
+
 WITHIN = 0.01
 """Largest relative difference between two numbers of a plan."""
 
@@ -62,10 +59,22 @@ MODELS = (
     "gpt:layers=4,hidden=256,heads=8,vocab=512,seq=64,batch=16",
     "gpt:layers=12,hidden=512,heads=8,vocab=1024,seq=128,batch=32",
     "hf:llama:tiny,batch=16",
+    "hf:llama:tiny,num_hidden_layers=10,hidden_size=256,batch=32,seq=64",
+    "hf:bert:tiny,num_hidden_layers=9,batch=16,seq=64",
+    "hf:t5:tiny,batch=16,seq=16",
     "unet:channels=32,size=16,levels=1,batch=16",
+    "gpt:layers=4,hidden=64,heads=4,vocab=64,seq=32,batch=16,experts=4,choices=2",
 )
 CLUSTERS = ("h100-pod:nodes=1", "dgx-a100:nodes=2", "oases-3090", "amp-het-cluster")
-PLANNERS = ("megatron", "amp", "axonn")
+PLANNERS: Mapping[str, Mapping[str, int]] = {
+    "megatron": {},
+    "amp": {},
+    "axonn": {},
+    "oases": {},
+    "oppa": {"trials": 8},
+    "auto": {"simulate": 4},
+}
+"""All planners, with options that shorten their searches."""
 
 
 @dataclass(frozen=True)
@@ -142,98 +151,137 @@ class Row:
 
 
 @cache
-def program_of(spec: str) -> Program:
-    with FakeTensorMode():
-        example = build_example(spec, dtype=torch.float32)
-    return capture(example.module, kwargs=example.kwargs)
+def search_of(spec: str, place: str) -> tuple[JointSearch, list[JointPoint]]:
+    """A search that has not begun, and its space's points under one order each."""
+    search = joint_search(program_of(spec), None, find_cluster(place), place)
+    return search, [*search.space.all_points()]
 
 
-@cache
-def evaluator_of(spec: str, place: str) -> Evaluator:
-    reader = CostReader(Depths.of(program_of(spec)), find_cluster(place))
-    return Evaluator(PlanMaker(Estimator(reader), place))
-
-
-@cache
-def points_of(spec: str, place: str) -> tuple[list[JointPoint], list[JointPoint]]:
-    """All points of a space, without and with stages or micro-batches."""
-    reader = evaluator_of(spec, place).maker.estimator.reader
-    space = joint_space(reader, None, Constraints())
-    points = [found for point in space.all_points() for found in space.variants(point)]
-    return [p for p in points if not p.is_staged], [p for p in points if p.is_staged]
-
-
-def drawn(chosen: random.Random) -> Row | None:
+def drawn(rng: random.Random) -> Row | None:
     """A row of a problem that is drawn; None for one that is refused."""
-    spec, place = chosen.choice(MODELS), chosen.choice(CLUSTERS)
-    program, cluster = program_of(spec), find_cluster(place)
-    if chosen.random() < 0.25:
-        planner = chosen.choice(PLANNERS)
-        mesh = Mesh(data=cluster.num_devices) if planner == "megatron" else None
-        try:
-            plan = call_planner(planner, program, mesh, cluster=cluster)
-        except PlanError:
-            return None
-        plan = with_update(plan, chosen.choice(("", "AdamW", "Muon")))
-        return Row(spec, place, planner, numbers_of(program, plan, cluster))
-    evaluator, pools = evaluator_of(spec, place), points_of(spec, place)
-    point = chosen.choice(pools[chosen.random() < 0.7] or pools[0])
+    spec, place = rng.choice(MODELS), rng.choice(CLUSTERS)
+    draw = rng.choice((_of_planner, _of_space, _of_hand))
+    try:
+        return draw(rng, spec, place)
+    except ValueError as error:
+        print(f"refused: {error}", file=sys.stderr)
+        return None
+
+
+def _of_planner(rng: random.Random, spec: str, place: str) -> Row:
+    planner, devices = rng.choice([*PLANNERS]), find_cluster(place).num_devices
+    tensor = rng.choice((2, 4))
+    mesh = Mesh(data=devices // tensor, tensor=tensor)
+    plan = call_planner(
+        planner,
+        program_of(spec),
+        mesh if planner in ("megatron", "oases") else None,
+        cluster=place,
+        options=PLANNERS[planner],
+    )
+    plan = with_update(plan, rng.choice(("", "AdamW", "Muon")))
+    return Row(spec, place, planner, numbers_of(program_of(spec), plan, find_cluster(place)))
+
+
+def _of_space(rng: random.Random, spec: str, place: str) -> Row:
+    search, points = search_of(spec, place)
+    is_staged = rng.random() < 0.7
+    chosen = [point for point in points if point.is_staged == is_staged] or points
+    point = rng.choice([*search.space.variants(rng.choice(chosen))])
+    evaluator, program = search.evaluator, program_of(spec)
     predicted = evaluator.predict(point)
     if predicted is None:
-        return None
+        raise PlanError(evaluator.problems[point])
     plan = evaluator.maker.plan(point, program)
-    numbers = numbers_of(program, plan, cluster)
+    numbers = numbers_of(program, plan, find_cluster(place))
     return Row(spec, place, str(point), numbers | {SEARCH: Numbers.of(predicted)})
 
 
+def _of_hand(rng: random.Random, spec: str, place: str) -> Row:
+    """Any mix of dimensions, and fields that no point has, as a person may write them."""
+    cluster, program = find_cluster(place), program_of(spec)
+    point = mixed_point(rng, cluster.num_devices)
+    plan = with_fields(search_of(spec, place)[0].evaluator.maker.plan(point, program), program, rng)
+    return Row(spec, place, f"by hand: {point}", numbers_of(program, plan, cluster))
+
+
 def rows_of(count: int, seed: int) -> Iterator[Row]:
-    chosen = random.Random(seed)
-    found = 0
-    while found < count:
-        row = drawn(chosen)
-        if row is not None:
-            found += 1
-            yield row
+    """Rows of `count` problems, each drawn by its own number."""
+    for number in range(count):
+        rng = random.Random(f"{seed} {number}")
+        row = None
+        while row is None:
+            row = drawn(rng)
+        yield row
 
 
-def explained(spec: str, place: str) -> list[tuple[str, float, float]]:
-    """The plans that `auto` lists, each with its step as it says and as its whole program takes."""
-    program, cluster = program_of(spec), find_cluster(place)
-    plan = call_planner("auto", program, None, cluster=cluster, options={"propose": False})
-    space = joint_space(evaluator_of(spec, place).maker.estimator.reader, None, Constraints())
-    points = {str(v): v for point in space.all_points() for v in space.variants(point)}
+@dataclass(frozen=True)
+class Explained:
+    """What `auto` said of plans of a problem.
+
+    times_s: by plan, the seconds that it said and those of the whole program. pairs: the plans that
+    it orders, the faster first, where they differ by more than a tie.
+    """
+
+    model: str
+    cluster: str
+    times_s: Mapping[str, tuple[float, float]]
+    pairs: Sequence[tuple[str, str]]
+
+    @property
+    def misplaced(self) -> list[str]:
+        """Pairs that are the other way round."""
+        whole_s = {name: whole for name, (_, whole) in self.times_s.items()}
+        return [f"{a} before {b}" for a, b in self.pairs if whole_s[a] > whole_s[b]]
+
+    @property
+    def apart(self) -> float:
+        return max(abs(whole / said - 1) for said, whole in self.times_s.values())
+
+
+def explained(spec: str, place: str) -> Explained:
+    """Simulate the whole programs of the plans that `auto` lists, and of those that it says a
+    choice is worth something against."""
+    program, cluster, options = program_of(spec), find_cluster(place), AutoOptions(simulate=16)
+    search = joint_search(program, None, cluster, place, options=options)
+    search.run()
+    rivals = [*proposed(search, options)]
+    plan = best_plan(search, rivals, options)
+    own = {str(p): partial(search.evaluator.maker.plan, p) for p in search.evaluator.simulated}
+    of_others = {name: make for name, make, _ in rivals}
+    said_s = {c.name: c.predicted.time_s for c in plan.candidates}
+    best, *_ = said_s
+    pairs = [(a, b) for a, b in combinations(said_s, 2) if said_s[b] - said_s[a] > TIE * said_s[a]]
+    for reason in plan.reasons:
+        worth = re.search(r" is worth \S+ \S+ \((\S+)%\) against \S+: (.*)", reason)
+        if worth:
+            name = max(filter(worth[2].startswith, own), key=len)
+            said_s.setdefault(name, said_s[best] * (1 + float(worth[1]) / 100))
+            pairs.append((best, name))
     lowerings = Lowerings(program, most=RECENT)
-    found: list[tuple[str, float, float]] = []
-    for one in plan.candidates:
-        if one.name in points:
-            own = evaluator_of(spec, place).maker.plan(points[one.name], program)
-            whole_s = predict_plan(lowerings, own, cluster).time_s
-            found.append((one.name, one.predicted.time_s, whole_s))
-    return found
+    times_s: dict[str, tuple[float, float]] = {}
+    for name, seconds in said_s.items():
+        alternative = own[name](program) if name in own else of_others[name]()
+        times_s[name] = seconds, predict_plan(lowerings, alternative, cluster).time_s
+    return Explained(spec, place, times_s, pairs)
 
 
-def misplaced(rows: Sequence[tuple[str, float, float]]) -> list[str]:
-    """Pairs that are said to differ by more than a tie, and are the other way round."""
-    return [
-        f"{first} before {second}"
-        for (first, said_s, whole_s), (second, other_s, other_whole_s) in combinations(rows, 2)
-        if other_s - said_s > TIE * said_s and other_whole_s < whole_s
-    ]
-
-
-def check_explained(models: Sequence[str], clusters: Sequence[str]) -> int:
-    num_pairs, wrong = 0, list[str]()
-    for spec, place in product(models, clusters):
+def explain_all(count: int, write: Callable[[Sequence[Explained]], None]) -> int:
+    rows: list[Explained] = []
+    problems = list(product(MODELS, CLUSTERS))
+    random.Random(0).shuffle(problems)
+    for spec, place in problems[:count]:
         try:
-            rows = explained(spec, place)
+            row = explained(spec, place)
         except PlanError as error:
             print(f"{spec} on {place}: {error}")
             continue
-        num_pairs += len(rows) * (len(rows) - 1) // 2
-        wrong += misplaced(rows)
-        apart = max((abs(whole_s / said_s - 1) for _, said_s, whole_s in rows), default=0.0)
-        print(f"{spec} on {place}: {len(rows)} plans, at most {apart:.2%} off", flush=True)
-    print("\n".join([f"{num_pairs} pairs, {len(wrong)} the other way round", *wrong]))
+        rows.append(row)
+        write(rows)
+        words = f"{len(row.times_s)} plans, at most {row.apart:.2%} off"
+        print("\n  ".join([f"{spec} on {place}: {words}", *row.misplaced]), flush=True)
+    wrong = sum(len(row.misplaced) for row in rows)
+    print(f"{sum(len(row.pairs) for row in rows)} pairs, {wrong} the other way round")
     return 1 if wrong else 0
 
 
@@ -257,22 +305,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--count", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--quick", action="store_true", help="six problems")
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK} problems")
     parser.add_argument("--explained", action="store_true", help="the order of --explain instead")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
+    count = QUICK if options.quick else options.count
+
+    def write(name: str, rows: Sequence[Row | Explained]) -> None:
+        """Write `rows` beside what the file says of the other question."""
+        if options.json:
+            old = json.loads(options.json.read_text()) if options.json.exists() else {}
+            records = [asdict(row) | {"apart": row.apart} for row in rows]
+            options.json.write_text(json.dumps(old | {name: records}, indent=1) + "\n")
+
     if options.explained:
-        return check_explained(
-            *((MODELS[1:2], CLUSTERS[:1]) if options.quick else (MODELS, CLUSTERS))
-        )
+        return explain_all(count, partial(write, "explained"))
     rows: list[Row] = []
-    for row in rows_of(6 if options.quick else options.count, options.seed):
+    for row in rows_of(count, options.seed):
         rows.append(row)
         words = f"{row.apart:.3%}, while searching {row.search_apart:.3%}"
         print(f"{row.model} on {row.cluster}: {row.plan}: {words}", file=sys.stderr)
-        if options.json:
-            records = [asdict(row) | {"apart": row.apart} for row in rows]
-            options.json.write_text(json.dumps({"within": WITHIN, "rows": records}, indent=1))
+        write("rows", rows)
     Console(width=140).print(table_of(rows))
     off = [row for row in rows if row.apart > WITHIN]
     print(f"{len(rows) - len(off)} of {len(rows)} agree within {WITHIN:.0%}")

@@ -19,6 +19,7 @@ from shardweave.passes.pipeline import MeshLike, PassPipeline, as_mesh
 from shardweave.planners.call import ClusterLike
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.lowering.partition import Passes, partition
+from shardweave.planners.lowering.stages.choose import with_pipeline
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_check import check_plan
 
@@ -57,6 +58,7 @@ def explore(
     title: str = "shardweave",
     optimizer_multiplier: float | None = 0.0,
     precision: str = "",
+    update: str = "",
     observer: Observer | None = None,
 ) -> Exploration:
     """Run passes over a copy of a program, and show what each did to it.
@@ -70,7 +72,7 @@ def explore(
         title: Of the page.
         optimizer_multiplier: Bytes of optimizer state per byte of parameters (2 for Adam); None:
             those of Adam in the precision, which is each plan's own.
-        precision: As a plan says it.
+        precision, update: As a plan says them; of plans, each one's own.
         observer: Sees each pass, too.
 
     Raises ValueError for a program that is not well formed, for no plans or a plan that does not
@@ -78,7 +80,10 @@ def explore(
     """
     check(program)
     recorder = Recorder(
-        find_cluster(cluster), optimizer_multiplier=optimizer_multiplier, precision=precision
+        find_cluster(cluster),
+        optimizer_multiplier=optimizer_multiplier,
+        precision=precision,
+        update=update,
     )
     if isinstance(passes, Mapping):
         plans = cast("Mapping[str, Plan]", passes)
@@ -106,8 +111,9 @@ def _explored_plans(program: Program, plans: Mapping[str, Plan], recorder: Recor
     local = program
     for name, plan in plans.items():
         check_plan(plan, program)
-        recorder.precision = plan.precision
-        local = partition(program, Mesh(**plan.mesh), plan)
+        recorder.precision, recorder.update = plan.precision, plan.update
+        mesh = Mesh(**plan.mesh)
+        local = partition(program, mesh, with_pipeline(plan, program, mesh))
         said = " ".join(f"{reason}." for reason in plan.reasons)
         recorder.note(name, local, summary=said, choices=choices_of(plan))
     return local

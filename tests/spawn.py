@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import importlib.util
 import inspect
@@ -16,10 +17,13 @@ import traceback
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext
+from multiprocessing.forkserver import ForkServer
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -28,6 +32,11 @@ from shardweave.tests.shared_traces import share_traces
 
 PRELOADED = "shardweave.tests.preload"
 """What processes of tests import and do, all but the files of the tests."""
+
+
+OTHER_SERVER = ForkServer()
+"""Starts every second rank: strings have other hashes there, as in processes of torchrun. Ranks that
+send messages in the order of a set would send them in two orders."""
 
 
 def warm_context() -> ForkServerContext:
@@ -76,7 +85,11 @@ def run_ranks(
                 process = context.Process(
                     target=_run_rank, args=(theirs, {**group, "rank": rank}, timeout_s, *target)
                 )
-                process.start()
+                if rank % 2:
+                    with mock.patch.object(forkserver, "connect_to_new_process", _from_other):
+                        process.start()
+                else:
+                    process.start()
                 theirs.close()
                 processes.append(process)
                 pipes.append(ours)
@@ -86,6 +99,11 @@ def run_ranks(
                 process.kill()
             for process in processes:
                 process.join()
+
+
+def _from_other(fds: list[int]) -> tuple[int, int]:
+    OTHER_SERVER.set_forkserver_preload([PRELOADED])
+    return OTHER_SERVER.connect_to_new_process(fds)
 
 
 def _collect(pipes: list[Connection], deadline: float) -> list[Any]:
@@ -126,6 +144,7 @@ def _run_rank(
     """The life of one rank."""
     threading.Thread(target=_die_with_parent, daemon=True).start()
     try:
+        faulthandler.enable()  # a rank that dies in C++ prints its Python stacks
         torch.set_num_threads(1)
         torch.manual_seed(0)
         warnings.simplefilter("error", FutureWarning)

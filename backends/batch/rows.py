@@ -217,8 +217,9 @@ class LocalRows:
         rows = Rows(self.runtime, self.axes, tuple(counts[n] for n in sorted(counts)), place)
         if not rows.total:
             raise ValueError("all ranks have an empty batch in this call; skip the call.")
-        whole = {name: rows.joined(call.inputs[name]) for name in names}
-        return replace(call, inputs={**call.inputs, **whole}, rows=rows)
+        # In the same order on every rank: each tensor is a message, and a set has no order.
+        whole = {n: rows.joined(x) if n in names else x for n, x in call.inputs.items()}
+        return replace(call, inputs=whole, rows=rows)
 
     @property
     def advice(self) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from shardweave.backends.distributed.cuda_graph import GraphedStep, check_graph
@@ -20,11 +20,6 @@ from shardweave.backends.programs import Key
 from shardweave.backends.state.initial import Source
 from shardweave.backends.state.mesh_tensor import MeshTensor, of_mesh
 from shardweave.backends.step.backend import Backend, Compiler, Pending
-from shardweave.backends.step.bound import BoundProgram, device_of
-from shardweave.backends.step.compiled_module import CompiledModule
-from shardweave.backends.step.step import Step
-from shardweave.backends.step.step_programs import GivenProgram
-from shardweave.backends.watch.agreement import require_same_model
 from shardweave.ir.mesh.placement import Sharding
 from shardweave.ir.mesh.shards import take_shard
 from shardweave.ir.program.blocks import shared_modules
@@ -47,7 +42,7 @@ class EmittedRunner(JoinedRunner):
     ) -> None:
         super().__init__(runtime, compiler)
         self.source, run = self.load(program, pending=pending)
-        self.agree(self.source, _by_layer)
+        self.agree(self.source)
         self._run: StepFunction = GraphedStep(run) if cuda_graph else run
         self._parts = Parts(program, runtime.coordinates)
         runtime.prepare(program)
@@ -57,16 +52,6 @@ class EmittedRunner(JoinedRunner):
         if isinstance(self._run, GraphedStep):  # it writes gradients to its own memory
             given = {key: tensor for key, tensor in given.items() if key[0] != "grad"}
         return self._parts.held(self._run(self.runtime, given))
-
-
-def _by_layer(source: str) -> list[str]:
-    """Return the statements of emitted source, each with its layer in parentheses."""
-    layer, lines = "", list[str]()
-    for line in source.splitlines():
-        if line.startswith("    # "):
-            layer = line.removeprefix("    # ")
-        lines.append(f"{line.strip()} ({layer})" if layer else line.strip())
-    return lines
 
 
 class DistributedBackend(Backend):
@@ -295,34 +280,3 @@ def distributed_backend(
         holders=holders_of(program) if is_staged(program) else None,
         **options,
     )
-
-
-def step_of(
-    program: Program,
-    model: nn.Module,
-    runtime: Runtime | None = None,
-    *,
-    compiler: Compiler | None = None,
-    cuda_graph: bool = False,
-    sync: bool = True,
-) -> CompiledModule:
-    """Make a model's step that runs one program on this rank: a local one, or a global one on one
-    device.
-
-    Shards the model in place and returns it. sync: as in `Step`. Collective. Raises ValueError if
-    model, program and mesh do not fit together.
-    """
-    runtime = runtime or _runtime_for(program, model)
-    backend = DistributedBackend(runtime, compiler=compiler, cuda_graph=cuda_graph)
-    if backend.is_joint:
-        require_same_model(model)
-    first = BoundProgram(program, backend)
-    Step(model, first, lambda: GivenProgram(model, first), sync=sync)
-    assert isinstance(model, CompiledModule)
-    return model
-
-
-def _runtime_for(program: Program, model: nn.Module) -> Runtime:
-    mesh = program.mesh if program.is_local else None
-    is_wide = mesh is not None and mesh.num_devices > 1
-    return Runtime(mesh, None if is_wide else device_of(model), program.devices)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from functools import cache
 from typing import Any
 
@@ -72,11 +72,11 @@ class JoinedRunner(Runner):
 
         return source, profiled
 
-    def agree(self, text: str, lines_of: Callable[[str], list[str]] = str.splitlines) -> None:
+    def agree(self, text: str) -> None:
         """Raise AgreementError on every rank unless `text` is equal on all. A collective call."""
         self._number = int(digest_of(text.encode())[:15], 16)
         if self.runtime.mesh.num_devices > 1:
-            require_same("the program", text, "give every rank the same one", lines_of)
+            require_same("the program", text, "give every rank the same one")
 
     def __call__(self, given: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
         if self.runtime.mesh.num_devices == 1:

@@ -128,8 +128,9 @@ class _Sharded(torch.autograd.Function):
 
 def _mean_over_rows(value: Tensor, like: DTensor) -> Tensor:
     mesh = like.device_mesh
-    for axis in ROW_AXES.intersection(mesh.mesh_dim_names or ()):
-        if mesh.get_coordinate() is not None and mesh[axis].size() > 1:
+    # In the mesh's order, which is the same on every rank: each axis is a message.
+    for axis in mesh.mesh_dim_names or ():
+        if axis in ROW_AXES and mesh.get_coordinate() is not None and mesh[axis].size() > 1:
             value = value.contiguous().clone()
             dist.all_reduce(value, group=mesh.get_group(axis))
             value /= mesh[axis].size()

@@ -1,8 +1,7 @@
-"""The programs of a step, looked up by call."""
+"""The interface by which a step finds the program of each call."""
 
 from __future__ import annotations
 
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,10 +12,9 @@ from torch import Tensor, nn
 from shardweave.backends.batch.replicas import ADVICE
 from shardweave.backends.batch.rows import LocalRows
 from shardweave.backends.programs import Key
-from shardweave.backends.step.autograd import check_required
 from shardweave.backends.step.bound import BoundProgram
 from shardweave.backends.step.step_call import StepCall
-from shardweave.ir.capture.arguments import Form, named_arguments, taken_apart
+from shardweave.ir.capture.arguments import Form
 from shardweave.ir.mesh.placement import Sharding
 from shardweave.planners.plan.plan import Plan
 
@@ -39,15 +37,15 @@ class Programs(ABC):
     outputs.
     """
 
-    autocast: torch.dtype | None = None
-    seed: int = 0
-    full_outputs: bool = False
+    first: BoundProgram
+    options: frozenset[str]
+    plan: Plan | None
+    notes: Sequence[str]
+    autocast: torch.dtype | None
+    seed: int
+    full_outputs: bool
     rows: LocalRows | None = None
     own_rows: bool = False
-    first: BoundProgram
-    options: frozenset[str] = frozenset(OPTIONS)
-    plan: Plan | None = None
-    notes: Sequence[str] = ()
 
     @abstractmethod
     def taken_apart(
@@ -59,18 +57,33 @@ class Programs(ABC):
     def find(self, call: StepCall, stored: Stored) -> BoundProgram:
         """Return the program that runs a call, compiled now if there is none yet. Collective."""
 
-    def in_eager(self, call: StepCall, inputs: Mapping[str, Tensor]) -> Any:
-        """Run the model's own code eagerly, with these inputs. Raises ValueError if the step runs a
-        given program."""
-        raise ValueError(
-            "the model runs the program given to sw.compile, which has no gradients of gradients "
-            "and reads no other tensors; leave `program` out of sw.compile."
-        )
+    @abstractmethod
+    def compile_ahead(self, call: StepCall, stored: Stored) -> BoundProgram:
+        """Call `find` for a call that will be made later; with dynamic=False, allow its shapes."""
 
+    @abstractmethod
+    def in_eager(self, call: StepCall, inputs: Mapping[str, Tensor]) -> Any:
+        """Run the model's own code eagerly, with these inputs."""
+
+    @abstractmethod
     def copied(self, model: nn.Module) -> Programs:
-        """Return the programs for a deep copy of the model; programs compiled so far are shared."""
-        del model
-        return self
+        """Return the programs for a deep copy of the model; they share those compiled so far."""
+
+    @abstractmethod
+    def say_rows(self) -> None:
+        """Tell the user that inputs, equal on all ranks, were taken for the global batch."""
+
+    @abstractmethod
+    def forget(self) -> None:
+        """Drop the compiled programs. Raises ValueError if the step runs a given program."""
+
+    @abstractmethod
+    def names(self) -> list[str]:
+        """Return the names of the inputs in the model's forward."""
+
+    @abstractmethod
+    def kept(self) -> list[tuple[str, BoundProgram]]:
+        """Return the programs, each with a text that says which calls it runs."""
 
     def joined(self, call: StepCall) -> StepCall:
         """Make the call of the global batch from a call with this rank's rows. Collective."""
@@ -81,70 +94,9 @@ class Programs(ABC):
         """Advice for ranks that give different inputs."""
         return ADVICE if self.rows is None else self.rows.advice
 
-    def say_rows(self) -> None:
-        """Tell the user that inputs, equal on all ranks, were taken for the global batch."""
-        return
-
-    def compile_ahead(self, call: StepCall, stored: Stored) -> BoundProgram:
-        """Call `find` for a call that will be made later."""
-        return self.find(call, stored)
-
-    def forget(self) -> None:
-        """Drop the compiled programs. Raises ValueError if the step runs a given program."""
-        raise ValueError(
-            "recompile() cannot compile anew a program given to sw.compile (`program`)."
-        )
-
-    def names(self) -> list[str]:
-        """Return the names of the inputs in the model's forward."""
-        return self.first.inputs
-
-    def kept(self) -> list[tuple[str, BoundProgram]]:
-        """Return the programs, each with a text that says which calls it runs."""
-        return [("every call", self.first)]
-
     def row_axes(self, name: str) -> tuple[str, ...]:
         """Return the mesh axes that shard dim 0 of an input, given its name in programs. For an
         input that the first program lacks, these are the axes of all its inputs."""
         inputs = {n: s for (kind, n), s in self.first.shardings.items() if kind == "input"}
         chosen = [inputs[name]] if name in inputs else list(inputs.values())
         return tuple(dict.fromkeys(p.axis for s in chosen if s.dims for p in s.dims[0]))
-
-
-class GivenProgram(Programs):
-    """One program for every call of a model."""
-
-    def __init__(self, model: nn.Module, program: BoundProgram, seed: int = 0) -> None:
-        self.first = program
-        self._signature = inspect.signature(model.forward)
-        self.seed = seed
-
-    def taken_apart(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any], *, is_whole: bool = True
-    ) -> tuple[Form, dict[str, Tensor]]:
-        del is_whole  # the program's check names missing inputs
-        named = named_arguments(self._signature, args, kwargs, is_whole=False)
-        return taken_apart(*named)
-
-    def find(self, call: StepCall, stored: Stored) -> BoundProgram:
-        del stored
-        check_given(self.first, call)
-        return self.first
-
-
-def check_given(bound: BoundProgram, call: StepCall) -> None:
-    """Raises ValueError for a call that a given program does not run."""
-    bound.check_batch(call.inputs)
-    if call.autocast is not None:
-        raise ValueError(
-            "the model runs the program given to sw.compile, whose dtypes torch.autocast cannot "
-            "change; call the step outside torch.autocast, or compile without `program`."
-        )
-    if bound.has_gradients:
-        if not call.grad:
-            raise ValueError(
-                "the model runs the program given to sw.compile, which always computes gradients "
-                "and updates buffers; to evaluate, make a step from a program captured with "
-                "train=False, or compile without `program`."
-            )
-        check_required(bound.program.results, call.inputs)

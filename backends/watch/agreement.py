@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby, zip_longest
 from typing import Any, TypeVar
 
@@ -42,17 +42,15 @@ def gathered_from_ranks(here: T) -> list[T]:
     return values
 
 
-def require_same(
-    what: str, text: str, advice: str, lines_of: Callable[[str], list[str]] = str.splitlines
-) -> None:
+def require_same(what: str, text: str, advice: str) -> None:
     """Raises AgreementError on every rank unless all have the same text. Collective.
 
-    Ranks exchange digests, and texts only if these differ. what: names the text in the error.
-    lines_of: splits the text into lines, so that the error shows the first line that differs.
+    Ranks exchange digests, and texts only if these differ. what: names the text in the error, which
+    shows the first line that differs.
     """
     if is_alone() or len({*gathered_from_ranks(digest_of(text.encode()))}) == 1:
         return
-    difference = first_difference(gathered_from_ranks(lines_of(text)))
+    difference = first_difference(gathered_from_ranks(text.splitlines()))
     raise AgreementError(f"ranks differ in {what}: {difference}; {advice}.")
 
 

@@ -166,7 +166,7 @@ def _simulated(step: Simulation | PipelineSimulation) -> dict[tuple[str, str], f
     is_pipeline = isinstance(step, PipelineSimulation)
     rank = step.busiest if is_pipeline else step
     return {
-        ("step", "s"): step.time_s,
+        ("step", "s"): step.step_s,
         ("compute", "s"): rank.compute_s,
         ("communication", "s"): sum(rank.communication_s.values()),
         ("exposed communication", "s"): rank.exposed_communication_s,

@@ -14,11 +14,12 @@ from torch import Tensor, nn
 
 from shardweave.backends.batch.rows import LocalRows, axes_of_rows
 from shardweave.backends.distributed.distributed import DistributedBackend
+from shardweave.backends.step.autograd import check_required
 from shardweave.backends.step.bound import BoundProgram
 from shardweave.backends.step.compiled_module import as_written
 from shardweave.backends.step.step import AUTOGRAD
 from shardweave.backends.step.step_call import StepCall
-from shardweave.backends.step.step_programs import OPTIONS, Programs, Stored, check_given
+from shardweave.backends.step.step_programs import OPTIONS, Programs, Stored
 from shardweave.driver.processes import world
 from shardweave.driver.step.binding import Binding, gives_rows
 from shardweave.driver.step.lowering import (
@@ -171,7 +172,7 @@ class CompiledPrograms(Programs):
 
     def _found(self, call: StepCall, stored: Stored) -> BoundProgram:
         if self.request.program is not None:
-            check_given(self.first, call)
+            _check_given(self.first, call)
             return self.first
         key = call.key
         kept = self._kept.get(key)
@@ -216,13 +217,14 @@ class CompiledPrograms(Programs):
         return None
 
     def compile_ahead(self, call: StepCall, stored: Stored) -> BoundProgram:
-        """Compile the program of a later call; with dynamic=False, this allows its shapes."""
         self._ahead.add(self._shape_key(call))
         return self._found(call, stored)
 
     def forget(self) -> None:
         if self.request.program is not None:
-            super().forget()
+            raise ValueError(
+                "the model runs one given program, which recompile() cannot make anew."
+            )
         self._kept.clear()
         self._set_aside.clear()
 
@@ -322,6 +324,24 @@ class CompiledPrograms(Programs):
             dropped = self._kept.popitem(last=False)[0]
             self._set_aside.pop(dropped, None)
             self._dropped.add(dropped)
+
+
+def _check_given(bound: BoundProgram, call: StepCall) -> None:
+    """Raises ValueError for a call that a given program does not run."""
+    bound.check_batch(call.inputs)
+    if call.autocast is not None:
+        raise ValueError(
+            "the step runs one given program, in the dtypes that it has; torch.autocast around "
+            "the call would change nothing. Leave it out, or compile without `program`."
+        )
+    if bound.has_gradients:
+        if not call.grad:
+            raise ValueError(
+                "the step runs one given program, which computes gradients and updates "
+                "buffers as in training; to evaluate, make a step of a program captured with "
+                "train=False, or leave `program` out so that programs are compiled."
+            )
+        check_required(bound.program.results, call.inputs)
 
 
 def parameter_forms(model: nn.Module) -> dict[str, str]:

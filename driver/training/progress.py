@@ -14,12 +14,13 @@ from shardweave.planners.call import ClusterLike
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.cost.quantity import bytes_text, seconds_text
+from shardweave.planners.plan.plan import Plan
 from shardweave.planners.predict.predict import simulate_step
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """The simulator's prediction for a call of a step: seconds, and bytes with Adam's state."""
+    """The simulator's prediction for a call of a step: seconds, and bytes with optimizer state."""
 
     time_s: float
     memory_bytes: int
@@ -96,7 +97,9 @@ class Progress:
 def predict_step(step: CompiledModule, cluster: Cluster, accumulate: int = 1) -> Prediction:
     """Predict a step's last call on a cluster, split into `accumulate` micro-batches. Assumes that
     gradients are only reduced after the last micro-batch, if that is possible."""
-    whole = simulate_step(step.program, cluster)
+    plan = step.plan or Plan()
+    precision, update = plan.precision, plan.update
+    whole = simulate_step(step.program, cluster, precision=precision, update=update)
     time_s = whole.time_s
     if accumulate > 1:
         time_s += (accumulate - 1) * simulate_step(step.bound.pending.program, cluster).time_s

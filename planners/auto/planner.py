@@ -88,6 +88,26 @@ def plan_auto(
 
     Raises PlanError if no point meets the constraints or none fits, with the smallest shortfall.
     """
+    search = joint_search(program, mesh, cluster, cluster_name, host, options)
+    search.run()
+    rivals: list[Rival] = []
+    try:
+        for rival in proposed(search, options):
+            rivals.append(rival)
+    except KeyboardInterrupt:
+        search.stopped = "it was interrupted"
+    return best_plan(search, rivals, options)
+
+
+def joint_search(
+    program: Program,
+    mesh: Mesh | None,
+    cluster: Cluster,
+    cluster_name: str = "",
+    host: Host | None = None,
+    options: AutoOptions = AUTO_DEFAULTS,
+) -> JointSearch:
+    """Prepare the search of `plan_auto`, which takes the same arguments."""
     check_plan_precision(options.precision)
     start_s = time.monotonic()
     cluster = with_memory(cluster, options.memory)
@@ -96,25 +116,16 @@ def plan_auto(
     reader = CostReader(depths, cluster, options.expert_load)
     estimator = Estimator(reader, options.precision, options.update)
     name = _name_of(cluster, cluster_name, options)
-    evaluator = Evaluator(PlanMaker(estimator, name, options.precision, options.update))
     limit_s = options.time_limit_s
-    search = JointSearch(
+    return JointSearch(
         space=joint_space(reader, mesh, constraints, has_list=bool(name) and not depths.is_deep),
         estimator=estimator,
-        evaluator=evaluator,
+        evaluator=Evaluator(PlanMaker(estimator, name, options.precision, options.update)),
         capacity=float(min(d.memory_bytes for d in cluster.device_types(cluster.num_devices))),
         simulate=options.simulate or (SIMULATED_DEEP if depths.is_deep else SIMULATED),
         deadline_s=start_s + limit_s if limit_s else float("inf"),
         tell=host.tell if host else None,
     )
-    search.run()
-    rivals: list[Rival] = []
-    try:
-        for rival in _proposed(search, cluster, mesh, options, constraints):
-            rivals.append(rival)
-    except KeyboardInterrupt:
-        search.stopped = "it was interrupted"
-    return _plan_of(search, rivals, options)
 
 
 def _name_of(cluster: Cluster, name: str, options: AutoOptions) -> str:
@@ -131,13 +142,7 @@ Rival = tuple[str, Callable[[], Plan], Predicted]
 """Another planner's plan: its name, a function that plans the whole program, its prediction."""
 
 
-def _proposed(
-    search: JointSearch,
-    cluster: Cluster,
-    mesh: Mesh | None,
-    options: AutoOptions,
-    constraints: Constraints,
-) -> Iterator[Rival]:
+def proposed(search: JointSearch, options: AutoOptions) -> Iterator[Rival]:
     """Yield other planners' plans, priced under a few schedules; planners that fail are skipped."""
     if not options.propose or search.stopped.startswith("it "):
         return
@@ -145,8 +150,8 @@ def _proposed(
     meshes = [Mesh(data=point.replicas, tensor=point.tensor) for point in wide]
     others = proposals(
         search.evaluator,
-        cluster,
-        mesh,
+        search.estimator.cluster,
+        search.space.mesh,
         options.precision,
         list(dict.fromkeys(meshes)),
     )
@@ -168,7 +173,9 @@ def _proposed(
                 return replace(_bare(plan, schedule, size), update=options.update)
 
             point = point_of(whole(first))
-            if not constraints.allows(point) or (search.space.whole and point.micro_batches > 1):
+            if not search.space.constraints.allows(point) or (
+                search.space.whole and point.micro_batches > 1
+            ):
                 continue
             try:
                 predicted = search.evaluator.predict_plans([whole(plan) for plan in plans])
@@ -192,7 +199,11 @@ def _bare(plan: Plan, schedule: str, alone_bytes: int) -> Plan:
     )
 
 
-def _plan_of(search: JointSearch, rivals: list[Rival], options: AutoOptions) -> Plan:
+def best_plan(search: JointSearch, rivals: list[Rival], options: AutoOptions) -> Plan:
+    """Return the plan of the fastest point or rival, with the reasons for it.
+
+    Raises PlanError if none fits.
+    """
     seen = search.seen
     rows = [Candidate(str(point), predicted) for point, predicted in seen]
     rows += [Candidate(name, predicted) for name, _, predicted in rivals]

@@ -22,6 +22,7 @@ from shardweave.planners.lowering.plan_passes import plan_passes
 from shardweave.planners.lowering.stages.balance import balanced_stages
 from shardweave.planners.megatron.planner import plan_megatron
 from shardweave.planners.plan.plan_parts import Pipeline
+from shardweave.planners.predict.predict import simulate_step
 from shardweave.planners.simulate.simulate import simulate
 from shardweave.tests import zoo
 from shardweave.tests.browser import data_of, moment_of, needs_browser, played
@@ -165,6 +166,20 @@ def test_page_is_clicked_through_in_a_browser(tmp_path: Path, width: int, scheme
     assert "in the input" in found["way"]
     assert found["scroll"] <= found["width"]
     assert found["page"] == {"light": "rgb(255, 255, 255)", "dark": "rgb(18, 21, 27)"}[scheme]
+
+
+def test_page_of_a_plan_says_what_the_plan_predicts(tmp_path: Path) -> None:
+    """Of stages that the plan leaves to its mesh, and with the update."""
+    plan = replace(zoo.megatron(MODEL, "data=2"), mesh={"pipeline": 2, "data": 2}, update="AdamW")
+    predicted = simulate_step(captured(), CLUSTER, plan=plan)
+    paths = [str(tmp_path / name) for name in ("step.mlir", "plan.json", "page.html")]
+    captured().save(paths[0])
+    plan.save(paths[1])
+    main(["explore", paths[0], "--cluster", CLUSTER, "--plan", paths[1], "-o", paths[2]])
+    plans = explore(captured(), {"a": plan}, CLUSTER, optimizer_multiplier=None)
+    for html in (Path(paths[2]).read_text(), plans.html):
+        amounts = data_of(html)["moments"][-1]["amounts"]
+        assert (amounts["step"], amounts["memory"]) == (predicted.step_s, predicted.peak_bytes)
 
 
 def staged() -> Exploration:

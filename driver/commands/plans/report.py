@@ -64,9 +64,8 @@ def report_command(options: argparse.Namespace) -> int:
         pipeline=plan.pipeline if plan else None,
         update=options.update or (plan.update if plan else ""),
     )
-    if simulation.update is not None and isinstance(simulation, Simulation):
-        held = simulation.memory.parts
-        state = held["optimizer"] / max(1, held["parameters"])
+    if isinstance(simulation, Simulation):
+        state = simulation.optimizer_multiplier(state)
     page = report_page(
         program,
         simulation,

@@ -62,17 +62,20 @@ def explore_command(options: argparse.Namespace) -> int:
 
 def _explored(program: Program, options: argparse.Namespace) -> Exploration:
     from shardweave.driver.explore import explore
+    from shardweave.ir.mesh.mesh import Mesh
     from shardweave.planners.lowering.plan_passes import plan_passes
+    from shardweave.planners.lowering.stages.choose import with_pipeline
     from shardweave.planners.plan.plan import Plan
 
-    passes, mesh, precision = options.passes, options.mesh, ""
+    passes, mesh, plan = options.passes, options.mesh, Plan()
     if len(options.plan) > 1:
         names = {path: Path(path).name for path in options.plan}
         are_distinct = len(set(names.values())) == len(options.plan)
         passes = {names[path] if are_distinct else path: Plan.load(path) for path in options.plan}
     elif options.plan:
         plan = Plan.load(options.plan[0])
-        passes, mesh, precision = plan_passes(plan), plan.mesh, plan.precision
+        mesh = plan.mesh
+        passes = plan_passes(with_pipeline(plan, program, Mesh(**mesh)))
     return explore(
         program,
         passes,
@@ -80,5 +83,6 @@ def _explored(program: Program, options: argparse.Namespace) -> Exploration:
         mesh=mesh,
         title=Path(options.file).name,
         optimizer_multiplier=optimizer_state(options),
-        precision=precision,
+        precision=plan.precision,
+        update=plan.update,
     )

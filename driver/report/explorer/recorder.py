@@ -53,8 +53,8 @@ class Recorder(Observer):
     texts.
 
     cluster: the cluster to simulate on; None: no simulation. optimizer_multiplier: bytes of
-    optimizer state per byte of parameters, for the memory; None: Adam's in `precision`, a plan's
-    precision.
+    optimizer state per byte of parameters, for the memory; None: Adam's. precision, update: as in
+    `Plan`.
     """
 
     def __init__(
@@ -63,8 +63,9 @@ class Recorder(Observer):
         *,
         optimizer_multiplier: float | None = 0.0,
         precision: str = "",
+        update: str = "",
     ) -> None:
-        self.cluster, self.precision = cluster, precision
+        self.cluster, self.precision, self.update = cluster, precision, update
         self.optimizer_multiplier = optimizer_multiplier
         self.words = Words()
         self.moments: list[Json] = []
@@ -174,6 +175,7 @@ class Recorder(Observer):
             self.cluster,
             optimizer_multiplier=self.optimizer_multiplier,
             precision=self.precision,
+            update=self.update,
         )
         return simulation, ""
 
@@ -183,9 +185,8 @@ class Recorder(Observer):
         if simulated is not None:
             pictures["streams"] = self.words.number(timeline_html(simulated))
         if isinstance(simulated, Simulation):
-            series = memory_over_time(
-                program, optimizer_multiplier=self.optimizer_multiplier, precision=self.precision
-            )
+            kept = simulated.optimizer_multiplier(self.optimizer_multiplier)
+            series = memory_over_time(program, optimizer_multiplier=kept, precision=self.precision)
             pictures["memory"] = self.words.number(memory_html(simulated, series))
         if is_staged(program):
             pictures["schedule"] = moments_of(*schedule_of(program))
@@ -215,7 +216,7 @@ def _rail(
         yield ", ".join(names), f"{count:,} x, {bytes_text(size)}", size
     if simulated is not None:
         exposed_s = simulated.exposed_communication_s
-        yield "step", seconds_text(simulated.time_s), simulated.time_s
+        yield "step", seconds_text(simulated.step_s), simulated.step_s
         yield "exposed", seconds_text(exposed_s), exposed_s
         yield "memory", bytes_text(simulated.peak_bytes), simulated.peak_bytes
 
