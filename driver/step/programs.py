@@ -223,7 +223,8 @@ class CompiledPrograms(Programs):
     def forget(self) -> None:
         if self.request.program is not None:
             raise ValueError(
-                "the model runs one given program, which recompile() cannot make anew."
+                "the model runs the program given to sw.compile, which recompile() cannot "
+                "compile anew."
             )
         self._kept.clear()
         self._set_aside.clear()
@@ -331,15 +332,15 @@ def _check_given(bound: BoundProgram, call: StepCall) -> None:
     bound.check_batch(call.inputs)
     if call.autocast is not None:
         raise ValueError(
-            "the step runs one given program, in the dtypes that it has; torch.autocast around "
-            "the call would change nothing. Leave it out, or compile without `program`."
+            "the model runs the program given to sw.compile, whose dtypes torch.autocast cannot "
+            "change; call the step outside torch.autocast, or compile without `program`."
         )
     if bound.has_gradients:
         if not call.grad:
             raise ValueError(
-                "the step runs one given program, which computes gradients and updates "
-                "buffers as in training; to evaluate, make a step of a program captured with "
-                "train=False, or leave `program` out so that programs are compiled."
+                "the model runs the program given to sw.compile, which always computes gradients "
+                "and updates buffers; to evaluate, compile a program captured with train=False, "
+                "or compile without `program`."
             )
         check_required(bound.program.results, call.inputs)
 
