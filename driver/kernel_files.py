@@ -70,10 +70,8 @@ def distinct_kernels(
     program: Program,
 ) -> tuple[dict[str, KernelSource], dict[str, int], list[str]]:
     """Return a program's kernels by name, the number of regions that use each, and the reasons why
-    other regions have none.
-
-    Includes the kernels of all stages, and kernels that combine partial results of others.
-    """
+    other regions have none. Includes the kernels of all stages, and kernels that combine partial
+    results of others."""
     generated: dict[FusedOp, Kernel] = {}
     unfit: list[str] = []
     for op in ops_of_parts(program):

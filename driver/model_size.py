@@ -51,12 +51,9 @@ def check_option(where: str, key: str, value: object) -> None:
 def check_size(
     spec: str, build: Callable[[], Built], dtype: torch.dtype, *, is_held: bool = True
 ) -> ModelSize:
-    """Build a model on the meta device and return its size.
-
-    is_held: whether its weights will be allocated; ValueError if this machine's memory is then too
-    small for weights and inputs. Also raises ValueError for more than `MOST_ELEMENTS` or
-    `MOST_MODULES`.
-    """
+    """Build a model on the meta device and return its size. is_held: whether its weights will be
+    allocated; ValueError if this machine's memory is then too small for weights and inputs. Also
+    raises ValueError for more than `MOST_ELEMENTS` or `MOST_MODULES`."""
     num_modules = 0
 
     def count(*_: object) -> None:

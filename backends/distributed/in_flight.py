@@ -112,10 +112,8 @@ def here(x: Tensor) -> InFlight:
 
 def start_copy(x: Tensor, target: torch.device) -> InFlight:
     """Start a contiguous copy of a tensor between a GPU and pinned host memory, on a stream of its
-    own. If neither device is a GPU, the copy is made at once.
-
-    Torch's allocator keeps pinned memory for the next step.
-    """
+    own. If neither device is a GPU, the copy is made at once. Torch's allocator keeps pinned memory
+    for the next step."""
     gpu = next((place for place in (x.device, target) if place.type == "cuda"), None)
     if gpu is None:
         return here(x.to(target, copy=True, memory_format=torch.contiguous_format))

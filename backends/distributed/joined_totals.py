@@ -59,10 +59,8 @@ def joined_totals(
     program: Program, functions: Iterable[StageFunction], runtime: Runtime
 ) -> dict[str, JoinedTotals]:
     """Return the totals to join, by the name of the function of this rank that needs them first.
-
     functions: this rank's functions, in the order of their first runs. Only stages at several
-    coordinates have totals to join. Collective among all ranks.
-    """
+    coordinates have totals to join. Collective among all ranks."""
     places, axis = StagePlaces.of(program), micro_axis(program)
     groups = {at: runtime.group_at(at) for at in sorted(set(places.of_stage.values()))}
     totals: dict[str, JoinedTotals] = {}

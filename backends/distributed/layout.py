@@ -75,10 +75,8 @@ def as_dtensor(
     shape: Sequence[int] | None = None,
 ) -> Tensor:
     """Make the DTensor whose shard on this rank is `local`; returns `local` itself on one device.
-
     device_mesh: the devices that have the tensor; by default all. shape: the global shape, needed
-    on ranks outside of `device_mesh`, whose shard is empty.
-    """
+    on ranks outside of `device_mesh`, whose shard is empty."""
     device_mesh = device_mesh or runtime.device_mesh
     if device_mesh is None:
         return local

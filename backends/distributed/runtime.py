@@ -270,10 +270,8 @@ class Runtime:
 
     def group_at(self, places: Sequence[int]) -> Group | None:
         """Return the group of ranks at `places` on the stage axis with this rank's other
-        coordinates.
-
-        None if `places` is one coordinate, or lacks this rank's. Collective at first use.
-        """
+        coordinates. None if `places` is one coordinate, or lacks this rank's. Collective at first
+        use."""
         axis = self.mesh.stage_axis
         if axis is None or len(places) == 1:
             return None
@@ -305,11 +303,9 @@ class Runtime:
         return self.device_mesh is not None and "nccl" in dist.get_backend()
 
     def message_groups(self, places: Iterable[tuple[int, int]]) -> dict[tuple[int, int], Any]:
-        """Return the process groups of this rank's messages, by (sender, receiver).
-
-        places: pairs of coordinates on the stage axis (sender, receiver), in the same order on all
-        ranks. Empty if the default group suffices. Collective.
-        """
+        """Return the process groups of this rank's messages, by (sender, receiver). places: pairs
+        of coordinates on the stage axis (sender, receiver), in the same order on all ranks. Empty
+        if the default group suffices. Collective."""
         if not self.groups_messages:
             return {}
         inner = self.mesh.within_stage

@@ -37,11 +37,8 @@ class SourceError(ValueError):
 
 def audit(source: str, header: str, functions: Collection[str]) -> ast.Module:
     """Parse `source`. Raises SourceError unless it consists of the header and one function, whose
-    code may only contain what a step needs.
-
-    header: the expected lines between docstring and function. functions: imported names that the
-    step may call. Takes time linear in the source.
-    """
+    code may only contain what a step needs. header: the expected lines between docstring and
+    function. functions: imported names that the step may call. Takes time linear in the source."""
     tree = ast.parse(source)
     body = tree.body
     statements = ast.parse(header).body

@@ -100,11 +100,9 @@ def callee_of(op: AtenOp) -> Callable[..., Any]:
 
 
 def function_text(op: AtenOp) -> str:
-    """Return the name by which emitted modules call the function of an op.
-
-    This is a `torch` function if it calls the same overload: `torch.ops` takes 1 to 3 us longer,
-    since it parses arguments by the schema.
-    """
+    """Return the name by which emitted modules call the function of an op. This is a `torch`
+    function if it calls the same overload: `torch.ops` takes 1 to 3 us longer, since it parses
+    arguments by the schema."""
     function = callee_of(op)
     if op.name in FUNCTIONS:
         return function.__name__

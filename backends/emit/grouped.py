@@ -59,11 +59,9 @@ def _groups(
 
 
 def row_bounds(starts: Tensor, ends: Tensor, *, rows: int, blocks: int, parts: int) -> Tensor:
-    """Return the index of each device's first row, and at the end the number of all rows.
-
-    blocks: number of blocks of groups. The rows of each block are split into `parts` of equal
-    length. Rows of no group come after all groups and belong to the last device.
-    """
+    """Return the index of each device's first row, and at the end the number of all rows. blocks:
+    number of blocks of groups. The rows of each block are split into `parts` of equal length. Rows
+    of no group come after all groups and belong to the last device."""
     firsts = starts.view(blocks, -1)[:, 0].long()
     lasts = ends.view(blocks, -1)[:, -1].long()
     part = torch.arange(parts, device=starts.device)

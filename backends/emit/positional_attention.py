@@ -85,11 +85,9 @@ def positional_attention_backward(
     *,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the gradients of query, key and value.
-
-    out, logsumexp: results of attention to all keys of the model. `key` may be a block of these;
-    the result for the queries is then the block's term of their gradient.
-    """
+    """Compute the gradients of query, key and value. out, logsumexp: results of attention to all
+    keys of the model. `key` may be a block of these; the result for the queries is then the block's
+    term of their gradient."""
     # Of a query that sees nothing all weights are 0, whatever finite number stands here.
     logsumexp = logsumexp.masked_fill(logsumexp == -math.inf, 0.0)
     pieces = _pieces(attn_mask, query_positions, key_positions)

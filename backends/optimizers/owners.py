@@ -63,11 +63,9 @@ def owned_updates(
     reads: Reads,
     has_gradient: Sequence[bool],
 ) -> dict[int, Owned]:
-    """Find the updates that owners compute, by index of the parameter; the same on all ranks.
-
-    An update is left out, and its parameter gathered, if it reads tensors of other parameters, is
-    computed jointly with others, or cannot be captured.
-    """
+    """Find the updates that owners compute, by index of the parameter; the same on all ranks. An
+    update is left out, and its parameter gathered, if it reads tensors of other parameters, is
+    computed jointly with others, or cannot be captured."""
     wanted = [i for i in sorted(reads.full - reads.joint) if has_gradient[i]]
     if reads.may_draw or not wanted or not _keeps_only_states(optimizer):
         return {}

@@ -75,10 +75,8 @@ def values_of(
     program: Program, model: nn.Module, batch: Mapping[str, Tensor], seed: int = 0
 ) -> dict[Key, Tensor]:
     """Collect a program's arguments: parameters and buffers of `model`, inputs of `batch` by name.
-
     seed: of the random numbers that the program draws. Raises ValueError, naming the argument, if
-    the model or the batch lacks one.
-    """
+    the model or the batch lacks one."""
     sources: dict[str, Mapping[str, Tensor]] = {
         "param": dict(model.named_parameters(remove_duplicate=False)),
         "buffer": {STATE: random_state(seed), **dict(model.named_buffers(remove_duplicate=False))},

@@ -35,10 +35,8 @@ _STATE = ("param", "buffer", "input", "tangent")
 @torch.no_grad()
 def run_staged(program: Program, values: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
     """Run a staged program on all ranks of its mesh; returns the global results by kind and name.
-
     The program has no fused regions. `values` and errors are as for `run_reference`. A result that
-    several stages return must be equal on all of them.
-    """
+    several stages return must be equal on all of them."""
     return _StagedRun(program, values).run()
 
 

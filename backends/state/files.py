@@ -111,11 +111,9 @@ class _BoxPlanner(DefaultLoadPlanner):
 
 
 def values_in_files(model: nn.Module, path: Path) -> dict[int, Source]:
-    """Find the model's tensors in files; return sources of their values by tensor id.
-
-    path: a safetensors file, a folder of such files, or the folder of a checkpoint. Raises
-    ValueError for another path, and if files lack a parameter or persistent buffer.
-    """
+    """Find the model's tensors in files; return sources of their values by tensor id. path: a
+    safetensors file, a folder of such files, or the folder of a checkpoint. Raises ValueError for
+    another path, and if files lack a parameter or persistent buffer."""
     known, kind = _known_tensors(path)
     sources: dict[int, Source] = {}
     missing: dict[int, str] = {}

@@ -279,10 +279,8 @@ class ShardedState:
 
     def fit(self, state_dict: dict[str, Any], prefix: str) -> None:
         """Convert the entries of a `state_dict` that is loaded to the form of the stored tensors.
-
         If it has a random state, the model gets one even if no program draws; if it lacks one, the
-        model keeps its own. Raises ValueError for a tensor of another shape.
-        """
+        model keeps its own. Raises ValueError for a tensor of another shape."""
         if prefix + STATE in state_dict and ("buffer", STATE) not in self._stored:
             self.draw_from(0)
         for path, held, name, stored, _ in self._places:

@@ -60,11 +60,8 @@ _GATHERED: set[int] = set()
 @contextmanager
 def whole_state_dicts(state: ShardedState, *, random: bool = False) -> Iterator[None]:
     """Context in which a compiled model's `state_dict` has full plain tensors on rank 0; tied ones
-    stay one tensor.
-
-    Collective, unless every rank has the full value of every tensor. random: keep the random state,
-    with which a run can be resumed.
-    """
+    stay one tensor. Collective, unless every rank has the full value of every tensor. random: keep
+    the random state, with which a run can be resumed."""
     model = state.model
     if id(model) in _GATHERED or not state.backend.is_joint:
         yield

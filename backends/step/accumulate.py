@@ -153,11 +153,9 @@ class Gradients:
 
 
 def micro_batches(inputs: Mapping[str, Tensor], count: int) -> list[dict[str, Tensor]]:
-    """Split the inputs along dim 0 into `count` micro-batches; each gets all scalars.
-
-    If an input is sharded along dim 0, each rank splits its own rows. Raises ValueError if inputs
-    differ in rows or sharding, or `count` does not divide the rows.
-    """
+    """Split the inputs along dim 0 into `count` micro-batches; each gets all scalars. If an input
+    is sharded along dim 0, each rank splits its own rows. Raises ValueError if inputs differ in
+    rows or sharding, or `count` does not divide the rows."""
     if type(count) is not int or count < 1:
         raise ValueError(f"accumulate={count!r}; give the number of micro-batches, 1 or more.")
     rows = {name: (tensor.shape[0], _cut(tensor)) for name, tensor in inputs.items() if tensor.ndim}

@@ -39,10 +39,8 @@ def differentiable_gradients(
     targets: Sequence[Tensor],
 ) -> list[Tensor | None]:
     """Compute gradients that can be differentiated again, by running the call in eager. Collective.
-
     given: the incoming gradients of outputs, by name. kept: the buffers' values before the call.
-    targets: the tensors with respect to which to differentiate, inputs last.
-    """
+    targets: the tensors with respect to which to differentiate, inputs last."""
     inputs = {name: _whole(tensor) for name, tensor in call.inputs.items()}
     state = kept.get(("buffer", STATE))
     with torch.enable_grad(), _as_in_call(step, call, kept):

@@ -75,10 +75,8 @@ class Backend(ABC):
         self, result: Tensor, sharding: Sharding, home: int | None, shape: Sequence[int]
     ) -> Tensor:
         """Convert a runner's output to the form that a step returns; scalars are replicated.
-        Collective.
-
-        shape: the global shape. home: the stage that has the output, if only one does.
-        """
+        Collective. shape: the global shape. home: the stage that has the output, if only one
+        does."""
 
     @abstractmethod
     def whole(self, tensor: Tensor, sharding: Sharding) -> Tensor:

@@ -318,11 +318,9 @@ def with_versions(values: Iterable[Any]) -> list[Tensor]:
 
 
 def owned(results: Mapping[_K, Tensor], held: Iterable[Tensor]) -> dict[_K, Tensor]:
-    """Make results contiguous, and copy those that share memory with another or with `held`.
-
-    A program may return a value twice, or a view of an argument; but gradients and buffers are
-    changed in place. Results in disjoint parts of one buffer are not copied.
-    """
+    """Make results contiguous, and copy those that share memory with another or with `held`. A
+    program may return a value twice, or a view of an argument; but gradients and buffers are
+    changed in place. Results in disjoint parts of one buffer are not copied."""
     tensors = {key: tensor.contiguous() for key, tensor in results.items()}
     held_storages = {tensor.untyped_storage().data_ptr() for tensor in held if tensor.numel()}
     end = 0

@@ -130,11 +130,9 @@ def end_after(time_limit_s: float) -> None:
 
 
 def end_process(code: int) -> NoReturn:
-    """End this process at once, without shutting down the interpreter.
-
-    In a rank, threads of gloo may still be giving back tensors, for which they need the
-    interpreter; if it is ending, they abort the process.
-    """
+    """End this process at once, without shutting down the interpreter. In a rank, threads of gloo
+    may still be giving back tensors, for which they need the interpreter; if it is ending, they
+    abort the process."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

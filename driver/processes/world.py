@@ -93,10 +93,8 @@ def _settle_at_exit() -> None:
 
 def from_rank_0(make: Callable[[], T]) -> T:
     """Return on every rank the result of `make` on rank 0. Collective, if there are several ranks.
-
     The value must be one that pickle takes. A ValueError on rank 0 is raised on every rank; another
-    exception goes on there, and is a RankZeroError on the others, which would wait for it.
-    """
+    exception goes on there, and is a RankZeroError on the others, which would wait for it."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return make()
     made: list[Any] = [None, None]

@@ -26,11 +26,8 @@ from shardweave.planners.plan.plan_parts import PlanError
 
 def profiled_programs(program: Program, num_processes: int) -> list[Program]:
     """Local programs for the partitions that `auto` considers on `num_processes` devices of one
-    node, with a few blocks of a deep model; partitions that fail are left out.
-
-    Plans with stages or recomputation run the same ops. A program without a batch is returned
-    itself.
-    """
+    node, with a few blocks of a deep model; partitions that fail are left out. Plans with stages or
+    recomputation run the same ops. A program without a batch is returned itself."""
     try:
         batch = batch_of(program)
     except PlanError:

@@ -41,10 +41,8 @@ def report_page(
     precision: str = "",
 ) -> str:
     """Make the page for a local program (or one without a mesh) and its simulation on a cluster.
-
     reshards: reshards of the global program from which it was made. optimizer_multiplier,
-    precision: the simulation's.
-    """
+    precision: the simulation's."""
     if isinstance(simulation, PipelineSimulation):
         said, sections = "", stage_sections(program, simulation)
     else:

@@ -79,11 +79,9 @@ class Lowered:
 def made_here(
     request: Request, call: StepCall, make: Callable[[Request], Lowered], *, is_first: bool = False
 ) -> Lowered:
-    """Lower a call on this rank by calling `make`.
-
-    make: takes the request, with its model cast as `precision` says. is_first: the call is the
-    example; notes of passes are kept for its program only.
-    """
+    """Lower a call on this rank by calling `make`. make: takes the request, with its model cast as
+    `precision` says. is_first: the call is the example; notes of passes are kept for its program
+    only."""
     start_s = perf_counter()
     with (
         torch.inference_mode(False),
@@ -104,11 +102,9 @@ def made_here(
 def on_rank_0(
     request: Request, call: StepCall, made: Callable[[], Lowered], why: str = ""
 ) -> Lowered:
-    """Call `made` on rank 0 and return its result on every rank. Collective.
-
-    So all ranks run the same program, whatever differs between their machines. On the backend
-    "reference" each process calls `made` itself. why: reason for compiling, for waiting ranks.
-    """
+    """Call `made` on rank 0 and return its result on every rank. Collective. So all ranks run the
+    same program, whatever differs between their machines. On the backend "reference" each process
+    calls `made` itself. why: reason for compiling, for waiting ranks."""
     own: list[Program] = []
 
     def sent() -> tuple[str, Lowered]:
@@ -196,11 +192,9 @@ def lower(
     stored: Stored | None = None,
     warnings: Sequence[str] = (),
 ) -> Lowered:
-    """Lower a captured program by a plan to the program of each rank, with notes.
-
-    stored: the shardings of a step that has a program already; None for its first program, the
-    only one with notes on the plan. warnings: further warnings to include.
-    """
+    """Lower a captured program by a plan to the program of each rank, with notes. stored: the
+    shardings of a step that has a program already; None for its first program, the only one with
+    notes on the plan. warnings: further warnings to include."""
     program, is_first = captured.program, stored is None
     planned = () if plan is None or not is_first else plan.notes
     # Who gives a plan, or its file, knows what it leaves replicated.

@@ -32,11 +32,9 @@ def check_precision(precision: str | None) -> None:
 
 
 def in_precision(model: nn.Module, precision: str | None) -> nn.Module:
-    """Return the model, or a copy cast to the dtype that `precision` gives parameters.
-
-    Complex numbers, such as angles of rotary embeddings, stay: `model.to(dtype)` would leave their
-    real parts alone.
-    """
+    """Return the model, or a copy cast to the dtype that `precision` gives parameters. Complex
+    numbers, such as angles of rotary embeddings, stay: `model.to(dtype)` would leave their real
+    parts alone."""
     dtype = PARAMETERS.get(precision)
     tensors = (*model.parameters(), *model.buffers())
     if dtype is None or all(x.dtype == dtype for x in tensors if x.is_floating_point()):
@@ -48,9 +46,8 @@ def in_precision(model: nn.Module, precision: str | None) -> nn.Module:
 
 def copy_of_model(model: nn.Module) -> nn.Module:
     """Copy a model with the gradient hooks of its parameters, which torch's deep copy drops.
-
-    Tensors that hooks recompute in each forward pass (weight norm, pruning) are shared, not copied.
-    """
+    Tensors that hooks recompute in each forward pass (weight norm, pruning) are shared, not
+    copied."""
     made = [x for m in model.modules() for x in vars(m).values() if isinstance(x, Tensor)]
     memo: dict[int, Any] = {id(x): x.detach() for x in made if not x.is_leaf}
     copied = copy.deepcopy(model, memo)
