@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from shardweave.backends.distributed.layout import as_dtensor
 from shardweave.backends.distributed.runtime import Runtime
+from shardweave.backends.optimizers.shards import is_everywhere
 from shardweave.backends.state.on_whole import ROW_AXES
 from shardweave.backends.step.step_call import StepCall
 from shardweave.backends.watch import watchdog
@@ -118,7 +119,7 @@ class Rows:
 
     def own_of(self, tensor: Tensor) -> Tensor:
         """Return this rank's rows of a global tensor as a plain tensor. Collective."""
-        if isinstance(tensor, DTensor) and self.is_even:
+        if isinstance(tensor, DTensor) and self.is_even and is_everywhere(tensor.device_mesh):
             names = tensor.device_mesh.mesh_dim_names
             assert names is not None
             goal = [Shard(0) if name in self.axes else Replicate() for name in names]

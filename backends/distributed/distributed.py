@@ -187,30 +187,6 @@ class DistributedBackend(Backend):
         device_mesh = None if home is None else self.runtime.mesh_at((home,))
         return of_mesh(as_dtensor(result, sharding, self.runtime, device_mesh, shape))
 
-    def whole(self, tensor: Tensor, sharding: Sharding) -> Tensor:
-        if isinstance(tensor, DTensor) and tensor.device_mesh != self.runtime.device_mesh:
-            return self._whole_of_stage(tensor, sharding)
-        return whole(self.local(tensor).detach().clone(), sharding, self.runtime)
-
-    def _whole_of_stage(self, tensor: DTensor, sharding: Sharding) -> Tensor:
-        """Gather a tensor that only some stages have; broadcasts it from the first. Collective."""
-        axis = self.runtime.mesh.stage_axis
-        assert axis is not None
-        ranks = tensor.device_mesh.mesh.flatten().tolist()
-        at = [self.runtime.mesh.coordinates(self.runtime.processes.index(rank)) for rank in ranks]
-        places = sorted({coordinates[axis.name] for coordinates in at})
-        if self.runtime.place in places:
-            tensor_here = tensor.to_local().detach().clone()
-            if not all(placement.is_replicate() for placement in tensor.placements):
-                tensor_here = whole(tensor_here, sharding, self.runtime)
-        else:
-            tensor_here = torch.empty(tensor.shape, dtype=tensor.dtype, device=self.device)
-        group = self.runtime.group((axis.name,))
-        assert group is not None
-        source = self.runtime.rank_at(places[0])
-        torch.distributed.broadcast(tensor_here, src=source, group=group.process_group)
-        return tensor_here
-
     def like(self, local: Tensor, stored: Tensor) -> Tensor:
         # Much faster than `as_dtensor`.
         if isinstance(stored, DTensor):

@@ -28,6 +28,13 @@ def full_value(tensor: DTensor) -> Tensor:
     return full
 
 
+def full_copy(tensor: Tensor) -> Tensor:
+    """Copy a tensor to a plain one; of a DTensor, copy the full value on every rank. Collective."""
+    value = tensor.detach()
+    # A DTensor that is replicated shows its own memory, which later steps write.
+    return (full_value(value) if isinstance(value, DTensor) else value).clone()
+
+
 def shard_of(full: Tensor, like: DTensor) -> Tensor:
     """Return this rank's shard of `full`, placed as `like`, a DTensor of the same shape."""
     coordinate = like.device_mesh.get_coordinate()

@@ -136,10 +136,6 @@ class VirtualBackend(Backend):
         del sharding, home, shape
         return result
 
-    def whole(self, tensor: Tensor, sharding: Sharding) -> Tensor:
-        del sharding
-        return tensor.detach().clone()
-
     def like(self, local: Tensor, stored: Tensor) -> Tensor:
         del stored
         return local

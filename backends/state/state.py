@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from shardweave.backends.optimizers.repoint import REPLACED, repoint
+from shardweave.backends.optimizers.shards import full_copy
 from shardweave.backends.programs import Key
 from shardweave.backends.state.checkpoint import checkpointable
 from shardweave.backends.state.initial import Source
@@ -252,17 +253,15 @@ class ShardedState:
         if self._backend.is_joint:
             watchdog.meet("step.full_state_dict", "the state")
         own = self._model.state_dict(keep_vars=True)
-        return {name: self._whole(tensor, tensor) for name, tensor in own.items()}
+        return {name: full_copy(tensor) for name, tensor in own.items()}
 
     def full_gradients(self) -> dict[str, Tensor]:
         """Gather the gradients of all parameters by name; zeros for None. Collective."""
-        return {
-            name: self._whole(self._gradient(p), p) for name, p in self._model.named_parameters()
-        }
+        return {name: full_copy(self._gradient(p)) for name, p in self._model.named_parameters()}
 
     def full_buffers(self) -> dict[str, Tensor]:
         """Gather all buffers on every rank, by name. Collective."""
-        return {name: self._whole(buffer, buffer) for name, buffer in self._model.named_buffers()}
+        return {name: full_copy(buffer) for name, buffer in self._model.named_buffers()}
 
     def _gradient(self, parameter: Tensor) -> Tensor:
         if parameter.grad is not None:
@@ -270,12 +269,6 @@ class ShardedState:
         if id(parameter) not in self._keys:
             return torch.zeros_like(parameter)
         return self._backend.like(torch.zeros_like(self._backend.local(parameter)), parameter)
-
-    def _whole(self, tensor: Tensor, stored: Tensor) -> Tensor:
-        key = self._keys.get(id(stored))
-        if key is None:  # registered after compile: programs do not know it
-            return tensor.detach().clone()
-        return self._backend.whole(tensor.detach(), self._shardings[key])
 
     def fit(self, state_dict: dict[str, Any], prefix: str) -> None:
         """Convert the entries of a `state_dict` that is loaded to the form of the stored tensors.

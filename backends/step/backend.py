@@ -79,10 +79,6 @@ class Backend(ABC):
         does."""
 
     @abstractmethod
-    def whole(self, tensor: Tensor, sharding: Sharding) -> Tensor:
-        """Gather a stored tensor into a plain, whole copy on every rank. Collective."""
-
-    @abstractmethod
     def like(self, local: Tensor, stored: Tensor) -> Tensor:
         """Wrap this rank's shard `local`, placed as `stored`, in the form that a step keeps."""
 

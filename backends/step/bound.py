@@ -141,6 +141,11 @@ class BoundProgram:
             if slot.kind == "output"
         }
 
+    def output_of(self, name: str, result: Tensor) -> Tensor:
+        """Convert a runner's output to the form in which a step returns it. Collective."""
+        sharding, shape = self.results["output", name], self.output_shapes[name]
+        return self.backend.returned(result, sharding, self.home(name), shape)
+
     @property
     def draws(self) -> bool:
         """Whether the program draws random numbers."""

@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from shardweave.backends.batch import replicas
+from shardweave.backends.optimizers.shards import is_everywhere
 from shardweave.backends.programs import Key
 from shardweave.backends.state.initial import Source
 from shardweave.backends.state.state import ShardedState, state_of
@@ -244,15 +245,11 @@ class Step(ShardedState):
             if kind == "buffer":
                 self.backend.local(self.stored[key]).copy_(tensor)
             elif kind == "output" and not name.startswith(INPUT_GRADIENT):
-                sharding = bound.results[key]
-                shape = bound.output_shapes[name]
-                output = self.backend.returned(tensor, sharding, bound.home(name), shape)
+                output = bound.output_of(name, tensor)
                 if self.are_own_rows(name, bound, call):
-                    is_wide = isinstance(output, DTensor) and self._is_on_all(output)
-                    whole = output if is_wide else self.backend.whole(output, sharding)
-                    output = call.rows.own_of(whole)
+                    output = call.rows.own_of(output)
                 elif self._programs.full_outputs and isinstance(output, DTensor):
-                    output = self._full(output, sharding)
+                    output = output.full_tensor()
                 outputs[name] = output
         return outputs
 
@@ -262,25 +259,13 @@ class Step(ShardedState):
             return False
         return bound.output_shapes[name][:1] == (call.rows.total,)
 
-    def _is_on_all(self, output: DTensor) -> bool:
-        """Whether an output's device mesh has the devices of all stages."""
-        return output.device_mesh.size() == self._mesh.num_devices
-
-    def _full(self, output: DTensor, sharding: Sharding) -> Tensor:
-        """Gather an output on every rank, even if only one stage has it."""
-        if self._is_on_all(output):
-            return output.full_tensor()
-        return self.backend.whole(output, sharding)
-
     def of_input(self, gradient: Tensor, bound: BoundProgram, name: str, like: Tensor) -> Tensor:
         """Convert a gradient to the form of its input: on its device, a DTensor if it is one."""
-        name = INPUT_GRADIENT + name
-        sharding, shape = bound.results["output", name], bound.output_shapes[name]
-        returned = self.backend.returned(gradient, sharding, bound.home(name), shape)
-        is_wide = isinstance(returned, DTensor) and self._is_on_all(returned)
-        if not isinstance(returned, DTensor) or (is_wide and isinstance(like, DTensor)):
-            return returned.to(like.device)
-        return self._full(returned, sharding).to(like.device)
+        returned = bound.output_of(INPUT_GRADIENT + name, gradient)
+        if isinstance(returned, DTensor):
+            stays = isinstance(like, DTensor) and is_everywhere(returned.device_mesh)
+            returned = returned if stays else returned.full_tensor()
+        return returned.to(like.device)
 
     def _accumulate(self, call: StepCall, count: int, scale: float | Tensor) -> dict[str, Any]:
         parts = micro_batches(call.inputs, count)

@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
+from shardweave.backends.optimizers.shards import full_copy
 from shardweave.backends.state.state import state_of
 from shardweave.backends.step.bound import device_of
 from shardweave.ir.capture.outputs import NO_LOSS, LossChoice, chosen_loss
@@ -210,18 +210,11 @@ def results_of(module: nn.Module, loss: Tensor) -> Expected:
         gradients, buffers = state.full_gradients(), state.full_buffers()
     else:
         gradients = {
-            name: _whole(torch.zeros_like(p) if p.grad is None else p.grad)
+            name: full_copy(torch.zeros_like(p) if p.grad is None else p.grad)
             for name, p in module.named_parameters()
         }
-        buffers = {name: _whole(buffer) for name, buffer in module.named_buffers()}
+        buffers = {name: full_copy(buffer) for name, buffer in module.named_buffers()}
     return Expected(loss.detach().double().item(), gradients, buffers)
-
-
-def _whole(tensor: Tensor) -> Tensor:
-    """Copy a tensor; a DTensor becomes a full tensor on every rank."""
-    tensor = tensor.detach()
-    # A DTensor that is whole on this rank shows its own memory, which later steps write.
-    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).clone()
 
 
 def compare_steps(
