@@ -362,7 +362,7 @@ def codegen_of(graph: torch.fx.Graph) -> Any:
 
 
 def keep_tree_specs(graph: torch.fx.GraphModule) -> None:
-    """Give a graph module the specs of its inputs and outputs, as `recompile` does."""
+    """Give a graph module the tree specs of its inputs and outputs, as `recompile` does."""
     if isinstance(codegen := codegen_of(graph.graph), __getattr__("TreeCodeGen")):
         graph._in_spec = codegen.pytree_info.in_spec
         graph._out_spec = codegen.pytree_info.out_spec
@@ -422,7 +422,7 @@ def is_composite(overload: OpOverload[..., Any]) -> bool:
 
 
 def memory_key(tensor: torch.Tensor) -> int:
-    """An id of a tensor's storage, equal for tensors that share memory, fake ones too."""
+    """Return an id of a tensor's storage, equal for all tensors on that memory, fake ones too."""
     return tensor.untyped_storage()._cdata
 
 

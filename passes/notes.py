@@ -16,11 +16,11 @@ Listener = Callable[[str], None]
 
 
 class PassNote(UserWarning):
-    """A pass had nothing to do; the message names the pass and says what to change."""
+    """Warns that a pass had nothing to do; the message names the pass and says what to change."""
 
 
 class PlanNote(UserWarning):
-    """A plan leaves a tensor replicated, or a mesh axis idle; the message says why."""
+    """Warns that a plan leaves a tensor replicated, or a mesh axis idle; the message says why."""
 
 
 def _warn(text: str) -> None:
@@ -31,7 +31,7 @@ _listener: ContextVar[Listener] = ContextVar("_listener", default=_warn)
 
 
 def note(text: str) -> None:
-    """Send a note to the current listener, which by default warns with PassNote."""
+    """Send a note to the current listener; without one, warn with PassNote."""
     _listener.get()(text)
 
 

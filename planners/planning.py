@@ -114,7 +114,7 @@ def mesh_of_plan(given: PlanLike | None) -> Mesh | None:
 def check_resolvable(
     given: PlanLike, cluster: ClusterLike | None = None, *, sequence_parallel: bool = False
 ) -> None:
-    """Raise ValueError for a plan or options that no program can use, before one is captured."""
+    """Raise ValueError for a plan or options that fit no program, before one is captured."""
     if isinstance(given, str) and given in PLANNERS:
         require_cluster(given, cluster, is_mesh_given=True)
         check_options(given, _options(sequence_parallel))

@@ -74,7 +74,7 @@ def check_gradients(gradients: Mapping[str, Tensor]) -> None:
 
 
 def check_outputs(outputs: Mapping[str, Tensor]) -> None:
-    """Raises AgreementError on every rank unless scalar outputs are equal. Collective."""
+    """Raises AgreementError on every rank unless ranks agree on scalar outputs. Collective."""
     scalars = {f"output '{name}'": x for name, x in outputs.items() if x.ndim == 0}
     check_replicas(
         scalars, "all ranks have summed the same terms: this is a defect, or of a device"

@@ -157,7 +157,7 @@ def start_maximum(x: Tensor, group: dist.ProcessGroup | None = None) -> InFlight
 
 
 def start_all_reduces(tensors: Sequence[Tensor], group: Group, op: str) -> list[InFlight]:
-    """Call `start_all_reduce` on several tensors, in one message per dtype."""
+    """Start all-reduces of several tensors over the group, in one message per dtype."""
     if any(_is_ordered(x, op) for x in tensors):
         return _start_maxima(tensors, group)
     transfers: list[InFlight] = [here(x) for x in tensors]
@@ -213,7 +213,7 @@ def all_reduce_in_place(tensors: Sequence[Tensor], group: Group, op: str = "sum"
 
 
 def start_all_gather(x: Tensor, group: Group, dim: int, block: int) -> InFlight:
-    """Start an all-gather along `dim`, interleaving `block` elements of each rank in turn."""
+    """Start an all-gather along `dim`, taking `block` elements of each rank in turn."""
     flat = x.new_empty(group.size * x.numel())
     work = _gather(x.contiguous().view(-1), flat, group)
 

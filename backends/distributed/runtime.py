@@ -162,7 +162,7 @@ class Runtime:
     def start_all_reduce_coalesced(
         self, tensors: Sequence[Tensor], axes: Sequence[str], op: str = "sum"
     ) -> list[InFlight]:
-        """Call `start_all_reduce` on several tensors, in one message per dtype."""
+        """Start all-reduces of several tensors over `axes`, in one message per dtype."""
         group = self.group(axes)
         if group is None:
             return [here(x) for x in tensors]

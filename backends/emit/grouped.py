@@ -87,7 +87,7 @@ def own_rows(
     rows: Tensor, bounds: Tensor, index: Tensor | None = None, *, load: float = 1.0,
     blocks: int = 1, parts: int = 1, shards: int = 1,
 ) -> Tensor:  # fmt: skip
-    """Return this device's rows of a value; all rows without an index."""
+    """Return this device's rows of a value; all rows if `index` is None."""
     del load, blocks, parts
     if index is None:
         return rows.clone()

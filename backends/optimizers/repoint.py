@@ -42,7 +42,7 @@ def _placed(
 
 
 def check_not_replaced(parameters: Iterable[Tensor]) -> None:
-    """Raises ValueError if sw.compile has replaced one of these parameters by another."""
+    """Raises ValueError if sw.compile has replaced one of these parameters by a DTensor."""
     for parameter in parameters:
         name = getattr(parameter, REPLACED, None)
         if name is not None:

@@ -65,7 +65,7 @@ def part_along(x: Tensor, dim: int, placement: Placement, size: int, at: int) ->
 
 
 def local_shape(tensor: DTensor) -> tuple[int, ...]:
-    """Return the shape of this rank's shard, with all dims of the tensor even if it is empty."""
+    """Return the shape of this rank's shard; an empty shard has as many dims as the tensor."""
     local = local_part(tensor)
     if not local.numel() and tensor.ndim and tensor.device_mesh.get_coordinate() is None:
         return (0, *tensor.shape[1:])

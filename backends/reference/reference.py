@@ -106,7 +106,7 @@ class VirtualRunner(Runner):
 
 
 class VirtualBackend(Backend):
-    """Stores plain whole tensors on the CPU; they are sharded only while a program runs."""
+    """Stores tensors unsharded on the CPU, and shards them only while a program runs."""
 
     device = torch.device("cpu")
 

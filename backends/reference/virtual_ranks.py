@@ -77,7 +77,7 @@ TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 1e-2, to
 
 
 class ReplicaMismatchError(ValueError):
-    """Two ranks that should hold the same shard of a result hold different values."""
+    """Raised if ranks that should hold the same shard of a result hold different values."""
 
 
 def run_ops(

@@ -55,7 +55,7 @@ class _InFile(Source):
         return part.to(device, self.dtype, copy=True)
 
     def check_shape(self, shape: tuple[int, ...]) -> None:
-        """Raises ValueError if `shape`, the one in the file, is not the model's."""
+        """Raises ValueError if `shape`, which the file has, is not the model's."""
         if shape != tuple(self.shape):
             raise ValueError(
                 f"'{self.name}' has shape {shape} in {self.path}, but {tuple(self.shape)} in the "

@@ -44,7 +44,7 @@ _READ = "aten._local_scalar_dense"
 
 
 class Source(ABC):
-    """Source of a tensor's first values; each rank computes or reads its own shard."""
+    """Source of a tensor's initial values; each rank computes or reads its own shard."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.shape, self.dtype, self.ndim = tensor.shape, tensor.dtype, tensor.ndim
@@ -53,7 +53,7 @@ class Source(ABC):
     def part(
         self, sharding: Sharding, coordinates: Mapping[str, int], device: torch.device
     ) -> Tensor:
-        """Make the shard of the rank at `coordinates`, in memory of its own."""
+        """Make the shard of the rank at `coordinates`, as a new tensor."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -89,7 +89,7 @@ class MeshTensor(DTensor):
 
 
 def copy_of_tensor(tensor: Tensor) -> Tensor:
-    """Copy a tensor; of a parameter, its attributes and gradient too."""
+    """Copy a tensor; for a parameter, also its attributes and its gradient."""
     made = tensor.detach().clone()
     if not isinstance(tensor, nn.Parameter):
         return made

@@ -26,7 +26,7 @@ from shardweave.ir.torch_private import pytree
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that cannot be saved or read, or does not fit the state it is loaded into."""
+    """Raised if a checkpoint cannot be saved or read, or does not fit the state to load it into."""
 
 
 class Part(NamedTuple):
@@ -195,7 +195,7 @@ def _parameters(optimizer: Optimizer) -> list[Tensor]:
 
 
 class SavedIndex(NamedTuple):
-    """The index of a checkpoint: `values` and `parts` of its `SavedState`."""
+    """The index of a checkpoint, which holds `values` and `parts` of its `SavedState`."""
 
     values: dict[str, Any]
     parts: dict[str, list[Part]]
@@ -239,7 +239,7 @@ def check_entries(index: SavedIndex, state: Mapping[str, Any]) -> None:
 
 
 def targets(index: SavedIndex, state: Mapping[str, Any], saved: Metadata) -> dict[str, Tensor]:
-    """Return the tensors to load into, by key: modules' own tensors, new ones for optimizers."""
+    """Return the tensors to load into, by key: a module's own tensors, new ones for optimizers."""
     tensors: dict[str, Tensor] = {}
     for entry, content in state.items():
         rows = index.parts.get(entry, [])

@@ -22,7 +22,7 @@ from shardweave.ir.mesh.placement import Sharding
 
 
 class Gradients:
-    """Adds programs' gradients to the `.grad` of a state's parameters; tracks unreduced ones."""
+    """Adds programs' gradients to the `.grad` of parameters, and tracks which are unreduced."""
 
     def __init__(self, state: ShardedState) -> None:
         self.backend = state.backend

@@ -71,7 +71,8 @@ class AutogradCalls:
         """The last incoming gradient of the loss, by which a loss in float16 is scaled."""
 
     def run(self, call: StepCall, *, is_synced: bool, is_checked: bool) -> _Recorded:
-        """Run a call and return its record, whose outputs have no graph yet. Collective."""
+        """Run a call; return its record, whose outputs are not in autograd's graph yet.
+        Collective."""
         step = self.step
         call = replace(call, tangents=self._tangents.get(call.key, ()))
         bound = step.program_for(call)
@@ -137,7 +138,7 @@ class _Recorded:
         self._versions: list[int] = []
 
     def take(self, results: dict[Key, Tensor], program: BoundProgram) -> dict[str, Tensor]:
-        """Return the outputs among a program's results, and keep those of kind `KEPT` here."""
+        """Return the outputs among a program's results; store results of kind `KEPT` here."""
         assert self._kept is not None
         self._kept |= {key: result for key, result in results.items() if key[0] == KEPT}
         results = {key: result for key, result in results.items() if key[0] in ("output", "buffer")}
@@ -154,7 +155,7 @@ class _Recorded:
         self._versions = versions_of(self._watched)
 
     def attached(self) -> dict[str, Tensor]:
-        """Return the outputs by name; the differentiable ones are results of this record's node."""
+        """Return the outputs by name; for autograd this record computed the differentiable ones."""
         returned = self.bound.returned
         chosen = self.bound.tangents if returned is None else returned.differentiable
         names = [name for name in self.outputs if name in chosen]

@@ -81,7 +81,7 @@ class BoundProgram:
 
     @cached_property
     def tangents(self) -> dict[str, Key]:
-        """The outputs whose gradients the program takes: by name, the key of the argument."""
+        """Map each output whose gradient the program takes to the key of that argument."""
         names = {key: key[1].removeprefix(TANGENT) for key in self.slots if key[0] == "input"}
         cut = {name: key for key, name in names.items() if name != key[1]}
         loss = LOSS if self.returned is not None else "0"

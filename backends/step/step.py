@@ -120,7 +120,7 @@ class Step(ShardedState):
 
     @property
     def programs(self) -> Programs:
-        """The source of programs, which finds or compiles the one for each call."""
+        """The object that finds or compiles the program of each call."""
         return self._programs
 
     @property
@@ -208,7 +208,7 @@ class Step(ShardedState):
         )
 
     def program_for(self, call: StepCall) -> BoundProgram:
-        """Find the program of a call, which becomes `bound`. Collective."""
+        """Find the program of a call, and make it the step's `bound` program. Collective."""
         if self.backend.is_joint:
             watchdog.enter(call)
         bound = self._bound = self._programs.find(call, self.shardings)

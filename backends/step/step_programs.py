@@ -51,7 +51,7 @@ class Programs(ABC):
     def taken_apart(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], *, is_whole: bool = True
     ) -> tuple[Form, dict[str, Tensor]]:
-        """Split arguments into their form and tensors by name. is_whole: none may be missing."""
+        """Split arguments into their form and tensors by name. is_whole: refuse missing ones."""
 
     @abstractmethod
     def find(self, call: StepCall, stored: Stored) -> BoundProgram:

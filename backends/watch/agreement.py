@@ -25,7 +25,7 @@ ALIGNMENT = 16
 
 
 class AgreementError(ValueError):
-    """Ranks differ in a value that must be equal on all; raised on every rank, and names them."""
+    """Raised on every rank, naming ranks, if they differ in a value that must be equal on all."""
 
 
 def is_alone() -> bool:

@@ -27,7 +27,7 @@ _TRACING = (
 
 
 class CaptureError(ValueError):
-    """The model cannot be captured; the message says which part and what to change."""
+    """Raised if the model cannot be captured; the message says which part and what to change."""
 
 
 @dataclass(frozen=True)

@@ -393,7 +393,7 @@ def _output(desc: Any, names: list[str]) -> tuple[OutputKind, str]:
 
 
 def called_again(graph: torch.fx.Graph) -> set[str]:
-    """The qualified names of modules that are called more than once."""
+    """The qualified names of modules that a step calls more than once."""
     stacks = (node.meta.get("nn_module_stack") or {} for node in graph.nodes)
     entries = (item for stack in stacks for item in stack.items())
     return {qualified(path) for key, (path, _) in entries if "@" in key}

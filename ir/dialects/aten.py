@@ -95,7 +95,7 @@ _TENSOR_TYPES = {"Tensor", "Optional[Tensor]", "List[Tensor]", "List[Optional[Te
 
 @cache
 def overload_named(name: str) -> OpOverload[..., Any]:
-    """The torch overload of an op name, such as `aten.add.Tensor` or `aten.sum` (the default)."""
+    """The torch overload for an op name, such as `aten.add.Tensor`, or `aten.sum` (the default)."""
     if name in OWN_OPS:
         return getattr(torch.ops.shardweave, name.removeprefix("dist.")).default
     namespace, packet, *overload = name.split(".")
@@ -146,7 +146,7 @@ class AtenOp(CallOp):
         raise KeyError(f"{self.name} has no tensor argument '{name}'")
 
     def value(self, name: str) -> Any:
-        """The Python value of a stored argument, or the schema's default."""
+        """The Python value of an argument that is no tensor; the schema's default if not stored."""
         attribute = self.properties.get(name)
         if attribute is not None:
             return to_python(attribute)

@@ -91,7 +91,7 @@ def remade(
 
 
 def on_some(op: _Op, indices: Sequence[int]) -> _Op:
-    """Copy an op with only the operands and results at `indices`; not inserted."""
+    """Copy an op with only its operands and results at `indices`; the copy is not inserted."""
     some = remade(op, [op.operands[i] for i in indices], [op.results[i].type for i in indices])
     shardings = sharding_attrs_of(op)
     set_sharding_attrs(some, shardings and [shardings[i] for i in indices])

@@ -33,7 +33,7 @@ Hash = int | tuple[int, int]
 
 
 class Matching:
-    """Pairs of nodes of two tables. partners: for each table, maps its nodes to the other's."""
+    """Matched nodes of two tables. partners: for each table, maps its nodes to the other's."""
 
     def __init__(self, a: ProgramTable, b: ProgramTable) -> None:
         self.tables = a, b
@@ -58,7 +58,7 @@ class Matching:
 
 
 def match(a: ProgramTable, b: ProgramTable) -> Matching:
-    """Match the arguments by kind and name, and the ops by structure."""
+    """Match the arguments of two programs by kind and name, and their ops by structure."""
     matching = Matching(a, b)
     others = {key: node for node, key in enumerate(b.arguments)}
     for node, key in enumerate(a.arguments):

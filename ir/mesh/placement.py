@@ -46,7 +46,7 @@ class Placement:
 
     @property
     def span(self) -> int:
-        """Number of consecutive indices after which the pattern repeats."""
+        """Number of indices after which the sequence of coordinates repeats: stride * size."""
         return self.size * self.stride
 
 
@@ -126,7 +126,7 @@ def is_plain(dim: DimSharding, dim_size: int) -> bool:
 
 
 def of_length(dim: DimSharding, dim_size: int) -> DimSharding:
-    """Set the placements' `length` to `dim_size` if they shard the dim unevenly, else to 0."""
+    """Set the placements' `length` to `dim_size` if it is sharded unevenly, else to 0."""
     length = 0 if is_even(dim, dim_size) else dim_size
     if all(placement.length == length for placement in dim):
         return dim

@@ -52,7 +52,7 @@ def common_runs(before: Sequence[int], after: Sequence[int]) -> list[Sizes] | No
 
 
 def expected_strides(value: SSAValue) -> Sizes:
-    """The strides that a value of a program has when it runs, in elements."""
+    """The strides, in elements, that a value of a program has at run time."""
     shape, owner = shape_of(value), value.owner
     if isinstance(value, BlockArgument):
         region = value.block.parent_op()

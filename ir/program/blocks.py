@@ -62,7 +62,7 @@ def shared_modules(a: str, b: str) -> int:
 
 
 def blocks_of(program: Program) -> Blocks:
-    """The blocks of a program. Raises ValueError if `dist.blocks` is no list of strings."""
+    """The blocks that a program stores. ValueError if `dist.blocks` is not a list of strings."""
     stored = program.module.attributes.get(BLOCKS)
     if stored is None:
         return _derived(program)

@@ -49,7 +49,7 @@ def coming_messages(program: Program, place: int) -> dict[int, list[ComingMessag
 
 
 def places_that_talk(program: Program) -> list[tuple[int, int]]:
-    """Pairs of sender and receiver, as coordinates on the stage axis."""
+    """Pairs (sender, receiver) that exchange messages, as coordinates on the stage axis."""
     places = StagePlaces.of(program)
     functions = functions_of(program)
     goals = {

@@ -83,7 +83,7 @@ class StageFunction(Program):
 
     @property
     def alone(self) -> StageFunction:
-        """The function on the mesh of its stage, without the stage axis."""
+        """The stage function as a program on the mesh of its stage, without the stage axis."""
         return _AloneFunction(self.module, self.function)
 
     @property
@@ -237,7 +237,7 @@ class StagePlaces:
         return first if micro_batch is None else self.of_batch.get((stage, micro_batch), first)
 
     def goals(self, run: Run, stage: int, to: int) -> tuple[int, ...]:
-        """The coordinates to which a run of `stage` sends its messages for stage `to`."""
+        """The coordinates that receive the messages for stage `to` from a run of `stage`."""
         if run.micro_batch is not None:
             return (self.source(to, run.micro_batch),)
         return self.of_stage[to] if run.at == self.source(stage, None) else ()

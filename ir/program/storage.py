@@ -164,7 +164,7 @@ def view_source(value: SSAValue) -> SSAValue:
 
 
 def later_ops(program: Program) -> set[Operation]:
-    """Ops from each sub-batch's first backward or recompute op on, which ends its forward pass."""
+    """Ops from each sub-batch's first backward or recompute op on, where its forward pass ends."""
     later: set[Operation] = set()
     turned: set[Attribute | None] = set()
     for op in program.ops:
@@ -187,7 +187,7 @@ def later_reads(program: Program) -> Iterator[tuple[Operation, SSAValue]]:
 
 
 def kept_values(program: Program) -> list[SSAValue]:
-    """Results of forward ops whose memory `later_ops` read, each once: the kept activations."""
+    """Results of forward ops that `later_ops` read, once per memory: the activations kept."""
     roots = (storage_of(value, program.mesh) for _, value in later_reads(program))
     return list(dict.fromkeys(root for root in roots if isinstance(root, OpResult)))
 

@@ -80,7 +80,7 @@ _NOT_ALL = "Could not parse entire input!"
 
 
 class ProgramTextError(ValueError):
-    """Raised for a text that is not a program: one line says where, what, and what was expected."""
+    """Raised for a text that is no program: one line says where, what, and what was expected."""
 
 
 _WITHOUT_A_PLACE = (

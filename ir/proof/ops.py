@@ -22,7 +22,7 @@ FULL = "aten.full"
 
 
 class ProofError(ValueError):
-    """A program could not be proved to compute the results of another."""
+    """Raised if a program is not proved to compute the results of another program."""
 
 
 def dtype_kind_of(value: SSAValue) -> str:
@@ -56,8 +56,7 @@ def signs_of(op: Operation) -> tuple[float, float] | None:
 
 
 def named(op: Operation) -> str:
-    """Name an op for messages.
-    Adds its position if others have the same name, and its function in a program of stages."""
+    """Name an op for messages, with its position if names repeat, and its stage function."""
     block = op.parent_op()
     while block is not None and not isinstance(block, func.FuncOp):
         block = block.parent_op()
@@ -104,5 +103,5 @@ def rule_of_sum(
 
 
 def from_start(index: int, size: int) -> int | None:
-    """Return an index with negative ones counted from the end; None if it is out of range."""
+    """Count a negative index from the start instead of the end; None if it is out of range."""
     return index % size if -size <= index < size else None

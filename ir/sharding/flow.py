@@ -132,7 +132,7 @@ class Flow:
         return version, reshard(shape_of(value), version, wanted, self.mesh)
 
     def remember(self, value: SSAValue, sharding: Sharding) -> bool:
-        """Add a version of a value. Returns False if it is known, or `MAX_VERSIONS` exist."""
+        """Add a version of a value. Returns False if it is there already, or `MAX_VERSIONS` are."""
         known = self.versions[value]
         if sharding in known or len(known) >= MAX_VERSIONS:
             return False
@@ -172,13 +172,13 @@ class Flow:
 
 
 def moved_through(op: AtenOp, sharding: Sharding) -> Sharding | None:
-    """The sharding of a view's result, given its operand's; None if a placement is lost."""
+    """The sharding of a view's result, from its operand's; None if the view loses a placement."""
     rule = rule_of(op)
     return _carried(sharding, rule.carry(rule.operands[0], rule.results[0], sharding.dims))
 
 
 def moved_back(op: AtenOp, sharding: Sharding) -> Sharding | None:
-    """The sharding of a view's operand, given its result's; None if a placement is lost."""
+    """The sharding of a view's operand, from its result's; None if the view loses a placement."""
     rule = rule_of(op)
     return _carried(sharding, rule.carry(rule.results[0], rule.operands[0], sharding.dims))
 

@@ -49,7 +49,7 @@ Place = Operation | SSAValue | None
 
 
 class VerifyError(ValueError):
-    """A program is not well formed. The message names the op, its layer and what to do."""
+    """Raised for a program that is not well formed; names the op, its layer and what to do."""
 
 
 def check(program: Program) -> None:
@@ -74,7 +74,7 @@ def verify(program: Program) -> list[str]:
 
 
 def located_problems(program: Program) -> list[tuple[str, Place]]:
-    """All problems as (message, the op or value that it is about; None if about neither)."""
+    """All problems as (message, the op or value concerned; None if there is none)."""
     blocks = len(program.function.body.blocks)
     if blocks != 1:
         problem = (

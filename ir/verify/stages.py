@@ -60,7 +60,7 @@ class _Read:
 
 
 def problems_of_stages(program: Program) -> Iterator[tuple[str, Place]]:
-    """Problems between the functions of a staged program, each well formed by itself."""
+    """Find problems between the functions of a staged program; each function is valid by itself."""
     reads = {name: _Read.of(function) for name, function in functions_of(program).items()}
     problems = [*_messages(reads), *_runs(program, reads)]
     yield from problems

@@ -104,7 +104,7 @@ class _Logits:
 
 
 def logits_bytes(program: Program) -> int:
-    """Bytes of the logits from which a program computes its loss; 0 if there are none."""
+    """Bytes of the logits from which a program computes its loss; 0 if it has none."""
     heads = _heads_of(program)
     return max((num_bytes(tensor_type_of(op.results[0])) for op, _ in heads), default=0)
 

@@ -81,7 +81,7 @@ class ValueSlots:
         return type_, self._slot(kind, self.name(value, kind), self.without_axis(sharding), type_)
 
     def joined(self, value: SSAValue, sharding: Sharding) -> AnyTensor:
-        """The type on one device of a value joined over all micro-batches."""
+        """The type, on one device, of a value whose micro-batches are joined."""
         sizes = [prod(p.size for p in dim if p.axis == self.axis) for dim in sharding.dims]
         shape = [n * size for n, size in zip(shape_of(value), sizes, strict=True)]
         return with_shape(tensor_type_of(value), shape)

@@ -31,7 +31,7 @@ from shardweave.passes.stages.places import places_of_ops
 
 
 class ScheduledRun(NamedTuple):
-    """A run of a stage on a micro-batch. at: the coordinate on the stage axis."""
+    """A run of a stage on a micro-batch. at: coordinate on the stage axis that runs it."""
 
     direction: Direction
     stage: int
@@ -88,7 +88,7 @@ def cut_into_stages(
 
 
 def scatter_before_adding(program: Program, axis: str) -> None:
-    """Swap each sum over micro-batches with the reduce-scatter that reads it."""
+    """Reduce-scatter each micro-batch's term before the sum over micro-batches, not after it."""
     for op in list(program.ops):
         adding = op.operands[0].owner if isinstance(op, dist.ReduceScatterOp) else None
         if not isinstance(adding, dist.AllReduceOp) or tuple(adding.axes) != (axis,):

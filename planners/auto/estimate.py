@@ -99,7 +99,7 @@ class Estimator:
         return 0.0 if point.is_staged else self._logits_bytes / point.pieces / point.within
 
     def spared_bytes(self, point: JointPoint, dimension: str) -> float:
-        """Bytes per device that `loss_chunks` or `offload` may save; 0 if the point uses it."""
+        """Bytes per device that `loss_chunks` or `offload` (dimension) may save; 0 if in use."""
         if point.value(dimension) != JointPoint().value(dimension):
             return 0.0
         if dimension == "offload":
@@ -319,7 +319,7 @@ class Estimator:
 
 
 def recomputed_share(point: JointPoint, cost: PieceCost) -> float:
-    """Share of the repeated blocks that the point recomputes; 1 unless it limits the layers."""
+    """Share of the repeated blocks that the point recomputes: 1 without `recompute_layers`."""
     if not point.recompute_layers:
         return 1.0
     stages = point.stages * point.stages_each if point.stages > 1 else 1

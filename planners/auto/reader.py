@@ -52,7 +52,7 @@ DEEP = 8
 
 @dataclass(frozen=True)
 class Depths:
-    """A program and, if deep, versions with fewer blocks. names: its equal blocks, in order."""
+    """A program and, if it has many equal blocks (`names`), shorter versions with fewer of them."""
 
     program: Program
     few: Program | None
@@ -210,7 +210,7 @@ class CostReader:
         return tuple(num_bytes(tensor_type_of(s.value)) for s in slots if s.kind == "param")
 
     def base(self, program: Program, data: int, cut: ReplicaCut, replica: int = 1) -> Plan:
-        """Plan with Megatron's shardings for these degrees; `program` may have fewer blocks."""
+        """Plan with Megatron's shardings for these degrees. program: may have fewer blocks."""
         key = id(program), data, cut, replica
         if key not in self._bases:
             base = cut_plan(program, data, cut, replica)

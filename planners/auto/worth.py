@@ -16,7 +16,7 @@ from shardweave.planners.predict.predict import TIE, gap_parts, why_slower
 
 
 def looked_at(search: JointSearch) -> Iterator[str]:
-    """Yield sentences on the numbers of points, and on the values tried for each dimension."""
+    """Yield sentences on how many points were estimated, and which values of each dimension."""
     points = [*search.estimates]
     counts = len(search.evaluator.simulated)
     reader = search.estimator.reader

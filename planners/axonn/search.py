@@ -219,7 +219,7 @@ def links_of(
 
     @cache
     def ring(inside: int, size: int) -> tuple[float, float]:
-        """Seconds per element, and per step, of rings of devices `inside` ranks apart."""
+        """Seconds per element and per step of a ring of `size` devices, `inside` ranks apart."""
         if size == 1:
             return 0.0, 0.0
         mesh = Mesh(outer=devices // (inside * size), ring=size, inner=inside)

@@ -22,7 +22,7 @@ Points = tuple[tuple[float, float], ...]
 
 
 class ClusterError(ValueError):
-    """A cluster description that is wrong; the message says where and what to write."""
+    """Raised for a wrong cluster description; the message says where and what to write."""
 
 
 @dataclass(frozen=True)

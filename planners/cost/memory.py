@@ -195,7 +195,7 @@ def _land(
 
 
 def storages_of(program: Program) -> tuple[dict[SSAValue, Storage], list[list[Storage]]]:
-    """Return the storage of each value, and for each op the storages that it allocates."""
+    """Map each value to its storage; also list, for each op, the storages that it allocates."""
     mesh = program.mesh
     storages: dict[SSAValue, Storage] = {}
     for slot in program.arguments:

@@ -28,7 +28,7 @@ Passes = Iterable[ModulePass | str]
 
 
 def local_program(program: Program, plan: Plan) -> Program:
-    """Lower to the program of each rank, unverified. Raises ValueError if the plan does not fit."""
+    """Lower a program by a plan to the program of each rank, unverified. ValueError if misfit."""
     return lowered(program, plan, PlanPasses.of(plan).passes)
 
 

@@ -99,7 +99,7 @@ def plan_passes(plan: Plan) -> list[ModulePass]:
 
 
 def passes_before(plan: Plan) -> list[ModulePass]:
-    """The passes of a plan up to the local program that waits for every message."""
+    """The plan's passes up to the local program in which every message blocks."""
     parts = PlanPasses.of(plan)
     return [ApplyPlanPass.of(plan), *parts.partitioning, *parts.recomputation]
 

@@ -23,7 +23,7 @@ SEQUENCE = 1
 
 @dataclass(frozen=True)
 class SequenceCut:
-    """Placements of a mesh axis on a program's sequences, by length of the sequence."""
+    """Placements of a mesh axis on the sequence dims of a program, by length of the sequence."""
 
     mesh: Mesh = field(default_factory=Mesh)
     placements: Mapping[int, Placement] = field(default_factory=dict[int, Placement])

@@ -131,7 +131,7 @@ def chain_costs_of(
     unary: Sequence[Sequence[float]],
     edge_s: Callable[[DegreeOption, DegreeOption, float], float],
 ) -> ChainCosts:
-    """Build a chain's costs. edge_s: seconds of two neighbours' options and their gather."""
+    """Build `ChainCosts`. edge_s: seconds that depend on two neighbours' options."""
     edges: list[Matrix] = []
     for (before, after), gather in zip(pairwise(chain.blocks), chain.gather_s, strict=True):
         edges.append(

@@ -56,7 +56,7 @@ class Axes:
 
     @staticmethod
     def of(mesh: Mesh, tensor: str, data: str, batch_split: int) -> Axes:
-        """The axes of a user's mesh. Raises ValueError if it has no tensor axis."""
+        """Make the `Axes` of a user's mesh. ValueError if the mesh has no axis `tensor`."""
         if tensor not in mesh.names:
             raise ValueError(
                 f"the mesh {mesh} has no axis '{tensor}' for tensor parallelism; add the axis, "

@@ -71,7 +71,7 @@ class History:
         return replace(self, rows=self.rows[:count], records=self.records[:count])
 
     def throughputs(self) -> Samples | None:
-        """Throughputs over `scale`; None if none ran. Stopped or crashed trials get the lowest."""
+        """Throughputs of all trials over `scale`, the lowest for failed ones; None if none ran."""
         scale = self.scale
         if scale == 0:
             return None

@@ -77,8 +77,7 @@ def _in_some_layers(space: JointSpace, point: JointPoint) -> list[JointPoint]:
 
 
 def configuration_of(point: JointPoint, layers: int) -> Configuration:
-    """Convert a point to OPPA's configuration, with only the bucket in use. layers: number of equal
-    blocks of the model."""
+    """Convert a point to a `Configuration`. layers: number of equal blocks of the model."""
     recomputed = point.recompute_layers * point.stages * point.stages_each
     bucket = point.buckets if point.joins_messages else 1
     return Configuration(

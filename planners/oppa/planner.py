@@ -94,7 +94,7 @@ def plan_oppa(
 
 
 class Plans(Protocol):
-    """A space to search: configurations, and the plan of each. space: its name in trial files."""
+    """A search space: configurations, and the plan of each. space: its name in trial files."""
 
     planner: str
     program: Program

@@ -70,7 +70,7 @@ def wait_of(start: Operation) -> Operation:
 
 
 def producer_of(value: SSAValue) -> Operation | None:
-    """Op that produces a value; for a wait, its start. None for a block argument."""
+    """The op that computes a value; a wait counts as its start. None for a block argument."""
     owner = value.owner
     if isinstance(owner, WaitOp):
         owner = owner.operands[0].owner

@@ -256,7 +256,7 @@ def _is_joining(op: Operation) -> bool:
 
 
 def is_last(start: Operation) -> bool:
-    """Whether a message's result is only returned, and not computed with."""
+    """Whether the program only returns a message's result, and no op reads it."""
     return all(map(_is_returned, wait_of(start).results))
 
 

@@ -94,7 +94,7 @@ class Plan:
 
     @property
     def undone(self) -> list[str]:
-        """Notes on requests that the plan does not fulfil; others say how the planner chose."""
+        """The notes that say what a plan does not do; its other notes say how the planner chose."""
         return [note for note in self.notes if any(word in note for word in _UNDONE)]
 
     @property
@@ -112,7 +112,7 @@ class Plan:
 
     @property
     def orders_stages(self) -> bool:
-        """Whether schedule `list` orders micro-batches, by seconds on the plan's cluster."""
+        """Whether schedule `list` orders micro-batches by seconds on the plan's cluster."""
         return self.pipeline is not None and self.pipeline.schedule == "list"
 
     def to_json(self) -> str:

@@ -56,12 +56,12 @@ class Lookup:
         self._patterns = [name for name in table if is_pattern(name)]
 
     def find(self, *names: str) -> str | None:
-        """Return the entry for an object that has all these names, or None."""
+        """Return the table's entry for an object with these names; None if there is none."""
         key = self.key(*names)
         return None if key is None else self._table[key]
 
     def key(self, *names: str) -> str | None:
-        """Return the table's key that matches one of these names, or None."""
+        """Return the table's key that matches one of these names; None if there is none."""
         for name in names:
             if name in self._table:
                 return name

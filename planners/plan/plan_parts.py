@@ -148,7 +148,7 @@ def at_least(least: int, most: float = math.inf) -> Reader:
 
 
 def factor(value: object, where: str) -> float:
-    """Read a number of 1 or more. Raises PlanError for anything else."""
+    """Read a JSON number of 1 or more. Raises PlanError for anything else."""
     if type(value) not in (int, float) or not 1 <= cast("float", value) < math.inf:
         raise PlanError(f"{where} must be a number, 1 or more.")
     return float(cast("float", value))

@@ -53,7 +53,7 @@ class _Rank:
         return tuple(self.order)
 
     def cool_down(self, behind: int) -> None:
-        """Add the last backward passes; those of the second half defer their weight gradients."""
+        """Add the last backward passes; the second half of them defer their weight gradients."""
         count = self.rank + 1
         kind: Kind = "B"
         for index in range(count):

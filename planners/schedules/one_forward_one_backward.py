@@ -51,7 +51,7 @@ def round_size(ranks: int, micro_batches: int) -> int:
 def passes(
     rank: int, ranks: int, micro_batches: int, chunks: int, *, is_forward: bool
 ) -> Iterator[tuple[int, int]]:
-    """Yield (stage, micro-batch) of a rank's passes in order: a round through each chunk."""
+    """Yield a rank's passes in order, as (stage, micro-batch): a round through each chunk."""
     size = round_size(ranks, micro_batches)
     for first in range(0, micro_batches, size):
         for chunk in range(chunks) if is_forward else reversed(range(chunks)):
@@ -60,7 +60,7 @@ def passes(
 
 
 def interleaved(ranks: int, micro_batches: int, chunks: int = 2) -> Table:
-    """Make the interleaved 1F1B table: depth first, two passes ahead for each later rank."""
+    """Make the interleaved 1F1B table. A rank runs two more passes ahead for each later rank."""
     table: list[tuple[Action, ...]] = []
     size = round_size(ranks, micro_batches)
     for rank in range(ranks):

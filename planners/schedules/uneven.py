@@ -117,7 +117,7 @@ def takers_of(shares: Sequence[int]) -> list[int]:
 
 
 def fitted_shares(shares: Shares, count: int) -> tuple[tuple[int, ...], ...]:
-    """Scale shares to `count` micro-batches. Raises PlanError if a stage has more ranks."""
+    """Scale shares to `count` micro-batches. PlanError if a stage has more ranks than that."""
     most = max(map(len, shares), default=0)
     if count < most:
         raise PlanError(

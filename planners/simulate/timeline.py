@@ -191,7 +191,7 @@ def _is_odd(event: Event) -> bool:
 def bars_of(
     events: list[Event], total_s: float
 ) -> dict[tuple[str, bool], list[tuple[float, float]]]:
-    """(start, length) of bars in milliseconds, by phase and sub-batch; joins invisible bars."""
+    """Make (start, length) of bars in milliseconds, by phase and sub-batch; joins tiny bars."""
     least_s = total_s / _RESOLUTION
     joined: list[tuple[tuple[str, bool], float, float]] = []
     for event in events:

@@ -83,7 +83,7 @@ def separable_maps(program: Program, axis: str, size: int) -> dict[AtenOp, Cut]:
 
 
 def find_pairs(program: Program, axis: str, size: int) -> list[Pair]:
-    """Group the maps of `parallel_pairs` that must be cut together, in program order."""
+    """Group linear maps that must be sharded together (`parallel_pairs`), in program order."""
     analysis = _separable(program, axis, size)
     return [
         Pair(

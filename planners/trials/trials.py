@@ -56,7 +56,8 @@ class Outcome:
 
     @property
     def variance(self) -> float:
-        """Variance of the mean throughput: the samples' variance over their number; 0 for one."""
+        """Variance of the mean throughput: the steps' variance over their number; 0 for one
+        step."""
         if len(self.times_s) < 2:
             return 0.0
         return statistics.variance(1 / t for t in self.times_s) / len(self.times_s)

@@ -211,7 +211,7 @@ def starter(source: KernelSource, config: Config, grid: tuple[int, ...]) -> Star
 
 
 class Launch:
-    """A callable kernel at a configuration. Prepares all that does not depend on the tensors.
+    """A kernel at a configuration, ready to call. Prepares all that does not depend on tensors.
 
     queue: as in `FusedCall`.
     """

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Base:
-    """A variable of the kernel, with elements in [0, size). axes: the axes that it varies along."""
+    """A variable of the kernel with values in [0, size). axes: the axes along which it varies."""
 
     name: str
     size: int
@@ -42,7 +42,7 @@ class IndexTerm:
 
 @dataclass(frozen=True)
 class Index:
-    """A sum of terms (`parts`) and a constant; adjoining terms of one base are merged."""
+    """A sum of index terms (`parts`) and a constant; neighbouring terms of a `Base` are merged."""
 
     parts: tuple[IndexTerm, ...] = ()
     constant: int = 0

@@ -129,7 +129,7 @@ def results_in_parts(op: FusedOp, kernel: Kernel | None, config: Config) -> list
 
 
 def joins_others(kernel: Kernel) -> bool:
-    """Whether a kernel also joins the waiting results, in extra programs after its own."""
+    """Whether a kernel also joins waiting partial results, in instances that follow its own."""
     return kernel.family == "lookups"
 
 
@@ -142,7 +142,7 @@ class Joining:
 
 
 def joined_together(program: Program, kernels: Mapping[FusedOp, Kernel]) -> list[Joining]:
-    """List the results that each launch of a program joins, at the default configurations."""
+    """List the results that each launch of a program joins, at default configurations."""
     joinings: list[Joining] = []
     queue = PartsQueue(lambda results, _: joinings.append(Joining(list(results))))
     places = set(joins(program).values())

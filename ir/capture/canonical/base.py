@@ -18,7 +18,7 @@ from shardweave.ir.dialects.types import AnyTensor, dtype_of_type, shape_of_type
 
 
 class CanonicalError(ValueError):
-    """A traced call has no exact form in the program; the message says what to change."""
+    """Raised if a program cannot hold a traced call exactly; the message says what to change."""
 
 
 @dataclass
@@ -84,7 +84,7 @@ def _load() -> None:
 
 @cache
 def lookup(name: str) -> Form | None:
-    """Return the canonical form of an overload; None if it enters the program unchanged."""
+    """Return the canonical form of an overload; None if the op enters programs unchanged."""
     _load()
     form = FORMS.get(name)
     return FORMS[DRAWS] if form is None and _draws(name) else form

@@ -19,7 +19,7 @@ _NOT_OWN = {*sys.stdlib_module_names, "torch", "shardweave"}
 
 
 def instances_in(value: Any, kinds: type | tuple[type, ...]) -> list[Any]:
-    """List the instances of `kinds` that a value holds, also in its containers, in order."""
+    """List the instances of `kinds` in a value and in containers within it, in order."""
     instances: list[Any] = []
 
     def look(x: Any) -> Any:

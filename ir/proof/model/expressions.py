@@ -85,7 +85,7 @@ Terms = dict[int, float]
 
 
 def stand_in(name: str, operands: Sequence[SSAValue], like: SSAValue) -> AtenOp:
-    """Create an op outside any program, with operand types of `operands`, result type of `like`."""
+    """Create an op outside any program: operand types from `operands`, result type from `like`."""
     block = Block(arg_types=[value.type for value in operands])
     return create(name, block.args, [like.type])
 

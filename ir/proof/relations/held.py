@@ -65,8 +65,7 @@ def stands_for(own: DimSharding, cut: DimSharding) -> bool:
 
 @dataclass(frozen=True)
 class Fill:
-    """The known value of padding.
-    Every element with an index past the end of any dim in `dims` has this value."""
+    """The known value of padding: of all elements with an index past the end of a dim in `dims`."""
 
     value: float
     dims: frozenset[int]
@@ -133,13 +132,13 @@ class Held:
         return {dim for dim, stride, size in (*digits, *placed) if stride * size > self.shape[dim]}
 
     def zeros(self) -> Fill | None:
-        """Return `fill` if it is zero, as it then is in sums of such values too; else None."""
+        """Return `fill` if it is zero: sums of such values have zero padding too. Else None."""
         return self.fill if self.fill and self.fill.value == 0 else None
 
 
 @dataclass(frozen=True)
 class Relation:
-    """A local value as a sharded expression of the global program. at: its sub-batches."""
+    """A local value described as a shard of a global expression. at: its sub-batches."""
 
     held: Held
     at: Coordinates = ()

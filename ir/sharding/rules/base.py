@@ -223,7 +223,7 @@ def rule(function: RuleFunction) -> RuleFunction:
 
 
 def replicated_rule(op: AtenOp) -> Rule:
-    """The rule without factors: all operands and results replicated. Correct for every op."""
+    """The rule without factors: operands and results replicated, which is right for every op."""
     operands = tuple(((),) * len(shape_of(v)) for v in op.operands)
     results = tuple(((),) * len(shape_of(v)) for v in op.results)
     return Rule((), operands, results)

@@ -15,7 +15,7 @@ from shardweave.ir.sharding.rules.base import Factor, Localize, Localizer, Names
 def passing(
     shape: Sequence[int], whole: Collection[int] = (), prefix: str = "d"
 ) -> tuple[Names, dict[str, Factor]]:
-    """Make a factor (`d2` for dim 2) for each dim, except dims in `whole` or of size 1."""
+    """Make a factor (`d2` for dim 2) for each dim that is not in `whole` and not of size 1."""
     cut = [d for d, size in enumerate(shape) if size > 1 and d not in whole]
     names: Names = [(f"{prefix}{d}",) if d in cut else () for d in range(len(shape))]
     return names, {f"{prefix}{d}": Factor(shape[d]) for d in cut}

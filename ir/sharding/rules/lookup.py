@@ -46,7 +46,7 @@ def rule_of(op: AtenOp) -> Rule:
 
 
 def rule_function(spec: OpSpec) -> RuleFunction:
-    """The rule function of a record. Raises ValueError for the name of an unknown function."""
+    """The rule function of a record. Raises ValueError if it names an unknown function."""
     if callable(spec.rule):
         return spec.rule
     if not spec.rule:

@@ -140,7 +140,7 @@ def _localize_grouped(local: Localizer) -> Sequence[SSAValue]:
 
 @rule
 def matrices(op: AtenOp) -> Rule:
-    """`b . ., b . . -> b . .`: each matrix of a batch by itself.
+    """`b . ., b . . -> b . .`: only the batch of matrices can be sharded.
 
     Shards must be even: a matrix of padding may have no factorisation.
     """
@@ -161,7 +161,7 @@ def matrices(op: AtenOp) -> Rule:
 
 @rule
 def distances(op: AtenOp) -> Rule:
-    """`b i ., b j . -> b i j`; its gradient `b i j, b i ., b j ., b i j -> b i .`: j reduces."""
+    """`b i ., b j . -> b i j`; its gradient `b i j, b i ., b j ., b i j -> b i .` sums over j."""
     is_backward = len(op.operands) > 2
     first, second = op.operands[1:3] if is_backward else op.operands
     pairs = shape_of(op.operands[0] if is_backward else op.results[0])

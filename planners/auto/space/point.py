@@ -97,7 +97,7 @@ class JointPoint:
 
     @property
     def within(self) -> int:
-        """Number of devices that share the work on a sample, not counting stages."""
+        """Number of devices that share the work on a sample within a stage."""
         return self.tensor * self.context
 
     @property
