@@ -93,7 +93,7 @@ def test_plain_shards_of_another_size_stay_plain() -> None:
         ('[{"c"}]', (4,), "no axis 'c'"),
         ('[{}], unreduced = ["c"]', (4,), "no axis 'c'"),
         ('[{"a"}]', (1,), "with 1 indices for each shard over 'a', some ranks would get none"),
-        ('[{"a"} of 5]', (6,), "is of a dim of size 5, but the value has shape"),
+        ('[{"a"} of 5]', (6,), "says that a dim has size 5, but the value has shape"),
         ('[{"a"}, {"a"}]', (4, 6), "axis 'a' is used twice"),
         ('[{"a"}], unreduced = ["a"]', (4,), "axis 'a' is used twice"),
         ('[{}], unreduced = ["a", "a"]', (4,), "axis 'a' is used twice"),

@@ -88,9 +88,9 @@ def test_program_without_regions_is_not_copied() -> None:
         (
             "kernel.yield(%e_1)",
             "kernel.yield(%e_1, %e_1)",
-            "kernel.fused: it gives tensor<4x8xf64>, but",
+            "kernel.fused: the op gives tensor<4x8xf64>, but",
         ),
-        ("at = [0, 2]", "at = [0]", "at must list 2 places"),
+        ("at = [0, 2]", "at = [0]", "'at' must list 2 indices"),
         (
             "at = [0, 2]",
             'at = [0, 2], of = "x"',

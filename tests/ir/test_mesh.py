@@ -44,8 +44,8 @@ def test_axis_of_size_minus_one_takes_the_devices_that_are_left() -> None:
     ("text", "message"),
     [
         ("data=-1,tensor=-1", "has 2 axes of size -1; use -1 once at most"),
-        ("data=-1,tensor=2", "3 devices do not divide by 2, the product of the sizes"),
-        ("data=-1,tensor=0", "3 devices do not divide by 0"),
+        ("data=-1,tensor=2", "3 devices are not a multiple of 2, the product of the given sizes"),
+        ("data=-1,tensor=0", "3 devices are not a multiple of 0"),
         ("data=-2", "found 'data=-2', expected NAME=SIZE"),
     ],
 )

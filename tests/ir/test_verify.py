@@ -72,8 +72,16 @@ def test_value_used_before_it_is_defined() -> None:
             "count the index of the first element from the front.",
         ),
         ("aten.mm(%x, %w)", "aten.mm(%x)", "aten.mm is missing its tensor argument 'mat2'."),
-        ("aten.mm(%x, %w)", "aten.mm(%x, %w, %w)", "aten.mm takes 2 tensor arguments, found 3."),
-        ("aten.mm(%x, %w)", "aten.mm(%x, %w, k = 1)", "aten.mm has no argument 'k' to store."),
+        (
+            "aten.mm(%x, %w)",
+            "aten.mm(%x, %w, %w)",
+            "aten.mm takes at most 2 tensor arguments, found 3.",
+        ),
+        (
+            "aten.mm(%x, %w)",
+            "aten.mm(%x, %w, k = 1)",
+            "aten.mm has no argument 'k' that a property can hold.",
+        ),
         ("aten.mm(%x, %w)", "aten.mm([%x], %w)", "aten.mm expects one tensor for 'self'."),
         (
             '{"data"}, {}]>]',

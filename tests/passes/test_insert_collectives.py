@@ -404,9 +404,7 @@ def test_local_program_is_not_partitioned_twice() -> None:
         PassError, match="the program is local, so that its collectives are inserted"
     ):
         run_passes(once, "insert-collectives")
-    with pytest.raises(
-        PassError, match="the program is local, so that its collectives are inserted"
-    ):
+    with pytest.raises(PassError, match="the program is local, so that it is partitioned"):
         run_passes(once, "propagate-shardings")
 
 

@@ -108,7 +108,7 @@ def test_memory_cap_that_no_order_fits_says_how_much_is_missing(clusters: Sequen
         program = started(seed)
         with pytest.raises(PassError) as error:
             overlapped(program, "list", clusters[0], " memory-cap=1000")
-        missing = int(str(error.value).partition(" bytes, ")[2].split()[0])
+        missing = int(str(error.value).partition(" on a device, ")[2].split()[0])
         assert str(error.value) == (
             f"pass 'overlap-communication': schedule list needs {1000 + missing} bytes on a device, {missing} "
             "more than memory_cap=1000; recompute more (rematerialize), split the batch into more "

@@ -117,7 +117,7 @@ def test_one_sub_batch_changes_nothing() -> None:
     [
         (
             "split-batch{n=3}",
-            "'x' has 4 samples per device along dim 0, which do not divide into 3 sub-batches; "
+            "input 'x' has 4 samples per device along dim 0, which do not divide into 3 sub-batches; "
             "use n in [1, 2, 4].",
         ),
         ("split-batch{n=0}", "n=0 sub-batches; use n >= 1."),

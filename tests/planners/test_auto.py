@@ -117,9 +117,9 @@ def test_reasons_say_what_was_looked_at_and_what_each_choice_is_worth() -> None:
     ("options", "message"),
     [
         ({"fix": "tensr=2"}, "found 'tensr=2', expected DIMENSION=VALUE; did you mean 'tensor'"),
-        ({"fix": "recompute=some"}, "recompute is 'some'; use one of none, layer"),
-        ({"fix": "tensor=2,tensor=4"}, "tensor is 2 and 4; give one of them"),
-        ({"forbid": "zero=4"}, "zero is '4'; use one of 0, 1, 2, 3"),
+        ({"fix": "recompute=some"}, "recompute 'some' is unknown; use one of none, layer"),
+        ({"fix": "tensor=2,tensor=4"}, "tensor is both 2 and 4; keep one of them"),
+        ({"forbid": "zero=4"}, "zero '4' is unknown; use one of 0, 1, 2, 3"),
         ({"fix": "tensor=3"}, "no plan with tensor=3 on 4 devices .*: tensor can be 1 or 2 or 4"),
         (
             {"fix": "data=4,tensor=4"},
@@ -133,9 +133,12 @@ def test_reasons_say_what_was_looked_at_and_what_each_choice_is_worth() -> None:
         ({"fix": "tensor"}, "found 'tensor', expected DIMENSION=VALUE; the dimensions are"),
         ({"fix": "stages=2,pipeline=dualpipe-v"}, ": pipeline can be 1f1b or gpipe or"),
         ({"memory": "lots"}, "memory is 'lots'; give bytes with a unit"),
-        ({"memory": "70"}, "memory is '70', without a unit: 70 bytes; write 70GiB"),
-        ({"memory": "40960"}, "without a unit: 40960 bytes; write 40960MiB, or 40960B if it is"),
-        ({"memory": "70GiB"}, "memory is 70GiB, but 'A100-40GB' of cluster"),
+        ({"memory": "70"}, "memory is '70', without a unit, which means 70 bytes; write 70GiB"),
+        (
+            {"memory": "40960"},
+            "without a unit, which means 40960 bytes; write 40960MiB, or 40960B for so few",
+        ),
+        ({"memory": "70GiB"}, "memory is 70GiB, more than the .* of device 'A100-40GB' of cluster"),
         ({"memory": "1KiB"}, "for parameters and optimizer alone, at least .* use more devices"),
     ],
 )
