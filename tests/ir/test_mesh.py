@@ -127,7 +127,7 @@ def test_factored_axis_keeps_every_rank_in_its_place() -> None:
 
 
 def test_factors_must_multiply_to_the_size() -> None:
-    with pytest.raises(ValueError, match=r"\[2, 2\], which multiply to 4; give factors"):
+    with pytest.raises(ValueError, match=r"\[2, 2\], whose product is 4; give factors"):
         Mesh(tensor=6).factored("tensor", (2, 2))
 
 

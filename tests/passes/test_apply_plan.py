@@ -99,7 +99,7 @@ def test_plan_is_read_from_a_file_too(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"file": "a", "json": "b"}])
 def test_exactly_one_source_of_the_plan_must_be_given(options: dict[str, str]) -> None:
-    with pytest.raises(PassError, match=r'give one of file="plan\.json" and json="\.\.\."'):
+    with pytest.raises(PassError, match=r'needs one of file="plan\.json" and json="\.\.\."'):
         run_passes(step(TEXT, "tensor=2"), [ApplyPlanPass(**options)])
 
 

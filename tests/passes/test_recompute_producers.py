@@ -188,7 +188,7 @@ def test_local_step_with_messages_equals_eager() -> None:
 
 
 def test_program_with_regions_is_refused() -> None:
-    with pytest.raises(PassError, match="run unfuse-kernels first"):
+    with pytest.raises(PassError, match="run unfuse-kernels before this pass"):
         run_passes(step(LOSS), f"{FUSED},recompute-producers")
 
 

@@ -83,9 +83,12 @@ def test_all_that_a_plan_can_say_reads_back() -> None:
             '{"recompute": "all"}',
             "p: 'recompute' is 'all'; use one of none, layer, after-communication, after-products.",
         ),
-        ('{"pipeline": {}}', "p: 'pipeline': 'stages' is missing."),
+        ('{"pipeline": {}}', "p: 'pipeline': the key 'stages' is missing; add it."),
         ('{"pipeline": 2}', "p: 'pipeline' must be an object."),
-        ('{"pipeline": {"stages": [["a"]], "x": 1}}', "p: 'pipeline': unknown keys ['x']; it has "),
+        (
+            '{"pipeline": {"stages": [["a"]], "x": 1}}',
+            "p: 'pipeline': the keys ['x'] are unknown; the keys can be ",
+        ),
         ('{"pipeline": {"stages": [["a"], []]}}', "p: 'pipeline'.stages must be lists of layer"),
         ('{"pipeline": {"stages": [["a", 1]]}}', "p: 'pipeline'.stages[0][1] must be a string."),
         (
@@ -93,7 +96,10 @@ def test_all_that_a_plan_can_say_reads_back() -> None:
             "p: 'pipeline'.devices has 1 entries, expected one for each of the 2 stages, or an empty list.",
         ),
         ('{"predicted": {"time_s": "1"}}', "p: 'predicted'.time_s must be a number."),
-        ('{"candidates": [{"name": "a"}]}', "p: 'candidates'[0]: 'predicted' is missing."),
+        (
+            '{"candidates": [{"name": "a"}]}',
+            "p: 'candidates'[0]: the key 'predicted' is missing; add it.",
+        ),
     ],
 )
 def test_parts_of_a_plan_are_read_strictly(text: str, expected: str) -> None:
@@ -179,7 +185,7 @@ NO_JSON = "; a plan is JSON, as `shardweave plan -o` writes it."
         ('{"planner": 1}', "p.json: 'planner' must be a string."),
         (
             '{"inputs": {"x": "[{}]", "x": "[{}]"}}',
-            "p.json: 'x' is given twice; keep one of them.",
+            "p.json: the key 'x' is given twice; keep one of them.",
         ),
     ],
 )
@@ -232,7 +238,9 @@ def test_sharding_of_a_plan_is_checked_against_shape_and_mesh() -> None:
     )
     uneven = parse_sharding('[{}, {"tensor"}]', (4, 6), MESH, "w").on((4, 6), MESH)
     assert uneven.local_shape((4, 6)) == (4, 2)
-    with pytest.raises(PlanError, match=r"^w of shape \[4, 1\]: a dim of size 1 cannot be sharded"):
+    with pytest.raises(
+        PlanError, match=r"^w of shape \[4, 1\]: a dim of size 1 is too small to shard"
+    ):
         parse_sharding('[{}, {"data", "tensor"}]', (4, 1), MESH, "w")
 
 

@@ -198,7 +198,7 @@ def test_program_that_is_not_partitioned_is_refused() -> None:
 
 
 def test_mesh_other_than_the_programs_is_refused() -> None:
-    with pytest.raises(ValueError, match="for mesh tensor=2, not for tensor=4"):
+    with pytest.raises(ValueError, match="for mesh tensor=2, but mesh tensor=4 is given"):
         simulate(local(BLOCKING), cluster(), Mesh(tensor=4))
 
 

@@ -146,8 +146,11 @@ def test_shares_read_back_from_their_text() -> None:
 @pytest.mark.parametrize(
     ("shares", "says"),
     [
-        (((4,),) * 3, "'shares' has 3 entries, expected one for each of 2 stages"),
-        (((4,), (3, 2)), r"the shares of stage 1 are \[3, 2\]; expected 1 or more .* 4 in all"),
+        (((4,),) * 3, "'shares' has 3 entries, which do not divide 2 stages"),
+        (
+            ((4,), (3, 2)),
+            r"the shares of stage 1 are \[3, 2\]; give each of its ranks 1 or more .* 4 in all",
+        ),
     ],
 )
 def test_shares_that_do_not_fit_are_refused(shares: tuple[tuple[int, ...], ...], says: str) -> None:

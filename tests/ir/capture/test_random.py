@@ -178,7 +178,9 @@ def test_draw_of_a_checkpoint_in_backward_is_refused() -> None:
     x = torch.randn(4, 6, requires_grad=True)
     with sw.seeded(0):
         result: Any = checkpoint(lambda h: F.dropout(h, 0.5).sin(), x, use_reentrant=False)
-        with pytest.raises(ValueError, match=r"draws in a backward pass, as torch\.utils\.check"):
+        with pytest.raises(
+            ValueError, match=r"draws random numbers in the backward pass, as torch\.utils\.check"
+        ):
             result.sum().backward()
 
 

@@ -186,7 +186,7 @@ def test_two_local_programs_are_compared_op_by_op() -> None:
 
 def test_value_in_flight_and_one_not_yet_made_are_refused() -> None:
     started = LOCAL.replace("dist.all_reduce(", "dist.start_all_reduce(")
-    assert "while it is in flight" in refusal(started)
+    assert "before its collective has ended" in refusal(started)
 
 
 CASES = [
