@@ -61,7 +61,14 @@ def _groups(
 def row_bounds(starts: Tensor, ends: Tensor, *, rows: int, blocks: int, parts: int) -> Tensor:
     """Return the index of each device's first row, and at the end the number of all rows. blocks:
     number of blocks of groups. The rows of each block are split into `parts` of equal length. Rows
-    of no group come after all groups and belong to the last device."""
+    of no group come after all groups and belong to the last device. Raises ValueError unless each
+    group begins at the row where the group before it ends, the first at row 0."""
+    follow = (starts[1:] == ends[:-1]).all() & (starts <= ends).all()
+    if not follow & (starts[0] == 0) & (ends[-1] <= rows):
+        raise ValueError(
+            f"dist.row_bounds: groups start at {starts.tolist()} and end at {ends.tolist()}, but "
+            f"each of {rows} rows is in one group, sorted; correct the operands."
+        )
     firsts = starts.view(blocks, -1)[:, 0].long()
     lasts = ends.view(blocks, -1)[:, -1].long()
     part = torch.arange(parts, device=starts.device)

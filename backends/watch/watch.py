@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any
 
 import torch.distributed as dist
@@ -23,7 +22,11 @@ from shardweave.backends.watch.agreement import (
     who_has_what,
 )
 from shardweave.backends.watch.alive import is_running, own_identity
-from shardweave.backends.watch.position import main_position, position_of
+from shardweave.backends.watch.position import (
+    main_position,
+    position_of,
+    waits_since_marked,
+)
 from shardweave.backends.watch.store_guard import StoreGuard, keeper
 
 SILENCE_S = 10.0
@@ -98,11 +101,11 @@ class _Seen:
 
 @dataclass
 class _Waiting:
-    """A wait of the main thread. key: its position. frame: the innermost, after a long wait."""
+    """A wait of the main thread. key: its position. is_marked: whether its frame is marked."""
 
     key: tuple[Any, ...]
     since_s: float
-    frame: FrameType | None = None
+    is_marked: bool = False
 
 
 class Watch:
@@ -283,13 +286,13 @@ class Watch:
         if not position.is_waiting and not (self.on_gpu and self.entered):
             self._waiting = None
             return None
-        key = id(position.frame), position.text, self.entered, self.started
+        key = position.stack, self.entered, self.started
         was = self._waiting
-        if was is None or was.key != key or was.frame not in (None, position.frame):
+        if was is None or was.key != key or (was.is_marked and not waits_since_marked(mark=False)):
             was = self._waiting = _Waiting(key, now_s)
-        elif now_s - was.since_s > 3 * self.beat_s:
-            # A held frame's id is not reused; but its local variables stay alive too.
-            was.frame = position.frame
+        elif not was.is_marked and position.is_waiting and now_s - was.since_s > 3 * self.beat_s:
+            waits_since_marked(mark=True)
+            was.is_marked = True
         waited_s = now_s - was.since_s
         return waited_s if position.is_waiting or waited_s > self.silence_s else None
 

@@ -11,7 +11,7 @@ import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from shardweave.passes.presets import PREFIX, SUMMARIES
 
@@ -34,12 +34,20 @@ def commands_of(parser: argparse.ArgumentParser) -> Mapping[str, argparse.Argume
     return commands.choices
 
 
-def new_command(commands: Commands, name: str, summary: str) -> argparse.ArgumentParser:
-    """A command with the arguments that every command has."""
+def new_command(
+    commands: Commands, run: Callable[[argparse.Namespace], int]
+) -> argparse.ArgumentParser:
+    """A command with the arguments that every command has.
+
+    run: `NAME_command`, which runs it and returns the exit code; its docstring describes it.
+    """
     command = commands.add_parser(
-        name, description=summary, formatter_class=argparse.RawDescriptionHelpFormatter
+        run.__name__.removesuffix("_command"),
+        description=run.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     command.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    command.set_defaults(func=run)
     return command
 
 
@@ -144,15 +152,18 @@ def optimizer_state(options: argparse.Namespace) -> float | None:
     return options.optimizer
 
 
+def add_output(command: argparse.ArgumentParser, what: str, *names: str, **more: Any) -> None:
+    """Declare a file that the command writes, --output unless it has other names.
+
+    more: arguments of argparse's `add_argument`.
+    """
+    own = {"type": OutputFile, "metavar": "FILE", "help": what}
+    command.add_argument(*(names or ("-o", "--output")), **(own | more))
+
+
 def add_program_output(command: argparse.ArgumentParser) -> None:
     """Declare --output, the file for a program's text."""
-    command.add_argument(
-        "-o",
-        "--output",
-        metavar="FILE",
-        default="-",
-        help="file to write (default: standard output)",
-    )
+    add_output(command, "file to write (default: standard output)", default="-")
 
 
 def add_time_limit(command: argparse.ArgumentParser, what: str) -> None:
@@ -162,30 +173,6 @@ def add_time_limit(command: argparse.ArgumentParser, what: str) -> None:
         type=positive("a number of seconds above 0"),
         metavar="SECONDS",
         help=f"{what} after this long (default: no limit)",
-    )
-
-
-def add_validate_options(command: argparse.ArgumentParser) -> None:
-    """Declare --validate and --validate-limit."""
-    add_flag(
-        command,
-        "--validate",
-        "run the program before and after each pass, and fail if a result differs",
-    )
-    command.add_argument(
-        "--validate-limit",
-        type=positive("a number of FLOPs, such as 1e11"),
-        metavar="FLOPS",
-        help="validate programs of up to this much work a run (default: 2e10, some seconds)",
-    )
-
-
-def add_prove_option(command: argparse.ArgumentParser, what: str) -> None:
-    """Declare --prove. what: the words for what is proved."""
-    add_flag(
-        command,
-        "--prove",
-        f"prove, without running it, that {what} computes what the captured program does",
     )
 
 
@@ -224,30 +211,43 @@ def count(expected: str, least: int = 0) -> Callable[[str], int]:
     return number
 
 
-def check_output(path: str | None) -> None:
-    """Raise ValueError if a file cannot be written there; None and `-` (standard output) pass."""
-    if path is None or path == "-":
-        return
-    if Path(path).is_dir():
-        raise ValueError(f"'{path}' is a folder, expected a file to write; add a file's name.")
-    folder = Path(path).parent
-    if not folder.is_dir():
-        raise ValueError(f"cannot write '{path}': there is no folder '{folder}'; make it first.")
+class OutputFile(str):
+    """The path of a file that a command writes; `-` is standard output. A type of argument."""
+
+    def check(self) -> None:
+        """Raise ValueError if a file cannot be written there."""
+        if self == "-":
+            return
+        if Path(self).is_dir():
+            raise ValueError(f"'{self}' is a folder, expected a file to write; add a file's name.")
+        folder = Path(self).parent
+        if not folder.is_dir():
+            raise ValueError(
+                f"cannot write '{self}': there is no folder '{folder}'; make it first."
+            )
 
 
-def check_picture(path: str | None) -> None:
-    """Raise ValueError as `check_output` does, for an unknown suffix, and without matplotlib."""
-    if path is None:
-        return
-    check_output(path)
-    if Path(path).suffix.lower() not in PICTURES:
-        raise ValueError(
-            f"cannot draw '{path}': its suffix is not a picture format; use one of "
-            f"{', '.join(PICTURES)}."
-        )
-    from shardweave.planners.simulate.timeline import new_figure
+class PictureFile(OutputFile):
+    """The path of a picture that a command draws. A type of argument."""
 
-    new_figure(1, 1)
+    def check(self) -> None:
+        """Raise ValueError as for other files, for an unknown suffix, and without matplotlib."""
+        super().check()
+        if Path(self).suffix.lower() not in PICTURES:
+            raise ValueError(
+                f"cannot draw '{self}': its suffix is not a picture format; use one of "
+                f"{', '.join(PICTURES)}."
+            )
+        from shardweave.planners.simulate.timeline import new_figure
+
+        new_figure(1, 1)
+
+
+def check_writable(options: argparse.Namespace) -> None:
+    """Raise ValueError for a file among a command's arguments that cannot be written."""
+    for value in vars(options).values():
+        if isinstance(value, OutputFile):
+            value.check()
 
 
 def messages(output: str) -> TextIO:

@@ -101,16 +101,21 @@ def _meta_outer(
 
 
 def _meta_bounds(starts: Tensor, ends: Tensor, *, rows: int, blocks: int, parts: int) -> Tensor:
+    _check(starts, ends, starts.shape[0] if starts.dim() else 0)
     if blocks < 1 or parts < 1 or starts.shape[0] % blocks:
-        raise ValueError(f"{starts.shape[0]} groups do not divide into {blocks} blocks")
+        raise ValueError(f"{blocks} blocks do not divide {starts.shape[0]} groups")
+    if rows < 0:
+        raise ValueError(f"rows={rows} is negative; give the number of rows")
     return starts.new_empty((blocks * parts + 1,), dtype=torch.int64)
 
 
 def _meta_routes(numbers: Tensor, bounds: Tensor, *, tokens: int, places: list[int]) -> Tensor:
     if len(places) != bounds.shape[0] - 1 or sorted(places) != list(range(len(places))):
         raise ValueError("places must be a permutation of the devices whose rows bounds delimits")
-    if numbers.dim() != 1 or tokens % len(places):
-        raise ValueError(f"{tokens} tokens do not divide over {len(places)} devices")
+    if numbers.dim() != 1 or numbers.dtype != torch.int64:
+        raise ValueError("numbers must be a vector of int64, the index of each row")
+    if tokens % len(places):
+        raise ValueError(f"{len(places)} devices do not divide {tokens} tokens")
     return numbers.new_empty((len(places), tokens), dtype=torch.bool)
 
 

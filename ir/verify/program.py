@@ -42,6 +42,7 @@ from shardweave.ir.sharding.flow import has_shardings
 from shardweave.ir.sharding.reshard import reshard
 from shardweave.ir.sharding.rules import rule_of
 from shardweave.ir.verify.ops import is_known_right, problem_of_op
+from shardweave.ir.verify.ragged import problems_of_rows
 from shardweave.ir.verify.stages import problems_of_stages
 
 Place = Operation | SSAValue | None
@@ -84,9 +85,11 @@ def located_problems(program: Program) -> list[tuple[str, Place]]:
         return [(problem, None)]
     with without_gc():
         problems = [*_devices(program), *_Verifier(program).problems()]
+        problems = problems or list(problems_of_rows(program))
         if is_staged(program):
             for function in functions_of(program).values():
-                inside = _Verifier(function, STAGE_KINDS).problems()
+                inside = list(_Verifier(function, STAGE_KINDS).problems())
+                inside = inside or list(problems_of_rows(function))
                 problems += [(f"@{function.name}: {message}", place) for message, place in inside]
             problems = problems or list(problems_of_stages(program))
         return problems

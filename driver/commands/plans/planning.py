@@ -10,7 +10,7 @@ from typing import Any, TextIO
 
 from rich.console import Console
 
-from shardweave.driver.commands.arguments import DTYPES, check_output, check_picture, messages
+from shardweave.driver.commands.arguments import DTYPES, messages
 from shardweave.driver.commands.read_programs import is_text, read_or_capture
 from shardweave.driver.models.models import parse_options
 from shardweave.driver.processes.trials import host_of
@@ -39,8 +39,6 @@ DIFFERENCES = 20
 
 def plan_program(options: argparse.Namespace) -> int:
     """Plan a program, or compare two plans of it."""
-    check_output(options.output)
-    check_picture(options.plot)
     _check_useful(options)
     # Before the work that a cluster is needed for.
     if options.cluster:
