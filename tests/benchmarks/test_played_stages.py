@@ -288,7 +288,7 @@ def test_plan_that_cannot_be_staged_is_refused(make_plan: Callable[[], Plan], sa
 def test_ranks_of_stages_are_checked() -> None:
     for ranks, says in (
         (((0, 1, 2, 3), (4, 5, 6)), "stage 1 has 3 ranks, expected 4"),
-        (((0, 1, 2, 3), (3, 4, 5, 6)), "list device 3 twice"),
+        (((0, 1, 2, 3), (3, 4, 5, 6)), "use device 3 twice"),
     ):
         plan = staged()
         assert plan.pipeline is not None
