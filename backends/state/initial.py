@@ -83,7 +83,8 @@ class _Op:
 
     @property
     def fills(self) -> int | None:
-        """Key of the memory that the op overwrites completely without reading it, or None."""
+        """The `memory_key` of the storage that an in-place op fills completely without reading it;
+        None for other ops."""
         if self.name not in _FILLING or len(self.operands) != 1:
             return None
         (operand,) = self.operands

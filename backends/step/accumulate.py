@@ -67,8 +67,9 @@ class Gradients:
         return closing if held.items() <= added.items() else bound.pending
 
     def into(self, bound: BoundProgram) -> dict[Key, Tensor]:
-        """Return, by key, the local `.grad` tensors to which a program may add its new gradients.
-        The kind is "pending" for those that the program also reduces; its results replace them."""
+        """Return the local `.grad` tensors to which a program may add its new gradients, by kind
+        and parameter. Kind "pending": the program also reduces the sum, and its result replaces
+        `.grad`."""
         self._closed = bound.adds.keys() & self._pending.keys()
         buffers: dict[Key, Tensor] = {}
         for name in self._closed:

@@ -146,7 +146,8 @@ def add_update(command: argparse.ArgumentParser) -> None:
 
 
 def optimizer_state(options: argparse.Namespace) -> float | None:
-    """Bytes of optimizer state per byte of parameters; None: Adam's, by a plan's precision."""
+    """Return --optimizer, the bytes of optimizer state per byte of parameters. By default 0; None
+    with a plan, for Adam's states in the precision of the plan."""
     if options.optimizer is None:
         return None if options.plan else 0.0
     return options.optimizer

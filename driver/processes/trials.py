@@ -66,7 +66,8 @@ class LocalTrials:
 def host_of(
     model: str | None, *, dtype: str = "float32", tell: Callable[[str], None] | None = None
 ) -> Host:
-    """Services for a planner on this machine. model: as for `shardweave run`; None: no trials."""
+    """Make a planner's services: trial runs of a model on this machine, and `tell`, which gets a
+    line after every trial. model: a spec as for `shardweave run`; None: no trial runs."""
     return Host(LocalTrials(model, dtype) if model else None, tell)
 
 

@@ -253,9 +253,9 @@ def _is_of_libraries(kind: type) -> bool:
 
 
 def changes(before: Snapshot, now: Snapshot) -> dict[str, str]:
-    """Describe differences, such as `is 5, was 1`, by place such as `blocks.0.scale`. Settings in
-    only one snapshot belong to a module that was added or removed, and that module's own entry
-    reports it. Raises ValueError if a changed module has parameters or buffers."""
+    """Describe each setting that changed, such as `is 5, was 1`, by place such as
+    `blocks.0.scale`. Settings in only one snapshot are left out: the change of their
+    module is reported at its own place. Raises ValueError if a replaced module has a state."""
     old = before.by_place()
     changed: dict[str, str] = {}
     for place, new in now.by_place().items():

@@ -30,9 +30,7 @@ proofs use it, for parts that run one after another, so it never stands in a pro
 
 @dataclass(frozen=True, order=True)
 class Placement:
-    """One mesh axis that shards one dim: index i is on coordinate (i
-
-    stride) % size.
+    """One mesh axis that shards one dim: index i is on coordinate (i // stride) % size.
 
     length: the global size of an unevenly sharded dim, for readers of a local program, whose types
     are those of padded shards; else 0. Comparisons ignore it, as the value's global shape says the

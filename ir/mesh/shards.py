@@ -28,7 +28,7 @@ def cut_out(tensor: torch.Tensor, dim: int, size: int, block: int, index: int) -
 
 
 def merge_blocks(parts: list[torch.Tensor], dim: int, block: int) -> torch.Tensor:
-    """Inverse of `take_blocks`: interleave the shards' blocks of `block` elements along `dim`."""
+    """Join shards into a tensor: blocks of `block` elements along `dim` from each shard in turn."""
     shape = list(parts[0].shape)
     cut = [*shape[:dim], shape[dim] // block, block, *shape[dim + 1 :]]
     stacked = torch.stack([part.reshape(cut) for part in parts], dim=dim + 1)

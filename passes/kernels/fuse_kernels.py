@@ -46,7 +46,7 @@ tables of positions that every layer reads."""
 
 @dataclass(eq=False)
 class Unit:
-    """Ops that will form one kernel, or a single op. `place`: index of the op at which it runs."""
+    """One op, or several that will form one kernel, which runs at index `place` of the program."""
 
     ops: dict[Operation, int]
     key: tuple[object, ...]

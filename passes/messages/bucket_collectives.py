@@ -33,12 +33,11 @@ class _Run:
 
 
 def bucket_weights(program: Program, bucket_bytes: int, alone_bytes: int) -> int:
-    """Join the gathers of each block's small weights into messages, before their first use.
+    """Join all-gathers of a block's small weights into collectives of at most `bucket_bytes`.
 
-    Each message gathers at most `bucket_bytes`. A weight of `alone_bytes` or more (gathered) is
-    sent alone, since joining costs two copies. Weights that the forward pass gathers last and the
-    backward pass first are gathered once. Returns the number of gathers of weights. Takes time
-    linear in the ops.
+    A weight of `alone_bytes` or more after its gather is not joined, since joining costs two
+    copies. Weights that the forward pass gathers last and the backward pass first are gathered
+    once. Returns the number of gathers before joining. Takes time linear in the ops.
     """
     order = {op: index for index, op in enumerate(program.ops)}
     runs = _runs(program, bucket_bytes)

@@ -36,7 +36,7 @@ def united(parts: Sequence[Relation]) -> Coordinates | None:
 
 
 def family_of(held: Held) -> Hashable:
-    """Return a key that is equal for the terms that different sub-batches add to one value."""
+    """Return a key that is equal for values that may be terms of one sum over sub-batches."""
     return (held.terms,) if held.terms else (held.number, held.sharding)
 
 

@@ -55,7 +55,8 @@ def length(digits: Sequence[Digit]) -> int:
 
 
 def cut_at(digits: Sequence[Digit], block: int) -> tuple[Digits, Digits] | None:
-    """Split digits into those above `block` and those within `block`; None if impossible."""
+    """Split the digits of an index i into those of i // block and i % block; None if a digit
+    cannot be split there."""
     minor: list[Digit] = []
     major = list(digits)
     if block < 1:
