@@ -334,7 +334,8 @@ class Runtime:
 
     @staticmethod
     def added(given: Mapping[tuple[str, str], Tensor], key: tuple[str, str], x: Tensor) -> Tensor:
-        """Add a gradient in place to the caller's, `given[key]`; return `x` if there is none."""
+        """Add gradient `x` in place to the caller's tensor `given[key]`, and return that tensor;
+        return `x` itself if `given` has no tensor for the key."""
         into = given.get(key)
         return x if into is None else into.add_(x)
 
@@ -342,7 +343,7 @@ class Runtime:
     def added_product(
         given: Mapping[tuple[str, str], Tensor], key: tuple[str, str], left: Tensor, right: Tensor
     ) -> Tensor:
-        """Compute `added` of the product of two matrices."""
+        """As `added`, for a gradient that is the product of two matrices."""
         into = given.get(key)
         return torch.mm(left, right) if into is None else into.addmm_(left, right)
 

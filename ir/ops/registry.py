@@ -100,7 +100,8 @@ def is_positional(op: Operation) -> TypeGuard[AtenOp]:
 
 
 def global_name(op: Operation) -> str:
-    """Name of the global op whose shard an op computes; another name for attention by positions."""
+    """Name of the op that computes in a global program what an op computes on shards. It differs
+    from the op's own name only for attention by positions."""
     attention = spec_of(op).attention
     return attention.global_name or op.name if attention is not None else op.name
 

@@ -124,7 +124,7 @@ class Walk:
     def results(
         self, op: Operation, operands: tuple[Value, ...], *, is_template: bool = False
     ) -> tuple[Value, ...]:
-        """Return the relations of an op's results. is_template: it belongs to a local form."""
+        """Return the relations of an op's results. is_template: the op belongs to a local form."""
         key = key_of(op, operands)
         made = self.known.get(key)
         if made is not None:

@@ -114,7 +114,8 @@ class Padding:
     )
 
     def neutral(self, form: Localizer, rule: Rule, shardings: Sequence[Sharding]) -> Localizer:
-        """Fill the operands' padding so that it cannot change results. shardings: the operands'."""
+        """Fill the padding of an op's operands with values that cannot change its results.
+        shardings: one for each operand."""
         uneven = _uneven(form)
         if not uneven:
             return form

@@ -73,7 +73,8 @@ def _changed(costs: ChainCosts, path: Path) -> Iterator[Path]:
 
 
 def best_paths(costs: ChainCosts, count: int) -> list[Path]:
-    """The `count` fastest paths, whatever their memory, in order of time. O(k D^2 count log)."""
+    """Return the `count` fastest paths, fastest first; memory is ignored. A path has one choice per
+    node of the chain. Takes time linear in nodes and in `count`, and quadratic in choices."""
     ends = [[(time_s, (choice,))] for choice, time_s in enumerate(costs.unary_s[0])]
     for row, matrix in zip(costs.unary_s[1:], costs.edge_s, strict=True):
         ends = [

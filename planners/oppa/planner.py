@@ -181,7 +181,7 @@ class PlanTrial:
         return Outcome("ok", (predicted.time_s,), predicted.peak_bytes)
 
     def predict(self, configuration: Configuration) -> Predicted:
-        """Return a trial's step by part, simulated now if the trial is from an earlier search."""
+        """Return the predicted times of a configuration's step, simulated at the first call."""
         if configuration not in self._predicted:
             plan = self.plans.plan(configuration)
             self._predicted[configuration] = predict_plan(self.lowerings, plan, self.cluster)

@@ -105,7 +105,8 @@ def in_parts(op: Operation) -> list[SSAValue]:
 
 
 def is_sum_in_memory(op: FusedOp) -> bool:
-    """Whether a region reduces a few rows of an input, which then serve as partial results."""
+    """Whether a region only sums a few rows of an input. It needs no kernel of its own: the rows
+    are queued as partial results, which one launch joins."""
     reducing = sum_of_few_rows(op.fused_ops)
     return reducing is not None and reducing.operands[0] in op.block.args
 

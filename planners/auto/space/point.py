@@ -116,8 +116,8 @@ class JointPoint:
 
     @property
     def joins_messages(self) -> bool:
-        """Whether weights and gradients travel in buckets and bucket sizes matter: with one stage,
-        several replicas or context shards, and a schedule in `BUCKETED`."""
+        """Whether weights and gradients are communicated in buckets, so that their size matters: if
+        the plan has one stage, several replicas or context shards, and a schedule in `BUCKETED`."""
         summed = self.replicas * self.context
         return self.schedule in BUCKETED and summed > 1 and self.stages == 1
 

@@ -85,7 +85,7 @@ class JointSpace:
             yield from self._points(cut)
 
     def all_points(self) -> Iterator[JointPoint]:
-        """Yield all points without a context axis, then those with one."""
+        """Yield all points: first those without a context axis, then those with a context axis."""
         yield from self.points()
         for tensor in self.cuts.tensor:
             yield from self.sequence_points(tensor)
