@@ -59,7 +59,7 @@ def names_of_rows(inputs: Mapping[str, Tensor]) -> frozenset[str]:
 
 
 def grown(call: StepCall, mesh: Mesh) -> StepCall:
-    """Make the call of the global batch, if each rank gives as many rows as this call."""
+    """Make the call with the global batch, whose rows are this call's rows once for each rank."""
     count, rows = math.prod(mesh.size(axis) for axis in axes_of_rows(mesh)), {}
     for name in names_of_rows(call.inputs):
         tensor = call.inputs[name]

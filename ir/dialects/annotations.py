@@ -71,7 +71,7 @@ def set_phase(op: Operation, phase: str) -> None:
 
 
 def follow_makers(op: Operation) -> None:
-    """Set a forward op's phase to backward if it reads a result of another phase."""
+    """Set an op's phase from forward to backward if it reads a result of a later phase."""
     makers = (value.owner for value in op.operands if isinstance(value.owner, Operation))
     if phase_of(op) == "forward" and any(phase_of(maker) != "forward" for maker in makers):
         set_phase(op, "backward")

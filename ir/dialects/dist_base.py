@@ -152,7 +152,7 @@ class CollectiveOp(OverAxesOp):
         return cls.ROUNDS * elements * (ranks - 1) / ranks
 
     def over_members(self, members: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-        """Compute each rank's result. members: for each rank of one group, all its operands."""
+        """Compute the result of each rank of one group. members: the operands of each rank."""
         raise NotImplementedError
 
     @staticmethod

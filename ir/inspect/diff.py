@@ -174,7 +174,8 @@ class _Comparison:
                 yield replace(change, hunk=number)
 
     def places(self) -> Iterator[Places]:
-        """Yield pairs of op indices in both programs, in the order of `_merged`."""
+        """Yield index pairs of matched ops, in the order of `_merged`; None for an op that only one
+        program has."""
         first, second = (table.num_arguments for table in self.tables)
         for node, other in self._merged():
             yield None if node is None else node - first, None if other is None else other - second

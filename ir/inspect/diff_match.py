@@ -44,7 +44,7 @@ class Matching:
         self.partners[1][other] = node
 
     def unmatched(self) -> list[list[int]]:
-        """The nodes of ops without a partner, in order, for each table."""
+        """For each of the two programs, its ops' nodes without a partner in the other, in order."""
         return [
             [n for n in range(table.num_arguments, len(table.ops)) if n not in known]
             for table, known in zip(self.tables, self.partners, strict=True)
@@ -146,7 +146,8 @@ class _Side:
             self.seeds.setdefault(node, (1 << 40) + 2 * node + side)
 
     def is_through(self, node: int) -> bool:
-        """Whether hashes skip this node, so that its i-th result counts as its i-th operand."""
+        """Whether hashes take the i-th result of this node, an op of dialect dist, for its i-th
+        operand."""
         return (
             self.looks_through
             and bool(self.table.operands[node])

@@ -257,7 +257,8 @@ class _Put:
 
     @staticmethod
     def into(op: Operation, dim: int) -> _Put | None:
-        """Values that an op concatenates, or surrounds by zeros, along `dim`; None for others."""
+        """Values that an op concatenates along `dim`, or the value that it surrounds by zeros; None
+        for other ops."""
         assert isinstance(op, AtenOp)
         size = len(shape_of(op.results[0]))
         if op.name != "aten.cat" and not spec_of(op).places:

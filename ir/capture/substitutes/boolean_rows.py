@@ -169,7 +169,8 @@ class _Group:
         self.computed.add(node)
 
     def replace(self) -> bool:
-        """Let the group's calls compute all rows, if possible; return whether this was done."""
+        """Make the group's calls compute all rows, not only those that a mask selects. False,
+        with nothing changed, if that is impossible."""
         masks = {_mask_of(read, operator.getitem) for read in self.reads}
         masks |= {_mask_of(write, operator.setitem) for write in self.writes}
         if not self.is_by_row or not self.writes or any(map(is_written, filter(None, masks))):

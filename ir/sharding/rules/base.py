@@ -138,8 +138,8 @@ class Rule:
     def carry(
         self, source: Dims, goal: Dims, cut: Sequence[DimSharding]
     ) -> tuple[DimSharding, ...] | None:
-        """Translate placements of dims `source` to placements of dims `goal`; None if one has no
-        factor there."""
+        """Translate the shardings `cut` of dims `source` to shardings of dims `goal`, which share
+        factors with them; None if a sharding cannot be expressed by factors."""
         factors = self.factors_of(source, cut)
         return None if factors is None else self.dims_of(goal, factors)
 
