@@ -80,7 +80,7 @@ class Slots:
 
     @cached_property
     def made(self) -> tuple[Slot, ...]:
-        """Slots of the other arguments, except those kept for one micro-batch."""
+        """Slots of the arguments that neither `given` nor `kept` lists."""
         given = {*self.given, *(("kept", name) for name in self.kept)}
         return tuple(slot for slot in self.arguments if (slot.kind, slot.name) not in given)
 

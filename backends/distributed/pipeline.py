@@ -134,7 +134,7 @@ class _MicroBatchMail:
 
 
 class RankStep(StagedStep[Tensor]):
-    """One step of one rank."""
+    """A step of a staged program, as one rank runs it."""
 
     def __init__(self, runner: StagedRunner, given: Mapping[Key, Tensor], mail: Mail) -> None:
         super().__init__(given)

@@ -224,7 +224,7 @@ class CompiledPrograms(Programs):
         if self.request.program is not None:
             raise ValueError(
                 "the model runs the program given to sw.compile, which recompile() cannot "
-                "compile anew."
+                "compile anew; remove the call, or compile without `program`."
             )
         self._kept.clear()
         self._set_aside.clear()

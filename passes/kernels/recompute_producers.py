@@ -120,7 +120,8 @@ class _Cloning:
         self._known: dict[SSAValue, SSAValue] = {}
 
     def of(self, value: SSAValue) -> SSAValue:
-        """The clone of a value; the value itself if it, or the value that it views, is stored."""
+        """Return the recomputed clone of a value, made at the first call; or the value itself if a
+        kernel reads it, or the value that it views, from memory."""
         owner = value.owner
         if layout_source(value) in self.stored or not isinstance(owner, Operation):
             return value

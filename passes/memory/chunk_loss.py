@@ -222,7 +222,7 @@ class _CannotCutError(ValueError):
         super().__init__(f"the loss is no sum over rows: {describe(op)} {why}.")
 
     def others(self, chunks: int) -> Iterator[tuple[int, int]]:
-        """Yield (stride, number) of chunks along each part."""
+        """Yield the (stride, number) of chunks of each factor in `parts` that might fit."""
         for size, minor in self.parts:
             for stride, number in _even(size, chunks):
                 yield stride * minor, number

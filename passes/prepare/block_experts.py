@@ -99,7 +99,7 @@ class _Spread:
         return prod(size for _, size in self.axes)
 
     def of_rows(self, num_rows: int) -> DimSharding:
-        """The sharding of `num_rows` rows, the same number on each device."""
+        """The sharding of `num_rows` rows, equally many on each device."""
         stride = num_rows // (self.blocks * self.parts)
         placements: list[Placement] = []
         for axis, size in reversed((*((p.axis, p.size) for p in self.experts), *self.axes)):

@@ -44,7 +44,7 @@ class JointPlans:
         self._points = {configuration_of(point, space.layers): point for point in points}
 
     def configurations(self) -> list[Configuration]:
-        """All of them, always in the same order."""
+        """Return all configurations, always in the same order."""
         return list(self._points)
 
     def plan(self, configuration: Configuration) -> Plan:

@@ -103,7 +103,7 @@ class Plans(Protocol):
     space: ClassVar[str]
 
     def configurations(self) -> list[Configuration]:
-        """All of them, always in the same order."""
+        """Return all configurations, always in the same order."""
         ...
 
     def plan(self, configuration: Configuration) -> Plan:
