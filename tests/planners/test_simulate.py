@@ -193,7 +193,9 @@ def test_program_that_is_not_partitioned_is_refused() -> None:
     program = step(
         "input %x : tensor<8xf32>\n%y = aten.relu(%x) : tensor<8xf32>\noutput %y", "tensor=2"
     )
-    with pytest.raises(ValueError, match="not partitioned for its mesh tensor=2: run the passes"):
+    with pytest.raises(
+        ValueError, match="not partitioned for its mesh tensor=2; first run the passes"
+    ):
         simulate(program, cluster())
 
 

@@ -148,7 +148,7 @@ def test_other_draws_are_refused_in_both_with_what_to_do(
 def test_buffer_of_the_name_of_the_state_is_refused() -> None:
     model = Drawing(nn.Dropout(0.5))
     model.register_buffer("random_state", torch.ones(2))
-    with pytest.raises(ValueError, match="'random_state' of its own"):
+    with pytest.raises(ValueError, match="the model has an attribute 'random_state'"):
         compile_copy(model, (torch.randn(4, 6, dtype=F64),), backend="reference")
 
 
