@@ -139,7 +139,7 @@ def _divide_parameters(program: Program, mesh: Mesh, used: Collection[int]) -> N
 def divided_over(
     sharding: Sharding, shape: Sequence[int], axis: str, mesh: Mesh
 ) -> Sharding | None:
-    """Shard a value further over `axis`, along the first dim that divides; None if no dim does."""
+    """Shard further over `axis`, along the first dim that divides; None if no dim does."""
     size = mesh.size(axis)
     if 0 in shape:
         return None
