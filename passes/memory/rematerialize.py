@@ -36,7 +36,7 @@ Messages = Collection[Operation]
 
 @dataclass(frozen=True)
 class Policy:
-    """The recomputation of a block. kept: a function of the block's forward ops, in order, and of all
+    """Recomputation of a block. kept: a function of the block's forward ops, in order, and of all
     collectives except gathers of weights, to the ops whose results are kept; each of these ends a
     segment. is_whole: recompute all ops, also ops whose results nothing reads. repeats_attention:
     recompute fused attention, which is otherwise kept because it may draw random numbers."""
