@@ -43,7 +43,8 @@ UNSYNCED = (
 
 HOOKS_NOTE = (
     "hooks of register_post_accumulate_grad_hook run after the whole backward pass, so all "
-    "gradients exist at once (stages, sub-batches across passes, a loss in chunks, cuda_graph)"
+    "gradients exist at once: the step has stages, sub-batches across passes, a loss in chunks, a "
+    "CUDA graph, or sums of calls under no_sync()"
 )
 
 CHANGED = (
@@ -264,6 +265,8 @@ class Recorded:
                 step, batch, scale, into, kept, guard=step.failure_guard, in_order=is_chain
             )
         if pending:
+            if len(self._ends) > 1:
+                step.note(HOOKS_NOTE)
             self._take_all(self._gradients_among(running.rest()), program)
             return
         gradients.note_sync(is_synced=True)

@@ -12,7 +12,7 @@ from shardweave.ir.dialects.attributes import ShardingAttr
 from shardweave.ir.dialects.literals import to_attribute
 from shardweave.ir.dialects.types import shape_of
 from shardweave.ir.mesh.mesh import Mesh
-from shardweave.ir.mesh.placement import Placement, Sharding
+from shardweave.ir.mesh.placement import Placement, Sharding, is_even
 from shardweave.ir.program.program import PART, PARTS, USED, Program
 from shardweave.ir.sharding.flow import check_not_propagated
 from shardweave.passes.program_pass import PassOnProgram
@@ -139,13 +139,17 @@ def _divide_parameters(program: Program, mesh: Mesh, used: Collection[int]) -> N
 def divided_over(
     sharding: Sharding, shape: Sequence[int], axis: str, mesh: Mesh
 ) -> Sharding | None:
-    """Shard further over `axis`, along the first dim that divides; None if no dim does."""
+    """Shard further over `axis`, along the first dim that divides; None if no dim does.
+
+    A dim that other axes shard unevenly is left, since DTensor stores no finer shards of it.
+    """
     size = mesh.size(axis)
     if 0 in shape:
         return None
     for dim, placements in enumerate(sharding.dims):
         stride = min((p.stride for p in placements), default=shape[dim])
-        if axis not in sharding.axes and stride % size == 0:
+        is_free = axis not in sharding.axes and is_even(placements, shape[dim])
+        if is_free and stride % size == 0:
             return sharding.with_dim(dim, (*placements, Placement(axis, size, stride // size)))
     return None
 

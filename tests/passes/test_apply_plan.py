@@ -193,3 +193,16 @@ def test_plan_on_digits_refines_the_axis_of_the_mesh() -> None:
         parameters={"fc.weight": '[{"tensor.1"}, {}]'},
     )
     assert str(after.mesh) == "tensor.0=2,tensor.1=2"
+
+
+def test_zero_leaves_a_dim_that_another_axis_shards_unevenly() -> None:
+    text = TEXT.replace("8x", "7x").replace("x8x", "x7x").replace("<8xf64", "<7xf64")
+    plan = Plan(
+        parameters={"fc.weight": '[{"tensor"}, {}]', "fc.bias": '[{"tensor"}]'},
+        inputs={"x": '[{"data"}, {}]'},
+        zero=3,
+    )
+    after = run_passes(step(text, "data=2,tensor=2"), [ApplyPlanPass.of(plan)])
+    stored = shardings(after.arguments)
+    assert stored["fc.weight"] == '[{"tensor"} of 7, {"data"}]'
+    assert stored["fc.bias"] == '[{"tensor"}]'
