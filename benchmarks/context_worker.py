@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -16,11 +15,9 @@ from torch.nn import functional as F
 sys.path.insert(0, str(Path(__file__).parent))
 
 import modelled_link
-from overlap_worker import as_rows, cluster_of
+from overlap_worker import as_rows, cluster_of, given_step
 from timed_rows import Settings, TimedRow, Times, run_worker
 
-from shardweave.backends.distributed.distributed import step_of
-from shardweave.backends.distributed.runtime import Runtime
 from shardweave.driver.models.models import build_example
 from shardweave.ir.capture.capture import capture
 from shardweave.ir.mesh.mesh import Mesh
@@ -56,13 +53,12 @@ def methods(settings: Settings) -> list[TimedRow]:
     """All rows, in the order of the table."""
     example = build_example(settings["model"])
     program = capture(example.module, kwargs=example.kwargs)
-    runtime = Runtime(MESH)
     if settings["link"] == "modelled":
         modelled_link.slow_down(settings["rate"])
     found: list[TimedRow] = []
     for name in ROWS:
         local = program_of(name, program, cluster_of(settings))
-        step = step_of(local, copy.deepcopy(example.module), runtime)
+        step = given_step(local, example)
         run = lambda step=step: step(**example.kwargs)  # noqa: E731
         found.append(TimedRow(name, run, [step], local))
     return found

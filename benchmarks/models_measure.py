@@ -16,10 +16,6 @@ import torch
 from torch import Tensor, nn
 
 import shardweave as sw
-from shardweave.backends.reference.reference import VirtualBackend
-from shardweave.backends.step.bound import BoundProgram
-from shardweave.backends.step.step import Step
-from shardweave.backends.step.step_programs import GivenProgram
 from shardweave.driver.checking.check import (
     CheckResult,
     Expected,
@@ -170,8 +166,14 @@ def _check(
     if configuration.stored:
         plan = _stored(plan, program)
     local = partition(program, mesh, plan, configuration.passes)
-    first, step = BoundProgram(local, VirtualBackend()), copy.deepcopy(example.module)
-    Step(step, first, lambda: GivenProgram(step, first, SEED))
+    step = sw.compile(
+        copy.deepcopy(example.module),
+        kwargs=_fresh(example.batches[0]),
+        program=local,
+        backend="reference",
+        backward="in_call",
+        seed=SEED,
+    )
     found: list[Expected] = []
     for batch in example.batches:
         step.zero_grad(set_to_none=True)

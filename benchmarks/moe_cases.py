@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from shardweave.driver.models.hf_tiny import tiny_fields
+
 Batches = Sequence[Mapping[str, Tensor]]
 Build = Callable[[], tuple[nn.Module, Batches]]
 NUM_STEPS = 2
@@ -60,6 +62,31 @@ HF: dict[str, dict[str, Any]] = {
 
 
 HEADS = {"num_key_value_heads": 2, "head_dim": 8}
+TINY: dict[str, dict[str, Any]] = {
+    "afmoe": {},
+    "deepseek_v2": {},
+    "flex_olmo": {},
+    "hunyuan_v1_moe": {"num_experts": EXPERTS, "moe_topk": 2},
+    "jamba": {},
+    "llama4_text": {},
+    "minimax": {},
+    "minimax_m2": {},
+    "phimoe": {},
+    "gemma4_text": {
+        "enable_moe_block": True, "num_experts": EXPERTS, "top_k_experts": 2,
+        "moe_intermediate_size": 24,
+    },
+    "glm4v_moe_text": {
+        "head_dim": 16, "rope_parameters": {
+            "rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1],
+        },
+    },
+    "qwen3_vl_moe_text": {},
+}  # fmt: skip
+"""Fields of models whose other sizes are those of `hf:TYPE:tiny`."""
+DRAWS = ("phimoe",)
+"""Types whose routers draw numbers while they train, so that no two steps are equal: routers alone
+are evaluated."""
 
 
 class HFLoss(nn.Module):
@@ -86,6 +113,42 @@ def hf_mixture(name: str) -> Build:
         )  # fmt: skip
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float64)
         return HFLoss(model).train(), _tokens()
+
+    return build
+
+
+class HiddenLoss(nn.Module):
+    """The loss of a model without a head: the distance of its hidden states from embeddings."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
+        hidden = self.model(input_ids=tokens, use_cache=False).last_hidden_state
+        return (hidden - self.model.get_input_embeddings()(labels)).square().mean()
+
+
+def tiny_mixture(name: str) -> Build:
+    """A tiny model of Hugging Face, its text part alone where it reads images too."""
+
+    def build() -> tuple[nn.Module, Batches]:
+        import transformers
+
+        made = transformers.CONFIG_MAPPING[name]
+        default = made()
+        fields = tiny_fields(default.to_dict(), default.attribute_map) | TINY[name]
+        fields |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+        fields.pop("model_type", None)
+        config = made(**fields)
+        models = transformers.AutoModelForCausalLM
+        has_head = type(config) in models._model_mapping
+        models = models if has_head else transformers.AutoModel
+        model = models.from_config(config, dtype=torch.float64)
+        loss = HFLoss(model) if has_head else HiddenLoss(model)
+        for part in loss.train().modules():
+            part.training = name not in DRAWS or "Router" not in type(part).__name__
+        return loss, _tokens()
 
     return build
 
@@ -225,6 +288,7 @@ def titan_mixture(name: str, *, whole: bool) -> Build:
 
 CASES: dict[str, Build] = {
     **{f"hf/{name}": hf_mixture(name) for name in HF},
+    **{f"hf/{name}": tiny_mixture(name) for name in TINY},
     **{
         f"torchtitan/{name}-moe": titan_mixture(name, whole=False)
         for name in ("deepseek_v3", "qwen3", "gpt_oss", "kimi_k2")

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from torch.distributed.device_mesh import init_device_mesh
+
 sys.path.insert(0, str(Path(__file__).parent))
 
 import modelled_link
@@ -15,9 +17,8 @@ import torch_tensor_parallel
 from overlap_methods import ROWS, pipeline
 from timed_rows import Settings, TimedRow, Times, run_worker
 
-from shardweave.backends.distributed.distributed import step_of
-from shardweave.backends.distributed.runtime import Runtime
-from shardweave.driver.models.models import build_example
+import shardweave as sw
+from shardweave.driver.models.models import Example, build_example
 from shardweave.ir.capture.capture import capture
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.planners.simulate.simulate import simulate
@@ -30,12 +31,17 @@ def cluster_of(settings: Settings) -> str:
     return settings.get("cluster") or f"testbed:rate={settings['rate']}"
 
 
+def given_step(local: sw.Program, example: Example) -> sw.CompiledModule:
+    """A copy of an example's model that runs one program."""
+    model = copy.deepcopy(example.module)
+    return sw.compile(model, kwargs=example.kwargs, program=local, backward="in_call")
+
+
 def methods(settings: Settings) -> list[TimedRow]:
     """All rows that were asked for, in the order of the table."""
     example = build_example(settings["model"])
     program = capture(example.module, kwargs=example.kwargs)
     program.set_mesh(Mesh(tensor=2))
-    runtime = Runtime(Mesh(tensor=2))
     if settings["link"] == "modelled":
         modelled_link.slow_down(settings["rate"])
     chosen = settings["rows"].split(",") if settings["rows"] else [*ROWS, TORCH]
@@ -43,15 +49,13 @@ def methods(settings: Settings) -> list[TimedRow]:
     for name in chosen:
         if name in ROWS:
             local = pipeline(name, program, cluster_of(settings))
-            step = step_of(local, copy.deepcopy(example.module), runtime)
+            step = given_step(local, example)
             run = lambda step=step: step(**example.kwargs)  # noqa: E731
             found.append(TimedRow(name, run, [step], local))
         elif settings["link"] == "shaped":
             twin = build_example(settings["model"])
-            assert runtime.device_mesh is not None
-            run = torch_tensor_parallel.torch_step(
-                twin.module, twin.kwargs, runtime.device_mesh, recompute=True
-            )
+            mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tensor",))
+            run = torch_tensor_parallel.torch_step(twin.module, twin.kwargs, mesh, recompute=True)
             found.append(TimedRow(TORCH, run, [twin.module]))
     return found
 

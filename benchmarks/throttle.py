@@ -17,7 +17,8 @@ from torch.distributed.pipelining import schedules as pytorch
 
 from shardweave.backends.distributed import in_flight
 from shardweave.backends.distributed.mail import Mail
-from shardweave.backends.distributed.pipeline import Place, StagedStep
+from shardweave.backends.distributed.pipeline import RankStep
+from shardweave.backends.stages import Place, Slots
 from shardweave.ir.program.staged import Run
 from shardweave.planners.cost.cluster import Cluster, DeviceType
 
@@ -197,10 +198,10 @@ def _held(throttle: Throttle, function: Function) -> Function:
 def _settled_once(throttle: Throttle, run_of_step: Function) -> Function:
     """A step's run, which begins when the device would be that far if it is there once."""
 
-    def call(step: StagedStep, run: Run, last_reads: frozenset[Place]) -> None:
+    def call(step: RankStep, run: Run, slots: Slots, last: frozenset[Place]) -> None:
         if run.micro_batch is None:
             throttle.settle()
-        run_of_step(step, run, last_reads)
+        run_of_step(step, run, slots, last)
 
     return call
 
@@ -216,7 +217,7 @@ def throttled(throttle: Throttle) -> Iterator[None]:
         yield
         return
     held = (
-        (StagedStep, "run", _settled_once),
+        (RankStep, "run", _settled_once),
         (Mail, "send", _settled),
         (Mail, "receive", _waited),
         (pytorch, "_batch_p2p", _settled),

@@ -16,7 +16,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 import shardweave as sw
-from shardweave.backends.distributed.pipeline import StagedStep
+from shardweave.backends.distributed.pipeline import RankStep
 from shardweave.driver.models.models import build_example
 from shardweave.planners.megatron.planner import plan_megatron
 from shardweave.planners.plan.plan_parts import Pipeline
@@ -93,20 +93,20 @@ def watched() -> Iterator[dict[str, int]]:
     """Notes the most that steps of ours hold from run to run, by kind: `whole` is what was made
     once, the gathered weights; `sum` are sums of gradients."""
     found = {"whole": 0, "sum": 0}
-    run = StagedStep.run
+    run = RankStep.run
 
-    def noting(self: StagedStep, *arguments: Any) -> None:
+    def noting(self: RankStep, *arguments: Any) -> None:
         whole = [tensor for (_, _, number), tensor in self.kept.items() if number is None]
         sums = [tensor for parts in self.totals.values() for tensor in parts]
         found["whole"] = max(found["whole"], sum(map(_bytes, whole)))
         found["sum"] = max(found["sum"], sum(map(_bytes, sums)))
         run(self, *arguments)
 
-    StagedStep.run = cast("Any", noting)
+    RankStep.run = cast("Any", noting)
     try:
         yield found
     finally:
-        StagedStep.run = run
+        RankStep.run = run
 
 
 def textbook_bytes(zero: int, whole_bytes: int, ranks: int) -> Mapping[str, int]:

@@ -16,7 +16,7 @@ from importlib import import_module
 from typing import NoReturn
 
 from shardweave.__init__ import __version__
-from shardweave.driver.commands.arguments import load_passes
+from shardweave.driver.commands.arguments import check_writable, load_passes
 from shardweave.driver.errors import report_error
 from shardweave.driver.processes.launch import end_process
 from shardweave.ir.plugins import load_plugins
@@ -38,6 +38,10 @@ FOLDERS = {
 """The folders of `commands` that hold the files of commands; others stand in `commands` itself."""
 
 
+TROUBLE = 2
+"""Exit code under `diff --exit-code` for bad input, which must not look like a difference."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code: 0 for success, 1 for failure, 2 for wrong usage."""
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -51,6 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with heard_by(_print_note):
             load_plugins()
             load_passes(getattr(options, "load", ()))
+            check_writable(options)
             code = options.func(options)
         sys.stdout.flush()
         return code
@@ -62,11 +67,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 128 + signal.SIGPIPE
     except Exception as error:  # noqa: BLE001  the last place that can tell the user
-        return report_error(error, options.debug)
+        code = report_error(error, options.debug)
+        return TROUBLE if getattr(options, "exit_code", False) else code
 
 
 def console_main() -> NoReturn:
-    """Run the command of this process's arguments, with little garbage collection, and end."""
+    """Run the command in this process's arguments, with little garbage collection; then exit."""
     gc.set_threshold(100_000)
     end_process(main())
 
@@ -76,7 +82,7 @@ def _print_note(text: str) -> None:
 
 
 def command_line() -> argparse.ArgumentParser:
-    """The parser of all commands, each with its `func` that runs it."""
+    """Make the parser of all commands; each command's `func` runs it."""
     parser = argparse.ArgumentParser(
         prog="shardweave",
         usage="shardweave [-h] [--version] COMMAND ...",

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 import shardweave as sw
-from shardweave.backends.distributed.distributed import step_of
+from shardweave.backends.programs import sharding_held
 from shardweave.backends.step.compiled_module import as_written
 from shardweave.driver.step.precision import copy_of_model
+from shardweave.ir.dialects.types import dtype_of_value, shape_of
 from shardweave.ir.program.program import Program
 
 
@@ -25,11 +27,17 @@ def compile_copy(model: nn.Module, *args: Any, **options: Any) -> sw.CompiledMod
     return sw.compile(copy_of_model(model), *args, **{"backward": "in_call", **options})
 
 
-def step_of_copy(
-    program: Program, model: nn.Module, *args: Any, **options: Any
-) -> sw.CompiledModule:
-    """A copy of a model that runs one program."""
-    return step_of(program, copy_of_model(model), *args, **options)
+def step_of_copy(program: Program, model: nn.Module, **options: Any) -> sw.CompiledModule:
+    """A copy of a model that runs one program, compiled for zeros as its inputs."""
+    inputs = {slot.name: slot for slot in program.arguments if slot.kind == "input"}
+    zeros = {
+        name: torch.zeros(
+            sharding_held(program, slot).global_shape(shape_of(slot.value)),
+            dtype=dtype_of_value(slot.value),
+        )
+        for name, slot in inputs.items()
+    }
+    return compile_copy(model, kwargs=zeros, program=program, **options)
 
 
 def in_eager(model: nn.Module, *args: Any) -> Any:

@@ -6,25 +6,18 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from shardweave.backends.distributed.cuda_graph import GraphedStep, check_graph
+from shardweave.backends.distributed.cuda_graph import check_graph
+from shardweave.backends.distributed.emitted_runner import EmittedRunner
 from shardweave.backends.distributed.layout import as_dtensor, placements_of, whole
-from shardweave.backends.distributed.parts import Parts
 from shardweave.backends.distributed.pipeline import StagedRunner, holders_of
 from shardweave.backends.distributed.runtime import Runtime
-from shardweave.backends.emit.emit import StepFunction
-from shardweave.backends.emit.emitted import JoinedRunner
 from shardweave.backends.programs import Key
 from shardweave.backends.state.initial import Source
 from shardweave.backends.state.mesh_tensor import MeshTensor, of_mesh
 from shardweave.backends.step.backend import Backend, Compiler, Pending
-from shardweave.backends.step.bound import BoundProgram, device_of
-from shardweave.backends.step.compiled_module import CompiledModule
-from shardweave.backends.step.step import Step
-from shardweave.backends.step.step_programs import GivenProgram
-from shardweave.backends.watch.agreement import require_same_model
 from shardweave.ir.mesh.placement import Sharding
 from shardweave.ir.mesh.shards import take_shard
 from shardweave.ir.program.blocks import shared_modules
@@ -33,50 +26,14 @@ from shardweave.ir.program.staged import is_staged
 from shardweave.ir.torch_private import dtensor_spec, local_part
 
 
-class EmittedRunner(JoinedRunner):
-    """Runs a program by its emitted Python module. source: text of the module."""
-
-    def __init__(
-        self,
-        program: Program,
-        runtime: Runtime,
-        *,
-        compiler: Compiler | None,
-        cuda_graph: bool,
-        pending: Collection[str] = (),
-    ) -> None:
-        super().__init__(runtime, compiler)
-        self.source, run = self.load(program, pending=pending)
-        self.agree(self.source, _by_layer)
-        self._run: StepFunction = GraphedStep(run) if cuda_graph else run
-        self._parts = Parts(program, runtime.coordinates)
-        runtime.prepare(program)
-
-    def results_of(self, given: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
-        given = self._parts.padded(given)
-        if isinstance(self._run, GraphedStep):  # it writes gradients to its own memory
-            given = {key: tensor for key, tensor in given.items() if key[0] != "grad"}
-        return self._parts.held(self._run(self.runtime, given))
-
-
-def _by_layer(source: str) -> list[str]:
-    """Return the statements of emitted source, each with its layer in parentheses."""
-    layer, lines = "", list[str]()
-    for line in source.splitlines():
-        if line.startswith("    # "):
-            layer = line.removeprefix("    # ")
-        lines.append(f"{line.strip()} ({layer})" if layer else line.strip())
-    return lines
-
-
 class DistributedBackend(Backend):
-    """Tensors are DTensors that hold this rank's shard; on one device they are plain tensors.
+    """Stores tensors as DTensors that hold this rank's shard; on one device as plain tensors.
 
     compiler: "triton" runs fused regions as our generated kernels; on the CPU, and where no
     template fits, they run on ATen, as `explain()` says. "inductor" compiles them with PyTorch's
     compiler. None: their ops run one by one. cuda_graph: whether a whole program is captured on the
     GPU at its first call, and replayed afterwards. holders: by kind and name of parameters and
-    buffers, the coordinates on the stage axis that have them; without it all coordinates do.
+    buffers, the coordinates on the stage axis that store them; without it all coordinates do.
     reduce_dtype: dtype in which unreduced gradients are reduced; None: their own.
     """
 
@@ -106,12 +63,13 @@ class DistributedBackend(Backend):
         own = program.mesh
         if program.is_local and own is not None and own.device_axes != mesh.device_axes:
             raise ValueError(
-                f"the program is for mesh {program.mesh}, but the runtime has mesh {mesh}."
+                f"the program is for mesh {program.mesh}, but the runtime has mesh {mesh}; use "
+                "the same."
             )
         if not program.is_local and mesh.num_devices > 1:
             raise ValueError(
-                f"the program is not partitioned for mesh {mesh}; run the passes "
-                "propagate-shardings and insert-collectives on it first."
+                f"the program is not partitioned for mesh {mesh}; first run the passes "
+                "propagate-shardings and insert-collectives on it."
             )
 
     def load(self, program: Program, pending: Collection[str] = ()) -> EmittedRunner | StagedRunner:
@@ -136,9 +94,9 @@ class DistributedBackend(Backend):
             is_guessed = self.holders and key not in self.holders
             if key[1] in trained and is_guessed and self._places(key) != places:
                 raise ValueError(
-                    f"this call trains '{key[1]}' on stage {places[0]}, and other stages have it: "
-                    "the example that sw.compile was given does not read it. Give an example that "
-                    "reads every parameter, or a mesh without stages."
+                    f"this call trains '{key[1]}' on stage {places[0]}, but it is stored on "
+                    "other stages, since the example given to sw.compile does not use it. Give "
+                    "an example that uses every parameter, or a mesh without stages."
                 )
 
     def _places(self, key: Key) -> tuple[int, ...] | None:
@@ -200,30 +158,6 @@ class DistributedBackend(Backend):
             sharding = Sharding.replicated(len(shape))
         device_mesh = None if home is None else self.runtime.mesh_at((home,))
         return of_mesh(as_dtensor(result, sharding, self.runtime, device_mesh, shape))
-
-    def whole(self, tensor: Tensor, sharding: Sharding) -> Tensor:
-        if isinstance(tensor, DTensor) and tensor.device_mesh != self.runtime.device_mesh:
-            return self._whole_of_stage(tensor, sharding)
-        return whole(self.local(tensor).detach().clone(), sharding, self.runtime)
-
-    def _whole_of_stage(self, tensor: DTensor, sharding: Sharding) -> Tensor:
-        """Gather a tensor that only some stages have; broadcasts it from the first. Collective."""
-        axis = self.runtime.mesh.stage_axis
-        assert axis is not None
-        ranks = tensor.device_mesh.mesh.flatten().tolist()
-        at = [self.runtime.mesh.coordinates(self.runtime.processes.index(rank)) for rank in ranks]
-        places = sorted({coordinates[axis.name] for coordinates in at})
-        if self.runtime.place in places:
-            tensor_here = tensor.to_local().detach().clone()
-            if not all(placement.is_replicate() for placement in tensor.placements):
-                tensor_here = whole(tensor_here, sharding, self.runtime)
-        else:
-            tensor_here = torch.empty(tensor.shape, dtype=tensor.dtype, device=self.device)
-        group = self.runtime.group((axis.name,))
-        assert group is not None
-        source = self.runtime.rank_at(places[0])
-        torch.distributed.broadcast(tensor_here, src=source, group=group.process_group)
-        return tensor_here
 
     def like(self, local: Tensor, stored: Tensor) -> Tensor:
         # Much faster than `as_dtensor`.
@@ -294,33 +228,3 @@ def distributed_backend(
         holders=holders_of(program) if is_staged(program) else None,
         **options,
     )
-
-
-def step_of(
-    program: Program,
-    model: nn.Module,
-    runtime: Runtime | None = None,
-    *,
-    compiler: Compiler | None = None,
-    cuda_graph: bool = False,
-    sync: bool = True,
-) -> CompiledModule:
-    """Let a model run one program on this rank: a local one, or a global one on one device.
-
-    Shards the model in place and returns it. sync: as in `Step`. Collective. Raises ValueError
-    if model, program and mesh do not fit together.
-    """
-    runtime = runtime or _runtime_for(program, model)
-    backend = DistributedBackend(runtime, compiler=compiler, cuda_graph=cuda_graph)
-    if backend.is_joint:
-        require_same_model(model)
-    first = BoundProgram(program, backend)
-    Step(model, first, lambda: GivenProgram(model, first), sync=sync)
-    assert isinstance(model, CompiledModule)
-    return model
-
-
-def _runtime_for(program: Program, model: nn.Module) -> Runtime:
-    mesh = program.mesh if program.is_local else None
-    is_wide = mesh is not None and mesh.num_devices > 1
-    return Runtime(mesh, None if is_wide else device_of(model), program.devices)

@@ -13,12 +13,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shardweave.backends.distributed.in_flight import Group, InFlight
+from shardweave.ir.dialects.dist_rows import check_routes
 
 
 def start_fetch(
     table: Tensor, numbers: Tensor, routes: Tensor, group: Group, position: int
 ) -> InFlight:
     """Start fetching rows by index. table: this rank's shard. position: this rank's in `group`."""
+    check_routes(numbers, routes[position])
     asked, counts = _counted(routes, group, position)
     sent = table.index_select(0, asked.nonzero()[:, 1])
     received = _start_exchange(sent, counts[0], counts[1], group)
@@ -30,6 +32,7 @@ def start_add(
     rows: Tensor, numbers: Tensor, routes: Tensor, group: Group, position: int
 ) -> InFlight:
     """Start adding all ranks' rows, by index, into a table of zeros; gives this rank's shard."""
+    check_routes(numbers, routes[position], rows)
     asked, counts = _counted(routes, group, position)
     sent = rows.new_zeros((sum(counts[1]), *rows.shape[1:]))
     sent.index_add_(0, _places(routes[position], numbers), rows)

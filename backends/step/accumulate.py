@@ -18,11 +18,13 @@ from shardweave.backends.programs import Key
 from shardweave.backends.state.state import ShardedState
 from shardweave.backends.step.backend import Pending
 from shardweave.backends.step.bound import BoundProgram
+from shardweave.backends.step.running import Running
 from shardweave.ir.mesh.placement import Sharding
+from shardweave.ir.torch_private import without_overrides
 
 
 class Gradients:
-    """Adds programs' gradients to the `.grad` of a state's parameters; tracks unreduced ones."""
+    """Adds programs' gradients to the `.grad` of parameters, and tracks which are unreduced."""
 
     def __init__(self, state: ShardedState) -> None:
         self.backend = state.backend
@@ -35,18 +37,28 @@ class Gradients:
         self.keys = [("grad", name) for name in self._by_name]
         self._pending: dict[str, Sharding] = {}
         self._closed: set[str] = set()
+        self._called: set[str] = set()
+        """Names of parameters whose hooks have run in the current call."""
         self._is_synced = True
+
+    def hooked(self) -> set[str]:
+        """Return the names of the parameters with hooks of the user on accumulated gradients."""
+        own = self.backend.take_gradient
+        with without_overrides():
+            hooks = {n: p._post_accumulate_grad_hooks for n, p in self._by_name.items()}
+        return {n for n, of in hooks.items() if of and any(hook != own for hook in of.values())}
 
     @property
     def are_pending(self) -> bool:
-        """Whether some `.grad` is unreduced; a `.grad` that was set to None no longer counts."""
+        """Whether some `.grad` is unreduced; a `.grad` that the user sets to None no longer
+        counts."""
         for name in [name for name in self._pending if self._by_name[name].grad is None]:
             del self._pending[name]
         return bool(self._pending)
 
     @property
     def are_unfinished(self) -> bool:
-        """Whether gradients exist and the last call was under `no_sync`, so more are to come."""
+        """Whether gradients exist and the last call was under `no_sync`: more are to come."""
         return not self._is_synced and any(p.grad is not None for p in self.parameters)
 
     def _unreduced(self, name: str) -> frozenset[str]:
@@ -54,10 +66,8 @@ class Gradients:
         return frozenset(pending.unreduced if pending else ())
 
     def program_of(self, bound: BoundProgram, *, is_last: bool) -> BoundProgram:
-        """Choose the variant of a call's program: reducing, `pending` or `closing`.
-
-        is_last: whether every gradient is to be reduced after the call.
-        """
+        """Choose the variant of a call's program: reducing, `pending` or `closing`. is_last:
+        whether every gradient has to be reduced after the call."""
         if not self.are_pending:
             return bound if is_last else bound.pending
         closing = bound.closing if is_last else None
@@ -68,10 +78,9 @@ class Gradients:
         return closing if held.items() <= added.items() else bound.pending
 
     def into(self, bound: BoundProgram) -> dict[Key, Tensor]:
-        """Return the local `.grad` tensors that a program may add its new gradients to, by key.
-
-        Those that the program also reduces have the kind "pending"; its results replace them.
-        """
+        """Return the local `.grad` tensors to which a program may add its new gradients, by kind
+        and parameter. Kind "pending": the program also reduces the sum, and its result replaces
+        `.grad`."""
         self._closed = bound.adds.keys() & self._pending.keys()
         buffers: dict[Key, Tensor] = {}
         for name in self._closed:
@@ -92,7 +101,7 @@ class Gradients:
         """Add the gradients among a program's results to `.grad`. A parameter of another stage gets
         an empty `.grad`, since collectives on gradients (such as their norm) need all ranks."""
         for key, sharding in bound.results.items():
-            if key[0] != "grad":
+            if key[0] != "grad" or key[1] in self._called:
                 continue
             parameter = self._by_name[key[1]]
             if key in results:
@@ -100,12 +109,24 @@ class Gradients:
             elif parameter.grad is None and parameter.requires_grad:
                 parameter.grad = self.elsewhere(parameter)
 
+    def take_in_order(self, running: Running, bound: BoundProgram) -> dict[Key, Tensor]:
+        """Add each reduced gradient to `.grad` as soon as it is complete, and call its hooks.
+        Returns the results that come at the end."""
+        for key in bound.runner.order:
+            arrived = running.until([key])
+            if key in arrived:
+                self.add(key[1], arrived.pop(key), bound.results[key])
+            if key[1] not in self._pending:
+                self._call_hooks(self._by_name[key[1]])
+                self._called.add(key[1])
+        return running.rest()
+
     def elsewhere(self, parameter: Tensor) -> Tensor:
         """Return the empty gradient that this rank holds for a parameter of another stage."""
         return self.backend.gradient(torch.empty_like(self.backend.local(parameter)), parameter)
 
     def add(self, name: str, gradient: Tensor, sharding: Sharding) -> None:
-        """Add a gradient, sharded by `sharding`, to a parameter's `.grad`; may keep its memory."""
+        """Add a gradient with this `sharding` to a parameter's `.grad`; may keep its memory."""
         parameter = self._by_name[name]
         if not parameter.requires_grad:
             return
@@ -133,7 +154,7 @@ class Gradients:
                 self._pending.pop(name, None)
 
     def finish(self, *, is_synced: bool) -> None:
-        """After a call: reduce gradients if `is_synced`, and call post-accumulate hooks."""
+        """Reduce gradients after a call, if `is_synced`, and call post-accumulate hooks."""
         if is_synced and self.are_pending:
             pending: dict[str, Pending] = {}
             for name, sharding in self._pending.items():
@@ -144,11 +165,16 @@ class Gradients:
                 self._by_name[name].grad = gradient
             self._pending.clear()
         self.note_sync(is_synced=is_synced)
-        for parameter in self.parameters:
-            hooks = parameter._post_accumulate_grad_hooks
-            if hooks and parameter.grad is not None:
-                for hook in list(hooks.values()):
-                    hook(parameter)
+        for name, parameter in self._by_name.items():
+            if name not in self._called:
+                self._call_hooks(parameter)
+        self._called.clear()
+
+    def _call_hooks(self, parameter: nn.Parameter) -> None:
+        hooks = parameter._post_accumulate_grad_hooks
+        if hooks and parameter.grad is not None:
+            for hook in list(hooks.values()):
+                hook(parameter)
 
     def note_sync(self, *, is_synced: bool) -> None:
         """Record whether the call whose gradients have just arrived was outside of `no_sync`."""
@@ -156,13 +182,11 @@ class Gradients:
 
 
 def micro_batches(inputs: Mapping[str, Tensor], count: int) -> list[dict[str, Tensor]]:
-    """Split the inputs along dim 0 into `count` micro-batches; each gets all scalars.
-
-    If an input is sharded along dim 0, each rank splits its own rows. Raises ValueError if inputs
-    differ in rows or sharding, or `count` does not divide the rows.
-    """
+    """Split the inputs along dim 0 into `count` micro-batches; each gets all scalars. If an input
+    is sharded along dim 0, each rank splits its own rows. Raises ValueError if inputs differ in
+    rows or sharding, or `count` does not divide the rows."""
     if type(count) is not int or count < 1:
-        raise ValueError(f"accumulate={count!r}; give a number of micro-batches, 1 or more.")
+        raise ValueError(f"accumulate={count!r}; give the number of micro-batches, 1 or more.")
     rows = {name: (tensor.shape[0], _cut(tensor)) for name, tensor in inputs.items() if tensor.ndim}
     again = f"or call the step {count} times, all but the last under step.no_sync()"
     if any(tensor.requires_grad for tensor in inputs.values()):
@@ -170,8 +194,8 @@ def micro_batches(inputs: Mapping[str, Tensor], count: int) -> list[dict[str, Te
     if len(set(rows.values())) > 1:
         sizes = ", ".join(f"'{name}' {size}" for name, (size, _) in rows.items())
         raise ValueError(
-            f"accumulate={count} splits every input along dim 0, but they differ in their rows, or "
-            f"in who holds them: {sizes}; give all in one form, {again}."
+            f"accumulate={count} splits every input along dim 0, but the inputs differ in their "
+            f"number of rows or in their sharding: {sizes}; give all inputs the same, {again}."
         )
     # Of uneven shards the first rank's rows, which every rank can compute.
     local_rows = {_most_rows(tensor) for tensor in inputs.values() if tensor.ndim}

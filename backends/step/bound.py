@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 from weakref import ref
 
 import torch
@@ -16,6 +17,7 @@ from shardweave.backends.distributed.parts import is_uneven
 from shardweave.backends.programs import Key, sharding_held
 from shardweave.backends.state.state import ShardedState
 from shardweave.backends.step.backend import Backend
+from shardweave.backends.step.running import Running
 from shardweave.ir.capture.outputs import LOSS
 from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.types import dtype_of_value, shape_of
@@ -26,9 +28,7 @@ from shardweave.ir.program.staged import is_staged
 from shardweave.ir.program.storage import makes_memory, storage_of
 from shardweave.ir.torch_private import local_part
 from shardweave.passes.messages.pending_gradients import leave_gradients_pending, pending_terms
-from shardweave.passes.stages.split_step import KEPT, split_step
-
-_K = TypeVar("_K")
+from shardweave.passes.stages.split_step import split_step
 
 
 class _Held(NamedTuple):
@@ -42,10 +42,10 @@ class _Held(NamedTuple):
 class BoundProgram:
     """A program that a backend has loaded. Making one is collective.
 
-    returned: builds the model's return value from the outputs; None for a program that a user
-    gives, whose outputs are returned as they are. adds: by name, the shardings of the unreduced
-    gradients that the program takes, adds its own to, and reduces. is_split: whether the program
-    runs as a forward and a backward part, `parts`, if it can be split.
+    returned: builds the model's return value from the outputs; None for a user's program, whose
+    outputs are returned as they are. adds: by name, the shardings of the unreduced gradients that
+    the program takes, adds its own to, and reduces. is_split: whether the program runs as a forward
+    and a backward part, `parts`, if it can be split.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class BoundProgram:
 
     @cached_property
     def tangents(self) -> dict[str, Key]:
-        """The outputs whose gradients the program takes: by name, the key of the argument."""
+        """Map each output whose gradient the program takes to the key of that argument."""
         names = {key: key[1].removeprefix(TANGENT) for key in self.slots if key[0] == "input"}
         cut = {name: key for key, name in names.items() if name != key[1]}
         loss = LOSS if self.returned is not None else "0"
@@ -118,7 +118,7 @@ class BoundProgram:
 
     @cached_property
     def overwritten(self) -> list[Key]:
-        """Keys of buffers that the program writes, while other results depend on the old values."""
+        """Keys of buffers that the program overwrites while other results need the old values."""
         if is_staged(self.program):
             return [key for key in self.results if key[0] == "buffer"]
         read = {slot.value for slot in self.program.results if slot.kind != "buffer"}
@@ -140,6 +140,11 @@ class BoundProgram:
             for slot in self.program.results
             if slot.kind == "output"
         }
+
+    def output_of(self, name: str, result: Tensor) -> Tensor:
+        """Convert a runner's output to the form in which a step returns it. Collective."""
+        sharding, shape = self.results["output", name], self.output_shapes[name]
+        return self.backend.returned(result, sharding, self.home(name), shape)
 
     @property
     def draws(self) -> bool:
@@ -199,16 +204,28 @@ class BoundProgram:
         state: ShardedState,
         batch: Mapping[str, Tensor],
         scale: float | Tensor = 1.0,
+    ) -> dict[Key, Tensor]:
+        """Run the program; returns results by kind and name, as `start` says. Collective."""
+        return self.start(state, batch, scale).rest()
+
+    def start(
+        self,
+        state: ShardedState,
+        batch: Mapping[str, Tensor],
+        scale: float | Tensor = 1.0,
         into: Mapping[Key, Tensor] | None = None,
         kept: dict[Key, Any] | None = None,
-    ) -> dict[Key, Tensor]:
-        """Run the program; returns results by kind and name, in memory of their own. Collective.
+        *,
+        guard: AbstractContextManager[None] | None = None,
+        in_order: bool = False,
+    ) -> Running:
+        """Start a run, whose results have memory of their own.
 
         batch: the inputs, and the gradients of outputs that the program takes, by input name.
         scale: factor of the loss for its gradients. into: gradients that the runner may add to in
         place; results that it has added so are left out. kept: the forward part's kept values and
         the buffers' values before it; they are removed from the dict and freed after their last
-        use. Results of kind `kept` may share memory with others.
+        use. Results of kind `kept` may share memory with others. guard, in_order: as in `Running`.
         """
         given: dict[Key, Any] = dict(self.held_by(state).local)
         for key in self._inputs:
@@ -217,18 +234,9 @@ class BoundProgram:
         for key in [key for key in kept or () if key in self.slots]:
             assert kept is not None
             given[key] = kept.pop(key)
-        if into:
-            given |= into
-        results = self.runner(given)
-        if into:
-            results = {key: x for key, x in results.items() if x is not into.get(key)}
-        left = {key: x for key, x in results.items() if key[0] == KEPT}
-        dense = {key: x.contiguous() for key, x in results.items() if key not in left}
-        shared = {key: dense[key] for key in self.shared if key in dense}
-        if shared:
-            held = [x for x in given.values() if isinstance(x, Tensor)]
-            dense |= owned(shared, held)
-        return dense | left
+        given |= into or {}
+        guard = guard or nullcontext()
+        return Running(self.runner, given, into or {}, self.shared, guard, in_order=in_order)
 
     @cached_property
     def _inputs(self) -> list[Key]:
@@ -236,8 +244,8 @@ class BoundProgram:
         return [key for key in self.slots if key[0] == "input"]
 
     def held_by(self, state: ShardedState) -> _Held:
-        """Return the tensors of a state that the program reads; cached until another state is
-        given, or the number of its stored tensors changes."""
+        """Return the tensors of a state that the program reads; cached until another state, or
+        another number of its stored tensors, is given."""
         stored, (of, number, held) = state.stored, self._held
         if of() is not state or number != len(stored):
             read = {key: stored[key] for key in self.slots if key in stored}
@@ -263,7 +271,7 @@ class BoundProgram:
         tensors |= {("buffer", name): b for name, b in model.named_buffers()}
         missing = [f"{k} '{n}'" for k, n in self.state_shardings if (k, n) not in tensors]
         if missing:
-            raise ValueError(f"the model lacks {', '.join(missing)}; capture this model.")
+            raise ValueError(f"the model lacks {', '.join(missing)}; capture the program from it.")
         for key in self.state_shardings:
             self._check_tensor(key, tensors[key])
         for (kind, name), sharding in self.results.items():
@@ -272,8 +280,8 @@ class BoundProgram:
             stored = self.shardings.get(("param" if kind == "grad" else "buffer", name))
             if sharding != stored:
                 raise ValueError(
-                    f"{kind} '{name}' is sharded as {sharding}, but what it updates is stored as "
-                    f"{stored}; give both the same dist.sharding."
+                    f"{kind} '{name}' is sharded as {sharding}, but the parameter or buffer that "
+                    f"it updates is stored as {stored}; give both the same dist.sharding."
                 )
 
     def _check_tensor(self, key: Key, tensor: Tensor) -> None:
@@ -282,25 +290,25 @@ class BoundProgram:
         if tuple(tensor.shape) != shape or tensor.dtype != dtype_of_value(value):
             raise ValueError(
                 f"{key[0]} '{key[1]}' of the model has shape {tuple(tensor.shape)} and "
-                f"{tensor.dtype}, but the program has {shape} and {dtype_of_value(value)}; "
-                "capture this model."
+                f"{tensor.dtype}, but the program expects {shape} and {dtype_of_value(value)}; "
+                "capture the program again from this model."
             )
 
     def check_batch(self, batch: Mapping[str, Tensor]) -> None:
         """Raises ValueError unless a batch has the program's inputs, in their global shapes."""
         if set(batch) != set(self.inputs):
             raise ValueError(
-                f"the step was called with {sorted(batch)}, but it was captured with "
-                f"{sorted(self.inputs)}; give exactly these."
+                f"the step was called with inputs {sorted(batch)}, but it was captured with "
+                f"{sorted(self.inputs)}; give exactly the latter."
             )
         for name in self.inputs:
             value, tensor = self.slots["input", name].value, batch[name]
             shape = self.shardings["input", name].global_shape(shape_of(value))
             if tuple(tensor.shape) != shape or tensor.dtype != dtype_of_value(value):
                 raise ValueError(
-                    f"input '{name}' has shape {tuple(tensor.shape)} and {tensor.dtype}, expected "
-                    f"{dtype_of_value(value)} and the global shape {shape}; this rank's rows alone "
-                    "are given by step.local_batch(..)."
+                    f"input '{name}' has shape {tuple(tensor.shape)} and {tensor.dtype}, "
+                    f"expected the global shape {shape} and {dtype_of_value(value)}; to give "
+                    "only this rank's rows, use step.local_batch(..)."
                 )
 
 
@@ -315,23 +323,3 @@ def with_versions(values: Iterable[Any]) -> list[Tensor]:
     followed by this rank's shards of the DTensors among them."""
     tensors = [x for x in values if isinstance(x, Tensor) and not x.is_inference()]
     return tensors + [local_part(x) for x in tensors if isinstance(x, DTensor)]
-
-
-def owned(results: Mapping[_K, Tensor], held: Iterable[Tensor]) -> dict[_K, Tensor]:
-    """Make results contiguous, and copy those that share memory with another or with `held`.
-
-    A program may return a value twice, or a view of an argument; but gradients and buffers
-    are changed in place. Results in disjoint parts of one buffer are not copied.
-    """
-    tensors = {key: tensor.contiguous() for key, tensor in results.items()}
-    held_storages = {tensor.untyped_storage().data_ptr() for tensor in held if tensor.numel()}
-    end = 0
-    filled = [key for key in tensors if tensors[key].numel()]
-    for key in sorted(filled, key=lambda key: tensors[key].data_ptr()):
-        tensor = tensors[key]
-        is_held = tensor.untyped_storage().data_ptr() in held_storages
-        if is_held or tensor.data_ptr() < end:
-            tensors[key] = tensor.clone()
-        if not is_held:
-            end = max(end, tensor.data_ptr() + tensor.nbytes)
-    return tensors

@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from shardweave.backends.batch import replicas
+from shardweave.backends.optimizers.shards import is_everywhere
 from shardweave.backends.programs import Key
 from shardweave.backends.state.initial import Source
 from shardweave.backends.state.state import ShardedState, state_of
@@ -23,9 +24,9 @@ from shardweave.backends.step.after_backward import BackwardRan
 from shardweave.backends.step.autograd import AutogradCalls, give
 from shardweave.backends.step.bound import BoundProgram
 from shardweave.backends.step.compiled_module import make_compiled
+from shardweave.backends.step.recorded import HOOKS_NOTE
 from shardweave.backends.step.step_call import StepCall, autocast_dtype
-from shardweave.backends.step.step_programs import Programs
-from shardweave.backends.step.summary import summary_of
+from shardweave.backends.step.step_programs import Programs, summary_of
 from shardweave.backends.watch import watchdog
 from shardweave.backends.watch.failure_guard import FailureGuard
 from shardweave.ir.capture.outputs import LOSS
@@ -119,12 +120,12 @@ class Step(ShardedState):
 
     @property
     def programs(self) -> Programs:
-        """The source of programs, which finds or compiles the one for each call."""
+        """The object that finds or compiles the program of each call."""
         return self._programs
 
     @property
     def bound(self) -> BoundProgram:
-        """The program of the last call; before the first one, that of the example inputs."""
+        """The program of the last call; before the first call, that of the example inputs."""
         return self._bound
 
     @property
@@ -190,9 +191,9 @@ class Step(ShardedState):
         transform of torch.func."""
         if is_under_transform():
             raise ValueError(
-                "a compiled model runs programs, which torch.func (vmap, grad, jvp, ..) does not "
-                "transform; apply it to a copy made before sw.compile (copy.deepcopy), or use "
-                "torch.autograd.grad(.., create_graph=True)."
+                "torch.func (vmap, grad, jvp, ..) cannot transform a compiled model; apply it to "
+                "a copy made before sw.compile (copy.deepcopy), or use torch.autograd.grad(.., "
+                "create_graph=True)."
             )
         form, inputs = self._programs.taken_apart(args, kwargs)
         with without_overrides():
@@ -207,7 +208,7 @@ class Step(ShardedState):
         )
 
     def program_for(self, call: StepCall) -> BoundProgram:
-        """Find the program of a call, which becomes `bound`. Collective."""
+        """Find the program of a call, and make it the step's `bound` program. Collective."""
         if self.backend.is_joint:
             watchdog.enter(call)
         bound = self._bound = self._programs.find(call, self.shardings)
@@ -220,8 +221,14 @@ class Step(ShardedState):
         if call.grad:
             bound = self._gradients.program_of(bound, is_last=is_last)
         into = self._gradients.into(bound) if call.grad else {}
-        with self.failure_guard:
-            results = bound.run(self, call.inputs, scale, into)
+        guard, in_order = self.failure_guard, False
+        if call.grad and is_last and self._gradients.hooked():
+            in_order = bool(bound.runner.order)
+            if not in_order:
+                self.note(HOOKS_NOTE)
+        with guard:
+            running = bound.start(self, call.inputs, scale, into, guard=guard, in_order=in_order)
+        results = self._gradients.take_in_order(running, bound) if in_order else running.rest()
         self._gradients.take(results, bound)
         of_inputs: dict[str, Tensor] = {}
         for (_, name), tensor in results.items():
@@ -244,15 +251,11 @@ class Step(ShardedState):
             if kind == "buffer":
                 self.backend.local(self.stored[key]).copy_(tensor)
             elif kind == "output" and not name.startswith(INPUT_GRADIENT):
-                sharding = bound.results[key]
-                shape = bound.output_shapes[name]
-                output = self.backend.returned(tensor, sharding, bound.home(name), shape)
+                output = bound.output_of(name, tensor)
                 if self.are_own_rows(name, bound, call):
-                    is_wide = isinstance(output, DTensor) and self._is_on_all(output)
-                    whole = output if is_wide else self.backend.whole(output, sharding)
-                    output = call.rows.own_of(whole)
+                    output = call.rows.own_of(output)
                 elif self._programs.full_outputs and isinstance(output, DTensor):
-                    output = self._full(output, sharding)
+                    output = output.full_tensor()
                 outputs[name] = output
         return outputs
 
@@ -262,25 +265,13 @@ class Step(ShardedState):
             return False
         return bound.output_shapes[name][:1] == (call.rows.total,)
 
-    def _is_on_all(self, output: DTensor) -> bool:
-        """Whether an output's device mesh has the devices of all stages."""
-        return output.device_mesh.size() == self._mesh.num_devices
-
-    def _full(self, output: DTensor, sharding: Sharding) -> Tensor:
-        """Gather an output on every rank, even if only one stage has it."""
-        if self._is_on_all(output):
-            return output.full_tensor()
-        return self.backend.whole(output, sharding)
-
     def of_input(self, gradient: Tensor, bound: BoundProgram, name: str, like: Tensor) -> Tensor:
         """Convert a gradient to the form of its input: on its device, a DTensor if it is one."""
-        name = INPUT_GRADIENT + name
-        sharding, shape = bound.results["output", name], bound.output_shapes[name]
-        returned = self.backend.returned(gradient, sharding, bound.home(name), shape)
-        is_wide = isinstance(returned, DTensor) and self._is_on_all(returned)
-        if not isinstance(returned, DTensor) or (is_wide and isinstance(like, DTensor)):
-            return returned.to(like.device)
-        return self._full(returned, sharding).to(like.device)
+        returned = bound.output_of(INPUT_GRADIENT + name, gradient)
+        if isinstance(returned, DTensor):
+            stays = isinstance(like, DTensor) and is_everywhere(returned.device_mesh)
+            returned = returned if stays else returned.full_tensor()
+        return returned.to(like.device)
 
     def _accumulate(self, call: StepCall, count: int, scale: float | Tensor) -> dict[str, Any]:
         parts = micro_batches(call.inputs, count)
@@ -307,10 +298,10 @@ class Step(ShardedState):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Calls within it add to `.grad` without reducing it over ranks, where that can wait.
+        """Context whose calls add to `.grad` without reducing it over ranks, if that can wait.
 
-        The first call after it reduces all gradients, once. Until then an unreduced `.grad` is a
-        DTensor with a `Partial` placement.
+        The first call after the context reduces all gradients, once. Until then an unreduced
+        `.grad` is a DTensor with a `Partial` placement.
         """
         before, self._is_synced = self._is_synced, False
         try:
@@ -423,7 +414,7 @@ class Step(ShardedState):
 
     @property
     def program(self) -> Program:
-        """The program of the last call; before the first one, that of the example inputs."""
+        """The program of the last call; before the first call, that of the example inputs."""
         return self._bound.program
 
     @property
@@ -477,6 +468,7 @@ def _check_no_options(options: Mapping[str, Any]) -> None:
     """Raises ValueError if a call has options, which need backward="in_call"."""
     if options:
         raise ValueError(
-            f"{', '.join(options)}: gradients arrive at backward(): scale the loss, and call the "
-            'step for each micro-batch, or compile with backward="in_call".'
+            f"{', '.join(options)}: with gradients computed in backward(), the call takes no "
+            "such options; scale the loss, and call the step for each micro-batch, or compile "
+            'with backward="in_call".'
         )

@@ -1,23 +1,26 @@
-"""The programs of a step, looked up by call."""
+"""The interface by which a step finds the program of each call."""
 
 from __future__ import annotations
 
-import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from shardweave.backends.batch.replicas import ADVICE
 from shardweave.backends.batch.rows import LocalRows
 from shardweave.backends.programs import Key
-from shardweave.backends.step.autograd import check_required
 from shardweave.backends.step.bound import BoundProgram
 from shardweave.backends.step.step_call import StepCall
-from shardweave.ir.capture.arguments import Form, named_arguments, taken_apart
+from shardweave.ir.capture.arguments import Form
+from shardweave.ir.inspect.stats import stats
+from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.mesh.placement import Sharding
+from shardweave.ir.program.staged import ops_of_parts
+from shardweave.planners.cost.quantity import bytes_text
 from shardweave.planners.plan.plan import Plan
 
 OPTIONS = ("accumulate", "loss_scale")
@@ -33,43 +36,59 @@ class Programs(ABC):
 
     first: the program by whose shardings parameters are sharded. options: names of call arguments
     that the step takes itself. plan, notes: the plan that programs follow, and notes on it.
-    autocast: the dtype of autocast for calls outside of torch.autocast. seed: of random numbers.
-    full_outputs: whether outputs are gathered on every rank. rows: joins the rows of all ranks, if
-    each rank gives its own; own_rows: whether each rank then gets only its rows of outputs.
+    autocast: the dtype of autocast for calls outside of torch.autocast. seed: seed of random
+    numbers. full_outputs: whether outputs are gathered on every rank. rows: joins the rows of all
+    ranks, if each rank gives its own; own_rows: whether each rank then gets only its rows of
+    outputs.
     """
 
-    autocast: torch.dtype | None = None
-    seed: int = 0
-    full_outputs: bool = False
+    first: BoundProgram
+    options: frozenset[str]
+    plan: Plan | None
+    notes: Sequence[str]
+    autocast: torch.dtype | None
+    seed: int
+    full_outputs: bool
     rows: LocalRows | None = None
     own_rows: bool = False
-    first: BoundProgram
-    options: frozenset[str] = frozenset(OPTIONS)
-    plan: Plan | None = None
-    notes: Sequence[str] = ()
 
     @abstractmethod
     def taken_apart(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], *, is_whole: bool = True
     ) -> tuple[Form, dict[str, Tensor]]:
-        """Split arguments into their form and tensors by name. is_whole: none may be missing."""
+        """Split arguments into their form and tensors by name. is_whole: refuse missing ones."""
 
     @abstractmethod
     def find(self, call: StepCall, stored: Stored) -> BoundProgram:
-        """Return the program that runs a call; compile it if there is none yet. Collective."""
+        """Return the program that runs a call, compiled now if there is none yet. Collective."""
 
+    @abstractmethod
+    def compile_ahead(self, call: StepCall, stored: Stored) -> BoundProgram:
+        """Call `find` for a call that will be made later; with dynamic=False, allow its shapes."""
+
+    @abstractmethod
     def in_eager(self, call: StepCall, inputs: Mapping[str, Tensor]) -> Any:
-        """Run the model's own code eagerly, with these inputs. Raises ValueError if the step runs a
-        given program."""
-        raise ValueError(
-            "the model runs one given program, which has no gradients of gradients and no other "
-            "tensors; leave `program` out of sw.compile."
-        )
+        """Run the model's own code eagerly, with these inputs."""
 
+    @abstractmethod
     def copied(self, model: nn.Module) -> Programs:
         """Return the programs for a deep copy of the model; they share those compiled so far."""
-        del model
-        return self
+
+    @abstractmethod
+    def say_rows(self) -> None:
+        """Tell the user that inputs, equal on all ranks, were taken for the global batch."""
+
+    @abstractmethod
+    def forget(self) -> None:
+        """Drop the compiled programs. Raises ValueError if the step runs a given program."""
+
+    @abstractmethod
+    def names(self) -> list[str]:
+        """Return the names of the inputs in the model's forward."""
+
+    @abstractmethod
+    def kept(self) -> list[tuple[str, BoundProgram]]:
+        """Return the programs, each with a text that says which calls it runs."""
 
     def joined(self, call: StepCall) -> StepCall:
         """Make the call of the global batch from a call with this rank's rows. Collective."""
@@ -80,70 +99,35 @@ class Programs(ABC):
         """Advice for ranks that give different inputs."""
         return ADVICE if self.rows is None else self.rows.advice
 
-    def say_rows(self) -> None:
-        """Tell the user that inputs, equal on all ranks, were taken for the global batch."""
-        return
-
-    def compile_ahead(self, call: StepCall, stored: Stored) -> BoundProgram:
-        """Call `find` for a call that will be made later."""
-        return self.find(call, stored)
-
-    def forget(self) -> None:
-        """Drop the compiled programs. Raises ValueError if the step runs a given program."""
-        raise ValueError("the model runs one given program, which recompile() cannot make anew.")
-
-    def names(self) -> list[str]:
-        """Return the names of the inputs in the model's forward."""
-        return self.first.inputs
-
-    def kept(self) -> list[tuple[str, BoundProgram]]:
-        """Return the programs, each with a text that says which calls it runs."""
-        return [("every call", self.first)]
-
     def row_axes(self, name: str) -> tuple[str, ...]:
-        """Return the mesh axes that shard dim 0 of an input, given its name in programs.
-
-        For an input that the first program lacks, these are the axes of all its inputs.
-        """
+        """Return the mesh axes that shard dim 0 of an input, given its name in programs. For an
+        input that the first program lacks, these are the axes of all its inputs."""
         inputs = {n: s for (kind, n), s in self.first.shardings.items() if kind == "input"}
         chosen = [inputs[name]] if name in inputs else list(inputs.values())
         return tuple(dict.fromkeys(p.axis for s in chosen if s.dims for p in s.dims[0]))
 
 
-class GivenProgram(Programs):
-    """One program for every call of a model."""
+def summary_of(
+    mesh: Mesh,
+    parameters: Iterable[Tensor],
+    programs: Sequence[tuple[str, BoundProgram]],
+    notes: Sequence[str],
+) -> str:
+    """Describe the mesh, the bytes of parameters, each program's collectives, and the notes."""
+    tensors = list(parameters)
+    whole = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    here = sum(_local(tensor).nbytes for tensor in tensors)
+    lines = [
+        f"mesh {mesh}" if mesh.axes else "one device",
+        f"{len(tensors)} parameters of {bytes_text(whole)}, {bytes_text(here)} in this process",
+    ]
+    for what, bound in programs:
+        collectives = stats(bound.program).collectives
+        sent = [f"{c.count} {c.kind} over {', '.join(c.axes)} ({c.phase})" for c in collectives]
+        num_ops = sum(1 for _ in ops_of_parts(bound.program))
+        lines.append(f"{what}: {num_ops} ops; {'; '.join(sent) or 'no collectives'}")
+    return "\n".join([*lines, *(f"note: {note}" for note in notes)])
 
-    def __init__(self, model: nn.Module, program: BoundProgram, seed: int = 0) -> None:
-        self.first = program
-        self._signature = inspect.signature(model.forward)
-        self.seed = seed
 
-    def taken_apart(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any], *, is_whole: bool = True
-    ) -> tuple[Form, dict[str, Tensor]]:
-        del is_whole  # the program's check names missing inputs
-        named = named_arguments(self._signature, args, kwargs, is_whole=False)
-        return taken_apart(*named)
-
-    def find(self, call: StepCall, stored: Stored) -> BoundProgram:
-        del stored
-        check_given(self.first, call)
-        return self.first
-
-
-def check_given(bound: BoundProgram, call: StepCall) -> None:
-    """Raises ValueError for a call that a given program does not run."""
-    bound.check_batch(call.inputs)
-    if call.autocast is not None:
-        raise ValueError(
-            "the step runs one given program, in the dtypes that it has; torch.autocast around "
-            "the call would change nothing. Leave it out, or compile without `program`."
-        )
-    if bound.has_gradients:
-        if not call.grad:
-            raise ValueError(
-                "the step runs one given program, which computes gradients and updates "
-                "buffers as in training; to evaluate, make a step of a program captured with "
-                "train=False, or leave `program` out so that programs are compiled."
-            )
-        check_required(bound.program.results, call.inputs)
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import faulthandler
 import linecache
+import os
+import re
 import sys
+import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 import torch.distributed as dist
 from xdsl.ir import Operation
@@ -22,13 +26,21 @@ from shardweave.ir.dialects.dist import DistOp, RecvOp, WaitOp
 from shardweave.ir.program.program import Program
 from shardweave.ir.program.staged import StageFunction
 
+
+def _dumped(path: Path) -> str:
+    """Escape a path as faulthandler does."""
+    return str(path).encode("ascii", "backslashreplace").decode()
+
+
 _PACKAGE = Path(__file__).resolve().parents[2]
-_OWN = tuple(f"{_PACKAGE / layer}/" for layer in ("backends", "driver", "ir", "passes", "planners"))
-_DISTRIBUTED = f"{Path(dist.__file__).parent}/"
-_TORCH = f"{Path(dist.__file__).parent.parent}/"
+_OWN = tuple(
+    f"{_dumped(_PACKAGE / layer)}/" for layer in ("backends", "driver", "ir", "passes", "planners")
+)
+_DISTRIBUTED = f"{_dumped(Path(dist.__file__).parent)}/"
+_TORCH = f"{_dumped(Path(dist.__file__).parent.parent)}/"
 _COLLECTIVES = ("distributed_c10d.py", "_functional_collectives.py")
 _WAITING = tuple(
-    str(_PACKAGE / "backends" / "distributed" / name)
+    _dumped(_PACKAGE / "backends" / "distributed" / name)
     for name in ("in_flight.py", "mail.py", "runtime.py")
 )
 _NOT_OURS = (*_OWN, _TORCH, "<")
@@ -65,42 +77,99 @@ def register(code_name: str, program: Program, *, kernels: bool) -> None:
         del _emitted[next(iter(_emitted))]
 
 
+class _Place(NamedTuple):
+    """A line of a thread's stack; `file` is escaped as faulthandler does."""
+
+    file: str
+    line: int
+    function: str
+
+
 @dataclass(frozen=True)
 class Position:
-    """Position of a thread. text: describes it. is_waiting: whether it may wait for other ranks.
-
-    frame: the innermost frame, which keeps its local variables alive.
-    """
+    """Position of a thread. text: describes it. is_waiting: whether it may wait for other ranks."""
 
     text: str
     is_waiting: bool
-    frame: FrameType | None = None
+    stack: Sequence[_Place] = ()
 
 
 def main_position() -> Position:
     """Return the position of the main thread."""
-    return position_of(sys._current_frames().get(threading.main_thread().ident or 0))
+    return _position(_main_stack())
 
 
 def position_of(frame: FrameType | None) -> Position:
-    """Return the position of the thread of a frame: an op of a step, or a user's line."""
-    function = ""
-    for each in _outward(frame):
-        name = each.f_code.co_filename
+    """Return the position of a frame of this thread: an op of a step, or a user's line."""
+    stack: list[_Place] = []
+    while frame is not None:
+        code = frame.f_code
+        stack.append(_Place(_dumped(Path(code.co_filename)), frame.f_lineno, code.co_name))
+        frame = frame.f_back
+    return _position(stack)
+
+
+_THREAD = re.compile(r"hread 0x([0-9a-f]+)")
+_LINE = re.compile(r'  File "(.*)", line (\d+) in (.*)')
+
+
+def _main_stack() -> list[_Place]:
+    """Return the main thread's stack, at most the innermost 100 lines, innermost first.
+
+    `sys._current_frames` would make frame objects, which keep local variables of the main thread
+    alive. Some are guards of torch, which set the state of their thread back when they die: later,
+    or in the thread that looks on. So captures went wrong, and memory was corrupted.
+    """
+    with _scratch_file() as file:
+        faulthandler.dump_traceback(file, all_threads=True)
+        file.seek(0)
+        lines = file.read().splitlines()
+    stack, main, is_main = list[_Place](), threading.main_thread().ident, False
+    for line in lines:
+        thread, place = _THREAD.search(line), _LINE.match(line)
+        if place is not None and is_main:
+            stack.append(_Place(place[1], int(place[2]), place[3]))
+        elif place is None and thread is not None:
+            is_main = int(thread[1], 16) == main
+    return stack
+
+
+def _scratch_file() -> IO[str]:
+    if hasattr(os, "memfd_create"):
+        return open(os.memfd_create("shardweave"), "r+", encoding="ascii")
+    return tempfile.TemporaryFile("w+", encoding="ascii")
+
+
+def _position(stack: Sequence[_Place]) -> Position:
+    """Return the position of a stack, innermost place first."""
+    function, is_waiting = "", bool(stack) and stack[0].file.startswith((_DISTRIBUTED, *_WAITING))
+    for depth, (name, line, caller) in enumerate(stack):
         if name in _emitted:
-            op = _op_at(name, each.f_lineno)
-            is_waiting = isinstance(op, DistOp) if each is frame else _may_wait(frame)
-            text = f"{_in_step(op, each.f_lineno)}{_in_stage(_emitted[name].program)}"
-            return Position(text, is_waiting, frame)
+            op = _op_at(name, line)
+            text = f"{_in_step(op, line)}{_in_stage(_emitted[name].program)}"
+            return Position(text, is_waiting if depth else isinstance(op, DistOp), stack)
         if name.startswith(_DISTRIBUTED) and name.endswith(_COLLECTIVES):
-            function = each.f_code.co_name
+            function = caller
         elif not name.startswith(_NOT_OURS):
             break
-    return Position(_in_code(frame, function), _may_wait(frame), frame)
+    return Position(_in_code(stack, function), is_waiting, stack)
+
+
+def waits_since_marked(*, mark: bool) -> bool:
+    """Whether the main thread, which waits, is in the same wait as when its frame was last marked.
+
+    mark: whether to mark its innermost frame now, by an attribute that only debuggers read.
+    """
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    is_marked = frame is not None and not frame.f_trace_lines
+    if frame is not None and mark:
+        frame.f_trace_lines = False
+    return is_marked
 
 
 def computing_line(traceback: TracebackType | None) -> str:
-    """Return the `file:line` of a step's emitted source that raised an error, if it calls ATen.
+    """Return the `file:line` of a step's emitted source that raised an error, if the line calls
+    ATen.
 
     Ranks that have reached the same such line have sent the same messages. Empty for lines that
     send messages, for functions of stages, which differ between ranks, and for other code.
@@ -112,16 +181,6 @@ def computing_line(traceback: TracebackType | None) -> str:
             return f"{name}:{line}" if is_whole and isinstance(_op_at(name, line), AtenOp) else ""
         traceback = traceback.tb_next
     return ""
-
-
-def _may_wait(frame: FrameType | None) -> bool:
-    return frame is not None and frame.f_code.co_filename.startswith((_DISTRIBUTED, *_WAITING))
-
-
-def _outward(frame: FrameType | None) -> Iterator[FrameType]:
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
 
 
 def _in_step(op: Operation | None, line: int) -> str:
@@ -156,11 +215,10 @@ def _variables(name: str) -> dict[str, Operation]:
     return ops_by_variable(program, kernels=kernels)
 
 
-def _in_code(frame: FrameType | None, function: str) -> str:
+def _in_code(stack: Sequence[_Place], function: str) -> str:
     """Describe the user's line, and `function`, the function of torch.distributed it calls."""
     called = f"torch.distributed.{function}, called at " if function else ""
-    for each in _outward(frame):
-        name = each.f_code.co_filename
-        if not name.startswith(_NOT_OURS):
-            return f"{called}{name}:{each.f_lineno} ({each.f_code.co_name})"
+    for place in stack:
+        if not place.file.startswith(_NOT_OURS):
+            return f"{called}{place.file}:{place.line} ({place.function})"
     return called or "an unknown place"

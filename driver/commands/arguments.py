@@ -11,7 +11,7 @@ import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from shardweave.passes.presets import PREFIX, SUMMARIES
 
@@ -29,17 +29,25 @@ Commands = argparse._SubParsersAction  # the class has no public name
 
 
 def commands_of(parser: argparse.ArgumentParser) -> Mapping[str, argparse.ArgumentParser]:
-    """The parser of each command, by its name. parser: of the whole command line."""
+    """Return the parser of each command, by name. parser: the parser of the whole command line."""
     (commands,) = (action for action in parser._actions if isinstance(action, Commands))
     return commands.choices
 
 
-def new_command(commands: Commands, name: str, summary: str) -> argparse.ArgumentParser:
-    """A command with the arguments that every command has."""
+def new_command(
+    commands: Commands, run: Callable[[argparse.Namespace], int]
+) -> argparse.ArgumentParser:
+    """A command with the arguments that every command has.
+
+    run: `NAME_command`, which runs it and returns the exit code; its docstring describes it.
+    """
     command = commands.add_parser(
-        name, description=summary, formatter_class=argparse.RawDescriptionHelpFormatter
+        run.__name__.removesuffix("_command"),
+        description=run.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     command.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    command.set_defaults(func=run)
     return command
 
 
@@ -138,21 +146,25 @@ def add_update(command: argparse.ArgumentParser) -> None:
 
 
 def optimizer_state(options: argparse.Namespace) -> float | None:
-    """Bytes of optimizer state per byte of parameters; None: Adam's, in a plan's precision."""
+    """Return --optimizer, the bytes of optimizer state per byte of parameters. By default 0; None
+    with a plan, for Adam's states in the precision of the plan."""
     if options.optimizer is None:
         return None if options.plan else 0.0
     return options.optimizer
 
 
+def add_output(command: argparse.ArgumentParser, what: str, *names: str, **more: Any) -> None:
+    """Declare a file that the command writes, --output unless it has other names.
+
+    more: arguments of argparse's `add_argument`.
+    """
+    own = {"type": OutputFile, "metavar": "FILE", "help": what}
+    command.add_argument(*(names or ("-o", "--output")), **(own | more))
+
+
 def add_program_output(command: argparse.ArgumentParser) -> None:
     """Declare --output, the file for a program's text."""
-    command.add_argument(
-        "-o",
-        "--output",
-        metavar="FILE",
-        default="-",
-        help="file to write (default: standard output)",
-    )
+    add_output(command, "file to write (default: standard output)", default="-")
 
 
 def add_time_limit(command: argparse.ArgumentParser, what: str) -> None:
@@ -165,37 +177,13 @@ def add_time_limit(command: argparse.ArgumentParser, what: str) -> None:
     )
 
 
-def add_validate_options(command: argparse.ArgumentParser) -> None:
-    """Declare --validate and --validate-limit."""
-    add_flag(
-        command,
-        "--validate",
-        "run the program before and after each pass, and fail if a result differs",
-    )
-    command.add_argument(
-        "--validate-limit",
-        type=positive("a number of FLOPs, such as 1e11"),
-        metavar="FLOPS",
-        help="validate programs of up to this much work a run (default: 2e10, some seconds)",
-    )
-
-
-def add_prove_option(command: argparse.ArgumentParser, what: str) -> None:
-    """Declare --prove. what: the words for what is proved."""
-    add_flag(
-        command,
-        "--prove",
-        f"prove, without running it, that {what} computes what the captured program does",
-    )
-
-
 def positive(expected: str) -> Callable[[str], float]:
-    """A type of argument: a number above 0. expected: the words for it in the error."""
+    """Make an argument type for numbers above 0. expected: words for the type in the error."""
     return _number(expected, lambda value: value > 0)
 
 
 def not_negative(expected: str) -> Callable[[str], float]:
-    """A type of argument: a number, 0 or more. expected: the words for it in the error."""
+    """Make an argument type for numbers of 0 or more. expected: words for the type in the error."""
     return _number(expected, lambda value: value >= 0)
 
 
@@ -213,7 +201,7 @@ def _number(expected: str, fits: Callable[[float], bool]) -> Callable[[str], flo
 
 
 def count(expected: str, least: int = 0) -> Callable[[str], int]:
-    """A type of argument: a whole number. expected: the words for it in the error."""
+    """Make an argument type for whole numbers from `least` on. expected: words for the error."""
 
     def number(text: str) -> int:
         is_number = text.isascii() and text.isdigit() and len(text) < 19
@@ -224,30 +212,43 @@ def count(expected: str, least: int = 0) -> Callable[[str], int]:
     return number
 
 
-def check_output(path: str | None) -> None:
-    """Raise ValueError if a file cannot be written there; None and `-` (standard output) pass."""
-    if path is None or path == "-":
-        return
-    if Path(path).is_dir():
-        raise ValueError(f"'{path}' is a folder, expected a file to write; add a file's name.")
-    folder = Path(path).parent
-    if not folder.is_dir():
-        raise ValueError(f"cannot write '{path}': there is no folder '{folder}'; make it first.")
+class OutputFile(str):
+    """The path of a file that a command writes; `-` is standard output. A type of argument."""
+
+    def check(self) -> None:
+        """Raise ValueError if a file cannot be written there."""
+        if self == "-":
+            return
+        if Path(self).is_dir():
+            raise ValueError(f"'{self}' is a folder, expected a file to write; add a file's name.")
+        folder = Path(self).parent
+        if not folder.is_dir():
+            raise ValueError(
+                f"cannot write '{self}': there is no folder '{folder}'; make it first."
+            )
 
 
-def check_picture(path: str | None) -> None:
-    """Raise ValueError as `check_output`, for an unknown suffix, and without matplotlib."""
-    if path is None:
-        return
-    check_output(path)
-    if Path(path).suffix.lower() not in PICTURES:
-        raise ValueError(
-            f"cannot draw '{path}': its name says no kind of picture; end it with one of "
-            f"{', '.join(PICTURES)}."
-        )
-    from shardweave.planners.simulate.timeline import new_figure
+class PictureFile(OutputFile):
+    """The path of a picture that a command draws. A type of argument."""
 
-    new_figure(1, 1)
+    def check(self) -> None:
+        """Raise ValueError as for other files, for an unknown suffix, and without matplotlib."""
+        super().check()
+        if Path(self).suffix.lower() not in PICTURES:
+            raise ValueError(
+                f"cannot draw '{self}': its suffix is not a picture format; use one of "
+                f"{', '.join(PICTURES)}."
+            )
+        from shardweave.planners.simulate.timeline import new_figure
+
+        new_figure(1, 1)
+
+
+def check_writable(options: argparse.Namespace) -> None:
+    """Raise ValueError for a file among a command's arguments that cannot be written."""
+    for value in vars(options).values():
+        if isinstance(value, OutputFile):
+            value.check()
 
 
 def messages(output: str) -> TextIO:

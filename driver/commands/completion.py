@@ -8,9 +8,7 @@ from shardweave.driver.commands.arguments import Commands, new_command
 
 
 def add_parser(commands: Commands) -> None:
-    command = new_command(
-        commands, "completion", "Print a script that completes commands in a shell."
-    )
+    command = new_command(commands, completion_command)
     command.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell that you use")
     command.epilog = (
         "to set it up, add a line to what the shell reads when it starts:\n"
@@ -18,10 +16,10 @@ def add_parser(commands: Commands) -> None:
         '  zsh   ~/.zshrc                    eval "$(shardweave completion zsh)"\n'
         "  fish  ~/.config/fish/config.fish  shardweave completion fish | source"
     )
-    command.set_defaults(func=completion_command)
 
 
 def completion_command(options: argparse.Namespace) -> int:
+    """Print a script that completes commands in a shell."""
     from shardweave.driver.completion import script_for
 
     print(script_for(options.shell, options.parser), end="")

@@ -14,6 +14,7 @@ from shardweave.driver.commands.arguments import (
     add_flag,
     add_load,
     add_model,
+    add_output,
     add_time_limit,
     count,
     new_command,
@@ -29,9 +30,7 @@ from shardweave.driver.step.run_options import RunOptions, add_compile_options
 
 
 def add_parser(commands: Commands) -> None:
-    command = new_command(
-        commands, "run", "Run a model's training step, sharded, on one process per device."
-    )
+    command = new_command(commands, run_command)
     add_model(command)
     add_compile_options(command)
     add_load(command)
@@ -53,13 +52,12 @@ def add_parser(commands: Commands) -> None:
         metavar="SECONDS",
         help="end the training early if its first timed steps take more than this",
     )
-    command.add_argument("--json", metavar="FILE", help="write the results there as well")
+    add_output(command, "write the results there as well", "--json")
     add_time_limit(command, "stop the run")
-    command.set_defaults(func=run_command)
 
 
 def run_command(options: argparse.Namespace) -> int:
-    """Start a process for each device, or run as one of those that torchrun or we started."""
+    """Start a process for each device; in a process started so, or by torchrun, run the step."""
     run = RunOptions.of(options)
     num_processes = run.mesh.num_devices if run.compiled.has_processes else 1
     # One process that is to be stopped in time needs another one that does it.

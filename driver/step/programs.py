@@ -14,11 +14,12 @@ from torch import Tensor, nn
 
 from shardweave.backends.batch.rows import LocalRows, axes_of_rows
 from shardweave.backends.distributed.distributed import DistributedBackend
+from shardweave.backends.step.autograd import check_required
 from shardweave.backends.step.bound import BoundProgram
 from shardweave.backends.step.compiled_module import as_written
 from shardweave.backends.step.step import AUTOGRAD
 from shardweave.backends.step.step_call import StepCall
-from shardweave.backends.step.step_programs import OPTIONS, Programs, Stored, check_given
+from shardweave.backends.step.step_programs import OPTIONS, Programs, Stored
 from shardweave.driver.processes import world
 from shardweave.driver.step.binding import Binding, gives_rows
 from shardweave.driver.step.lowering import (
@@ -144,8 +145,9 @@ class CompiledPrograms(Programs):
         mesh = self.first.program.mesh
         if self.request.batch is None and mesh and axes_of_rows(mesh) and world.rank() == 0:
             say(
-                "shardweave: all ranks give the same rows, which are taken for the global batch "
-                '(batch="global"); where each reads its own, compile with batch="local"'
+                "shardweave: all ranks pass the same rows, which the step takes as the global "
+                'batch (batch="global"); if each rank reads its own rows, compile with '
+                'batch="local"'
             )
 
     # Finding
@@ -162,15 +164,15 @@ class CompiledPrograms(Programs):
             self._torch_seed = None
             if world.rank() == 0:
                 warn(
-                    "torch.manual_seed has no effect on a step after sw.compile: what it draws "
-                    "goes on from its own seed, and where it was (step.random_state). Leave it "
-                    "out, or give the seed to sw.compile(.., seed=..)",
+                    "torch.manual_seed has no effect on a step after sw.compile, which draws "
+                    "from a seed and state of its own (step.random_state). Leave it out, or give "
+                    "the seed to sw.compile(.., seed=..)",
                     UserWarning,
                 )
 
     def _found(self, call: StepCall, stored: Stored) -> BoundProgram:
         if self.request.program is not None:
-            check_given(self.first, call)
+            _check_given(self.first, call)
             return self.first
         key = call.key
         kept = self._kept.get(key)
@@ -215,13 +217,15 @@ class CompiledPrograms(Programs):
         return None
 
     def compile_ahead(self, call: StepCall, stored: Stored) -> BoundProgram:
-        """Compile the program of a later call; with dynamic=False, this allows its shapes."""
         self._ahead.add(self._shape_key(call))
         return self._found(call, stored)
 
     def forget(self) -> None:
         if self.request.program is not None:
-            super().forget()
+            raise ValueError(
+                "the model runs the program given to sw.compile, which recompile() cannot "
+                "compile anew; remove the call, or compile without `program`."
+            )
         self._kept.clear()
         self._set_aside.clear()
 
@@ -231,9 +235,9 @@ class CompiledPrograms(Programs):
     def _check_allowed(self, call: StepCall) -> None:
         if not self.request.dynamic and self._shape_key(call) not in self._ahead:
             raise ValueError(
-                f"the step was compiled for {self._first_call.shapes_text} with dynamic=False; "
-                f"this call is of {call.shapes_text}. Compile it ahead (step.compile_for), or "
-                "leave dynamic=False out."
+                f"the step was compiled with dynamic=False for {self._first_call.shapes_text}, "
+                f"but this call has {call.shapes_text}. Compile for these shapes before "
+                "(step.compile_for), or leave dynamic=False out."
             )
 
     def _compile(
@@ -261,9 +265,9 @@ class CompiledPrograms(Programs):
         self._note(lowered)
         if lowered.constants:
             raise ValueError(
-                f"this call reads a constant tensor that the example's did not, '"
-                f"{next(iter(lowered.constants))}'; register it as a buffer in __init__ "
-                "(self.register_buffer(.., persistent=False)), and compile the model anew."
+                "this call reads a constant tensor that the example's call did not read, "
+                f"'{next(iter(lowered.constants))}'; register it as a buffer in __init__ "
+                "(self.register_buffer(.., persistent=False)), and compile the model again."
             )
         is_split = self.request.backward == AUTOGRAD and call.grad
         bound = BoundProgram(
@@ -273,9 +277,9 @@ class CompiledPrograms(Programs):
         wrong = [key for key, s in bound.state_shardings.items() if s != stored[key]]
         if wrong and wrong[0] not in self.first.slots:
             raise ValueError(
-                f"this call reads '{wrong[0][1]}' in other shards than it is stored in: the "
-                "example that sw.compile was given does not read it. Give an example that reads "
-                "every parameter."
+                f"this call needs '{wrong[0][1]}' in another sharding than it is stored in, "
+                "since the example given to sw.compile does not use it. Give sw.compile an "
+                "example that uses every parameter."
             )
         assert not wrong, f"{wrong[0]} is not read in the shards in which it is stored"
         if world.rank() == 0:
@@ -299,9 +303,9 @@ class CompiledPrograms(Programs):
         if names:
             before, form = (forms.get(names[0], "none") for forms in (self._forms, now))
             raise ValueError(
-                f"parameter '{names[0]}' of the model is {form}, and was {before} in sw.compile: "
-                "no other program can be captured for the step. Bring it back, or compile the "
-                "model anew."
+                f"parameter '{names[0]}' of the model is now {form}, but was {before} in "
+                "sw.compile, so that no further program can be compiled. Restore it, or compile "
+                "the model again."
             )
 
     def _note(self, lowered: Lowered) -> None:
@@ -321,6 +325,24 @@ class CompiledPrograms(Programs):
             dropped = self._kept.popitem(last=False)[0]
             self._set_aside.pop(dropped, None)
             self._dropped.add(dropped)
+
+
+def _check_given(bound: BoundProgram, call: StepCall) -> None:
+    """Raises ValueError for a call that a given program does not run."""
+    bound.check_batch(call.inputs)
+    if call.autocast is not None:
+        raise ValueError(
+            "the model runs the program given to sw.compile, whose dtypes torch.autocast cannot "
+            "change; call the step outside torch.autocast, or compile without `program`."
+        )
+    if bound.has_gradients:
+        if not call.grad:
+            raise ValueError(
+                "the model runs the program given to sw.compile, which always computes gradients "
+                "and updates buffers; to evaluate, compile a program captured with train=False, "
+                "or compile without `program`."
+            )
+        check_required(bound.program.results, call.inputs)
 
 
 def parameter_forms(model: nn.Module) -> dict[str, str]:

@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Collection
-from dataclasses import Field, dataclass, fields, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from shardweave.driver.commands.arguments import check_output
 from shardweave.driver.step.request import (
     DEFAULT_PLAN,
     CompileOptions,
@@ -20,23 +19,21 @@ from shardweave.driver.step.request import (
 from shardweave.ir.mesh.mesh import Mesh, check_virtual
 from shardweave.planners.registry import PLANNERS, no_such_plan
 
-
-def _flags(without: Collection[str] = ()) -> list[Field[Any]]:
-    """Options of compile that have a flag on the command line."""
-    return [f for f in fields(CompileOptions) if f.metadata and f.name not in without]
+FLAGS = {option.name: option for option in fields(CompileOptions) if option.metadata}
+"""Options of compile that have a flag on the command line, by name."""
 
 
-def add_compile_options(command: argparse.ArgumentParser, without: Collection[str] = ()) -> None:
-    """Declare the flags of `CompileOptions`, all but some."""
-    for option in _flags(without):
+def add_compile_options(command: argparse.ArgumentParser, names: Iterable[str] = FLAGS) -> None:
+    """Declare the flags of some of the `CompileOptions`."""
+    for option in map(FLAGS.__getitem__, names):
         kind = {"action": "store_true"} if isinstance(option.default, bool) else {}
         name = "--" + option.name.replace("_", "-")
         command.add_argument(name, default=option.default, **kind, **option.metadata)
 
 
-def given_options(options: argparse.Namespace, without: Collection[str] = ()) -> dict[str, Any]:
-    """Options of compile from parsed flags, by name; those in `without` are left out."""
-    return {option.name: getattr(options, option.name) for option in _flags(without)}
+def given_options(options: argparse.Namespace, names: Iterable[str] = FLAGS) -> dict[str, Any]:
+    """Options of compile from parsed flags, by name."""
+    return {name: getattr(options, name) for name in names}
 
 
 @dataclass(frozen=True)
@@ -67,15 +64,15 @@ class RunOptions:
     @staticmethod
     def of(options: argparse.Namespace) -> RunOptions:
         """Check the options that can be checked before any process is started."""
-        check_output(options.json)
         if options.stop_above < math.inf and not options.no_eager:
             raise ValueError(
-                "--stop-above may end the step's training before the eager model's, with which it "
-                "is compared; give --no-eager too."
+                "--stop-above may stop the compiled training earlier than the eager training "
+                "that it is compared with; add --no-eager."
             )
         if options.check and options.precision == "fp16":
             raise ValueError(
-                "--check has no error bound for float16; check with --precision bf16, or without."
+                "--check has no error bound for float16; use --precision bf16, or leave --check "
+                "out."
             )
         compiled = CompileOptions(**given_options(options), seed=options.seed)
         check_given_alone(compiled)

@@ -18,15 +18,15 @@ from xdsl.irdl import irdl_op_definition, operand_def, result_def
 
 from shardweave.ir.dialects.attributes import ShardingAttr
 from shardweave.ir.dialects.dist_base import CollectiveOp
-from shardweave.ir.dialects.types import TENSOR, num_elements, shape_of
+from shardweave.ir.dialects.types import TENSOR, dtype_of_value, num_elements, shape_of
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.mesh.placement import Sharding
 
 
 class RowsOp(CollectiveOp):
-    """Base of both ops: operands are rows or a table, row numbers, and the routes.
+    """Base of the ops on sharded tables. Operands: rows or a table, row numbers, and routes.
 
-    MAKES_TABLE: whether the table is the result.
+    MAKES_TABLE: whether the result is the table.
     """
 
     ALL_PAIRS: ClassVar[bool] = True
@@ -34,14 +34,23 @@ class RowsOp(CollectiveOp):
     JOINS_OPERANDS: ClassVar[bool] = True
 
     def problem_on(self, mesh: Mesh) -> str | None:
-        ranks, size = shape_of(self.operands[2])[0], mesh.sizes(self.axes)
-        if len(shape_of(self.operands[2])) != 2 or ranks != size:
-            return f"routes are those of {ranks} ranks, but {list(self.axes)} join {size}"
+        first, numbers, routes = self.operands
+        ranks, size = shape_of(routes)[:1], mesh.sizes(self.axes)
+        if len(shape_of(routes)) != 2 or dtype_of_value(routes) != torch.bool:
+            return "routes are no table of bools, one row for each rank; give those of row_routes"
+        if ranks != (size,):
+            return f"routes are those of {ranks[0]} ranks, but {list(self.axes)} join {size}"
+        if len(shape_of(numbers)) != 1 or dtype_of_value(numbers) != torch.int64:
+            return "the numbers of rows are not one int64 for each row"
+        given = shape_of(first)[:1]
+        wanted = shape_of(numbers) if self.MAKES_TABLE else (shape_of(routes)[1] // size,)
+        if given != wanted:
+            return f"operand 0 has {list(given)} rows, expected {list(wanted)}"
         return super().problem_on(mesh)
 
     def after(self, sharding: Sharding, mesh: Mesh) -> Sharding:
-        """The sharding that the op declares, as no operand's implies a number of rows. Raises
-        ValueError if the table's rows are not sharded over `axes`, in this order."""
+        """The sharding that the op declares, since no operand implies the result's number of rows.
+        Raises ValueError if the table's rows are not sharded over `axes`, in this order."""
         written = cast("ArrayAttr[ShardingAttr] | None", self.properties.get("sharding"))
         made = sharding
         if written is not None:
@@ -49,16 +58,43 @@ class RowsOp(CollectiveOp):
         rows = (made if self.MAKES_TABLE else sharding).dims[0]
         if written is not None and tuple(placement.axis for placement in rows) != self.axes:
             raise ValueError(
-                f"the table's rows are not in shards over {list(self.axes)}, in this order"
+                f"dim 0 of the table must be sharded over the axes {list(self.axes)}, in this "
+                "order; correct its sharding"
             )
         return made
 
     def sent_elements(self, mesh: Mesh) -> float:
-        """Estimate the elements sent by balanced routes: a row once to each rank that needs it."""
+        """Estimate the elements that one rank sends, with balanced routes: each row once to each
+        rank that needs it."""
         ranks, tokens = shape_of(self.operands[2])
         width = num_elements(self.operands[0]) / max(shape_of(self.operands[0])[0], 1)
         needed = tokens * (1 - (1 - 1 / tokens) ** shape_of(self.operands[1])[0])
         return needed * width * (ranks - 1) / ranks
+
+    def over_members(self, members: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+        for position, (first, numbers, routes) in enumerate(members):
+            check_routes(numbers, routes[position], first if self.MAKES_TABLE else None)
+            if not torch.equal(routes, members[0][2]):
+                raise ValueError(f"{self.name}: ranks differ in their routes")
+        return self.joined(members)
+
+    def joined(self, members: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+        """Compute each rank's result from all operands of each rank of one group."""
+        raise NotImplementedError
+
+
+def check_routes(numbers: Tensor, needed: Tensor, rows: Tensor | None = None) -> None:
+    """Raise ValueError if a rank's row numbers are not among those that the routes let it have.
+
+    needed: its row of the routes. rows: those that it adds, one for each number.
+    """
+    if rows is not None and rows.shape[0] != numbers.shape[0]:
+        raise ValueError(f"{rows.shape[0]} rows are to be added at {numbers.shape[0]} numbers.")
+    if not needed[numbers].all():
+        raise ValueError(
+            "a rank reads or adds rows that its routes leave out: make both of the same row "
+            "numbers and bounds, with the places of the ranks along the message's axes."
+        )
 
 
 @irdl_op_definition
@@ -78,7 +114,7 @@ class FetchRowsOp(RowsOp):
     def expected_shapes(self, mesh: Mesh) -> list[tuple[int, ...]]:
         return [(*shape_of(self.operands[1]), *shape_of(self.operands[0])[1:])]
 
-    def over_members(self, members: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+    def joined(self, members: Sequence[Sequence[Tensor]]) -> list[Tensor]:
         table = torch.cat([member[0] for member in members])
         return [table[member[1]] for member in members]
 
@@ -102,7 +138,7 @@ class AddRowsOp(RowsOp):
         ranks, tokens = shape_of(self.operands[2])
         return [(tokens // ranks, *shape_of(self.operands[0])[1:])]
 
-    def over_members(self, members: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+    def joined(self, members: Sequence[Sequence[Tensor]]) -> list[Tensor]:
         ranks, tokens = members[0][2].shape
         total = members[0][0].new_zeros((tokens, *members[0][0].shape[1:]))
         for rows, numbers, _ in members:

@@ -41,7 +41,7 @@ def test_bfloat16_step_with_cuda_s_dtypes(name: str) -> None:
     wide.module.load_state_dict(example.module.state_dict())
     batch = {key: t.float() if t.is_floating_point() else t for key, t in example.kwargs.items()}
     exact = step_of_copy(capture(wide.module, kwargs=batch), wide.module)
-    step = step_of_copy(fused, example.module, compiler="triton")
+    step = step_of_copy(fused, example.module, backend="triton")
     with mock_cuda():
         loss = step(**example.kwargs)
         gradients = {name: p.grad for name, p in step.named_parameters()}

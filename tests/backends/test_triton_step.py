@@ -24,7 +24,7 @@ def test_fused_step_on_the_cpu_equals_the_plain_one() -> None:
     case = captured(GPT)
     plain = step_of_copy(case.program, case.example.module)
     fused = step_of_copy(
-        run_passes(case.program, "fuse-kernels"), case.example.module, compiler="triton"
+        run_passes(case.program, "fuse-kernels"), case.example.module, backend="triton"
     )
     assert "kernels[0](" in fused.source
     torch.testing.assert_close(fused(**case.example.kwargs), plain(**case.example.kwargs))
@@ -67,7 +67,7 @@ def test_region_that_no_template_fits_runs_on_aten_and_says_why() -> None:
     """)
     ops = list(program.ops)
     fuse(ops, program.return_op, [0, 1])
-    step = step_of_copy(program, OfX(), compiler="triton")
+    step = step_of_copy(program, OfX(), backend="triton")
     said = step.kernels[0].explain(torch.device("cuda"))
     why = "a sum over all rows is known only when the kernel ends"
     assert said == f"ATen, op by op, since {why}: sum.dim_IntList, exp"
@@ -78,7 +78,7 @@ def test_region_that_no_template_fits_runs_on_aten_and_says_why() -> None:
 def test_cuda_graph_off_the_gpu_is_refused() -> None:
     example = build_example(GPT)
     step = compile_copy(example.module, kwargs=example.kwargs, backend="triton", cuda_graph=True)
-    with pytest.raises(ValueError, match="a CUDA graph cannot be captured on cpu"):
+    with pytest.raises(ValueError, match="needs a GPU, but the step runs on cpu"):
         step(**example.kwargs)
 
 

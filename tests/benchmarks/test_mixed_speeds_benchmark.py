@@ -14,7 +14,8 @@ import torch
 from torch.distributed.pipelining import schedules as pytorch
 
 from shardweave.backends.distributed.mail import Mail
-from shardweave.backends.distributed.pipeline import StagedStep
+from shardweave.backends.distributed.pipeline import RankStep
+from shardweave.backends.stages import Slots
 from shardweave.benchmarks import mixed_speeds
 from shardweave.benchmarks import throttle as throttle_of_ranks
 from shardweave.benchmarks.throttle import Throttle, throttled
@@ -144,10 +145,10 @@ def test_ranks_sleep_before_what_runs_once_and_not_behind_each_run(
     done: list[str] = []
     throttle = Throttle(4.0)
     monkeypatch.setattr(throttle, "settle", lambda: done.append("sleep"))
-    monkeypatch.setattr(StagedStep, "run", lambda step, one, last_reads: done.append(one.function))
+    monkeypatch.setattr(RankStep, "run", lambda step, one, *_: done.append(one.function))
     with throttled(throttle):
         for run in (Run("forward_0", 0, 1), Run("weights_0", 0, 1), Run("after_0", 0, None)):
-            StagedStep.run(cast("StagedStep", None), run, frozenset())
+            RankStep.run(cast("RankStep", None), run, cast("Slots", None), frozenset())
     assert done == ["forward_0", "weights_0", "sleep", "after_0"]
 
 

@@ -14,7 +14,6 @@ from xdsl.irdl import irdl_op_definition, operand_def, result_def
 
 import shardweave as sw
 from shardweave.backends.distributed.in_flight import Group, InFlight
-from shardweave.backends.distributed.runtime import Runtime
 from shardweave.backends.emit.emit import emit
 from shardweave.backends.reference.reference import run_reference
 from shardweave.ir.dialects import dist
@@ -119,7 +118,7 @@ def test_it_is_read_verified_printed_and_compared() -> None:
     other = local(LOCAL.replace('axes = ["tensor"]', 'axes = ["data"]'))
     (problem, *_) = sw.verify(other)
     assert problem.startswith(
-        "dist.ordered_sum (%s) in layer 'fc': its operand is no unreduced sum"
+        "dist.ordered_sum (%s) in layer 'fc': the operand is not an unreduced sum"
     )
     plain = local(LOCAL.replace("dist.ordered_sum", "dist.all_reduce"))
     assert "dist.ordered_sum" in str(sw.diff(plain, program))
@@ -179,7 +178,7 @@ def run_on_ranks(text: str, x: Tensor, w: Tensor) -> tuple[Tensor, list[str]]:
     program = sw.Program.parse(text)
     model = OfX()
     model.register_parameter("w", nn.Parameter(w))
-    made = step_of_copy(program, model, Runtime(program.mesh))
+    made = step_of_copy(program, model)
     result = made(x=x)
     return result.full_tensor(), [line for line in emit(program).splitlines() if "ordered" in line]
 

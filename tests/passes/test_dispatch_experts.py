@@ -6,12 +6,13 @@ import re
 
 import pytest
 
+from shardweave.backends.reference.reference import run_reference
 from shardweave.ir.dialects.dist_rows import RowsOp
 from shardweave.ir.program.program import Program
 from shardweave.ir.proof.prove import ProofError, prove
 from shardweave.ir.verify.program import verify
 from shardweave.passes.pipeline import run_passes
-from shardweave.tests.ir_text import assert_same_values, step
+from shardweave.tests.ir_text import assert_same_values, random_values, step
 
 AXES = '{"data", "expert"}'
 TEXT = f"""
@@ -75,6 +76,10 @@ def test_another_routing_is_refused() -> None:
         ("dist.add_rows", '["data", "expert"]', '["expert", "data"]', "in this order"),
         ("dist.grouped_mm", "parts = 2", "parts = 0", "do not divide 2 blocks of 0 parts"),
         ("dist.grouped_mm", "shards = 4", "shards = 3", "3 shards do not divide"),
+        ("dist.own_rows", "blocks = 2, parts = 2", "blocks = 4, parts = 1", "its bounds have 2"),
+        ("dist.row_bounds", "rows = 11", "rows = 10", "splits 11 rows, but its bounds are those"),
+        ("dist.row_bounds", "rows = 11", "rows = -1", "rows = -1"),
+        ("dist.fetch_rows", "%routes", "%t", "no table of bools"),
     ],
 )
 def test_rows_of_other_shards_are_refused(op: str, before: str, after: str, problem: str) -> None:
@@ -82,3 +87,16 @@ def test_rows_of_other_shards_are_refused(op: str, before: str, after: str, prob
     changed = [line.replace(before, after) if op in line else line for line in lines]
     assert changed != lines
     assert any(problem in str(each) for each in verify(Program.parse("\n".join(changed))))
+
+
+def test_a_run_refuses_other_routes_and_bounds() -> None:
+    sent = local("data=2,expert=2", "all-to-all")
+    for before, after, problem in (
+        ("places = [0, 2, 1, 3]", "places = [3, 1, 2, 0]", "that its routes leave out"),
+        ("row_bounds(%s, %n", "row_bounds(%n, %n", "groups start at"),
+    ):
+        other = Program.parse(str(sent).replace(before, after))
+        assert other != sent
+        assert not verify(other)
+        with pytest.raises(ValueError, match=problem):
+            run_reference(other, random_values(other))

@@ -6,11 +6,11 @@ import argparse
 import time
 from pathlib import Path
 
-from shardweave.driver.commands.arguments import Commands, check_output, new_command
+from shardweave.driver.commands.arguments import Commands, add_output, new_command
 
 
 def add_parser(commands: Commands) -> None:
-    command = new_command(commands, "calibrate", "Refine a cluster file by measured runs.")
+    command = new_command(commands, calibrate_command)
     command.add_argument("cluster", metavar="CLUSTER", help="a preset's name, or a YAML file")
     command.add_argument(
         "runs",
@@ -18,14 +18,11 @@ def add_parser(commands: Commands) -> None:
         nargs="+",
         help="rows of model, plan (a file, or a mesh) and step_ms",
     )
-    command.add_argument(
-        "-o", "--output", metavar="FILE", default="calibrated.yaml", help="default: calibrated.yaml"
-    )
-    command.set_defaults(func=calibrate_command)
+    add_output(command, "default: calibrated.yaml", default="calibrated.yaml")
 
 
 def calibrate_command(options: argparse.Namespace) -> int:
-    check_output(options.output)
+    """Refine a cluster file by measured runs."""
     start_s = time.monotonic()
     from shardweave.driver.commands.plans.measured_steps import StepPredictor, read_steps
     from shardweave.driver.profile.calibrate import KNOBS, calibrate
@@ -40,10 +37,10 @@ def calibrate_command(options: argparse.Namespace) -> int:
         shown = "as before: no run depends on it" if name in fit.unmoved else f"x {factor:.3f}"
         print(f"{name:<10}{shown}  ({KNOBS[name]})")
     print(
-        f"mean error of the step over {fit.runs} runs: {fit.before:.1%} before, "
-        f"{fit.after:.1%} after; {fit.left_out:.1%} of a run that is left out of the fit"
+        f"mean error of the step over {fit.runs} runs: {fit.before:.1%} before, {fit.after:.1%} "
+        f"after; {fit.left_out:.1%} for runs that are left out of the fit"
     )
     if fit.left_out >= fit.before:
-        print("of runs left out it is no better than before: keep the cluster, or give more runs")
+        print("no better for runs left out of the fit: keep the cluster, or give more")
     print(f"wrote {options.output} in {time.monotonic() - start_s:.0f} s")
     return 0

@@ -8,9 +8,11 @@ from shardweave.driver.commands.arguments import (
     DTYPES,
     MODEL_HELP,
     Commands,
+    PictureFile,
     add_cluster,
     add_flag,
     add_load,
+    add_output,
     add_time_limit,
     add_update,
     new_command,
@@ -19,7 +21,7 @@ from shardweave.planners.registry import DEFAULT_PLANNER, PLANNERS
 
 
 def add_parser(commands: Commands) -> None:
-    command = new_command(commands, "plan", "Choose how to train a program on a cluster.")
+    command = new_command(commands, plan_command)
     command.add_argument(
         "file", metavar="PROGRAM", help=f"a captured program's text, or a model: {MODEL_HELP}"
     )
@@ -40,9 +42,7 @@ def add_parser(commands: Commands) -> None:
         help="an option of the planner; may be given several times",
     )
     _add_limits(command)
-    command.add_argument(
-        "-o", "--output", metavar="FILE", help="write the plan there; - for standard output"
-    )
+    add_output(command, "write the plan there; - for standard output")
     add_flag(
         command, "--explain", "show the best plans: time and memory by part, and why each lost"
     )
@@ -56,9 +56,8 @@ def add_parser(commands: Commands) -> None:
     )
     add_update(command)
     add_load(command)
-    command.add_argument("--plot", metavar="FILE", help="draw the best plans there")
+    add_output(command, "draw the best plans there", "--plot", type=PictureFile)
     command.add_argument("--dtype", choices=DTYPES, help=f"dtype of a model (default: {DTYPES[0]})")
-    command.set_defaults(func=plan_command)
 
 
 def _add_limits(command: argparse.ArgumentParser) -> None:
@@ -85,6 +84,7 @@ def _add_limits(command: argparse.ArgumentParser) -> None:
 
 
 def plan_command(options: argparse.Namespace) -> int:
+    """Choose how to train a program on a cluster."""
     from shardweave.driver.commands.plans.planning import plan_program
 
     return plan_program(options)

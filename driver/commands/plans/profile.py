@@ -7,15 +7,15 @@ import time
 
 from shardweave.driver.commands.arguments import (
     Commands,
+    add_output,
     add_time_limit,
-    check_output,
     count,
     new_command,
 )
 
 
 def add_parser(commands: Commands) -> None:
-    command = new_command(commands, "profile", "Measure this machine's CPU into a cluster file.")
+    command = new_command(commands, profile_command)
     command.add_argument(
         "programs",
         metavar="PROGRAM",
@@ -23,9 +23,7 @@ def add_parser(commands: Commands) -> None:
         help="measure the ops of these programs or models exactly; a program that is not local is "
         "first sharded in every way that a plan for the processes could, sequences too",
     )
-    command.add_argument(
-        "-o", "--output", metavar="FILE", default="cluster.yaml", help="default: cluster.yaml"
-    )
+    add_output(command, "default: cluster.yaml", default="cluster.yaml")
     command.add_argument(
         "--nproc",
         type=count("a number of processes, such as 2", least=1),
@@ -49,15 +47,14 @@ def add_parser(commands: Commands) -> None:
         "--name", default="profiled", help="name of the cluster (default: profiled)"
     )
     add_time_limit(command, "stop")
-    command.set_defaults(func=profile_command)
 
 
 def profile_command(options: argparse.Namespace) -> int:
+    """Measure this machine's CPU into a cluster file."""
     from shardweave.driver.commands.read_programs import read_or_capture
     from shardweave.driver.profile.profile import profile_machine
     from shardweave.planners.cost.cluster_file import save_cluster
 
-    check_output(options.output)
     programs = [read_or_capture(name) for name in options.programs]
     start_s = time.monotonic()
     cluster = profile_machine(

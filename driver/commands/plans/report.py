@@ -10,16 +10,16 @@ from shardweave.driver.commands.arguments import (
     Commands,
     add_cluster,
     add_optimizer,
+    add_output,
     add_program,
     add_update,
-    check_output,
     new_command,
     optimizer_state,
 )
 
 
 def add_parser(commands: Commands) -> None:
-    command = new_command(commands, "report", "Write what a step does as an HTML page.")
+    command = new_command(commands, report_command)
     add_program(command)
     add_cluster(command)
     command.add_argument(
@@ -27,13 +27,13 @@ def add_parser(commands: Commands) -> None:
         metavar="FILE",
         help="the plan, to be shown; a program without shardings is partitioned by it",
     )
-    command.add_argument("-o", "--output", metavar="FILE", required=True, help="page to write")
+    add_output(command, "page to write", required=True)
     add_optimizer(command)
     add_update(command)
-    command.set_defaults(func=report_command)
 
 
 def report_command(options: argparse.Namespace) -> int:
+    """Write what a step does as an HTML page."""
     from shardweave.driver.commands.read_programs import note_what_is_simulated, read
     from shardweave.driver.report.page import report_page
     from shardweave.driver.report.plan import print_throughput
@@ -46,7 +46,6 @@ def report_command(options: argparse.Namespace) -> int:
     from shardweave.planners.predict.predict import predicted_of, simulate_step
     from shardweave.planners.simulate.simulation import Simulation
 
-    check_output(options.output)
     program = read(options.file)
     check(program)
     plan = Plan.load(options.plan) if options.plan else None

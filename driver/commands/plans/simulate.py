@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 from shardweave.driver.commands.arguments import (
     Commands,
+    PictureFile,
     add_cluster,
     add_flag,
     add_load,
     add_optimizer,
+    add_output,
     add_update,
-    check_output,
-    check_picture,
     new_command,
     optimizer_state,
 )
@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 
 
 def add_parser(commands: Commands) -> None:
-    command = new_command(
-        commands, "simulate", "Predict the time and memory of a step on a cluster."
-    )
+    command = new_command(commands, simulate_command)
     command.add_argument(
         "file",
         metavar="FILE",
@@ -41,24 +39,21 @@ def add_parser(commands: Commands) -> None:
         "--plan", metavar="FILE", help="simulate the program under this plan, stages and ZeRO too"
     )
     add_load(command)
-    command.add_argument("--trace", metavar="FILE", help="write a trace for ui.perfetto.dev there")
-    command.add_argument("--plot", metavar="FILE", help="write a picture of the streams there")
+    add_output(command, "write a trace for ui.perfetto.dev there", "--trace")
+    add_output(command, "write a picture of the streams there", "--plot", type=PictureFile)
     add_flag(command, "--json", "print the numbers as JSON instead")
     add_optimizer(command)
     add_update(command)
-    command.set_defaults(func=simulate_command)
 
 
 def simulate_command(options: argparse.Namespace) -> int:
-    """Simulate a program, or one under a plan; print a summary, or the numbers as JSON."""
+    """Predict the time and memory of a step on a cluster."""
     from shardweave.driver.commands.read_programs import read
     from shardweave.driver.report.plan import print_throughput
     from shardweave.ir.verify.program import check
     from shardweave.planners.plan.plan import Plan
     from shardweave.planners.predict.predict import predicted_of
 
-    check_output(options.trace)
-    check_picture(options.plot)
     program = read(options.file)
     check(program)
     simulation = _simulated(program, options)
@@ -87,8 +82,8 @@ def _simulated(program: Program, options: argparse.Namespace) -> Simulation | Pi
         note_what_is_simulated(options.cluster, program)
     elif program.is_local:
         raise ValueError(
-            f"'{options.file}' is the program of one rank already; with --plan give the captured "
-            "one, which `shardweave capture` writes."
+            f"'{options.file}' is a local program, already partitioned for one rank; with --plan "
+            "give the global program, which `shardweave capture` writes."
         )
     state = optimizer_state(options)
     return simulate_step(

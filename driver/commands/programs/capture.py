@@ -10,27 +10,26 @@ from shardweave.driver.commands.arguments import (
     add_flag,
     add_model,
     add_program_output,
-    check_output,
     messages,
     new_command,
 )
 
 
 def add_parser(commands: Commands) -> None:
-    command = new_command(commands, "capture", "Capture a model's training step as text.")
+    command = new_command(commands, capture_command)
     add_model(command)
     add_program_output(command)
     command.add_argument("--mesh", help=argparse.SUPPRESS)  # to say where it belongs
     add_flag(command, "--eval", "capture only the forward pass, in evaluation mode")
-    command.set_defaults(func=capture_command)
 
 
 def capture_command(options: argparse.Namespace) -> int:
+    """Capture a model's training step as text."""
     if options.mesh is not None:
         raise ValueError(
-            "capture writes the global program, which is for any mesh; give --mesh to what "
-            f"shards it: 'shardweave opt FILE --mesh {options.mesh} --passes ...', or 'shardweave "
-            f"run {options.model} --mesh {options.mesh}'."
+            "capture writes the global program, which fits any mesh, and takes no --mesh; give "
+            f"--mesh to a later command: 'shardweave opt FILE --mesh {options.mesh} --passes "
+            f"...', or 'shardweave run {options.model} --mesh {options.mesh}'."
         )
     import torch
 
@@ -39,7 +38,6 @@ def capture_command(options: argparse.Namespace) -> int:
     from shardweave.driver.report.text import status
     from shardweave.ir.capture.capture import capture
 
-    check_output(options.output)
     dtype = getattr(torch, options.dtype)
     with status(f"building {options.model}"):
         example = example_to_trace(options.model, dtype=dtype, seed=options.seed)

@@ -9,34 +9,28 @@ from shardweave.driver.commands.arguments import (
     Commands,
     add_load,
     add_model,
-    check_output,
+    add_output,
     new_command,
 )
-from shardweave.driver.step.run_options import add_compile_options, given_options
+from shardweave.driver.step.run_options import FLAGS, add_compile_options, given_options
 
 OF_A_RUN = ("program", "artifact", "device", "cuda_graph")
 """Options of `run` that do not apply to a step compiled ahead."""
 
+NAMES = [name for name in FLAGS if name not in OF_A_RUN]
+
 
 def add_parser(commands: Commands) -> None:
-    command = new_command(
-        commands, "compile", "Compile a step ahead, in one process, for the ranks of a mesh."
-    )
+    command = new_command(commands, compile_command)
     add_model(command)
-    add_compile_options(command, OF_A_RUN)
+    add_compile_options(command, NAMES)
     add_load(command)
-    command.add_argument(
-        "-o",
-        "--output",
-        metavar="STEP",
-        required=True,
-        help="file to write, for run --artifact and sw.compile(artifact=)",
-    )
-    command.set_defaults(func=compile_command)
+    what = "file to write, for run --artifact and sw.compile(artifact=)"
+    add_output(command, what, metavar="STEP", required=True)
 
 
 def compile_command(options: argparse.Namespace) -> int:
-    check_output(options.output)
+    """Compile a step ahead, in one process, for the ranks of a mesh."""
     import torch
 
     from shardweave.driver.artifact.precompile import precompile
@@ -44,7 +38,7 @@ def compile_command(options: argparse.Namespace) -> int:
     from shardweave.driver.report.text import status
     from shardweave.planners.cost.quantity import bytes_text, seconds_text
 
-    given = given_options(options, OF_A_RUN)
+    given = given_options(options, NAMES)
     with status(f"compiling {options.model}"):
         example = example_to_trace(
             options.model, dtype=getattr(torch, options.dtype), seed=options.seed

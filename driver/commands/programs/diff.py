@@ -10,25 +10,21 @@ from shardweave.driver.commands.arguments import (
     Commands,
     add_cluster,
     add_flag,
-    check_output,
+    add_output,
     new_command,
 )
-from shardweave.driver.errors import report_error
 
 DIFFERENT = 1
 """Exit code under --exit-code for programs that differ, as git has it."""
 
-TROUBLE = 2
-"""Exit code under --exit-code for bad input, which then must not look like a difference."""
-
 
 def add_parser(commands: Commands) -> None:
-    command = new_command(commands, "diff", "Say what changed between two programs.")
+    command = new_command(commands, diff_command)
     command.add_argument("before", metavar="A", help="a program's text; - reads standard input")
     command.add_argument("after", metavar="B", help="another program's text")
     add_cluster(command, required=False, why="simulate both on it: ")
     add_flag(command, "--json", "print the diff as JSON instead")
-    command.add_argument("--html", metavar="FILE", help="write both side by side, as one page")
+    add_output(command, "write both side by side, as one page", "--html")
     add_flag(command, "--all", "show every change of a layer")
     command.add_argument(
         "--color",
@@ -39,33 +35,20 @@ def add_parser(commands: Commands) -> None:
     add_flag(
         command,
         "--exit-code",
-        f"end with {DIFFERENT} if the programs differ, and {TROUBLE} for bad input",
+        f"end with {DIFFERENT} if the programs differ, and 2 for bad input",
     )
-    command.set_defaults(func=diff_command)
 
 
 def diff_command(options: argparse.Namespace) -> int:
-    if not options.exit_code:
-        _diff(options)
-        return 0
-    try:
-        return 0 if _diff(options) else DIFFERENT
-    except (ValueError, OSError) as error:
-        report_error(error, options.debug)
-        return TROUBLE
-
-
-def _diff(options: argparse.Namespace) -> bool:
-    """Print and write what was asked for; returns whether the programs are the same."""
+    """Say what changed between two programs."""
     from rich.console import Console
 
     from shardweave.driver.commands.read_programs import note_what_is_simulated, read
     from shardweave.driver.diff import diff
     from shardweave.driver.report.diff_text import SHOWN, print_diff
 
-    check_output(options.html)
     if options.before == options.after == "-":
-        raise ValueError("both programs cannot be standard input; give the path of one of them.")
+        raise ValueError("both programs are '-', standard input; give the path of at least one.")
     before, after = read(options.before), read(options.after)
     delta = diff(before, after, cluster=options.cluster)
     if options.cluster:
@@ -79,4 +62,4 @@ def _diff(options: argparse.Namespace) -> bool:
     if options.html:
         delta.save_html(options.html, (options.before, options.after))
         print(f"wrote {options.html}", file=sys.stderr if options.json else sys.stdout)
-    return delta.is_empty
+    return DIFFERENT if options.exit_code and not delta.is_empty else 0

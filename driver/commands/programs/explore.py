@@ -10,9 +10,9 @@ from shardweave.driver.commands.arguments import (
     Commands,
     add_cluster,
     add_optimizer,
+    add_output,
     add_passes,
     add_program,
-    check_output,
     new_command,
     optimizer_state,
 )
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def add_parser(commands: Commands) -> None:
-    command = new_command(commands, "explore", "Show what each pass does, as an HTML page.")
+    command = new_command(commands, explore_command)
     add_program(command)
     add_passes(command)
     add_cluster(command)
@@ -35,22 +35,21 @@ def add_parser(commands: Commands) -> None:
         help="in place of passes: those of this plan; several are shown beside one another",
     )
     command.add_argument("--mesh", help="such as data=2,tensor=2; default: the program's own")
-    command.add_argument("-o", "--output", metavar="FILE", required=True, help="page to write")
+    add_output(command, "page to write", required=True)
     add_optimizer(command)
-    command.set_defaults(func=explore_command)
 
 
 def explore_command(options: argparse.Namespace) -> int:
+    """Show what each pass does, as an HTML page."""
     from shardweave.driver.commands.read_programs import program_line, read
     from shardweave.driver.report.text import status
     from shardweave.planners.cost.quantity import bytes_text
 
     if options.plan and (options.passes or options.mesh):
         raise ValueError(
-            "--plan says which passes run, and on which mesh; leave --passes and --mesh out, or "
-            "name the plan among the passes: --passes 'apply-plan{file=\"plan.json\"},...'."
+            "--plan sets the passes and the mesh; leave out --passes and --mesh, or name the "
+            "plan among the passes: --passes 'apply-plan{file=\"plan.json\"},...'."
         )
-    check_output(options.output)
     program = read(options.file)
     with status("running passes, and noting what each does"):
         page = _explored(program, options)

@@ -9,7 +9,7 @@ from shardweave.driver.commands.arguments import Commands, add_program, new_comm
 
 
 def add_parser(commands: Commands) -> None:
-    command = new_command(commands, "kernels", "Write and compile the kernels of a program.")
+    command = new_command(commands, kernels_command)
     add_program(command)
     command.add_argument(
         "-o", "--output", metavar="DIR", required=True, help="the folder to write to"
@@ -19,11 +19,10 @@ def add_parser(commands: Commands) -> None:
         default="sm_80,sm_90,gfx942",
         help="chips to compile for; '' writes sources alone (default: sm_80,sm_90,gfx942)",
     )
-    command.set_defaults(func=kernels_command)
 
 
 def kernels_command(options: argparse.Namespace) -> int:
-    """Write a program's kernels; exit 1 if one cannot run."""
+    """Write and compile the kernels of a program."""
     from shardweave.driver.commands.read_programs import read
     from shardweave.driver.kernel_files import parse_targets, write_kernels
 

@@ -11,12 +11,10 @@ from shardweave.driver.commands.arguments import (
     add_load,
     add_passes,
     add_program_output,
-    add_prove_option,
-    add_validate_options,
-    check_output,
     messages,
     new_command,
 )
+from shardweave.driver.step.run_options import add_compile_options
 
 if TYPE_CHECKING:
     from shardweave.driver.checking.validate import Validator
@@ -26,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def add_parser(commands: Commands) -> None:
-    command = new_command(commands, "opt", "Run passes over a program.")
+    command = new_command(commands, opt_command)
     command.add_argument(
         "file", metavar="FILE", nargs="?", help="a program's text; - reads standard input"
     )
@@ -34,12 +32,17 @@ def add_parser(commands: Commands) -> None:
     command.add_argument("--mesh", help="such as data=2,tensor=2; default: the program's own")
     add_program_output(command)
     _add_pass_options(command)
-    add_validate_options(command)
-    add_prove_option(command, "what each pass gives")
-    command.set_defaults(func=opt_command)
+    add_compile_options(command, ("validate", "validate_limit"))
+    add_flag(
+        command,
+        "--prove",
+        "prove, without running it, that what each pass gives computes what the captured program "
+        "does",
+    )
 
 
 def opt_command(options: argparse.Namespace) -> int:
+    """Run passes over a program."""
     from shardweave.driver.checking.prover import Prover
     from shardweave.driver.checking.validate import LIMIT, Validator
     from shardweave.driver.commands.read_programs import read, write
@@ -56,7 +59,6 @@ def opt_command(options: argparse.Namespace) -> int:
         return 0
     if options.file is None:
         raise ValueError("opt needs the FILE to read; give its path, or - for standard input.")
-    check_output(options.output)
     program = read(options.file)
     if options.mesh is not None:
         program.set_mesh(as_mesh(options.mesh))
@@ -135,7 +137,7 @@ def _add_pass_options(command: argparse.ArgumentParser) -> None:
 
 
 def pipeline_of_options(options: argparse.Namespace) -> PassPipeline:
-    """The pipeline that the options name. Raises ValueError for passes that it does not have."""
+    """The pipeline that the options name. ValueError for passes that the pipeline does not have."""
     from shardweave.passes.pipeline import PassPipeline
 
     pipeline = PassPipeline(options.passes)

@@ -8,9 +8,7 @@ from shardweave.driver.commands.arguments import Commands, new_command
 
 
 def add_parser(commands: Commands) -> None:
-    command = new_command(
-        commands, "prove", "Prove that a program computes what another does, without running it."
-    )
+    command = new_command(commands, prove_command)
     command.add_argument(
         "file", metavar="FILE", help="a program, of one rank or global; - reads standard input"
     )
@@ -20,10 +18,10 @@ def add_parser(commands: Commands) -> None:
         required=True,
         help="the program that it is to compute: the captured one, or another of one rank",
     )
-    command.set_defaults(func=prove_command)
 
 
 def prove_command(options: argparse.Namespace) -> int:
+    """Prove that a program computes what another does, without running it."""
     from shardweave.driver.commands.read_programs import read
     from shardweave.ir.proof.prove import prove
     from shardweave.ir.verify.program import check

@@ -14,7 +14,7 @@ PHASES = ("forward", "recompute", "backward", "optimizer")
 
 
 def add_parser(commands: Commands) -> None:
-    command = new_command(commands, "show", "Show a program's layers, or some of its ops.")
+    command = new_command(commands, show_command)
     add_program(command)
     command.add_argument(
         "--layer", metavar="NAME", help="show the ops of this layer, such as h.0 or h.*.attn"
@@ -28,11 +28,10 @@ def add_parser(commands: Commands) -> None:
     add_flag(
         command, "--schedule", "show when each rank of a staged program works on which micro-batch"
     )
-    command.set_defaults(func=show_command)
 
 
 def show_command(options: argparse.Namespace) -> int:
-    """Print the layers of a program, or the ops that the options select."""
+    """Show a program's layers, or some of its ops."""
     from shardweave.driver.commands.read_programs import program_line, read
     from shardweave.driver.report.outline import outline, selection
     from shardweave.ir.verify.program import check
@@ -58,7 +57,7 @@ def _schedule(program: Program) -> str:
 
     if not is_staged(program):
         raise ValueError(
-            "the program has no stages, and so no schedule of micro-batches; run the pass "
-            "cut-stages on it first."
+            "the program has no stages, so that it has no schedule of micro-batches; run the "
+            "pass cut-stages on it first."
         )
     return picture_of(*schedule_table_of(program))

@@ -124,8 +124,8 @@ def test_weights_stored_in_shards_are_scattered_for_each_micro_batch() -> None:
             {"accumulate": 3},
             r"accumulate=3 does not divide the 8 rows of the batch; use one of \[1, 2, 4, 8\]",
         ),
-        ({"accumulate": 0}, "accumulate=0; give a number of micro-batches"),
-        ({"accumulate": 2, "y": torch.ones(6, 4, dtype=F64)}, "differ in their rows"),
+        ({"accumulate": 0}, "accumulate=0; give the number of micro-batches"),
+        ({"accumulate": 2, "y": torch.ones(6, 4, dtype=F64)}, "differ in their number of rows"),
         (
             {"accumulate": 2, "x": torch.ones(8, 4, dtype=F64, requires_grad=True)},
             "an input requires a gradient",
@@ -185,7 +185,7 @@ def test_gradients_are_added_where_they_are_made() -> None:
     given = step.gradients.into(step.bound)
     assert len(given) == 6
     with torch.no_grad():
-        left = step.bound.run(step, inputs, 1.0, given)
+        left = step.bound.start(step, inputs, 1.0, given).rest()
     assert left.keys() == {key for key in step.bound.results if key[0] != "grad"}
     step(**inputs)
     for name, parameter in step.named_parameters():
