@@ -76,5 +76,7 @@ def register_backend(
     registered again. Raises ValueError if another backend has the name.
     """
     if name in BACKENDS and BACKENDS[name].make is not make:
-        raise ValueError(f"a backend '{name}' is registered already; give {make} another name.")
+        raise ValueError(
+            f"a backend '{name}' is registered already; give {make} a name of its own."
+        )
     BACKENDS[name] = BackendKind(make, has_processes, passes)

@@ -71,7 +71,7 @@ class Slots:
 
     @cached_property
     def given(self) -> tuple[Key, ...]:
-        """Keys of the arguments of the step that the function gets unchanged."""
+        """Keys of the step's arguments that are passed to this stage function as they are."""
         return tuple(
             (slot.kind, slot.name)
             for slot in self.arguments

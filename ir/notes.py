@@ -40,8 +40,8 @@ def warn(text: str, category: type[UserWarning]) -> None:
 
 
 def say(text: str) -> None:
-    """Tell the user something: through the logger "shardweave", or on standard error if it has no
-    handler, unless the logger's level is above INFO."""
+    """Log a text at level INFO to the logger "shardweave". If no handler is installed, print it on
+    standard error, unless the logger's own level is set above INFO."""
     if log.hasHandlers():
         log.info(text)
     elif not log.level or log.isEnabledFor(logging.INFO):

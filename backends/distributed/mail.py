@@ -91,7 +91,10 @@ class Mail:
         self._sent.setdefault(rank, deque()).append((work, x))
 
     def receive(self, rank: int, address: Address) -> Tensor:
-        """Wait for a tensor. Raises RuntimeError, naming the message, if the sender is gone."""
+        """Wait for the tensor that `rank` sent to `address`, and return it.
+
+        Raises RuntimeError, which names the address, if `rank` is gone.
+        """
         if rank == self.rank:
             return self._here.pop(address)
         inbox = self._inbox[rank]

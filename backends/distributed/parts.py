@@ -19,7 +19,8 @@ Shape = tuple[int, ...]
 
 
 class Parts:
-    """Pads a program's arguments, and unpads its results, on the rank at `coordinates`."""
+    """Pads the shards of dims that do not divide, among a program's arguments, to equal sizes, and
+    cuts the padding off its results, on the rank at `coordinates`."""
 
     def __init__(self, program: Program, coordinates: Mapping[str, int]) -> None:
         self._padded = {

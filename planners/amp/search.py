@@ -243,8 +243,8 @@ def fastest_tried(
 def with_shares(
     plan: Plan, program: Program, placed: Placed, model: LayeredModel, links: ClusterArrays
 ) -> Plan | None:
-    """Make a placement's plan in which each replica runs micro-batches in proportion to its speed.
-    None if all replicas get equally many, and under ZeRO, whose replicas must be alike."""
+    """Copy a placement's plan so that each replica runs micro-batches in proportion to its speed.
+    Returns None if all replicas get equally many, or if the plan uses ZeRO, where they must."""
     strategy, pipeline = placed.estimate.strategy, plan.pipeline
     if strategy.data == 1 or plan.zero:
         return None

@@ -41,8 +41,8 @@ from shardweave.ir.torch_private import (
 
 @contextlib.contextmanager
 def exact_texts() -> Iterator[None]:
-    """Let dynamo give exceptions the text that they have in eager Python, or, where it cannot,
-    refuse the line of code that reads the text."""
+    """Patch dynamo, inside the context, so that exceptions have the text of eager Python. Where
+    dynamo does not know the text, code that reads it raises CaptureError."""
     raise_, text_of = original_of("raised"), original_of("exception text")
 
     def raising(owner: Any, value: Any, *rest: Any, **options: Any) -> None:

@@ -48,11 +48,11 @@ class Calls:
 
 @dataclass(frozen=True)
 class Reads:
-    """Parameters whose updates need full values (`full`, by index), and the reason.
+    """Parameters whose updates need unsharded values, and the reason in words.
 
-    joint: parameters whose updates may read other parameters. may_draw: whether an op may draw
-    random numbers; all updates then need full values. calls: the ops by index, for each parameter
-    with a gradient.
+    full: indices of these parameters. joint: indices of those whose updates may read other
+    parameters too. may_draw: whether an op may draw random numbers; `full` then has all. calls: by
+    index of each parameter that has a gradient, the ops of its update.
     """
 
     full: frozenset[int]
