@@ -65,6 +65,7 @@ _PLACES: dict[str, tuple[str, ...]] = {
     "make_wrapper": ("torch:Tensor._make_wrapper_subclass",),
     "HigherOrderOperator": ("torch._ops:HigherOrderOperator",),
     "backward_pass_number": (f"{_C}_current_graph_task_id",),
+    "autograd_engine": ("torch.autograd:Variable._execution_engine",),
     "keeps_graph": ("torch._C._autograd:_get_current_graph_task_keep_graph",),
     "disable_current_modes": ("torch.utils._python_dispatch:_disable_current_modes",),
     "current_modes": ("torch.utils._python_dispatch:_get_current_dispatch_mode_stack",),

@@ -9,13 +9,11 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from shardweave.backends.distributed.cuda_graph import GraphedStep, check_graph
+from shardweave.backends.distributed.cuda_graph import check_graph
+from shardweave.backends.distributed.emitted_runner import EmittedRunner
 from shardweave.backends.distributed.layout import as_dtensor, placements_of, whole
-from shardweave.backends.distributed.parts import Parts
 from shardweave.backends.distributed.pipeline import StagedRunner, holders_of
 from shardweave.backends.distributed.runtime import Runtime
-from shardweave.backends.emit.emit import StepFunction
-from shardweave.backends.emit.emitted import JoinedRunner
 from shardweave.backends.programs import Key
 from shardweave.backends.state.initial import Source
 from shardweave.backends.state.mesh_tensor import MeshTensor, of_mesh
@@ -26,32 +24,6 @@ from shardweave.ir.program.blocks import shared_modules
 from shardweave.ir.program.program import Program
 from shardweave.ir.program.staged import is_staged
 from shardweave.ir.torch_private import dtensor_spec, local_part
-
-
-class EmittedRunner(JoinedRunner):
-    """Runs a program by its emitted Python module. source: text of the module."""
-
-    def __init__(
-        self,
-        program: Program,
-        runtime: Runtime,
-        *,
-        compiler: Compiler | None,
-        cuda_graph: bool,
-        pending: Collection[str] = (),
-    ) -> None:
-        super().__init__(runtime, compiler)
-        self.source, run = self.load(program, pending=pending)
-        self.agree(self.source)
-        self._run: StepFunction = GraphedStep(run) if cuda_graph else run
-        self._parts = Parts(program, runtime.coordinates)
-        runtime.prepare(program)
-
-    def results_of(self, given: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
-        given = self._parts.padded(given)
-        if isinstance(self._run, GraphedStep):  # it writes gradients to its own memory
-            given = {key: tensor for key, tensor in given.items() if key[0] != "grad"}
-        return self._parts.held(self._run(self.runtime, given))
 
 
 class DistributedBackend(Backend):

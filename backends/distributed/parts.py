@@ -31,23 +31,18 @@ class Parts:
             for slot, shape in _uneven(program, program.results)
         }
 
-    def padded(self, given: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
-        """Pad the arguments with zeros. Leaves out gradients to add to that lack padding, since a
-        program adds only to tensors of the padded shape."""
-        own = dict(given)
+    def pad(self, given: dict[Key, Tensor]) -> None:
+        """Pad the arguments with zeros, in the dict. Removes gradients to add to that lack padding,
+        since a program adds only to tensors of the padded shape."""
         for key in self._held:
-            own.pop(key, None)
+            given.pop(key, None)
         for key, shape in self._padded.items():
-            own[key] = resized(given[key], shape)
-        return own
+            given[key] = resized(given[key], shape)
 
-    def held(self, results: dict[Key, Tensor]) -> dict[Key, Tensor]:
-        """Remove the padding of the results."""
-        if not self._held:
-            return results
-        return results | {
-            key: resized(results[key], shape) for key, shape in self._held.items() if key in results
-        }
+    def unpad(self, results: dict[Key, Tensor]) -> None:
+        """Remove the padding of the results, in the dict."""
+        for key in self._held.keys() & results.keys():
+            results[key] = resized(results[key], self._held[key])
 
 
 def is_uneven(program: Program, slot: Slot) -> bool:

@@ -12,7 +12,6 @@ from shardweave.backends.distributed.joined_totals import JoinedTotals, joined_t
 from shardweave.backends.distributed.mail import Address, ExpectedMessage, Mail
 from shardweave.backends.distributed.parts import Parts
 from shardweave.backends.distributed.runtime import Runtime
-from shardweave.backends.emit.emit import StepFunction
 from shardweave.backends.emit.emitted import JoinedRunner
 from shardweave.backends.programs import Key
 from shardweave.backends.stages import Cut, Place, Slots, StagedStep, last_reads, slots_of_runs
@@ -26,22 +25,16 @@ from shardweave.ir.program.staged import Run, StagePlaces, functions_of, runs_of
 
 
 class StagedRunner(JoinedRunner):
-    """Runs the functions of this rank's stages in a step, in the order of the schedule.
-
-    sources: source of the Python module of each function, by name.
-    """
+    """Runs the functions of this rank's stages in a step, in the order of the schedule."""
 
     def __init__(self, program: Program, runtime: Runtime, compiler: Compiler | None) -> None:
         super().__init__(runtime, compiler)
         self.program = program
-        self.sources: dict[str, str] = {}
         self.places = StagePlaces.of(program)
         self.agree(str(program))
         self.runs = [run for _, run in runs_of(program) if run.at == runtime.place]
         self.functions = slots_of_runs(program, self.runs)
-        self.loaded: dict[str, StepFunction] = {}
-        for name, slots in self.functions.items():
-            self.sources[name], self.loaded[name] = self.load(slots.function)
+        self.loaded = {name: self.load(slots.function) for name, slots in self.functions.items()}
         self.last_reads = last_reads(self.runs, self.functions)
         self.homes = homes_of(program)
         self.elsewhere = {
@@ -60,16 +53,18 @@ class StagedRunner(JoinedRunner):
 
     @property
     def source(self) -> str:
-        return "\n\n".join(f"# {name}\n{text}" for name, text in self.sources.items())
+        return "\n\n".join(f"# {name}\n{each.source}" for name, each in self.loaded.items())
 
-    def results_of(self, given: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
+    def results_of(self, given: dict[Key, Tensor]) -> dict[Key, Tensor]:
         mail = Mail(self.runtime.rank, self.inbox, self.runtime.device, self.groups)
         mail.open()
-        step = RankStep(self, self._parts.padded(given), mail)
+        self._parts.pad(given)
+        step = RankStep(self, given, mail)
         for run, last in zip(self.runs, self.last_reads, strict=True):
             step.run(run, self.functions[run.function], last)
         mail.close()
-        returned = self._parts.held(step.returned)
+        returned = step.returned
+        self._parts.unpad(returned)
         for key, dtype in self.elsewhere.items():
             returned[key] = torch.empty(0, dtype=dtype, device=self.runtime.device)
         return returned

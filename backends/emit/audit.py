@@ -19,7 +19,7 @@ _STRUCTURE = (
     ast.FunctionDef, ast.arguments, ast.arg, ast.Assign, ast.Delete, ast.Return,
     ast.Expr, ast.Constant, ast.Name, ast.Load, ast.Store, ast.Del, ast.Tuple, ast.List, ast.Dict,
     ast.Subscript, ast.Attribute, ast.Call, ast.keyword, ast.UnaryOp, ast.USub, ast.BinOp, ast.Add,
-    ast.Sub,
+    ast.Sub, ast.Yield,
 )  # fmt: skip
 
 

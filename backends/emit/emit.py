@@ -8,13 +8,10 @@ each value freed after its last use. `rt` is the rank's runtime (`backends.distr
 from __future__ import annotations
 
 import hashlib
-import json
 import keyword
 import linecache
 import re
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from io import StringIO
 from typing import Any
 
@@ -22,96 +19,24 @@ from torch import Tensor
 from xdsl.ir import Operation, SSAValue
 from xdsl.printer import Printer
 
+from shardweave.backends.emit.additions import additions_of
 from shardweave.backends.emit.audit import KNOWN, audit
 from shardweave.backends.emit.calls import FUNCTIONS
 from shardweave.backends.emit.statements import Code, fused_statement, key_text, statement
-from shardweave.backends.programs import Key, free_name, last_touches, last_uses
+from shardweave.backends.programs import Key, completions, free_name, last_uses
 from shardweave.backends.triton.source.parts import joins
 from shardweave.ir.dialects import dist
 from shardweave.ir.dialects.annotations import joined_layers, phase_of, shortened
 from shardweave.ir.dialects.kernel import FusedOp
 from shardweave.ir.dialects.types import dtype_of_value, dtype_word, shape_of
-from shardweave.ir.program.program import Program
+from shardweave.ir.program.program import Program, Slot
 from shardweave.ir.program.staged import STAGE_KINDS
-from shardweave.ir.program.storage import adds_its_result
 from shardweave.ir.program.text import without_gc
 from shardweave.ir.sharding.ragged import ragged_values
 from shardweave.passes.kernels.unfuse_kernels import without_regions
 from shardweave.passes.messages.pending_gradients import pending_terms
 
-_ADDED = ("grad", "sum")
-"""Kinds of results that are added to the caller's tensor of that name, if `given` has one."""
-
-
-@dataclass
-class Additions:
-    """Lines of an emitted module that add gradients to the caller's. before, behind: lines by the
-    op that they precede or follow. products: lines that replace an op, a product that adds its
-    result. In `before`, the line that joins partial results of kernels comes first."""
-
-    names: Mapping[SSAValue, Code]
-    before: dict[Operation, list[str]]
-    behind: dict[Operation, list[str]] = field(default_factory=dict[Operation, list[str]])
-    products: dict[Operation, str] = field(default_factory=dict[Operation, str])
-
-    def add(self, value: SSAValue, after: Operation, key: str) -> None:
-        """Add `value` to the caller's gradient `key`, a pair of kind and name, after an op.
-        A product that can adds by itself instead, which saves a write and a read of memory."""
-        if after is value.owner and adds_its_result(after):
-            left, right = (self.names[operand] for operand in after.operands)
-            product = f"rt.added_product(given, ({key}), {left}, {right})"
-            self.products[after] = f"{self.names[value]} = {product}"
-        else:
-            self.behind.setdefault(after, []).append(self._addition(value, key))
-
-    def add_joined(self, value: SSAValue, key: str, before: Operation) -> None:
-        """Add a value, which is joined from partial results before an op, there."""
-        self.before[before].append(self._addition(value, key))
-
-    def _addition(self, value: SSAValue, key: str) -> str:
-        name = self.names[value]
-        return f"{name} = rt.added(given, ({key}), {name})"
-
-
-def additions_of(
-    program: Program,
-    names: Mapping[SSAValue, Code],
-    terms: Mapping[str, SSAValue],
-    joined: Mapping[SSAValue, Operation],
-) -> Additions:
-    """Write lines that add each gradient to the caller's, after the last op that touches it.
-
-    So memory never holds a second set of gradients, whether of a step or of a stage's sums over
-    micro-batches. Values that are returned twice are not added. terms: unreduced terms of pending
-    gradients, by name, added as soon as they are computed. joined: the op before which a partial
-    result is joined; it is added there if no later op reads it.
-    """
-    num_kernels = sum(isinstance(op, FusedOp) for op in program.ops)
-    join = f"kernels[{num_kernels}]()  # joins results that are in parts"
-    additions = Additions(names, {op: [join] for op in joined.values()})
-    gradients = [s for s in program.results if s.kind in _ADDED and s.name not in terms]
-    returned = Counter(program.return_op.operands)
-    places = {op: place for place, op in enumerate((*program.ops, program.return_op))}
-    last = last_touches(program)
-    for slot in gradients:
-        value = slot.value
-        if isinstance(value.owner, Operation) and returned[value] == 1:
-            join = joined.get(value)
-            if join is not None and places[join] > places[last[value]]:
-                additions.add_joined(value, key_text(slot), join)
-            else:
-                additions.add(value, last[value], key_text(slot))
-    for gradient, term in terms.items():
-        key = f'"pending", {json.dumps(gradient)}'
-        assert isinstance(term.owner, Operation)
-        if term in joined:
-            additions.add_joined(term, key, joined[term])
-        else:
-            additions.add(term, term.owner, key)
-    return additions
-
-
-StepFunction = Callable[[Any, Mapping[Key, Tensor]], dict[Key, Tensor]]
+StepFunction = Callable[[Any, dict[Key, Tensor]], dict[Key, Tensor]]
 """`step(rt, given)`. A stage function's step pops the arguments that it frees from `given`."""
 
 _HEADER = '''\
@@ -119,9 +44,12 @@ _HEADER = '''\
 
 Written by shardweave: {num_ops} ops. `rt` is this rank's runtime, which holds the collectives;
 `given` maps the kind and name of each argument to this rank's part of it; to a gradient or a sum in
-it, the new one is added. Returns this rank's part of each result by kind and name.
+it, the new one is added. {end}
 """
 '''
+
+_RETURNS = "Returns this rank's part of each result by kind and name."
+_YIELDS = "Puts this rank's part of each result into `results`, and yields after each gradient."
 
 _IMPORTS = """
 from math import inf, nan
@@ -148,28 +76,37 @@ aten = torch.ops.aten
 """
 
 _FUNCTIONS = tuple(function.__name__ for function in FUNCTIONS.values())
-_RESERVED = {*KNOWN, *_FUNCTIONS, "given", "step", "inf", "nan", "_"}
+_RESERVED = {*KNOWN, *_FUNCTIONS, "given", "results", "step", "inf", "nan", "_"}
 
 
 def emit(
-    program: Program, *, kernels: bool = False, in_parts: bool = True, pending: Collection[str] = ()
+    program: Program,
+    *,
+    kernels: bool = False,
+    in_parts: bool = True,
+    pending: Collection[str] = (),
+    order: list[Key] | None = None,
 ) -> str:
     """Return the source of a module that runs a program on one rank.
 
     kernels: whether fused regions are called as `kernels[0]`, `kernels[1]`, .. in program order;
     pass these functions to `load_step`. Else their ops run one by one. in_parts: whether kernels
     may leave partial results; one more kernel, the last, joins them. pending: names of gradients
-    whose unreduced terms are added to the entry of `given` under `"pending"`. Raises ValueError for
-    an op that has no Python form.
+    whose unreduced terms are added to the entry of `given` under `"pending"`. order: if given, the
+    module is a generator, `step(rt, given, results)`, that yields when a gradient is complete; the
+    gradients' keys are appended to it. Raises ValueError for an op that has no Python form.
     """
     program = program if kernels else without_regions(program)
     names = _names(program)
-    lines = [_header(program) + _IMPORTS, "", "def step(rt, given):"]
+    arguments = "rt, given" if order is None else "rt, given, results"
+    end = _RETURNS if order is None else _YIELDS
+    lines = [_header(program, end) + _IMPORTS, "", f"def step({arguments}):"]
     lines += _argument_lines(program, names)
     terms_of = pending_terms(program) if pending else {}
     terms = {gradient: terms_of[gradient] for gradient in pending}
     joined = joins(program, set(terms.values())) if kernels and in_parts else {}
     additions = additions_of(program, names, terms, joined)
+    complete = {} if order is None else completions(program, joined)
     dying, place, num_fused = last_uses(program), None, 0
     ragged = ragged_values(program.ops)
     for op in program.ops:
@@ -186,10 +123,25 @@ def emit(
         lines += [f"    {line}" for line in additions.behind.get(op, ())]
         if op in dying:
             lines.append(f"    del {', '.join(names[value] for value in dying[op])}")
+        if op in complete:
+            lines += _handed_over(complete[op], names)
+            place = None  # a range of the profiler does not reach over a yield
     lines += [f"    {line}" for line in additions.before.get(program.return_op, ())]
+    early = [slot for slots in complete.values() for slot in slots]
+    if order is not None:
+        order += [(slot.kind, slot.name) for slot in early]
+        rest = [slot for slot in program.results if slot not in early]
+        return "\n".join([*lines, *_handed_over(rest, names), ""])
     lines += ["", "    return {"]
     lines += [f"        ({key_text(slot)}): {names[slot.value]}," for slot in program.results]
     return "\n".join([*lines, "    }", ""])
+
+
+def _handed_over(slots: Sequence[Slot], names: Mapping[SSAValue, Code]) -> list[str]:
+    """Return lines that hand results over to the caller, which alone holds them then."""
+    lines = [f"    results[{key_text(slot)}] = {names[slot.value]}" for slot in slots]
+    values = dict.fromkeys(names[slot.value] for slot in slots)
+    return ["", *lines, *([f"    del {', '.join(values)}"] if values else []), "    yield", ""]
 
 
 def _layers(op: Operation) -> str:
@@ -231,12 +183,13 @@ def _with_ranges(source: str) -> str:
     return "\n".join([*lines, ""])
 
 
-def _header(program: Program) -> str:
+def _header(program: Program, end: str) -> str:
     mesh = program.mesh
     where = f"on every rank of mesh {mesh}" if mesh and program.is_local else "on one device"
     kinds = {slot.kind for slot in program.results}
     what = "A training step" if "grad" in kinds else "A forward pass"
-    return _HEADER.format(what=f"{what}, as it runs {where}.", num_ops=len(list(program.ops)))
+    what = f"{what}, as it runs {where}."
+    return _HEADER.format(what=what, num_ops=len(list(program.ops)), end=end)
 
 
 # Names

@@ -7,19 +7,20 @@ laptop.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from xdsl.ir import SSAValue
+from xdsl.ir import Operation, SSAValue
 
-from shardweave.backends.programs import Key, sharding_held
+from shardweave.backends.programs import Key, completions, sharding_held
 from shardweave.backends.reference.virtual_ranks import (
     ReplicaMismatchError,
     collect,
     global_argument,
-    run_ops,
+    run_op_by_op,
     scatter_shards,
     virtual_mesh,
 )
@@ -28,9 +29,10 @@ from shardweave.backends.state.initial import Source
 from shardweave.backends.step.backend import Backend, Runner
 from shardweave.ir.library.philox import STATE, random_state
 from shardweave.ir.mesh.placement import Sharding
-from shardweave.ir.program.program import Program
+from shardweave.ir.program.program import Program, Slot
 from shardweave.ir.program.staged import is_staged
 from shardweave.passes.kernels.unfuse_kernels import without_regions
+from shardweave.passes.messages.early_waits import wait_early
 from shardweave.passes.stages.split_step import KEPT
 
 __all__ = ["Key", "ReplicaMismatchError", "run_reference", "values_of"]
@@ -50,9 +52,22 @@ def run_reference(program: Program, values: Mapping[Key, Tensor]) -> dict[Key, T
 
     Values that `split_step` passes from the forward to the backward part have a tensor per rank.
     """
-    program = without_regions(program)
     if is_staged(program):
-        return run_staged(program, values)
+        return run_staged(without_regions(program), values)
+    results: dict[Key, Tensor] = {}
+    for _ in _run_in_order(without_regions(program), values, results, {}):
+        pass
+    return results
+
+
+def _run_in_order(
+    program: Program,
+    values: Mapping[Key, Tensor],
+    results: dict[Key, Tensor],
+    complete: Mapping[Operation, Sequence[Slot]],
+) -> Iterator[None]:
+    """Run a program as `run_reference`, into `results`; yields after each op of `complete` with
+    the gradients that it lists."""
     mesh = virtual_mesh(program)
     environment: dict[SSAValue, Any] = {
         slot.value: values[KEPT, slot.name]
@@ -62,13 +77,21 @@ def run_reference(program: Program, values: Mapping[Key, Tensor]) -> dict[Key, T
         )
         for slot in program.arguments
     }
-    run_ops(program, environment, mesh)
-    return {
-        (slot.kind, slot.name): environment[slot.value]
-        if slot.kind == KEPT
-        else collect(slot, environment[slot.value], program, mesh)
-        for slot in program.results
-    }
+
+    def collected(slot: Slot) -> Any:
+        tensors = environment[slot.value]
+        return tensors if slot.kind == KEPT else collect(slot, tensors, program, mesh)
+
+    early: set[Key] = set()
+    for op in run_op_by_op(program, environment, mesh):
+        if op in complete:
+            for slot in complete[op]:
+                results[slot.kind, slot.name] = collected(slot)
+                early.add((slot.kind, slot.name))
+                del environment[slot.value]
+            yield
+    slots = {(slot.kind, slot.name): slot for slot in program.results}
+    results.update({key: collected(slot) for key, slot in slots.items() if key not in early})
 
 
 def values_of(
@@ -105,6 +128,25 @@ class VirtualRunner(Runner):
 
     def __call__(self, given: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
         return run_reference(self.program, given)
+
+    @cached_property
+    def _ordered(self) -> tuple[Program, Mapping[Operation, Sequence[Slot]]]:
+        program = without_regions(self.program).clone()
+        if is_staged(program):
+            return program, {}
+        wait_early(program)
+        return program, completions(program)
+
+    @property
+    def order(self) -> Sequence[Key]:
+        return [(slot.kind, slot.name) for slots in self._ordered[1].values() for slot in slots]
+
+    def in_order(self, given: dict[Key, Tensor], results: dict[Key, Tensor]) -> Iterator[None]:
+        program, complete = self._ordered
+        if complete:
+            yield from _run_in_order(program, given, results, complete)
+        else:
+            yield from super().in_order(given, results)
 
 
 class VirtualBackend(Backend):

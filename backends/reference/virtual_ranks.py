@@ -5,7 +5,7 @@ Ranks with equal tensors share one object, and an op on shared operands is compu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -87,6 +87,17 @@ def run_ops(
     messages: Messages | None = None,
 ) -> None:
     """Run a program without fused regions: add results to `environment`, remove dead values."""
+    for _ in run_op_by_op(program, environment, mesh, messages):
+        pass
+
+
+def run_op_by_op(
+    program: Program,
+    environment: dict[SSAValue, PerRank],
+    mesh: Mesh,
+    messages: Messages | None = None,
+) -> Iterator[Operation]:
+    """Run a program as `run_ops`, and yield each op after it."""
     dying, ragged = last_uses(program), ragged_values(program.ops)
     for op in program.ops:
         if messages is not None and isinstance(op, (dist.SendOp, dist.RecvOp)):
@@ -97,6 +108,7 @@ def run_ops(
             environment[value] = tensors
         for value in dying.get(op, ()):
             del environment[value]
+        yield op
 
 
 def virtual_mesh(program: Program) -> Mesh:

@@ -18,7 +18,9 @@ from shardweave.backends.programs import Key
 from shardweave.backends.state.state import ShardedState
 from shardweave.backends.step.backend import Pending
 from shardweave.backends.step.bound import BoundProgram
+from shardweave.backends.step.running import Running
 from shardweave.ir.mesh.placement import Sharding
+from shardweave.ir.torch_private import without_overrides
 
 
 class Gradients:
@@ -35,7 +37,16 @@ class Gradients:
         self.keys = [("grad", name) for name in self._by_name]
         self._pending: dict[str, Sharding] = {}
         self._closed: set[str] = set()
+        self._called: set[str] = set()
+        """Names of parameters whose hooks have run in the current call."""
         self._is_synced = True
+
+    def hooked(self) -> set[str]:
+        """Return the names of the parameters with hooks of the user on accumulated gradients."""
+        own = self.backend.take_gradient
+        with without_overrides():
+            hooks = {n: p._post_accumulate_grad_hooks for n, p in self._by_name.items()}
+        return {n for n, of in hooks.items() if of and any(hook != own for hook in of.values())}
 
     @property
     def are_pending(self) -> bool:
@@ -92,13 +103,25 @@ class Gradients:
         """Add the gradients among a program's results to `.grad`. A parameter of another stage gets
         an empty `.grad`, since collectives on gradients (such as their norm) need all ranks."""
         for key, sharding in bound.results.items():
-            if key[0] != "grad":
+            if key[0] != "grad" or key[1] in self._called:
                 continue
             parameter = self._by_name[key[1]]
             if key in results:
                 self.add(key[1], results[key], sharding)
             elif parameter.grad is None and parameter.requires_grad:
                 parameter.grad = self.elsewhere(parameter)
+
+    def take_in_order(self, running: Running, bound: BoundProgram) -> dict[Key, Tensor]:
+        """Add each reduced gradient to `.grad` as soon as it is complete, and call its hooks.
+        Returns the results that come at the end."""
+        for key in bound.runner.order:
+            arrived = running.until([key])
+            if key in arrived:
+                self.add(key[1], arrived.pop(key), bound.results[key])
+            if key[1] not in self._pending:
+                self._call_hooks(self._by_name[key[1]])
+                self._called.add(key[1])
+        return running.rest()
 
     def elsewhere(self, parameter: Tensor) -> Tensor:
         """Return the empty gradient that this rank holds for a parameter of another stage."""
@@ -144,11 +167,16 @@ class Gradients:
                 self._by_name[name].grad = gradient
             self._pending.clear()
         self.note_sync(is_synced=is_synced)
-        for parameter in self.parameters:
-            hooks = parameter._post_accumulate_grad_hooks
-            if hooks and parameter.grad is not None:
-                for hook in list(hooks.values()):
-                    hook(parameter)
+        for name, parameter in self._by_name.items():
+            if name not in self._called:
+                self._call_hooks(parameter)
+        self._called.clear()
+
+    def _call_hooks(self, parameter: nn.Parameter) -> None:
+        hooks = parameter._post_accumulate_grad_hooks
+        if hooks and parameter.grad is not None:
+            for hook in list(hooks.values()):
+                hook(parameter)
 
     def note_sync(self, *, is_synced: bool) -> None:
         """Record whether the call whose gradients have just arrived was outside of `no_sync`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,12 +23,22 @@ Compiler = Literal["triton", "inductor"]
 class Runner(ABC):
     """A loaded program, called with this rank's shards of its arguments."""
 
+    order: Sequence[Key] = ()
+    """Gradients that `in_order` hands over before the end of the program, in their order."""
+
     @abstractmethod
-    def __call__(self, given: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
+    def __call__(self, given: dict[Key, Tensor]) -> dict[Key, Tensor]:
         """Run the program; returns this rank's results by kind and name.
 
-        If `given` has a tensor under a gradient's key, the runner may add to it and return it.
+        If `given` has a tensor under a gradient's key, the runner may add to it and return it. It
+        may remove arguments from `given` after their last use.
         """
+
+    def in_order(self, given: dict[Key, Tensor], results: dict[Key, Tensor]) -> Iterator[None]:
+        """Run the program up to the next gradient that is complete, again and again, and put each
+        result into `results`; the caller may remove it there. Else as `__call__`."""
+        results.update(self(given))
+        yield
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 from weakref import ref
 
 import torch
@@ -16,6 +17,7 @@ from shardweave.backends.distributed.parts import is_uneven
 from shardweave.backends.programs import Key, sharding_held
 from shardweave.backends.state.state import ShardedState
 from shardweave.backends.step.backend import Backend
+from shardweave.backends.step.running import Running
 from shardweave.ir.capture.outputs import LOSS
 from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.types import dtype_of_value, shape_of
@@ -26,9 +28,7 @@ from shardweave.ir.program.staged import is_staged
 from shardweave.ir.program.storage import makes_memory, storage_of
 from shardweave.ir.torch_private import local_part
 from shardweave.passes.messages.pending_gradients import leave_gradients_pending, pending_terms
-from shardweave.passes.stages.split_step import KEPT, split_step
-
-_K = TypeVar("_K")
+from shardweave.passes.stages.split_step import split_step
 
 
 class _Held(NamedTuple):
@@ -204,16 +204,28 @@ class BoundProgram:
         state: ShardedState,
         batch: Mapping[str, Tensor],
         scale: float | Tensor = 1.0,
+    ) -> dict[Key, Tensor]:
+        """Run the program; returns results by kind and name, as `start` says. Collective."""
+        return self.start(state, batch, scale).rest()
+
+    def start(
+        self,
+        state: ShardedState,
+        batch: Mapping[str, Tensor],
+        scale: float | Tensor = 1.0,
         into: Mapping[Key, Tensor] | None = None,
         kept: dict[Key, Any] | None = None,
-    ) -> dict[Key, Tensor]:
-        """Run the program; returns results by kind and name, in memory of their own. Collective.
+        *,
+        guard: AbstractContextManager[None] | None = None,
+        in_order: bool = False,
+    ) -> Running:
+        """Start a run, whose results have memory of their own.
 
         batch: the inputs, and the gradients of outputs that the program takes, by input name.
         scale: factor of the loss for its gradients. into: gradients that the runner may add to in
         place; results that it has added so are left out. kept: the forward part's kept values and
         the buffers' values before it; they are removed from the dict and freed after their last
-        use. Results of kind `kept` may share memory with others.
+        use. Results of kind `kept` may share memory with others. guard, in_order: as in `Running`.
         """
         given: dict[Key, Any] = dict(self.held_by(state).local)
         for key in self._inputs:
@@ -222,18 +234,9 @@ class BoundProgram:
         for key in [key for key in kept or () if key in self.slots]:
             assert kept is not None
             given[key] = kept.pop(key)
-        if into:
-            given |= into
-        results = self.runner(given)
-        if into:
-            results = {key: x for key, x in results.items() if x is not into.get(key)}
-        left = {key: x for key, x in results.items() if key[0] == KEPT}
-        dense = {key: x.contiguous() for key, x in results.items() if key not in left}
-        shared = {key: dense[key] for key in self.shared if key in dense}
-        if shared:
-            held = [x for x in given.values() if isinstance(x, Tensor)]
-            dense |= owned(shared, held)
-        return dense | left
+        given |= into or {}
+        guard = guard or nullcontext()
+        return Running(self.runner, given, into or {}, self.shared, guard, in_order=in_order)
 
     @cached_property
     def _inputs(self) -> list[Key]:
@@ -320,23 +323,3 @@ def with_versions(values: Iterable[Any]) -> list[Tensor]:
     followed by this rank's shards of the DTensors among them."""
     tensors = [x for x in values if isinstance(x, Tensor) and not x.is_inference()]
     return tensors + [local_part(x) for x in tensors if isinstance(x, DTensor)]
-
-
-def owned(results: Mapping[_K, Tensor], held: Iterable[Tensor]) -> dict[_K, Tensor]:
-    """Make results contiguous, and copy those that share memory with another or with `held`.
-
-    A program may return a value twice, or a view of an argument; but gradients and buffers
-    are changed in place. Results in disjoint parts of one buffer are not copied.
-    """
-    tensors = {key: tensor.contiguous() for key, tensor in results.items()}
-    held_storages = {tensor.untyped_storage().data_ptr() for tensor in held if tensor.numel()}
-    end = 0
-    filled = [key for key in tensors if tensors[key].numel()]
-    for key in sorted(filled, key=lambda key: tensors[key].data_ptr()):
-        tensor = tensors[key]
-        is_held = tensor.untyped_storage().data_ptr() in held_storages
-        if is_held or tensor.data_ptr() < end:
-            tensors[key] = tensor.clone()
-        if not is_held:
-            end = max(end, tensor.data_ptr() + tensor.nbytes)
-    return tensors

@@ -25,9 +25,9 @@ from shardweave.backends.step.after_backward import BackwardRan
 from shardweave.backends.step.autograd import AutogradCalls, give
 from shardweave.backends.step.bound import BoundProgram
 from shardweave.backends.step.compiled_module import make_compiled
+from shardweave.backends.step.recorded import HOOKS_NOTE
 from shardweave.backends.step.step_call import StepCall, autocast_dtype
-from shardweave.backends.step.step_programs import Programs
-from shardweave.backends.step.summary import summary_of
+from shardweave.backends.step.step_programs import Programs, summary_of
 from shardweave.backends.watch import watchdog
 from shardweave.backends.watch.failure_guard import FailureGuard
 from shardweave.ir.capture.outputs import LOSS
@@ -222,8 +222,14 @@ class Step(ShardedState):
         if call.grad:
             bound = self._gradients.program_of(bound, is_last=is_last)
         into = self._gradients.into(bound) if call.grad else {}
-        with self.failure_guard:
-            results = bound.run(self, call.inputs, scale, into)
+        guard, in_order = self.failure_guard, False
+        if call.grad and is_last and self._gradients.hooked():
+            in_order = bool(bound.runner.order)
+            if not in_order:
+                self.note(HOOKS_NOTE)
+        with guard:
+            running = bound.start(self, call.inputs, scale, into, guard=guard, in_order=in_order)
+        results = self._gradients.take_in_order(running, bound) if in_order else running.rest()
         self._gradients.take(results, bound)
         of_inputs: dict[str, Tensor] = {}
         for (_, name), tensor in results.items():

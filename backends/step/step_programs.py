@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from shardweave.backends.batch.replicas import ADVICE
 from shardweave.backends.batch.rows import LocalRows
@@ -15,7 +16,11 @@ from shardweave.backends.programs import Key
 from shardweave.backends.step.bound import BoundProgram
 from shardweave.backends.step.step_call import StepCall
 from shardweave.ir.capture.arguments import Form
+from shardweave.ir.inspect.stats import stats
+from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.mesh.placement import Sharding
+from shardweave.ir.program.staged import ops_of_parts
+from shardweave.planners.cost.quantity import bytes_text
 from shardweave.planners.plan.plan import Plan
 
 OPTIONS = ("accumulate", "loss_scale")
@@ -101,3 +106,29 @@ class Programs(ABC):
         inputs = {n: s for (kind, n), s in self.first.shardings.items() if kind == "input"}
         chosen = [inputs[name]] if name in inputs else list(inputs.values())
         return tuple(dict.fromkeys(p.axis for s in chosen if s.dims for p in s.dims[0]))
+
+
+def summary_of(
+    mesh: Mesh,
+    parameters: Iterable[Tensor],
+    programs: Sequence[tuple[str, BoundProgram]],
+    notes: Sequence[str],
+) -> str:
+    """Describe the mesh, the bytes of parameters, each program's collectives, and the notes."""
+    tensors = list(parameters)
+    whole = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    here = sum(_local(tensor).nbytes for tensor in tensors)
+    lines = [
+        f"mesh {mesh}" if mesh.axes else "one device",
+        f"{len(tensors)} parameters of {bytes_text(whole)}, {bytes_text(here)} in this process",
+    ]
+    for what, bound in programs:
+        collectives = stats(bound.program).collectives
+        sent = [f"{c.count} {c.kind} over {', '.join(c.axes)} ({c.phase})" for c in collectives]
+        num_ops = sum(1 for _ in ops_of_parts(bound.program))
+        lines.append(f"{what}: {num_ops} ops; {'; '.join(sent) or 'no collectives'}")
+    return "\n".join([*lines, *(f"note: {note}" for note in notes)])
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import weakref
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from shardweave.backends.distributed.distributed import DistributedBackend
 from shardweave.driver.models.models import build_example
@@ -20,39 +16,11 @@ from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_parts import Pipeline
 from shardweave.planners.simulate.run_memory import memory_of_places
 from shardweave.tests.compiled import compile_copy
+from shardweave.tests.counted import Counted
 from shardweave.tests.spawn import run_ranks
 from shardweave.tests.zoo import captured, megatron
 
 GPT = "gpt:layers=4,hidden=32,heads=4,vocab=32,seq=32,batch=16,tie=false"
-
-
-class Counted(TorchDispatchMode):
-    """Bytes of the memory that ops make, while it lives. most: at once."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = self.most = 0
-        self.known: weakref.WeakSet[Any] = weakref.WeakSet()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for tensor in tree_leaves((args, kwargs)):
-            if isinstance(tensor, Tensor):
-                self.known.add(tensor.untyped_storage())
-        result = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, Tensor):
-                self._count(tensor.untyped_storage())
-        self.most = max(self.most, self.now)
-        return result
-
-    def _count(self, storage: Any) -> None:
-        if storage not in self.known:
-            self.known.add(storage)
-            self.now += storage.nbytes()
-            weakref.finalize(storage, self._free, storage.nbytes())
-
-    def _free(self, size: int) -> None:
-        self.now -= size
 
 
 def peaks(spec: str, plan: Plan) -> tuple[int, int]:

@@ -185,7 +185,7 @@ def test_gradients_are_added_where_they_are_made() -> None:
     given = step.gradients.into(step.bound)
     assert len(given) == 6
     with torch.no_grad():
-        left = step.bound.run(step, inputs, 1.0, given)
+        left = step.bound.start(step, inputs, 1.0, given).rest()
     assert left.keys() == {key for key in step.bound.results if key[0] != "grad"}
     step(**inputs)
     for name, parameter in step.named_parameters():
