@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 
-class Place(NamedTuple):
+class TensorPlace(NamedTuple):
     """A parameter or buffer, called `path` in the model, which a module holds as `held[name]`.
 
     kind: "param" or "buffer".
@@ -23,7 +23,7 @@ class Place(NamedTuple):
     tensor: Tensor
 
 
-def places_of(model: nn.Module, *, remove_duplicate: bool = True) -> Iterator[Place]:
+def places_of(model: nn.Module, *, remove_duplicate: bool = True) -> Iterator[TensorPlace]:
     """Yield the places of a model's tensors, in order of its modules; a tied tensor has several.
 
     remove_duplicate: whether a module that has several names yields its first one alone.
@@ -33,7 +33,7 @@ def places_of(model: nn.Module, *, remove_duplicate: bool = True) -> Iterator[Pl
         for kind, held in (("param", module._parameters), ("buffer", module._buffers)):
             for name, tensor in held.items():
                 if tensor is not None:
-                    yield Place(kind, dot + name, module, held, name, tensor)
+                    yield TensorPlace(kind, dot + name, module, held, name, tensor)
 
 
 @contextmanager
@@ -66,7 +66,7 @@ def _set_modes(
 
 
 @contextmanager
-def replaced(places: Iterable[Place], new: Mapping[int, Tensor]) -> Iterator[None]:
+def with_tensors(places: Iterable[TensorPlace], new: Mapping[int, Tensor]) -> Iterator[None]:
     """Within it, other tensors stand at some places. new: by the id of the tensor at the place."""
     chosen = [place for place in places if id(place.tensor) in new]
     try:

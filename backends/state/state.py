@@ -16,7 +16,7 @@ from shardweave.backends.optimizers.shards import full_copy
 from shardweave.backends.programs import Key
 from shardweave.backends.state.checkpoint import checkpointable
 from shardweave.backends.state.initial import Source
-from shardweave.backends.state.places import Place, places_of
+from shardweave.backends.state.places import TensorPlace, places_of
 from shardweave.backends.step.backend import Backend
 from shardweave.backends.watch import watchdog
 from shardweave.backends.watch.agreement import broadcast_from_rank_0, require_same_values
@@ -39,7 +39,7 @@ def _memory_of(value: Any) -> int:
     return memory_key(value) if isinstance(value, DTensor) else 0
 
 
-def _are_own(place: Place) -> bool:
+def _are_own(place: TensorPlace) -> bool:
     """Return False if a plain tensor replaces a parameter; raises ValueError for other changes."""
     now = place.held.get(place.name)
     is_other = isinstance(now, Tensor) and not isinstance(now, nn.Parameter)
@@ -63,7 +63,7 @@ def state_of(module: Any) -> ShardedState | None:
 
 def own_tensors(model: nn.Module) -> dict[Key, Tensor]:
     """Return a model's parameters and buffers by kind and first name, in order of its modules."""
-    first: dict[int, Place] = {}
+    first: dict[int, TensorPlace] = {}
     for place in places_of(model):
         first.setdefault(id(place.tensor), place)
     return {(place.kind, place.path): place.tensor for place in first.values()}

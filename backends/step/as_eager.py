@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from shardweave.backends.programs import Key
 from shardweave.backends.state.on_whole import whole_tensor
-from shardweave.backends.state.places import in_modes, places_of, replaced
+from shardweave.backends.state.places import in_modes, places_of, with_tensors
 from shardweave.backends.state.state import ShardedState
 from shardweave.backends.step.bound import BoundProgram
 from shardweave.backends.step.step_call import StepCall
@@ -78,5 +78,5 @@ def _as_in_call(step: ShardedState, call: StepCall, kept: Mapping[Key, Any]) -> 
     for key, tensor in step.stored.items():
         held = tensor if key not in kept else step.backend.like(kept[key], tensor)
         wholes[id(tensor)] = _whole(held) if key[0] == "param" else _whole(held).clone()
-    with in_modes(step.modes, call.modes), replaced(places_of(step.model), wholes):
+    with in_modes(step.modes, call.modes), with_tensors(places_of(step.model), wholes):
         yield

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from shardweave.backends.state.mesh_tensor import copy_of_tensor
-from shardweave.backends.state.places import places_of, replaced
+from shardweave.backends.state.places import places_of, with_tensors
 from shardweave.backends.state.state import STEP, ShardedState, state_of
 from shardweave.backends.state.whole_state import is_first, whole_state_dicts
 from shardweave.ir.capture.observed.loose_tensors import kept_constants
@@ -181,7 +181,7 @@ def as_plain(model: nn.Module, *, with_hooks: bool) -> Generator[None]:
             plain[id(place.tensor)] = _plain(place.tensor, with_hooks=with_hooks)
     state = model._buffers.pop(STATE, None) if state_of(model) is not None else None
     try:
-        with replaced(places, plain), as_written(model):
+        with with_tensors(places, plain), as_written(model):
             yield
     finally:
         if state is not None:
