@@ -4,9 +4,11 @@ Processes with one core each train a router and gated experts, in float32, with 
 experts spread over all. `sent` is the step of sw.compile, `gathered` the same with tokens gathered.
 `by hand` follows torchtitan's all-to-all dispatcher: each rank sorts its tokens by
 expert, sends counts, then rows by all_to_all_single with uneven splits, takes torch's grouped
-products, and sends rows back. Shown are the loss, the slowest rank's median time, and the bytes
-that rank 0 sends to others by all-to-all. `--rate 250mbit` shapes each process's link in the kernel
-(root, ip and tc). `--quick`: small sizes.
+products, and sends rows back. Shown are the loss, the slowest rank's median time, the bytes that
+rank 0 sends to others by all-to-all, and the FLOPs of its matrix products, as a multiple of those
+of the tokens that are routed to it. `--rate 250mbit` shapes each process's link in the kernel
+(root, ip and tc). `--imbalanced` routes all tokens to the experts of rank 0. `--quick`: small
+sizes.
 """
 
 from __future__ import annotations
@@ -30,6 +32,8 @@ import torch.distributed as dist
 from rank_processes import rows_of_ranks
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 grouped_mm = torch._grouped_mm  # pyright: ignore[reportPrivateImportUsage]
 
@@ -142,8 +146,36 @@ def compiled(model: Experts, x: Tensor, mode: str) -> Callable[[], Tensor]:
     return step
 
 
+def routed_flops(model: Experts, x: Tensor) -> int:
+    """FLOPs of this rank's share of the router, and of the rows that its experts take."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    chosen = model.router(x).topk(model.choices).indices
+    rows = int((chosen * ranks // model.count == rank).sum())
+    router = 2 * 2 * x.shape[0] // ranks * model.router.weight.numel()
+    products = 3 + 3 + 1  # forward, of weights, and of the rows that have gradients
+    return router + products * 2 * rows * model.gate[0].numel()
+
+
+class Flops(TorchDispatchMode):
+    """Counts the FLOPs of matrix products."""
+
+    total = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        count = flop_registry.get(func.overloadpacket)
+        if func is torch.ops.aten._grouped_mm.default:
+            self.total += 2 * args[0].numel() * args[1].shape[-1]
+        elif count is not None:
+            self.total += count(*args, **(kwargs or {}), out_val=out)
+        return out
+
+
 def measure(step: Callable[[], Tensor], rounds: int) -> dict[str, float]:
-    """Median seconds of the slowest rank, bytes that all-to-all sends from here, and the loss."""
+    """Median seconds of the slowest rank, bytes that all-to-all sends from here, FLOPs of products
+    that are counted here, and the loss."""
     sent = 0
     plain = dist.all_to_all_single
 
@@ -160,7 +192,8 @@ def measure(step: Callable[[], Tensor], rounds: int) -> dict[str, float]:
         loss = step().item()
     finally:
         dist.all_to_all_single = plain
-    step()
+    with Flops() as products:
+        step()
     times: list[float] = []
     for _ in range(rounds):
         dist.barrier()
@@ -169,7 +202,10 @@ def measure(step: Callable[[], Tensor], rounds: int) -> dict[str, float]:
         taken = torch.tensor(time.perf_counter() - start_s)
         dist.all_reduce(taken, op=dist.ReduceOp.MAX)
         times.append(taken.item())
-    return {"seconds": statistics.median(times), "sent_bytes": sent, "loss": loss}
+    return {
+        "seconds": statistics.median(times), "sent_bytes": sent, "loss": loss,
+        "flops": products.total,
+    }  # fmt: skip
 
 
 def work(settings: dict[str, Any]) -> None:
@@ -180,12 +216,20 @@ def work(settings: dict[str, Any]) -> None:
     hidden, inner, experts = (settings[key] for key in ("hidden", "inner", "experts"))
     model = Experts(hidden, inner, experts, settings["choices"])
     x = torch.randn(settings["tokens"], hidden)
+    if settings["imbalanced"]:
+        x[:, 0] = 1
+        with torch.no_grad():
+            model.router.weight[: settings["choices"], 0] += 100
+    routed = routed_flops(model, x)
     ways = {
         "by hand": by_hand(model, x),
         "sent": compiled(model, x, "all-to-all"),
         "gathered": compiled(model, x, "gather"),
     }
-    rows = [{"way": name, **measure(step, settings["rounds"])} for name, step in ways.items()]
+    about = {"routed_flops": routed}
+    rows = [
+        {"way": name, **about, **measure(step, settings["rounds"])} for name, step in ways.items()
+    ]
     if dist.get_rank() == 0:
         Path(settings["out"]).write_text(json.dumps(rows))
     dist.barrier()
@@ -198,11 +242,13 @@ def main() -> int:
     parser.add_argument("--rate", default="", help="rate of each link, such as 250mbit")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--json", type=Path, help="add the rows to this file")
+    parser.add_argument("--imbalanced", action="store_true")
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
     size = {"tokens": 2048, "hidden": 512, "inner": 512, "experts": 8, "choices": 2}
     if options.quick:
         size |= {"tokens": 256, "hidden": 64, "inner": 64}
+    size["imbalanced"] = options.imbalanced
     settings = size | {"rounds": 2 if options.quick else options.rounds}
     with shaped_link.shaped_link(options.ranks, options.rate):
         rows = rows_of_ranks(Path(__file__), settings, options.ranks, options.rate, timeout_s=600)
@@ -210,7 +256,8 @@ def main() -> int:
     for row in rows:
         times = f"{row['seconds'] * 1e3:8.1f} ms {row['seconds'] / hand:5.2f}"
         sent = f"{row['sent_bytes'] / 1e6:7.2f} MB  {row['loss']:.6f}"
-        print(f"{options.ranks} ranks {options.rate:8} {row['way']:9} {times}  {sent}")
+        flops = f"{row['flops'] / row['routed_flops']:.3f} of the FLOPs"
+        print(f"{options.ranks} ranks {options.rate:8} {row['way']:9} {times}  {sent}  {flops}")
     if options.json:
         known = json.loads(options.json.read_text()) if options.json.exists() else []
         about = {"ranks": options.ranks, "rate": options.rate} | size

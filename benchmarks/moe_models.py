@@ -10,7 +10,7 @@ share of the rows: all of them divided by the size of the mesh.
 
 torchtitan and transformers are extras of this benchmark. torchtitan's attention, whose gradient
 does not run on CPUs, is written out. `--only` chooses cases by a part of their names, `--on` a
-configuration. Exits 1 unless all are exact.
+configuration; the table in `--json` keeps the rows of all others. Exits 1 unless all are exact.
 """
 
 from __future__ import annotations
@@ -189,6 +189,20 @@ def _text(error: Exception) -> str:
     return f"{type(error).__name__} {place}: {' '.join(str(error).split())}"[:500]
 
 
+def write(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Put rows into the table of a file, in place of those of the same case and configuration."""
+    known = json.loads(path.read_text()) if path.exists() else []
+    table = {(row["case"], row["on"]): row for row in (*known, *rows)}
+    short = [
+        {
+            "case": row["case"], "on": row["on"], "result": row["result"], "why": row["why"],
+            **{name: float(f"{row[name]:.0e}") for name in ("error", "bound") if name in row},
+        }
+        for row in table.values()
+    ]  # fmt: skip
+    path.write_text(json.dumps(short, indent=1) + "\n")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="a part of the names of cases")
@@ -202,8 +216,7 @@ def main() -> int:
             rows.append(row)
             print(f"{name:28} {row['on']:18} {row['result']:9} {row.get('error', 0):.0e} "
                   f"of {row.get('bound', 0):.0e}  {row.get('why', '')}", flush=True)  # fmt: skip
-    if not arguments.only and not arguments.on:
-        arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
+        write(rows, arguments.json)
     return int(any(row["result"] != "exact" for row in rows))
 
 

@@ -110,6 +110,8 @@ def routings(count: int, seed: int, backend: str, ranks: int) -> Iterator[dict[s
     for number, (mesh, choices) in enumerate(cases):
         begin, end = (seed + count * at // len(cases) for at in (number, number + 1))
         seeds = range(begin, end)
+        if not seeds:
+            continue
         mode = MODES[(choices + number) % len(MODES)]
         torch.manual_seed(seed)
         model = Mixture(choices).double()
@@ -186,7 +188,8 @@ def _operand(line: str, lines: list[str], rng: random.Random) -> str:
     if place is None:
         return line
     operands = place[1].split(", ")
-    at = rng.randrange(len(operands))
+    # Other rows in the first place are another program, not another split of the same.
+    at = rng.randrange("row_bounds" not in line and "row_routes" not in line, len(operands))
     above = [made[1] for other in lines[: lines.index(line)] if (made := _RESULT.match(other))]
     operands[at] = rng.choice([*operands, *above])
     return line[: place.start(1)] + ", ".join(operands) + line[place.end(1) :]

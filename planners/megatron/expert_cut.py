@@ -75,7 +75,8 @@ def _experts(linear: LinearMap) -> int:
 
 
 def _is_of_experts(linear: LinearMap) -> bool:
-    return len(shape_of(linear.parameter)) == 3
+    """Whether a map is a matrix product with a parameter of three dims; a convolution is none."""
+    return len(shape_of(linear.parameter)) == 3 and bool(spec_of(linear.op).notation)
 
 
 def _expert_maps(program: Program, axis: str, size: int) -> Iterator[tuple[LinearMap, int]]:

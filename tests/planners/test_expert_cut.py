@@ -8,6 +8,7 @@ from functools import cache
 import pytest
 import torch
 
+import shardweave as sw
 from shardweave.ir.program.program import Program
 from shardweave.passes.pipeline import as_mesh
 from shardweave.planners.lowering.lower import local_program
@@ -109,6 +110,21 @@ def test_an_axis_that_cuts_no_experts_is_idle(spec: str, mesh: str, reason: str)
     (note,) = plan.notes
     assert note.startswith(f"axis 'expert' of the mesh is idle: {reason}")
     assert (plan.parameters, plan.inputs) == ({}, {})
+
+
+class Convolved(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.head = torch.nn.Conv1d(8, 8, 3, groups=8), torch.nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.conv(x).mT).square().mean()
+
+
+def test_channels_of_a_convolution_are_no_experts() -> None:
+    program = sw.capture(Convolved(), (torch.randn(2, 8, 6),))
+    plan = plan_megatron(program, as_mesh("expert=2,tensor=2"))
+    assert not any("expert" in cut for cut in plan.parameters.values())
 
 
 @pytest.mark.parametrize("spec", [EVERY, f"{SLOTS}1"])
