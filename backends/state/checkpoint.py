@@ -108,7 +108,9 @@ def _attach(tensor: DTensor) -> None:
 
 def _runs(held: Sequence[int]) -> tuple[_Run, ...]:
     """Return the runs of consecutive numbers among the indices of a dim that this rank holds."""
-    breaks = [at for at, (one, two) in enumerate(pairwise(held), start=1) if two != one + 1]
+    breaks = [
+        at for at, (before, after) in enumerate(pairwise(held), start=1) if after != before + 1
+    ]
     bounds = pairwise([0, *breaks, len(held)])
     return tuple(_Run(held[start], start, stop - start) for start, stop in bounds if stop > start)
 
